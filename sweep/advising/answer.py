@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweep.advising.question import Goal, Question
-from sweep.advising.ranking import Found, Ranked, Ranking
+from sweep.advising.ranking import Ranked, RankedLayout, Ranking
 from sweep.advising.space import Space, space_of
 from sweep.advising.times import Times
 from sweep.predicting.forecast import Known
@@ -32,7 +32,7 @@ class SizeAnswer:
 class Costed:
     """A layout with its days and device-hours for the goal's tokens."""
 
-    found: Found
+    ranked_layout: RankedLayout
     days: float
     device_hours: float
     slow_days: float
@@ -66,12 +66,12 @@ class Answer:
     goal: GoalAnswer | None
 
     @property
-    def best(self) -> tuple[Found, ...]:
+    def best(self) -> tuple[RankedLayout, ...]:
         """All layouts that the answer names, each once."""
         layouts = [one for size in self.sizes for one in size.ranked.best]
         if self.goal is not None:
             costed = (self.goal.fewest, self.goal.surely, self.goal.cheapest)
-            layouts += [one.found for one in costed if one is not None]
+            layouts += [one.ranked_layout for one in costed if one is not None]
         return tuple({one.experiment.id: one for one in layouts}.values())
 
 
@@ -103,14 +103,14 @@ def answer(question: Question, top: int = TOP, known: Known | None = None) -> An
     )
 
 
-def costed(found: Found, goal: Goal) -> Costed:
+def costed(ranked_layout: RankedLayout, goal: Goal) -> Costed:
     """A layout with its days and device-hours for the goal's tokens."""
-    steps, size = goal.tokens / found.experiment.tokens_per_step, found.experiment.world_size
+    steps, size = goal.tokens / ranked_layout.experiment.tokens_per_step, ranked_layout.experiment.world_size
     return Costed(
-        found=found,
-        days=steps * found.time.step_time_s / DAY_S,
-        device_hours=steps * found.time.step_time_s * size / HOUR_S,
-        slow_days=steps * found.time.high_s / DAY_S,
+        ranked_layout=ranked_layout,
+        days=steps * ranked_layout.time.step_time_s / DAY_S,
+        device_hours=steps * ranked_layout.time.step_time_s * size / HOUR_S,
+        slow_days=steps * ranked_layout.time.high_s / DAY_S,
     )
 
 
@@ -142,7 +142,7 @@ def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
     return GoalAnswer(goal=goal, fewest=fewest, surely=surely, cheapest=cheapest, sizes=sizes)
 
 
-def settling_words(question: Question, best: Sequence[Found]) -> list[str]:
+def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str]:
     """Arguments of ``python -m sweep search``, not quoted, for a search that measures the answer.
 
     The search covers the choices of the best layouts and all their combinations. Raises `InvalidSweep` without a

@@ -50,7 +50,7 @@ def family_of(e: Experiment) -> Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RankedLayout:
     """A layout that fits, with its predictions."""
 
     experiment: Experiment
@@ -67,7 +67,7 @@ class Ranked:
     """The best layouts of one number of devices, fastest first, one per family."""
 
     size: int
-    best: list[Found]
+    best: list[RankedLayout]
     timed: int
     """Number of layouts timed in full."""
     open_bound_s: float | None = None
@@ -79,14 +79,14 @@ class _Search:
     """State of one search."""
 
     top: int
-    kept: dict[Family, Found] = field(default_factory=dict)
+    kept: dict[Family, RankedLayout] = field(default_factory=dict)
     timed: int = 0
     worst_s: float = math.inf
     """Step time that a layout must beat to be among the best."""
 
-    def keep(self, found: Found) -> None:
-        """Keep ``found``, which is faster than the layout kept of its family."""
-        self.kept[family_of(found.experiment)] = found
+    def keep(self, faster: RankedLayout) -> None:
+        """Replace the layout kept of its family by a ``faster`` one."""
+        self.kept[family_of(faster.experiment)] = faster
         if len(self.kept) >= self.top:
             times = (one.time.step_time_s for one in self.kept.values())
             self.worst_s = heapq.nsmallest(self.top, times)[-1]
@@ -281,7 +281,7 @@ class Ranking:
             memory = peak_stage(one)
             time = self.times.near_full(time, memory.peak_bytes)
             if memory.peak_bytes <= self.limit_bytes and (before is None or time.step_time_s < before.time.step_time_s):
-                search.keep(Found(experiment=one, time=time, memory=memory))
+                search.keep(RankedLayout(experiment=one, time=time, memory=memory))
 
     def smallest(self, size: int) -> tuple[Experiment, StageMemory] | None:
         """If nothing fits: the layout with the lowest memory, of those with the lowest bounds; None: there are no

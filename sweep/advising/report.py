@@ -12,7 +12,7 @@ from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
 from sweep.advising.answer import Answer, Costed, GoalAnswer, SizeAnswer, settling_words
 from sweep.advising.question import Question
-from sweep.advising.ranking import Found
+from sweep.advising.ranking import RankedLayout
 from sweep.planning.price import price
 from sweep.planning.summary import layout
 from workloads.costs.shape.flops import flops_per_token
@@ -86,22 +86,22 @@ def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
         )
 
 
-def _add_row(table: Table, answer: Answer, found: Found) -> None:
-    q, time, rate = answer.question, found.time, found.tokens_per_s_per_device
+def _add_row(table: Table, answer: Answer, ranked_layout: RankedLayout) -> None:
+    q, time, rate = answer.question, ranked_layout.time, ranked_layout.tokens_per_s_per_device
     table.add_row(
         f"{rate:,.0f}",
         f"{rate * time.step_time_s / time.high_s:,.0f} to {rate * time.step_time_s / time.low_s:,.0f}",
         f"{time.step_time_s:.3g} s",
         _mfu(q, rate),
-        f"{(found.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
-        escape(layout(found.experiment)),
-        where_time_goes(answer, found),
+        f"{(ranked_layout.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
+        escape(layout(ranked_layout.experiment)),
+        where_time_goes(answer, ranked_layout),
     )
 
 
-def where_time_goes(answer: Answer, found: Found) -> str:
+def where_time_goes(answer: Answer, ranked_layout: RankedLayout) -> str:
     """Shares of a predicted step: first the work, then the losses, largest first."""
-    parts = answer.times.shares(found.experiment)
+    parts = answer.times.shares(ranked_layout.experiment)
     lost = sorted(
         ((parts.fill, "pipeline"), (parts.traffic, "traffic"), (parts.after, "optimizer")), key=lambda one: -one[0]
     )
@@ -145,7 +145,7 @@ def _print_goal(answer: Answer, goal: GoalAnswer, console: Console) -> None:
 
 
 def _costs(answer: Answer, one: Costed) -> list[str]:
-    recommended, price = one.found, answer.question.price
+    recommended, price = one.ranked_layout, answer.question.price
     fast = one.days * recommended.time.low_s / recommended.time.step_time_s
     return [
         f"{recommended.experiment.world_size:,}",

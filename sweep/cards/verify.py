@@ -110,13 +110,13 @@ def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], r
     return all(passed)
 
 
-def print_judgement(found: Judgement) -> None:
-    print(printable(f"{'pass' if found.passed else 'FAIL'}: {found.card.id}"))
-    for line in found.lines:
+def print_judgement(judgement: Judgement) -> None:
+    print(printable(f"{'pass' if judgement.passed else 'FAIL'}: {judgement.card.id}"))
+    for line in judgement.lines:
         print(printable(f"  {line}"))
-    for reason in found.reasons:
-        print(printable(f"  {'why' if not found.passed else 'note'}: {reason}"))
-    if not found.passed and not found.reasons:
+    for reason in judgement.reasons:
+        print(printable(f"  {'why' if not judgement.passed else 'note'}: {reason}"))
+    if not judgement.passed and not judgement.reasons:
         print("  why: no recorded difference, so chance or the node; run it again, or use --bisect GOOD..BAD")
 
 

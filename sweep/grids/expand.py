@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from results.text.numbers import plural
 from sweep.grids.columns import field_of, shape_of
 from sweep.grids.grid import CHECKED_FIELDS, Axis, GridSpec
-from sweep.grids.walk import MISTAKES, TOLD_EVERY, Progress, Values, Walk, silent
+from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -81,7 +81,7 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
     chosen: dict[Experiment, int] = {}
     duplicates = failed = 0
     for done, (position, experiment) in enumerate(points):
-        if not done % TOLD_EVERY:
+        if not done % PROGRESS_EVERY:
             progress("points checked", done, len(combinations))
         if (place := _failed_condition(grid, experiment)) is not None:
             dropped[place] += 1

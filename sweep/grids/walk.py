@@ -25,11 +25,11 @@ from workloads.spec.expressions import Expression, namespace, source_of
 
 MAX_POINTS = 5_000_000
 """A grid with more combinations than this after its filters is refused: its experiments would not fit in memory."""
-TOLD_EVERY = 2_000
+PROGRESS_EVERY = 2_000
 """Number of combinations, or points, between two progress reports."""
 MISTAKES = (TypeError, ZeroDivisionError, OverflowError)
 """Exceptions that evaluating a wrong expression may raise."""
-_TOLD_EVERY_S = 0.2
+_PROGRESS_EVERY_S = 0.2
 _HINT_LIMIT_S = 1.0
 """Longest search for a world size that works, for the message about one that does not."""
 
@@ -65,8 +65,8 @@ class Walk:
     name, then by world size."""
     filtered: dict[str, list[int]] = field(default_factory=dict)
     """Number of combinations that each condition ended, in a list of one number."""
-    found: list[Values] = field(default_factory=list)
-    next_told: float = 0.0
+    combinations: list[Values] = field(default_factory=list)
+    next_report: float = 0.0
     """Time of the next progress report, on the monotonic clock."""
     sought_size: int | None = None
     """If given, the walk only checks whether this world size has a point, and raises `_Found` at the first one."""
@@ -90,7 +90,7 @@ class Walk:
             if place is None:
                 raise
             raise InvalidSweep(f"grid {grid.name}: {place}: {error}") from None
-        return self.found
+        return self.combinations
 
     def dropped(self) -> Counter[str]:
         """Number of combinations that each derived value and each condition has ended."""
@@ -101,9 +101,9 @@ class Walk:
 
     def tell(self) -> None:
         """Report how many combinations are done, if a report is due."""
-        if time.monotonic() >= self.next_told:
-            self.next_told = time.monotonic() + _TOLD_EVERY_S
-            self.progress("combinations", len(self.found) + sum(self.dropped().values()), self.total)
+        if time.monotonic() >= self.next_report:
+            self.next_report = time.monotonic() + _PROGRESS_EVERY_S
+            self.progress("combinations", len(self.combinations) + sum(self.dropped().values()), self.total)
 
     def refuse_too_many(self) -> None:
         raise InvalidSweep(f"grid {self.grid.name}: more than {MAX_POINTS:,} points; narrow its axes")
@@ -150,7 +150,7 @@ class Walk:
         if "world_size" not in self.kept:
             return
         column = self.kept.index("world_size")
-        alive = {values[column] for values in self.found}
+        alive = {values[column] for values in self.combinations}
         for size in sorted(self.sizes_seen - alive):
             cut = {name: by_size[size] for name, by_size in self.not_whole.items() if by_size.get(size)}
             # A size that only the filters rule out was excluded by the user on purpose.
@@ -186,7 +186,7 @@ class _Source:
     def __init__(self, walk: Walk, steps: Sequence[tuple[str, str, Any]]) -> None:
         self.lines = ["def walk():"]
         self.values: dict[str, Any] = {
-            "found": walk.found,
+            "combinations": walk.combinations,
             "sizes_seen": walk.sizes_seen,
             "tell": walk.tell,
             "refuse_too_many": walk.refuse_too_many,
@@ -243,7 +243,7 @@ class _Source:
             self.values[f"rows{number}"] = rows
             self._add(f"for {target} in rows{number}:")
             self._indent, self._loops, self._leave = self._indent + 1, self._loops + 1, "continue"
-            if weight >= TOLD_EVERY and self._walk.sought_size is None:
+            if weight >= PROGRESS_EVERY and self._walk.sought_size is None:
                 self._add("tell()")
         if "world_size" in names:
             self._see_size()
@@ -282,8 +282,8 @@ class _Source:
         if (sought := self._walk.sought_size) is not None and "world_size" in kept:
             self._add(f"if {_variable('world_size')} == {sought!r}:")
             self._add("found_sought()", 1)
-        self._add(f"found.append(({', '.join(map(_variable, kept))},))")
-        self._add(f"if len(found) > {MAX_POINTS}:")
+        self._add(f"combinations.append(({', '.join(map(_variable, kept))},))")
+        self._add(f"if len(combinations) > {MAX_POINTS}:")
         self._add("refuse_too_many()", 1)
 
 

@@ -114,15 +114,15 @@ def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     )
 
 
-def _headline(found: _Attempt) -> str:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at)) if found.started_at else "?"
-    nodes = found.about.get("nodes") or []
+def _headline(attempt: _Attempt) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.started_at)) if attempt.started_at else "?"
+    nodes = attempt.about.get("nodes") or []
     on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
-    record = found.record
+    record = attempt.record
     if record is None:
-        return f"{found.folder.name}: not ended, started {started}{on}"
+        return f"{attempt.folder.name}: not ended, started {started}{on}"
     what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
-    return f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
+    return f"{attempt.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
 
 
 def _rank_logs(folder: Path) -> dict[int, Path]:
@@ -141,17 +141,17 @@ def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
     return order[:_RANKS]
 
 
-def _pilot_logs(found: _Attempt) -> list[Path]:
+def _pilot_logs(attempt: _Attempt) -> list[Path]:
     """The log of the attempt's pilot. Under Slurm this is the log of the job's first node."""
-    pilot_id = found.record.pilot_id if found.record is not None else found.about.get("pilot_id")
+    pilot_id = attempt.record.pilot_id if attempt.record is not None else attempt.about.get("pilot_id")
     if not isinstance(pilot_id, str) or "/" in pilot_id:
         return []
     token = token_of_pilot(pilot_id)
     if token is None:
-        path = pilot_state.log_path(found.sweep, pilot_id)
+        path = pilot_state.log_path(attempt.sweep, pilot_id)
         return [path] if path.is_file() else []
-    state = pilot_state.read_state(found.sweep, pilot_id)
-    folder = log_dir(found.sweep.path, token)
+    state = pilot_state.read_state(attempt.sweep, pilot_id)
+    folder = log_dir(attempt.sweep.path, token)
     if state is None or state.job is None or not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.startswith(f"{state.job}_"))[:1]

@@ -35,7 +35,7 @@ from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment, layout_id
 from workloads.spec.expressions import Expression
 
-_TOLD_EVERY = 500
+_PROGRESS_EVERY = 500
 """Number of points between two progress reports."""
 
 
@@ -129,7 +129,7 @@ def make_plan(
     forecast = Forecast.of(config.cluster, known, (layout_id(one) for one in possible) if known else ())
     times = iter(forecast.times(possible))
     for done, one in enumerate(checked):
-        if not done % _TOLD_EVERY:
+        if not done % _PROGRESS_EVERY:
             progress("points predicted", done, count)
         planned_point = one.planned
         if not one.structural:

@@ -39,7 +39,7 @@ LEAST_OF_ANOTHER = 5
 """Least number of measured experiments of another engine for its predictions: the model was made for this engine."""
 
 
-class Ran(NamedTuple):
+class MeasuredLayout(NamedTuple):
     """A layout that ran, with its measured step time."""
 
     experiment: Experiment
@@ -52,7 +52,7 @@ class Ran(NamedTuple):
 class Known:
     """Measurements on a cluster that a plan may use."""
 
-    steps: Mapping[str, Ran] = field(default_factory=dict)
+    steps: Mapping[str, MeasuredLayout] = field(default_factory=dict)
     """Layouts that ran there, by `layout_id`, newest first."""
     probe: Mapping[str, float] = field(default_factory=dict)
     """Rates and factors as `workloads.predict.probed.probed` returns them; empty: no probe, or a probe without usable
@@ -80,7 +80,7 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     return dataclasses.replace(known, probe=rates, probe_day=f"{probe.measured_at:%Y-%m-%d}" if rates else "")
 
 
-def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
+def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
     """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
 
     Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
@@ -96,9 +96,9 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
         if not layout_violations(experiment):
             launch_s = row["host_launch_s"] or 0
             runs.append((experiment, row["step_time_s"], launch_s if 0 < launch_s < math.inf else None))
-    runs_by_layout: dict[str, list[Ran]] = {}
+    runs_by_layout: dict[str, list[MeasuredLayout]] = {}
     for experiment, seconds, launch in runs:
-        ran = Ran(experiment, seconds, None if launch is None else launch / LAUNCH_S)
+        ran = MeasuredLayout(experiment, seconds, None if launch is None else launch / LAUNCH_S)
         runs_by_layout.setdefault(layout_id(experiment), []).append(ran)
     return {
         name: every[0]._replace(
@@ -256,9 +256,11 @@ def _scaled(
     return middle, middle * np.exp(-wide), middle * np.exp(wide)
 
 
-def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[str, int]) -> dict[str, list[Ran]]:
+def _rows(
+    cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[str, int]
+) -> dict[str, list[MeasuredLayout]]:
     """The newest rows to fit on by engine, at most ``room`` of each; another engine with too few rows is left out."""
-    rows_by_engine: dict[str, list[Ran]] = {}
+    rows_by_engine: dict[str, list[MeasuredLayout]] = {}
     for name, ran in known.steps.items():
         if name not in without and layouts.is_predicted(ran.experiment, cluster):
             rows = rows_by_engine.setdefault(ran.experiment.engine, [])
@@ -274,17 +276,17 @@ def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[s
 _OF_HOSTS = ("launch", "pace")
 
 
-def _usual_host(rows: Sequence[Ran]) -> dict[str, float]:
+def _usual_host(rows: Sequence[MeasuredLayout]) -> dict[str, float]:
     return {"launch": statistics.median(map(_launch, rows))} if rows else {}
 
 
-def _launch(ran: Ran) -> float:
+def _launch(ran: MeasuredLayout) -> float:
     """Relative launch time of a row; 1, a usual host, if the row does not record it."""
     return 1.0 if ran.launch is None else ran.launch
 
 
 def _measured(
-    rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
+    rows: Mapping[str, list[MeasuredLayout]], cluster: ClusterSpec, rates: Mapping[str, float]
 ) -> tuple[list[Measured], dict[str, int], int]:
     """Training rows of one cluster, divided by their structure factors.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sweep.searching.recorded import Recorded
-from sweep.searching.replay import CellResult, Ran
+from sweep.searching.replay import CellReplay, CellResult
 from sweep.searching.space import Ints
 
 Order = Callable[[int], Ints]
@@ -30,7 +30,7 @@ def in_order(
     """
     results = []
     for cell in recorded.space.cells:
-        ran, since = Ran(recorded, cell, slow), 0
+        ran, since = CellReplay(recorded, cell, slow), 0
         for one in order(cell)[:most]:
             before = ran.fastest
             ran.run(int(one))
@@ -72,7 +72,7 @@ def by_hand(recorded: Recorded, slow: float | None = None) -> list[CellResult]:
 def _by_hand(recorded: Recorded, cell: int, slow: float | None) -> CellResult:
     candidates, points = recorded.space.of(cell), recorded.points
     axes = np.stack([getattr(points, name)[candidates] for name in HAND_AXES], axis=1)
-    ran, tried = Ran(recorded, cell, slow), set[int]()
+    ran, tried = CellReplay(recorded, cell, slow), set[int]()
 
     def run(row: int) -> None:
         if row not in tried:

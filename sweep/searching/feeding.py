@@ -69,12 +69,12 @@ class Feeder:
         except OSError:
             self._ended = before  # the file system fails for now: try again at the next call
             return ""
-        return self.told(look) if look.added else ""
+        return self.message(look) if look.added else ""
 
     def _count(self) -> tuple[int, int]:
         return len(entry_names(self._sweep.history)), len(entry_names(self._sweep.done))
 
-    def told(self, look: Look) -> str:
+    def message(self, look: Look) -> str:
         """One line on the points added."""
         cells = sorted({one.cell for one in look.chosen})
         line = f"search: {plural(look.added, 'point')} of {plural(len(cells), 'model and size', 'models and sizes')}"

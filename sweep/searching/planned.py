@@ -43,7 +43,7 @@ _FREES_MEMORY = ("micro_batch_size", "zero_stage", "recompute", "recompute_every
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownRow:
     """A row of another sweep on this cluster, for a layout of the plan."""
 
     experiment: Experiment
@@ -64,7 +64,7 @@ class PlannedSpace:
     """Experiment ids of the candidates."""
     names: Mapping[int, str]
     """Names of the cells that are searched."""
-    known: tuple[Known, ...]
+    known: tuple[KnownRow, ...]
     blind: Flags
     """Candidates whose time was not predicted."""
 
@@ -81,7 +81,7 @@ def cell_of(experiment: Experiment) -> tuple[Any, ...]:
     return e.model.name, routing, e.world_size, e.seq_len, e.global_batch_size
 
 
-def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
+def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
     """All layouts of the plan that can run, each once.
 
     Layouts without a predicted time are assumed equally fast, with a wide spread; the first run sets their time
@@ -168,7 +168,7 @@ def _features(experiments: Sequence[Experiment]) -> Floats:
     return np.stack(columns, axis=1).astype(float)
 
 
-def known_rows(plan: Plan, most: int = 400) -> list[Known]:
+def known_rows(plan: Plan, most: int = 400) -> list[KnownRow]:
     """The newest rows of the plan's layouts from other sweeps of the results folder, on this cluster with the plan's
     engine.
 
@@ -194,7 +194,7 @@ def known_rows(plan: Plan, most: int = 400) -> list[Known]:
         experiment = _experiment(row["config_json"])
         time = times.get(layout_id(experiment)) if experiment is not None else None
         if experiment is not None and time is not None:
-            rows.append(Known(experiment, float(row["step_time_s"]), time))
+            rows.append(KnownRow(experiment, float(row["step_time_s"]), time))
     return rows[-most:]
 
 

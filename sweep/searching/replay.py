@@ -45,7 +45,7 @@ class CellResult:
 
 
 @dataclass(slots=True)
-class Ran:
+class CellReplay:
     """Replayed runs of one cell, with added noise."""
 
     recorded: Recorded
@@ -111,7 +111,7 @@ def replay(
     session = Session(space, settings)
     results = []
     for cell in sorted(space.cells, key=lambda cell: (float(space.gpus[space.of(cell)][0]), cell)):
-        ran = Ran(recorded, cell, slow=settings.slow, noise=noise, random=random)
+        ran = CellReplay(recorded, cell, slow=settings.slow, noise=noise, random=random)
         decisions = _search_cell(recorded, session, cell, ran)
         for one in to_repeat(space, session.seen, cell) * repeats:
             ran.run(one)
@@ -119,7 +119,7 @@ def replay(
     return results
 
 
-def _search_cell(recorded: Recorded, session: Session, cell: int, ran: Ran) -> list[tuple[float, bool]]:
+def _search_cell(recorded: Recorded, session: Session, cell: int, ran: CellReplay) -> list[tuple[float, bool]]:
     """Runs a batch at a time until the session ends the cell; each finished run is followed by another.
 
     Returns, for every decision, the estimated probability of a better layout and whether there was one.

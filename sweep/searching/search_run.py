@@ -48,7 +48,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchOutcome:
     """Result of a search."""
 
     round: Round
@@ -82,7 +82,7 @@ def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: 
 
 # The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Found:
+def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> SearchOutcome:
     """Launch until every cell is done, the budget is spent, or the user interrupts.
 
     ``launch`` runs the waiting points of the queue and calls the feed to add more.
@@ -105,19 +105,19 @@ def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Fo
             return _found(search, look.round, summary, over_budget=False)
         before = attempts
         if look.added:
-            say(feeder.told(look))
+            say(feeder.message(look))
         summary = launch(queued, feeder.feed)
 
 
-def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> Found:
+def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
     """Result at the end. Candidates that were chosen, but wait or exceed the budget, count as not tried."""
     state = now.session.seen.state
     state[state == RUNNING] = UNTRIED
     probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
-    return Found(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
+    return SearchOutcome(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
 
 
-def print_search(search: Search, result: Found, console: Console) -> None:
+def print_search(search: Search, result: SearchOutcome, console: Console) -> None:
     """Print for every model and size: the fastest layouts, the probability of a better one, and the cost so far."""
     now, within = result.round, search.prepared.plan.config.search.within
     for cell, name in search.planned.names.items():
@@ -145,7 +145,7 @@ def _unit(search: Search) -> str:
     return f"{device_noun(search.prepared.plan.config.cluster.backend)}-hours"
 
 
-def _cell_line(search: Search, result: Found, cell: int, name: str) -> str:
+def _cell_line(search: Search, result: SearchOutcome, cell: int, name: str) -> str:
     now, settings = result.round, search.prepared.plan.config.search
     candidates = search.planned.space.of(cell)
     states = Counter(int(one) for one in now.session.seen.state[candidates])

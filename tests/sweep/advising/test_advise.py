@@ -120,7 +120,7 @@ def test_the_fewest_devices_and_the_least_money() -> None:
     found = asked(*words)
     goal = found.goal
     assert goal is not None and goal.fewest is not None and goal.cheapest is not None
-    fewest = goal.fewest.found.experiment.world_size
+    fewest = goal.fewest.ranked_layout.experiment.world_size
     assert goal.fewest.days <= 16
     by_size = {one.ranked.size: one.ranked.best[0] for one in asked(*words[:2], words[2], *SMALL).sizes}
     steps = 1e11 / found.question.tokens_per_step

@@ -318,7 +318,7 @@ def test_the_message_of_an_impossible_size_names_every_derived_value_that_rules_
 
 
 def test_a_long_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "_TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(walk, "_PROGRESS_EVERY_S", 0.0)
     told: list[tuple[str, int, int]] = []
     axes = {"model": "small", "global_batch_size": 64, "tp": [1, 2], "pp": [1, 2], "seed": list(range(3000))}
     spec = grid_from_dict("g", {"axes": axes, "where": {"few": "seed < 2"}})

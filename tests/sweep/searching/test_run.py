@@ -20,7 +20,7 @@ from results.tables.store import read_attempts, write_attempt
 from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.running.run import Queued
-from sweep.searching.search_run import Found, Search, prepare_search, print_search, run_search
+from sweep.searching.search_run import Search, SearchOutcome, prepare_search, print_search, run_search
 from workloads.spec.experiment import Experiment, layout_id
 from workloads.spec.record import config_columns
 
@@ -77,7 +77,7 @@ def searched(tmp_path: Path, *words: str, name: str = "s") -> Search:
     return prepare_search([*NEEDED, f"results_dir={tmp_path}", f"name={name}", *words], ConfFolders(), ())
 
 
-def said(search: Search, found: Found) -> str:
+def said(search: Search, found: SearchOutcome) -> str:
     text = io.StringIO()
     print_search(search, found, Console(file=text, width=400))
     return text.getvalue()
