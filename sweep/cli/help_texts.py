@@ -12,9 +12,9 @@ examples:
   python -m sweep run +grid=playbook launcher=slurm launcher.partition=main --detach
 """
 OVERRIDES = """\
-overrides (Hydra's grammar; in zsh, quote those with brackets):
+overrides (Hydra's grammar; in zsh, quote overrides with brackets):
   +grid=NAME, +grid=[A,B]      which grids (files in sweep/conf/grid, or --conf DIR/grid)
-  model=NAME, model=[A,B]      models, instead of the grids' own
+  model=NAME, model=[A,B]      models, instead of those in the grids
   cluster=NAME                 the cluster to run on, instead of the cluster that the grid names
   launcher=local|slurm|rehearse
                                local: on this machine's devices; slurm: in Slurm allocations (the default on a

@@ -198,15 +198,17 @@ def _verify() -> Parser:
         "--bisect", metavar="GOOD..BAD", help="find the first commit between these two that fails the card"
     )
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
-    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own model/ ...")
+    parser.add_argument(
+        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
+    )
     return parser
 
 
 def _grade() -> Parser:
     parser = _parser(
         "grade",
-        "Compare every prediction with every measurement: errors, ranking, interval coverage and out-of-memory\n"
-        "verdicts, by depth of prediction and by axis.",
+        "Compare every prediction with every measurement. Prints errors, ranking, interval coverage and\n"
+        "out-of-memory verdicts, by depth of prediction and by axis.",
     )
     parser.add_argument(
         "path", type=path, nargs="?", default=_RESULTS, help="folder of sweeps, or one sweep (default: results)"
@@ -272,15 +274,17 @@ def _parity() -> Parser:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="CPU processes or GPUs (default: GPUs if there are any)"
     )
-    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own model/ ...")
+    parser.add_argument(
+        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
+    )
     return parser
 
 
 def _probe() -> Parser:
     parser = _parser(
         "probe",
-        "Measure the speed of this node's devices and links, in minutes, and store it for later plans of its cluster.\n"
-        "With launcher=slurm it measures nodes of the cluster through Slurm, as a sweep would run.",
+        "Measure the speed of this node's devices and links, in minutes, for later plans of its cluster. With\n"
+        "launcher=slurm it measures nodes of the cluster through Slurm, as a sweep would run.",
         PROBE_EXAMPLES,
     )
     parser.add_argument(
@@ -292,7 +296,9 @@ def _probe() -> Parser:
     )
     parser.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes to measure at once (default: 1)")
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
-    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own cluster/ ...")
+    parser.add_argument(
+        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own cluster/ files"
+    )
     return parser
 
 
@@ -323,16 +329,18 @@ def _search() -> Parser:
 def _advise() -> Parser:
     parser = _parser(
         "advise",
-        "Recommend the layout that trains a model fastest on a number of GPUs, of all that fit; or the fewest GPUs\n"
-        "and the least money to train a number of tokens in a number of days. Nothing runs: all numbers are\n"
-        "predictions, with 90 % intervals, and a command that would measure them.",
+        "Recommend the layouts that train a model fastest on a number of GPUs, of all that fit. Or, with tokens and\n"
+        "days, the fewest GPUs and the least money to train so many tokens in time. Nothing runs: all numbers are\n"
+        "predictions with 90 % intervals. The command that would measure the best layouts is printed, too.",
         f"{ADVISE_EXAMPLES}\n{ADVISE_OVERRIDES}",
     )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="see below")
     parser.add_argument(
         "--top", type=_positive, default=5, metavar="N", help="layouts shown for each number of GPUs (default: 5)"
     )
-    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own model/ ...")
+    parser.add_argument(
+        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
+    )
     return parser
 
 
@@ -386,7 +394,7 @@ def _sweep_parser(command: str, description: str, epilog: str = OVERRIDES) -> Pa
         default=[],
         type=path,
         metavar="DIR",
-        help="folder with your own grid/, model/ ...",
+        help="folder with your own grid/, model/, cluster/ ... files",
     )
     return parser
 

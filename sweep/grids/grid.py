@@ -148,13 +148,13 @@ def _check_names(grid: GridSpec, conditions: Mapping[str, Expression]) -> None:
             raise InvalidSweep(f"{label}: {place} uses {name!r}, which {_missing(name, usable, grid_names)}")
 
 
-def _missing(name: str, usable: set[str], own: set[str]) -> str:
+def _missing(name: str, usable: set[str], grid_names: set[str]) -> str:
     """The end of the message about a name that an expression cannot use."""
     # in a derived value, such a name is known only when the point is complete
     if name in POINT_FIELDS | CHECKED_FIELDS:
-        return f"is no axis; add it to axes, or derive it; known: {', '.join(sorted(own))}"
+        return f"is no axis; add it to axes, or derive it; known: {', '.join(sorted(grid_names))}"
     close = did_you_mean(name, usable)
-    return f"is no axis{close or ';'} known: {', '.join(sorted(own | set(PREDICTED) & usable))}"
+    return f"is no axis{close or ';'} known: {', '.join(sorted(grid_names | set(PREDICTED) & usable))}"
 
 
 def _mapping(label: str, fields: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:

@@ -135,8 +135,8 @@ def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab:
     )
 
 
-def _precision(said: str, n: Mapping[str, int]) -> str:
+def _precision(word: str, n: Mapping[str, int]) -> str:
     if n["fp8"]:
-        scale = next((name for name in _SCALES if name.removesuffix("wise") in said), "tensorwise")
+        scale = next((name for name in _SCALES if name.removesuffix("wise") in word), "tensorwise")
         return f"fp8_{scale}"
     return "fp16" if n["fp16"] else "bf16"

@@ -126,15 +126,15 @@ def _measured_rows(calibration: pd.DataFrame) -> pd.DataFrame:
     return measured_attempts(calibration) if is_attempts(calibration) else calibration
 
 
-def _unknown(own: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
+def _unknown(attempts: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
     """Reasons why complete rows of attempts are not predicted, by row index.
 
     No column describes experts, and another engine is predicted only after a fit to rows of that engine.
     """
     fitted = {name for name in profiles if name in predictor.time}
     reasons = {}
-    routed = has_experts(own).tolist()
-    for row, engine in enumerate(own["engine"].fillna(ENGINE)):
+    routed = has_experts(attempts).tolist()
+    for row, engine in enumerate(attempts["engine"].fillna(ENGINE)):
         if routed[row]:
             reasons[row] = "models with routed experts cannot be predicted from a table"
         elif engine != ENGINE and find_profile(engine, profiles.values(), profiles[GENERAL]).name not in fitted:
