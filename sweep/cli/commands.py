@@ -145,7 +145,7 @@ def _cancel(options: Namespace) -> int:
 
     count = cancel(SweepDir.open(options.path))
     if count:
-        print(f"{plural(count, 'pilot')} cancelled; unfinished points stay in the queue, `run` resumes them")
+        print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` resumes it")
     else:
         print("nothing to cancel: Slurm has no pilot of this sweep (to stop a local run, press Ctrl-C there)")
     return 0

@@ -82,7 +82,7 @@ def hostile_environment(place: Place) -> TableRow:
     _detach(sweep)
     assert _jobs(sweep) == first, "pilots were submitted a second time"
     said = sweep.tell("cancel")
-    assert said.returncode == 0 and "cancelled; unfinished points stay in the queue" in said.stdout, said
+    assert said.returncode == 0 and "cancelled; what they ran waits again" in said.stdout, said
     assert not _jobs(sweep), "jobs run on after a cancel"
     sweep.start()
     sweep.finish()

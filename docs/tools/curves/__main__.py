@@ -75,7 +75,7 @@ def chosen(only: Sequence[str] | None) -> list[Run]:
 
 
 def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list[dict[str, Any]]:
-    """Train on processes of this machine. Returns rows of `docs.tools.curves.curve_table`.
+    """Train on processes of this machine; the rows of `docs.tools.curves.curve_table`.
 
     Raises `workloads.measuring.processes.RankFailed` if a rank fails.
     """
