@@ -200,7 +200,7 @@ def test_runs_are_chosen_by_parts_of_their_names() -> None:
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "curves.parquet")]
     for words, message in (
-        ([*out, "--only", "ep 3"], "error: --only 'ep 3': no run is called so; there are bytes fp32 one rank;"),
+        ([*out, "--only", "ep 3"], "error: --only 'ep 3': no run has this in its name; runs: bytes fp32 one rank;"),
         ([*out, "--steps", "0"], "error: recipe: steps=0 must be a whole number of at least 1"),
         ([*out, "--jobs", "0"], "error: --jobs=0 must be a whole number of at least 1"),
         ([], "error: the following arguments are required: --out"),

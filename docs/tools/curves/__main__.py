@@ -1,4 +1,4 @@
-"""``python -m docs.tools.curves --out FILE``: trains small models on a real text and holds their curves to the
+"""``python -m docs.tools.curves --out FILE``: trains small models on a real text and checks their curves against
 bands."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 1 when a run failed or left its band; 2 after a user's mistake."""
+    """Returns 0, or 1 if a run failed or left its band; 2 after a user's mistake."""
     try:
         options = _parser().parse_args(argv)
         whole_number("--jobs", options.jobs, 1, error=InvalidExperiment)
@@ -39,15 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         rows: list[dict[str, Any]] = []
         failed = 0
-        for found in _results(runs, recipe, options.device, options.jobs):
-            if isinstance(found, UltrasweepError):
+        for outcome in _results(runs, recipe, options.device, options.jobs):
+            if isinstance(outcome, UltrasweepError):
                 failed += 1
-                print(f"error: {' '.join(str(found).split())}", file=sys.stderr, flush=True)
+                print(f"error: {' '.join(str(outcome).split())}", file=sys.stderr, flush=True)
                 continue
-            rows += found
+            rows += outcome
             place = {run.name: number for number, run in enumerate(runs)}
             rows.sort(key=lambda row: (place[row["run"]], row["step"]))
-            write_curves(options.out, rows)  # after every run: it may be the last one that there is time for
+            write_curves(options.out, rows)  # write after every run: it may be the last one that there is time for
         if rows:
             print(options.out)
         apart, fallen = distances(rows), collapsed(rows)
@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def chosen(only: Sequence[str] | None) -> list[Run]:
-    """The runs whose name has one of the texts in it; all of them for None."""
+    """The runs whose name contains one of the texts; None: all runs."""
     runs = all_runs()
     for text in only or ():
         if not any(text in run.name for run in runs):
             raise InvalidExperiment(
-                f"--only {text!r}: no run is called so; there are {'; '.join(r.name for r in runs)}"
+                f"--only {text!r}: no run has this in its name; runs: {'; '.join(r.name for r in runs)}"
             )
     return [run for run in runs if only is None or any(text in run.name for text in only)]
 
@@ -77,9 +77,9 @@ def chosen(only: Sequence[str] | None) -> list[Run]:
 def train_run(run: Run, recipe: TrainingRecipe, device: str, first_gpu: int = 0) -> list[dict[str, Any]]:
     """Train on processes of this machine; the rows of `docs.tools.curves.curve_table`.
 
-    Raises `workloads.measuring.processes.RankFailed` where a rank fails.
+    Raises `workloads.measuring.processes.RankFailed` if a rank fails.
     """
-    from docs.tools.curves.train import train_curve  # this alone needs torch
+    from docs.tools.curves.train import train_curve  # only this import needs torch
 
     e = run.experiment
     work = partial(train_curve, experiment=e, recipe=recipe, device=device)
@@ -100,7 +100,7 @@ def train_run(run: Run, recipe: TrainingRecipe, device: str, first_gpu: int = 0)
 def _results(
     runs: Sequence[Run], recipe: TrainingRecipe, device: str, jobs: int
 ) -> Iterator[list[dict[str, Any]] | UltrasweepError]:
-    """The rows of each run, or why it has none, as they end."""
+    """Yields the rows of each run, or its error, as the runs end."""
     with ThreadPoolExecutor(jobs) as pool:
         futures, first_gpu = [], 0
         for run in runs:
