@@ -1,4 +1,5 @@
-"""Rows of other sweeps that answer points of a plan (``plan.reuse=true``): its ledger names attempt and sweep."""
+"""Rows of other sweeps that answer points of a plan (``plan.reuse=true``); the plan's ledger names attempt and
+sweep."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from results.text.numbers import listed, plural
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What `from_other_sweeps` found. A line in ``found`` or ``missing`` for each other sweep."""
+    """Result of `from_other_sweeps`. ``found`` and ``missing`` have one line for each other sweep."""
 
     rows: pa.Table | None
-    """Attempts with the columns of their own files; None where there are none."""
+    """Attempts with the columns of their own files; None if there are none."""
     folders: tuple[Path, ...]
     found: tuple[str, ...]
     missing: tuple[str, ...]
 
 
 def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Sequence[Path]) -> Answers:
-    """The attempts that ``ledger`` names as answers and that are not among ``attempts``, the rows of ``folders``.
+    """Attempts that ``ledger`` names as answers and that are not among ``attempts``, the rows of ``folders``.
 
-    Their sweeps are looked for beside the folders.
+    The other sweeps are searched for in and below the parents of ``folders``.
     """
     cached = ledger[(ledger["verdict"] == "cached") & ledger["cached_attempt"].notna() & ledger["cached_sweep"].notna()]
     wanted = cached[~cached["cached_attempt"].isin(attempts["attempt_id"])]
@@ -53,7 +54,7 @@ def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Seq
 
 
 def _beside(name: str, folders: Sequence[Path]) -> Path | None:
-    """The sweep of this name in the folder that holds one of ``folders``, or below it."""
+    """The sweep of this name in the parent of one of ``folders``, or below it; None if there is none."""
     for parent in dict.fromkeys(folder.resolve().parent for folder in folders):
         if (parent / name / files.MARKER).is_file():
             return parent / name
