@@ -1,4 +1,4 @@
-"""The page's first sentences on a part of the results, and how far to trust it: computed from the rows, or absent."""
+"""The page's first sentences on a part of the results, and on how far to trust it; each is computed from the rows."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.text.numbers import format_percent, listed, plural
 
 _CLOSE = 0.05
-"""A prediction of step times is good when the middle of the sizes of its errors is below this."""
+"""Largest median error of step times for which their prediction counts as good."""
 
 
 def of_part(part: Cohort) -> list[Said]:
-    """What holds over the whole part: which layouts win, what the choice is worth, how many winners are ties."""
-    found = answer.of_every_cell(part.frame)
-    won = [one for one in found if one.best is not None]
-    # Times that were not measured do not say which kind of parallelism wins.
+    """Sentences on the whole part: which layouts win, how much the choice matters, how many winners are ties."""
+    answers = answer.of_every_cell(part.frame)
+    won = [one for one in answers if one.best is not None]
+    # Times that were not measured cannot say which kind of parallelism wins.
     layouts = _layouts(part.frame, won) if set(part.frame["method"]) == {"measured"} else None
-    sentences = [layouts, _worth(part.frame, won), _ties(part.frame, found, won)]
-    return [said for said in sentences if said is not None]
+    sentences = [layouts, _worth(part.frame, won), _ties(part.frame, answers, won)]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
-    """From how many devices on every winner uses tensor parallelism, or else what the winners use. One device leaves no
-    choice of it."""
+    """The number of devices from which every winner uses tensor parallelism, or else the kinds of parallelism of the
+    winners. Sizes of one device are left out because they allow no parallelism."""
     if len(won) == 1:
         [only] = [one.best for one in won if one.best is not None]
         return Said(f"One model and size has a fastest layout: {only['layout']}", ".")
-    found, won = won, [one for one in won if one.query.world_size > 1]
+    all_won, won = won, [one for one in won if one.query.world_size > 1]
     if not won:
         return None
     noun = labels.device_noun(frame)
@@ -55,7 +55,7 @@ def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
     kinds = f"; {listed(used)} parallelism" if used else ""
     few = "None" if not alone else str(len(alone))
     verb = "is" if len(alone) == 1 else "are"
-    where = f" on several {noun}" if any(one.query.world_size == 1 for one in found) else ""
+    where = f" on several {noun}" if any(one.query.world_size == 1 for one in all_won) else ""
     return Said(f"{few} of {len(won)} fastest layouts{where} {verb} data parallelism alone", f"{kinds}.")
 
 
@@ -82,7 +82,7 @@ def _worth(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
     low, high = min(ratios), max(ratios)
     noun = labels.device_noun(frame)
     first = f"The choice is worth {_span(ratios[low])} on {labels.devices(low, noun)}"
-    rest = ": that is how much faster the best finished layout is than the median one"
+    rest = ": the best finished layout is that much faster than the median one"
     return Said(first if low == high else f"{first} and {_span(ratios[high])} on {high}", f"{rest}.")
 
 
@@ -94,7 +94,7 @@ def _span(values: list[float]) -> str:
 
 
 def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answer]) -> Said | None:
-    """How many winners are ties, and what became of the points."""
+    """How many winners are ties, and the outcomes of the points."""
     points, oom = sum(one.points for one in found), sum(one.out_of_memory for one in found)
     failed = sum(one.failed for one in found)
     ended = [f"{points - oom - failed:,} finished"]
@@ -107,10 +107,10 @@ def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answ
     close = sum(len(one.ties) > 1 for one in two)
     untimed = sum(one.untimed for one in two)
     why = (
-        "the runner-up is within 5 %, and how far the steps of a run lie apart is not known"
+        "the runner-up is within 5 %, and the spread of steps within a run is not known"
         if untimed == len(two)
-        else "noise may have put the others behind"
-        + (f" (5 % is taken where it is not known: {untimed})" if untimed else "")
+        else "the others may be slower only by noise"
+        + (f" (5 % is assumed where noise is not known: {untimed})" if untimed else "")
     )
     if len(two) == 1:
         only = f"The winner of the one model and size with a runner-up is {'a tie' if close else 'no tie'}"
@@ -123,7 +123,7 @@ def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answ
 
 
 def trust(part: Cohort) -> list[Said]:
-    """What speaks for and against these numbers, each with its counts."""
+    """Evidence for and against these numbers, each with its counts."""
     return list(_trust(part.frame, part))
 
 
@@ -138,7 +138,7 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
         all_of = "all" if once == len(rows) else f"{once:,} of"
         yield Said(
             f"One timed step, no repeat, for {all_of} {plural(len(rows), 'finished layout')}.",
-            " Differences under 5 % decide nothing there.",
+            " Differences under 5 % are not conclusive there.",
             "bad",
         )
     elif len(rows):
@@ -151,12 +151,12 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
         yield Said("Several timed steps a run:", f"{steps} {what}.", "good" if again else "doubt")
     if "network_regime" in frame and ok["network_regime"].nunique() > 1:
         counts = ok["network_regime"].value_counts()
-        told = [f"{count:,} saw the {name} one" for name, count in counts.items()]
+        regimes = [f"{count:,} ran in the {name} one" for name, count in counts.items()]
         missing = int(ok["network_regime"].isna().sum())
-        told += [f"{missing:,} were not timed"] if missing else []
+        regimes += [f"{missing:,} were not timed"] if missing else []
         yield Said(
             f"{len(counts)} network regimes.",
-            f" Of the finished runs {listed(told)}. Network above separates them.",
+            f" Of the finished runs {listed(regimes)}. Network above separates them.",
             "bad",
         )
     versions = ok["engine_version"].dropna().value_counts()
@@ -170,12 +170,14 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
             f"The losses of {plural(differ, 'run')} differ from the reference's:", " they are not ranked.", "bad"
         )
     elif agree:
-        yield Said("Losses agree.", f" Those of {plural(agree, 'run')} are the reference layout's within tolerance.")
+        yield Said("Losses agree.", f" Those of {plural(agree, 'run')} match the reference layout's within tolerance.")
     final = decided(frame)
     unknown = int((~final["outcome"].isin(["ok", "oom"])).sum())
     if unknown:
         share = format_percent(unknown / len(final), 0)
-        yield Said(f"{share} of the points failed otherwise than by memory;", " a winner may be among them.", "doubt")
+        yield Said(
+            f"{share} of the points failed for other reasons than memory;", " a winner may be among them.", "doubt"
+        )
     yield from _predictions(frame, rows)
 
 

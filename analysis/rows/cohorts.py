@@ -26,8 +26,8 @@ METHOD_MEANING = {
     "measured": "Every rank ran.",
     "rehearsed": "Single ranks of each layout ran on one device under a fake process group: memory and compute time "
     "are measured, communication is modelled. These are not measurements of a whole run: steps with tensor or context "
-    "parallelism mostly come out too short, so that they rank both too high. Times are ranked between layouts of one "
-    "tp and one cp only: each stands by itself.",
+    "parallelism mostly come out too short, which would rank both too high. Times are ranked only between layouts of "
+    "equal tp and equal cp.",
     "rehearsed_fake": "Single ranks were traced without a device: memory is traced and times are estimates. These are "
     "not measurements.",
 }

@@ -24,7 +24,7 @@ OUTCOME_NAMES = {
     "preempted": "preempted",
     "diverged": "diverged",
     "cancelled": "cancelled",
-    UNKNOWN_OUTCOME: "failed, not said how",
+    UNKNOWN_OUTCOME: "failed, cause not recorded",
 }
 MEMORY_CATEGORIES = {
     "memory_parameters_bytes": "parameters",

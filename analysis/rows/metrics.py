@@ -16,8 +16,8 @@ MFU = "mfu_palm"
 have all definitions."""
 MFU_NAME = "MFU (PaLM)"
 MFU_PEAKS = (
-    "An MFU is of the device's peak in the precision of the run: that of FP8 is twice that of BF16, so that at the "
-    "same speed a run in FP8 has half the MFU."
+    "An MFU is relative to the device's peak in the precision of the run. The FP8 peak is twice the BF16 peak, so "
+    "at the same speed a run in FP8 has half the MFU."
 )
 GROUP = ["workload", "world_size"]
 """Columns within which layouts are ranked: one model (and sequence length) on one number of devices."""

@@ -29,7 +29,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plan_alone_opens_as_predictions(plan: Path, tmp_path: Path, browser: Browser) -> None:
     index = report.build(plan, tmp_path / "out")
     text = text_of(index)
-    assert "Nothing has been run yet: there is no attempt to report on. What follows is what the plan predicts." in text
+    assert "Nothing has been run yet: there is no attempt to report on. The page shows what the plan predicts." in text
     assert "Every winner as a table" not in text
     browser.open(index, size=(1400, 900))
     browser.wait("window.Report?.ready")

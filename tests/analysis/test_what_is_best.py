@@ -60,7 +60,7 @@ def test_several_timed_steps_without_their_spread_are_not_called_one() -> None:
     rows = [row | unknown for row in (*cell(ONE_B, 2, 100.0, 99.0), *cell(THREE_B, 2, 50.0, 49.5, start=20))]
     [part] = split(frame_of(rows))
     page = " ".join("".join(said[:2]) for said in headlines.of_part(part))
-    assert "and how far the steps of a run lie apart is not known" in page
+    assert "and the spread of steps within a run is not known" in page
     words_of = [*sentences.what_is_best(part.frame), page, *words(best_configurations.draw(part.frame))]
     assert not any("one timed step" in text for text in words_of)
 
@@ -107,7 +107,7 @@ def test_the_largest_model_whose_winner_can_be_trusted_leads() -> None:
     assert fourth.startswith("llama3b on 8 GPUs:")
     assert why.startswith("2 of 4 winners are less certain: ")
     assert "1 because fewer than 5 layouts finished" in why
-    assert "1 because the winner stands alone, the next layout being more than 10 % slower" in why
+    assert "1 because the next layout is more than 10 % slower, so no similar layout confirms the winner" in why
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ const Finder = (() => {
       const spread = noise === null ? null : `${Words.percent(noise)} of one run, from ${part.ranked.sources[part.ranked.from[best.place]]}`;
       if (found.ties.length > 1) {
         const lean = Math.min(...found.ties.map(({ place }) => part.memoryOf(place) ?? Infinity));
-        const why = next.unknown ? "; how far the steps of a run lie apart is not known, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
+        const why = next.unknown ? "; the spread of steps within a run is not known, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
         told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : "", ...settle(found, command)));
       } else {
         const why = next.unknown ? ", more than the 5 % that are taken for chance where the spread of a run's steps is not known." : `, more than noise explains (${spread}).`;

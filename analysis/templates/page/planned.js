@@ -29,7 +29,7 @@ const Planned = (() => {
     const rows = candidates(state);
     const verdicts = new Map();
     for (const row of cell.points) verdicts.set(part.value("verdict", row), (verdicts.get(part.value("verdict", row)) ?? 0) + 1);
-    const name = { invalid: "against a rule", predicted_oom: "predicted not to fit", over_budget: "over the budget" };
+    const name = { invalid: "excluded by a rule", predicted_oom: "predicted not to fit", over_budget: "over the budget" };
     const left = [...verdicts].filter(([verdict]) => name[verdict]).map(([verdict, count]) => `${Words.fixed(count)} ${name[verdict]}`);
     const step = element("div", { class: "funnel" },
       element("div", {}, element("span", { class: "k" }, "Should fit"), element("br"), element("b", {}, Words.fixed(rows.length)), ` of ${Words.fixed(cell.points.length)}`, element("small", {}, left.join(", ") || "every point")));
