@@ -148,7 +148,7 @@ def test_a_trend_of_predictions_by_several_commits_is_said_not_to_be_the_nodes()
         row["step_time_s"] = 1.0 + 0.001 * i
     text = next(text for text in words(NAMES["drift"].draw(labelled(*rows))) if "rank correlation" in text)
     assert "(p < 0.001 without drift)" in text
-    assert "Predictions are of 2 commits: a planner that changed between them shows as a trend, too" in text
+    assert "Predictions are of 2 commits: a change of the planner between them also shows as a trend" in text
     same = [row | {"git_commit": "a"} for row in rows]
     assert not any("commits" in text for text in words(NAMES["drift"].draw(labelled(*same))))
 
