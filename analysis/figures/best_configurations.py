@@ -122,7 +122,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _with_batch(best: pd.DataFrame) -> pd.DataFrame:
     """Add a line with the tokens per step of each cell, if cells differ in it."""
     several = best["tokens_per_step"].nunique() > 1
-    lines = [f"\n{int(tokens):,} tokens a step" if several else "" for tokens in best["tokens_per_step"]]
+    lines = [f"\n{int(tokens):,} tokens per step" if several else "" for tokens in best["tokens_per_step"]]
     return best.assign(batch=lines)
 
 
@@ -134,9 +134,10 @@ def _batch_note(best: pd.DataFrame) -> str:
     """Note on the batch of each cell."""
     batches = best["tokens_per_step"].unique()
     if len(batches) == 1:
-        return f"All cells at {int(batches[0]):,} tokens a step, the batch of most layouts"
+        return f"All cells at {int(batches[0]):,} tokens per step, the batch of most layouts"
     return (
-        "Each cell at the tokens a step that most of its layouts have: cells with different batches are not comparable"
+        "Each cell at the tokens per step that most of its layouts have: cells with different batches are not "
+        "comparable"
     )
 
 

@@ -138,7 +138,7 @@ def draw_along_axes(frame: pd.DataFrame) -> Figure:
         _stacks(ax, family)
         ax.set_title(title, fontsize=8.5)
         ax.set_xlabel(f"{axis} degree")
-    axes[0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
+    axes[0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time per token, µs")
     style.bottom_legend(figure, shares.handles(rows, _looks(rows)), f"Above each bar: {labels.rate_unit(frame)}")
     return figure
 
@@ -200,7 +200,7 @@ def conclude_along_axes(frame: pd.DataFrame) -> str | None:
         more = first[metrics.RANK_BY] / last[metrics.RANK_BY] - 1
         grown = (last[names].astype(float) - first[names].astype(float)).fillna(0.0)
         by = f", most of it {grown.idxmax()}" if more > 0 and grown.max() > 0 else ""
-        takes = f"{format_percent(abs(more), 0)} {'more' if more > 0 else 'less'} time a token"
+        takes = f"{format_percent(abs(more), 0)} {'more' if more > 0 else 'less'} time per token"
         clauses.append(
             f"{axis} {int(first['degree'])} → {int(last['degree'])} takes {takes}{by} (n = {len(family)} runs)"
         )

@@ -157,7 +157,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         axes[-1][place].set_xlabel(f"Number of {noun}")
     axes[0][0].set_ylabel("Efficiency, % of the smallest")
     if attributed:
-        axes[1][0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
+        axes[1][0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time per token, µs")
     style.bottom_legend(figure, _handles(rows, timed if attributed else []), _note(rows, attributed, len(most)))
     return figure
 
@@ -236,7 +236,7 @@ def _handles(rows: pd.DataFrame, parts: list[str]) -> list[Line2D | Patch]:
             label = f"{layouts}, {kind} scaling"
             handles.append(Line2D([], [], color=colour, marker=marker, linestyle=dashes, markersize=size, label=label))
     if (rows["network_regime"] == "slow").any():
-        label = "hollow: slow regime of the network"
+        label = "hollow: slow network regime"
         handles.append(
             Line2D(
                 [], [], linestyle="", marker="o", color="#444444", markerfacecolor="white", markersize=5, label=label
@@ -265,7 +265,8 @@ def conclude(frame: pd.DataFrame) -> str | None:
     noun = labels.device_noun(frame)
     return (
         f"{name}, {last['layouts']}: {labels.devices(last['world_size'], noun)} have "
-        f"{format_percent(last['efficiency'], 0)} of the throughput a device of {int(first['world_size'])} at the same "
+        f"{format_percent(last['efficiency'], 0)} of the throughput per device of {int(first['world_size'])} at the "
+        "same "
         f"batch (n = {plural(len(of_model), 'size')})."
     )
 

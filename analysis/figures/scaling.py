@@ -34,7 +34,7 @@ def draw_data_parallel(frame: pd.DataFrame) -> Figure:
     """Pure data parallelism: throughput by degree with the loss of each doubling, and the memory of the same runs."""
     rows = _with_several(
         by_degree.data_parallel(frame),
-        "no model has runs of pure data parallelism at two degrees with the same tokens a step",
+        "no model has runs of pure data parallelism at two degrees with the same tokens per step",
     )
     kind = rows["memory_kind"].iloc[0]
     line = ("memory_gib", f"{kind[0].upper()}{kind[1:]}, GiB", kind)
@@ -50,7 +50,7 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
         )
     rows = _with_several(
         by_degree.tensor_parallel(frame),
-        "no model has runs at two tensor-parallel degrees without pp and with the same tokens a step",
+        "no model has runs at two tensor-parallel degrees without pp and with the same tokens per step",
     )
     line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that finished (larger ones may fit)")
     return _bars(rows, "Tensor-parallel degree", labels.rate_unit(frame), line)
@@ -175,7 +175,7 @@ def _one_place(rows: pd.DataFrame, noun: str) -> tuple[pd.DataFrame, str]:
     places = series.groupby(PLACE[1:]).agg(models=("depths", "size"), depths=("depths", "sum"), runs=("runs", "sum"))
     size, regime = places.sort_values([*places.columns], ascending=False, kind="stable").index[0]
     chosen = rows.merge(series[(series["world_size"] == size) & (series["network_regime"] == regime)][PLACE], on=PLACE)
-    return chosen, labels.devices(size, noun) + (f", {regime} regime of the network" if regime else "")
+    return chosen, labels.devices(size, noun) + (f", {regime} network regime" if regime else "")
 
 
 def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
@@ -228,7 +228,7 @@ FIGURES = (
         title="Scaling of data parallelism",
         caption=(
             "Data parallelism alone, at the ZeRO stage with the most degrees: the fastest of the n runs of each degree "
-            "and its memory, at the tokens a step that most runs of the model have."
+            "and its memory, at the tokens per step that most runs of the model have."
         ),
         draw=draw_data_parallel,
         data=by_degree.data_parallel,
@@ -240,7 +240,7 @@ FIGURES = (
         title="Scaling of tensor parallelism",
         caption=(
             "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest of "
-            "its n runs, and the largest micro-batch of a finished run, at the tokens a step that most runs of the "
+            "its n runs, and the largest micro-batch of a finished run, at the tokens per step that most runs of the "
             "model have. Larger ones may fit but were not run."
         ),
         draw=draw_tensor_parallel,
@@ -254,7 +254,7 @@ FIGURES = (
         caption=(
             "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
             "of two) and with 32: the fastest run of each depth. All panels are of one number of devices and one "
-            "regime of the network, where most models have two depths; the table has the others."
+            "network regime, where most models have two depths; the table has the others."
         ),
         draw=draw_pipeline_parallel,
         data=by_degree.pipeline_parallel,

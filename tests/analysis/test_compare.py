@@ -123,7 +123,7 @@ def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (("{a}", "{a}", "--noise", "much"), "'much' is not a percentage from 0 to 100"),
         (("{a}", "{a}", "--noise", "-3"), "error: argument --noise"),
         (("{a}", "{a}", "--methods", "measured"), "is not two of measured, rehearsed, rehearsed_fake"),
-        (("{a}", "{a}", "--methods", "measured,rehearsed"), "B holds no rehearsed rows; it has measured ones"),
+        (("{a}", "{a}", "--methods", "measured,rehearsed"), "B has no rehearsed rows, only measured"),
         (("{a}", "{a}", "--format", "pdf"), "'pdf' is none of png, svg, html"),
         (("{a}", "{a}", "--across", "colour"), "'colour' is not an axis of a configuration"),
         (("{a}", "{a}", "--out", "{a}/sweep.json/x"), "error: cannot write a comparison into"),

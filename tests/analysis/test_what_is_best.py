@@ -114,10 +114,10 @@ def test_the_largest_model_whose_winner_can_be_trusted_leads() -> None:
 def test_the_study_is_not_led_by_its_worst_cells(study: pd.DataFrame) -> None:  # noqa: F811
     said = sentences.what_is_best(study)
     assert not re.match(r".* on 512 GPUs", said[0])
-    # The largest sizes whose layouts ran in one regime of the network: for 80B 256 GPUs, for smaller models 32.
+    # The largest sizes whose layouts ran in one network regime: for 80B 256 GPUs, for smaller models 32.
     sizes = [int(match.group(1)) for text in said if (match := re.match(r"\S+(?: \([^)]*\))? on (\d+) GPUs:", text))]
     assert sizes == [256, 32, 32, 32]
-    assert any("different regimes of the network" in text for text in said)
+    assert any("different network regimes" in text for text in said)
 
 
 # Cells that a claim leaves out
@@ -207,7 +207,7 @@ def test_effects_and_the_claim_on_tp_show_both_numbers_and_what_is_held(study: p
 
 
 CELL = ("num_layers", "hidden_size", "num_kv_heads", "vocab_size", "nodes", "batch", "regime")
-"""Of the raw table: the model, the size, the sequences a step and the regime of the network."""
+"""Of the raw table: the model, the size, the sequences per step and the network regime."""
 HELD = (*CELL, "pp", "mbs", "zero_stage", "after_pp_fix")
 """All choices but tp and what makes room for it: dp and the number of micro-batches."""
 
@@ -218,7 +218,7 @@ def raw_runs() -> list[dict[str, Any]]:
         runs: list[dict[str, Any]] = [row for row in csv.DictReader(file) if row["status"] == "Success"]
     for row in runs:
         row["batch"] = int(row["dp"]) * int(row["mbs"]) * float(row["batch_accum"])
-        many = float(row["nodes"]) >= 8  # on fewer the two regimes of the network cannot be told apart
+        many = float(row["nodes"]) >= 8  # on fewer the two network regimes cannot be told apart
         row["regime"] = float(row["AllReduce (GB/s)"]) >= 120 if many else None
     return runs
 
@@ -286,7 +286,7 @@ def test_pipelines_of_different_sizes_and_regimes_are_not_one_line() -> None:
     figure = scaling.draw_pipeline_parallel(frame)
     [told] = [text for text in words(figure) if text.startswith("All on ")]
     assert told in (
-        f"All on {place} regime of the network; in per cent: against the depth before"
+        f"All on {place} network regime; in per cent: against the depth before"
         for place in ("8 GPUs, fast", "16 GPUs, slow")
     )
 
@@ -295,9 +295,9 @@ def test_pipelines_of_different_sizes_and_regimes_are_not_one_line() -> None:
 def test_each_pipeline_panel_of_the_study_is_of_one_size_and_network(study: pd.DataFrame) -> None:  # noqa: F811
     shown = words(scaling.draw_pipeline_parallel(study))
     assert {"1.34B", "3.57B", "8.86B"} <= shown
-    assert "All on 256 GPUs, slow regime of the network; in per cent: against the depth before" in shown
+    assert "All on 256 GPUs, slow network regime; in per cent: against the depth before" in shown
     assert scaling.FIGURES[2].conclude(study) == (
-        "pp 4 → 8 on 256 GPUs, slow regime of the network gains 12 % of the throughput of a device "
+        "pp 4 → 8 on 256 GPUs, slow network regime gains 12 % of the throughput of a device "
         "(median, n = 2 models, +11 % to +13 %)."
     )
 

@@ -39,7 +39,7 @@ const Answer = (() => {
   }
 
   /**
-   * The tokens a step that most layouts have, the smallest of several; null where none is known.
+   * The tokens per step that most layouts have, the smallest of several; null where none is known.
    * @param {Part} part
    * @param {number[]} places
    */

@@ -123,7 +123,7 @@ const Finder = (() => {
     if (above) lost.push(`${Words.fixed(above)} above the limits`);
     if (found.cell.waiting) lost.push(`${Words.fixed(found.cell.waiting)} have not run`);
     /** @type {(string|Node)[]} */
-    const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens a step`];
+    const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens per step`];
     if (found.fasterAt) batch.push("; at other batches up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY })));
     const close = found.ties.length > 1 ? "within a tie of the fastest" : found.list.length > 1 ? "clearly fastest" : found.list.length ? "alone: nothing to compare" : "nothing is left";
     return element("div", { class: "funnel" },
