@@ -1,10 +1,11 @@
 "use strict";
 
-/* The reader's limits, and the answer: the fastest layout within them, what else may be as fast, what it takes. */
+/* The reader's limits, and the answer: the fastest layout within them, other layouts that may be as fast, and its
+   costs. */
 const Finder = (() => {
   const by = (id) => document.getElementById(id);
 
-  /** Fill the lists of the form for the part and cell that are chosen. @param {PageState} state */
+  /** Fill the lists of the form for the chosen part and cell. @param {PageState} state */
   function showForm(state) {
     const { part, cell } = state;
     fill("f-model", part.workloads.map((name) => [name, name]), cell.workload);
@@ -44,7 +45,7 @@ const Finder = (() => {
   }
 
   /**
-   * The answer for what is chosen.
+   * Show the answer for the chosen cell.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -109,7 +110,7 @@ const Finder = (() => {
   }
 
   /**
-   * Fit, batch, throughput: how many layouts each step leaves.
+   * The funnel: how many layouts remain after each of fit, batch and throughput.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -138,7 +139,7 @@ const Finder = (() => {
   const strong = (text) => element("b", {}, text);
 
   /**
-   * How sure the winner is, and what else the runs differ in.
+   * Notes on how certain the winner is, and on other differences between the runs.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -174,7 +175,7 @@ const Finder = (() => {
   }
 
   /**
-   * What the plan still has for a cell.
+   * Points of the plan that a cell still has to run.
    * @param {Cell} cell
    */
   function toRunNext({ next }) {
@@ -187,7 +188,7 @@ const Finder = (() => {
   }
 
   /**
-   * A button for the commands that run each layout of a tie again: repeats tell them apart.
+   * A button for the commands that repeat each layout of a tie; repeats may resolve the tie.
    * @param {Found} found
    * @param {Commander} command
    */
@@ -199,7 +200,7 @@ const Finder = (() => {
   }
 
   /**
-   * What to do where nothing is left: each a click away.
+   * Suggestions when no layout is left, each one click away.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -220,7 +221,7 @@ const Finder = (() => {
   }
 
   /**
-   * The command that measures the layout, with a button that copies it; why there is none.
+   * The command that measures the layout, with a button that copies it, or the reason why there is none.
    * @param {Command} found
    * @param {Part} part
    */
@@ -242,7 +243,7 @@ const Finder = (() => {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      const field = element("textarea", { class: "vh", "aria-hidden": "true" }, text); // some pages of a disk may not
+      const field = element("textarea", { class: "vh", "aria-hidden": "true" }, text); // some browsers deny the clipboard to pages opened from disk
       document.body.append(field);
       field.select();
       document.execCommand("copy");

@@ -1,10 +1,10 @@
 "use strict";
 
-/* The answer of a plan: what should fit and what is predicted, before anything has run. Predictions are listed, and said
-   to be predictions; they make no winner. */
+/* The answer of a plan before anything has run: layouts that should fit and their predictions. Predictions are marked
+   as such, and there is no winner. */
 const Planned = (() => {
   /**
-   * Points of a cell that the plan would run and that keep the memory limit, by predicted throughput.
+   * Points of a cell that the plan would run and that fit the memory limit, by predicted throughput.
    * @param {PageState} state
    * @param {Cell} [cell]
    */
@@ -38,7 +38,7 @@ const Planned = (() => {
   }
 
   /**
-   * Where the middle 90 % of a predicted step time lies; a dash where the ledger has no interval.
+   * The 90 % interval of a predicted step time; a dash if the ledger has none.
    * @param {Part} part
    * @param {number} row
    */
@@ -48,7 +48,7 @@ const Planned = (() => {
   }
 
   /**
-   * The first ten by predicted throughput, as rows of the table below the answer.
+   * The first ten points by predicted throughput, as rows of the table below the answer.
    * @param {PageState} state
    */
   function table(state) {
