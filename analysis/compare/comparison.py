@@ -66,7 +66,7 @@ def compare(
         if read.attempts.empty and read.problems:
             raise InvalidResults(f"{path} has no row that can be read: {read.problems[0]}")
     methods = matching.choose_methods(loaded[0].attempts, loaded[1].attempts, methods)
-    rows = [found.attempts[found.attempts["method"] == of] for found, of in zip(loaded, methods, strict=True)]
+    rows = [results.attempts[results.attempts["method"] == of] for results, of in zip(loaded, methods, strict=True)]
     if engines is not None:
         rows = [
             matching.of_engine(part, *named) for part, named in zip(rows, zip("AB", engines, strict=True), strict=True)
@@ -75,13 +75,13 @@ def compare(
         matching.points(part, _step_times(path) if of == "measured" else None)
         for part, path, of in zip(rows, (a, b), methods, strict=True)
     ]
-    found = matching.match(points[0], points[1], across)
+    matches = matching.match(points[0], points[1], across)
     judged_by = moved.noise_of(points[0], points[1], noise)
-    same_numbers = not set(across) & set(moved.SAME_NUMBERS) and "seed" not in found.unrecorded
-    pairs = verdicts.with_verdicts(moved.judged(found.pairs, judged_by, compare_losses=same_numbers), judged_by)
-    ignored = (*found.crossed, *found.unrecorded, *across)
-    why_a = matching.why_unmatched(found.only_a, points[1], ignored)
-    why_b = matching.why_unmatched(found.only_b, points[0], ignored)
+    same_numbers = not set(across) & set(moved.SAME_NUMBERS) and "seed" not in matches.unrecorded
+    pairs = verdicts.with_verdicts(moved.judged(matches.pairs, judged_by, compare_losses=same_numbers), judged_by)
+    ignored = (*matches.crossed, *matches.unrecorded, *across)
+    why_a = matching.why_unmatched(matches.only_a, points[1], ignored)
+    why_b = matching.why_unmatched(matches.only_b, points[0], ignored)
     beside = findings.beside(rows[0], rows[1])
     return Comparison(
         verdicts=verdicts.sentence(pairs),
@@ -91,11 +91,11 @@ def compare(
         ),
         cautions=findings.cautions(rows[0], rows[1]),
         alarms=findings.alarms(pairs),
-        matching=[*([beside] if beside else []), *findings.matched(found, why_a, why_b, across)],
+        matching=[*([beside] if beside else []), *findings.matched(matches, why_a, why_b, across)],
         found=findings.found(pairs, judged_by),
         pairs=pairs,
-        only_a=found.only_a,
-        only_b=found.only_b,
+        only_a=matches.only_a,
+        only_b=matches.only_b,
         by_axis=moved.by_axis(pairs),
         noise=judged_by,
         problems=(*loaded[0].problems, *loaded[1].problems),

@@ -60,14 +60,14 @@ def data_along_axes(frame: pd.DataFrame) -> pd.DataFrame:
     equally long families the one with the fastest run is taken. Parts are kinds of kernels if runs with a profiled step
     have families of as many axes.
     """
-    names, found = step_parts.names_of(frame), _families(timed(frame))
+    names, series = step_parts.names_of(frame), _families(timed(frame))
     profiled, kinds = _profiled(frame)
-    if len(by_kind := _families(profiled)) >= max(len(found), 1):
-        names, found = kinds, by_kind
+    if len(by_kind := _families(profiled)) >= max(len(series), 1):
+        names, series = kinds, by_kind
     columns = ["axis", "degree", *metrics.GROUP, "layout", *names, metrics.RANK_BY, "attempt_id"]
-    if not found:
+    if not series:
         return pd.DataFrame(columns=columns)
-    families = pd.concat(found, ignore_index=True)
+    families = pd.concat(series, ignore_index=True)
     if _SHARE + names[0] in families:  # "attention" is also a setting of a run
         families = families.drop(columns=names, errors="ignore").rename(columns=lambda name: name.removeprefix(_SHARE))
     per_token = 1e6 / families[metrics.RANK_BY]

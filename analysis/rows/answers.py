@@ -34,7 +34,7 @@ def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Seq
     """
     cached = ledger[(ledger["verdict"] == "cached") & ledger["cached_attempt"].notna() & ledger["cached_sweep"].notna()]
     wanted = cached[~cached["cached_attempt"].isin(attempts["attempt_id"])]
-    tables, homes, found, missing = [], [], [], []
+    tables, homes, shown, missing = [], [], [], []
     for name, rows in wanted.groupby("cached_sweep"):
         points = plural(len(rows), "point")
         home = _beside(str(name), folders)
@@ -42,7 +42,7 @@ def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Seq
         if home is not None and table is not None and table.num_rows:
             tables.append(table)
             homes.append(home)
-            found.append(f"{points} of this plan have run in the sweep {name} ({home}): its rows are shown here.")
+            shown.append(f"{points} of this plan have run in the sweep {name} ({home}): its rows are shown here.")
         else:
             where = listed(sorted({str(folder.resolve().parent) for folder in folders}))
             missing.append(
@@ -50,7 +50,7 @@ def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Seq
                 "missing here"
             )
     rows_found = pa.concat_tables(tables, promote_options="permissive") if tables else None
-    return Answers(rows_found, tuple(homes), tuple(found), tuple(missing))
+    return Answers(rows_found, tuple(homes), tuple(shown), tuple(missing))
 
 
 def _beside(name: str, folders: Sequence[Path]) -> Path | None:

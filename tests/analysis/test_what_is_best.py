@@ -173,7 +173,7 @@ def test_rehearsed_times_are_ranked_within_one_tp_only() -> None:
 
 def test_figures_across_tp_are_not_made_of_rehearsed_times() -> None:
     frame = rehearsed().frame
-    with pytest.raises(style.NothingToDraw, match="no rehearsed times compare across tp"):
+    with pytest.raises(style.NothingToDraw, match="rehearsed times are not comparable across tp"):
         scaling.draw_tensor_parallel(frame)
     assert by_degree.tensor_parallel(frame)["lost_share"].isna().all()
     assert not effects.data(frame)["choice"].eq("tp").any()

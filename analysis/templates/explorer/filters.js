@@ -49,7 +49,8 @@ const Filters = (() => {
     }
 
     /**
-     * Number of rows per level of a column (last entry: unknown) that the other filters accept. @param {Column} column
+     * Number of rows per level of a column (last entry: unknown) that the other filters accept.
+     * @param {Column} column
      */
     counts(column) {
       const own = this.fails.get(column.name);

@@ -89,7 +89,8 @@ const Memory = (() => {
   }
 
   /**
-   * One line for each group of clusters with equal devices and equal usable memory. @param {ClusterAbout[]} clusters
+   * One line for each group of clusters with equal devices and equal usable memory.
+   * @param {ClusterAbout[]} clusters
    */
   function devices(clusters) {
     const found = new Map();

@@ -3,8 +3,8 @@
 const MemorySteps = (() => {
   const SVG = "http://www.w3.org/2000/svg", HEIGHT = 150, WIDTH = 640, LEFT = 52, BASE = 126, MOST = 60;
   /**
-   * The highest of each group of `size` steps; null for unknown steps. @type {(steps: (number|null)[], size: number) =>
-   * (number|null)[]}
+   * The highest of each group of `size` steps; null for unknown steps.
+   * @type {(steps: (number|null)[], size: number) => (number|null)[]}
    */
   const highestOf = (steps, size) => Array.from({ length: Math.ceil(steps.length / size) }, (_, bar) => {
     const known = steps.slice(bar * size, (bar + 1) * size).filter((value) => value !== null);

@@ -55,8 +55,8 @@ const PipelineMeasured = (() => {
   }
 
   /**
-   * Times that `waitsOf` assumes to be equal, because no run times them separately. @param {PipelineRun["fields"]}
-   * fields
+   * Times that `waitsOf` assumes to be equal, because no run times them separately.
+   * @param {PipelineRun["fields"]} fields
    */
   function takenAsEqual({ schedule, chunks }) {
     const halves = PipelineModel.SPLIT_BACKWARD.includes(schedule)

@@ -14,8 +14,8 @@ const PlotPoints = (() => {
   const isRate = (column) => RATE.test(column.name);
 
   /**
-   * Numbers that place points: in the table's unit, steps by their rank, times in ms. NaN: unknown. @param {Column}
-   * column
+   * Numbers that place points: in the table's unit, steps by their rank, times in ms. NaN: unknown.
+   * @param {Column} column
    */
   function values(column) {
     if (column.axis) return column.axis;
@@ -108,7 +108,8 @@ const PlotPoints = (() => {
 
   /**
    * Round positions on a logarithmic axis: 1, 2, 5 and their multiples of ten, or powers of ten alone if there are
-   * many. @param {number[]} ends
+   * many.
+   * @param {number[]} ends
    */
   function decades([low, high]) {
     const wide = high / low > 2000;
@@ -176,8 +177,8 @@ const PlotPoints = (() => {
   }
 
   /**
-   * A fixed offset of a row from -0.5 to 0.5, which spreads the points of one step. @type {(row: number, factor:
-   * number) => number}
+   * A fixed offset of a row from -0.5 to 0.5, which spreads the points of one step.
+   * @type {(row: number, factor: number) => number}
    */
   const aside = (row, factor) => ((row * factor) % 997) / 997 - 0.5;
 
