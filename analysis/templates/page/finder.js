@@ -156,7 +156,7 @@ const Finder = (() => {
         const why = next.unknown ? "; the spread of steps within a run is not known, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
         told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : "", ...settle(found, command)));
       } else {
-        const why = next.unknown ? ", more than the 5 % that are taken for chance where the spread of a run's steps is not known." : `, more than noise explains (${spread}).`;
+        const why = next.unknown ? ", more than the 5 % that count as chance if the spread of a run's steps is not known." : `, more than noise explains (${spread}).`;
         told.push(callout(true, strong("Clear winner:"), " the next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`));
       }
     }
@@ -165,8 +165,8 @@ const Finder = (() => {
       if (own === null || !others.length || state.only[column]) continue;
       const same = found.list.length - others.length;
       const words = column === "network_regime"
-        ? [strong(`${String(own)[0].toUpperCase()}${String(own).slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared did not see this regime, so part of a lead may be the network's. `]
-        : [strong("Engine versions differ."), ` This run is of ${own}, ${others.length} of the ${found.list.length} compared are not. `];
+        ? [strong(`${String(own)[0].toUpperCase()}${String(own).slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared ran in another regime, so part of a lead may come from the network. `]
+        : [strong("Engine versions differ."), ` This run has ${own}, ${others.length} of the ${found.list.length} compared have another one. `];
       told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
     }
     told.push(...toRunNext(state.cell));
@@ -184,7 +184,7 @@ const Finder = (() => {
     const which = predicted ? "the fastest by prediction is " : "one of them is ";
     const rate = predicted ? ` (${Words.short(next.predicted)} tokens/s predicted)` : "";
     const points = `${Words.plural(next.points, "point")} of the plan ${next.points === 1 ? "has" : "have"} no result here`;
-    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's own command goes on with them.`)];
+    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's command continues with them.`)];
   }
 
   /**
@@ -211,7 +211,7 @@ const Finder = (() => {
     if (found.finished && !found.fits) {
       const lean = found.cell.layouts.map((place) => part.memoryOf(place)).filter((bytes) => bytes !== null).sort((a, b) => a - b)[0];
       if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.memory(lean)}. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
-      return ["The limits leave nothing. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
+      return ["No layout satisfies the limits. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
     }
     if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any batch", () => act.set({ batch: Answer.ANY }))];
     const sizes = part.sizes.filter(within);

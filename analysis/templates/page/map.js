@@ -147,7 +147,7 @@ const CellMap = (() => {
     if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));
     if (!part.isPlan) items.push(element("span", {}, "≈ a tie"));
     if (part.valuesOf("network_regime", part.ranked.row).length > 1) items.push(element("span", {}, "▾ the winner saw the slow network"));
-    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is of the peak in each run's precision: that of FP8 is twice that of BF16."));
+    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is relative to the peak in each run's precision; the FP8 peak is twice the BF16 peak."));
     if (part.minor.size) {
       const count = part.minor.size;
       items.push(element("button", { type: "button", class: "more", id: "minor", onclick: () => act.set({ minor: !state.minor }) }, state.minor ? "Hide variants with few runs" : `Show ${Words.plural(count, "variant")} with few runs`));

@@ -33,7 +33,7 @@ const Planned = (() => {
     const left = [...verdicts].filter(([verdict]) => name[verdict]).map(([verdict, count]) => `${Words.fixed(count)} ${name[verdict]}`);
     const step = element("div", { class: "funnel" },
       element("div", {}, element("span", { class: "k" }, "Should fit"), element("br"), element("b", {}, Words.fixed(rows.length)), ` of ${Words.fixed(cell.points.length)}`, element("small", {}, left.join(", ") || "every point")));
-    const words = rows.length ? "Nothing of this has run. What follows is the planner's prediction, which makes no winner." : "Nothing of this plan is predicted to fit here.";
+    const words = rows.length ? "None of these points has run. The list shows the planner's predictions, which make no winner." : "No point of this plan is predicted to fit here.";
     box.replaceChildren(element("p", { class: "layout" }, rows.length ? `${Words.plural(rows.length, "layout")} to run` : "Nothing fits here"), step, element("p", { class: "callout" }, words));
   }
 
