@@ -179,7 +179,7 @@ def test_figures_across_tp_are_not_made_of_rehearsed_times() -> None:
     assert not effects.data(frame)["choice"].eq("tp").any()
     shown = words(best_configurations.draw(frame))
     assert {"llama1b, tp 1", "llama1b, tp 2", "llama1b, tp 4"} <= shown
-    assert any("cells of one model and different tp do not compare" in text for text in shown)
+    assert any("cells of one model with different tp are not comparable" in text for text in shown)
 
 
 @pytest.mark.slow
