@@ -22,8 +22,8 @@ CLAIMS = (
         source=STUDY,
         said_in="The pair of heatmaps: the best configuration of each model and number of nodes",
         computed=(
-            "The run with the highest MFU, by the study's count, of each of its cells against the published cell:"
-            " layout, and on its own rows MFU and memory"
+            "The run with the highest MFU, by the study's count, in each cell against the published cell:"
+            " layout, and on the study's rows also MFU and memory"
         ),
         holds_if="all agree",
         counted="cells of the heatmaps",

@@ -66,7 +66,7 @@ def _beyond_noise(both: list[pd.DataFrame], changed: pd.Index) -> str:
 def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
     """Every published winner has the shape that its label stands for."""
     if not is_study(frame):
-        return Verdict(UNKNOWN, "these rows have no labels beside their shapes")
+        return Verdict(UNKNOWN, "these rows have no labels in addition to their shapes")
     best = winners.best_by(frame, "published_mfu")
     other = best[best["label"] != best["workload"]]
     if other.empty:

@@ -16,7 +16,7 @@ _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 GENERATOR = "ultrasweep analysis.report"
 
 
-class Said(NamedTuple):
+class Sentence(NamedTuple):
     """A sentence in two parts: the conclusion, which the page sets in bold, and its basis."""
 
     concluded: str
@@ -74,10 +74,10 @@ class Section:
     meaning: str
     cautions: list[str]
     """Warnings that apply to all numbers of these rows."""
-    headlines: list[Said]
+    headlines: list[Sentence]
     best: list[str]
     failed: list[str]
-    facts: list[Said]
+    facts: list[Sentence]
     trust: list[str]
     figures: list[DrawnFigure]
     winners: PageTable
