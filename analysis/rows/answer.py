@@ -65,9 +65,9 @@ class Answer:
     failed: int
     """Points that ended neither ok nor out of memory."""
     finished: int
-    """Number of layouts with a throughput, at any loss, batch and memory."""
+    """Number of ranked layouts, at any batch and memory."""
     fits: int
-    """Number of finished layouts within the memory limit."""
+    """Number of ranked layouts within the memory limit and with the required values."""
     tokens_per_step: float | None
     """Batch of the answer in tokens per step; None for `ANY` and if nothing finished."""
     layouts: list[Layout]

@@ -3,7 +3,7 @@
 Measured rows time forward and backward (including tensor-parallel collectives and ZeRO 3 all-gathers), the gradient
 reduction exposed after the last backward, waiting for other pipeline stages, and the optimizer. Each is a mean over
 ranks of medians over steps. Rehearsed rows have compute (with bubble and optimizer) and modelled communication. `REST`
-is the remainder of the step; it can be slightly below 0 because the step time is that of the slowest rank.
+is the remainder of the step, a little above or below 0 because the step time is that of the slowest rank.
 """
 
 from __future__ import annotations

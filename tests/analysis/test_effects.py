@@ -96,7 +96,7 @@ def test_runs_of_other_drivers_devices_or_versions_are_no_pair(other: dict[str, 
     mixed = [row | (other if i // 2 % 2 else {}) for i, row in enumerate(rows)]
     mixed += [row | {"experiment_id": f"again-{i}"} for i, row in enumerate(mixed)]
     assert any(
-        "one median has pairs of several" in " ".join(text.split()) for text in words(effects.draw(labelled(*mixed)))
+        "one median has pairs from several" in " ".join(text.split()) for text in words(effects.draw(labelled(*mixed)))
     )
 
 

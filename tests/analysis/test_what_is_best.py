@@ -201,8 +201,8 @@ def test_effects_and_the_claim_on_tp_show_both_numbers_and_what_is_held(study: p
     assert row["throughput_ratio"] < row["best_ratio"]
     [claim] = [claim for claim in claims.CLAIMS if claim.name == "tensor_beyond_node"]
     evidence = claim.check(study).evidence
-    assert "whatever else it has chosen" in evidence
-    assert "With all other choices held" in evidence
+    assert "all other choices free" in evidence
+    assert "With all other choices fixed" in evidence
     assert evidence.count("tp 4 → 8:") == 2
 
 
@@ -257,7 +257,7 @@ def test_both_numbers_on_tp_are_those_of_the_raw_table(
     assert [(round(ratio, 2), count) for ratio, count in shown] == [(round(r, 2), n) for r, n in expected[:2]]
 
     [claim] = [claim for claim in claims.CLAIMS if claim.name == "tensor_beyond_node"]
-    best, held = claim.check(study).evidence.split("With all other choices held")
+    best, held = claim.check(study).evidence.split("With all other choices fixed")
     for text, (ratio, count) in ((held, expected[2]), (best, expected[3])):
         found = re.search(rf"tp {tp} → {2 * tp}: (\S+) \([^)]*\), n = (\d+)", text)
         assert found is not None
