@@ -174,4 +174,4 @@ def test_every_verdict_is_counted_on_the_terminal_on_the_page_and_in_the_table(
     assert command.main([str(a), str(only_hardware), "--out", str(out), "--fail-if-slower", "5"]) == 0
     other_method = sweep(tmp_path / "d", *(run(point, 80.0, measurement_version=1, **QUIET) for point in POINTS[:4]))
     assert command.main([str(a), str(other_method), "--out", str(out), "--fail-if-slower", "5"]) == 2
-    assert "of every matched point the method changed" in capsys.readouterr().err
+    assert "every matched point has the verdict 'method changed'" in capsys.readouterr().err
