@@ -23,13 +23,13 @@ _RESULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the report shall hold. ``figures``: names, or None for all."""
+    """Contents of the report. ``figures``: names, or None for all."""
 
     formats: tuple[str, ...] = ("png", "svg")
     figures: tuple[str, ...] | None = None
     tables: tuple[str, ...] = ("csv",)
     price_per_gpu_hour: float | None = None
-    """Money for one device and hour, in whatever currency."""
+    """Price of one device-hour, in any currency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,15 @@ class CommandLine:
     """The whole command line."""
 
     results: Path | None
-    """None only with ``list_figures``."""
+    """Path to read; None only with ``list_figures``."""
     out: Path
     list_figures: bool
     options: Options
 
 
 def parse(argv: Sequence[str] | None) -> CommandLine:
-    """Read the command line. Raises `InvalidOption`. Names of figures are checked by `choose`, which knows them."""
+    """Parse the command line. Raises `InvalidOption`. `choose` checks the names of figures later, once they are
+    loaded."""
     parser = command_line.Parser(
         prog="python -m analysis.report",
         description="Draw a report of a sweep, of every sweep below a folder, or of the Ultra-Scale Playbook's "
@@ -61,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         default=("png", "svg"),
         metavar="KIND[,KIND...]",
         help="files of each figure: png, svg, html (default: png,svg). html is a page of its own with the picture as "
-        "SVG, its caption and the table of its values; it opens from disk and asks for nothing",
+        "SVG, its caption and the table of its values; it opens from disk and needs no network",
     )
     parser.add_argument(
         "--figures", type=command_line.names, metavar="NAME[,NAME...]", help="only these figures (default: all)"
@@ -81,32 +82,34 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         metavar="X",
         help="price of one GPU for one hour, for the figures of cost (no default)",
     )
-    found, more = parser.parse_known_args(argv)
-    if found.results is not None and more and not any(word.startswith("-") for word in more):
+    arguments, more = parser.parse_known_args(argv)
+    if arguments.results is not None and more and not any(word.startswith("-") for word in more):
         raise InvalidOption(
-            f"one folder is taken, {found.results}, and not {listed(more, 4)} as well; RESULTS may be a folder that "
+            f"RESULTS is one path, {arguments.results}, so {listed(more, 4)} cannot be added; it may be a folder that "
             "holds many sweeps, and python -m analysis.compare takes two"
         )
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    if found.results is None and not found.list_figures:
+    if arguments.results is None and not arguments.list_figures:
         raise InvalidOption(f"RESULTS is missing: {_RESULTS}")
     options = Options(
-        formats=found.format,
-        figures=found.figures,
-        tables=found.tables,
-        price_per_gpu_hour=found.price_per_gpu_hour,
+        formats=arguments.format,
+        figures=arguments.figures,
+        tables=arguments.tables,
+        price_per_gpu_hour=arguments.price_per_gpu_hour,
     )
-    return CommandLine(found.results, found.out, found.list_figures, options)
+    return CommandLine(arguments.results, arguments.out, arguments.list_figures, options)
 
 
 def choose(wanted: Sequence[str], known: Sequence[str]) -> None:
-    """Raise `InvalidOption` for a name of a figure that is not ``known``, with the nearest names and all of them."""
+    """Raise `InvalidOption` for a figure name that is not ``known``, with the nearest names and all of them."""
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             meant = f" did you mean {' or '.join(near)}?" if near else ""
-            raise InvalidOption(f"--figures: there is no figure {name!r};{meant} there are {listed(known, len(known))}")
+            raise InvalidOption(
+                f"--figures: there is no figure {name!r};{meant} known figures: {listed(known, len(known))}"
+            )
 
 
 def _price(text: str) -> float:

@@ -1,4 +1,4 @@
-"""``python -m analysis.report RESULTS [--out DIR]``: a folder with a page, its figures and its tables.
+"""``python -m analysis.report RESULTS [--out DIR]`` writes a folder with a page, its figures and its tables.
 
 RESULTS is a sweep, a folder of sweeps, a Parquet file of attempts, a plan (``plan --out``), or the published table of
 the Ultra-Scale Playbook's study (CSV). `analysis.options` has the other options.
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from analysis.options import Options
     from analysis.rows.cohorts import Cohort
 
-# What takes time to import is imported where it is used: --help and mistakes answer at once.
+# Slow imports happen where they are used, so that --help and usage errors answer at once.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. 0 and the page's path on stdout; 2 and one line for a mistake; 130 after Ctrl-C."""
-    # Drawing makes objects by the hundred thousand, most of them gone at once: looking for cycles as often as Python
-    # does by default takes a tenth of the time and finds next to nothing.
+    """Run the command. Returns 0 with the page's path on stdout; 2 with one line for a mistake; 130 after Ctrl-C."""
+    # Drawing creates hundreds of thousands of objects, most of them short-lived. Python's default frequency of garbage
+    # collection costs a tenth of the time and frees next to nothing.
     gc.set_threshold(100_000, 50, 50)
     try:
         status = _main(argv)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("error: interrupted; an earlier report is as it was", file=sys.stderr)
+        print("error: interrupted; an earlier report is unchanged", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output (head, less) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -76,15 +76,16 @@ def build(
     say: Callable[[str], None] = lambda text: None,
     step: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Path:
-    """Write the report of ``results_path`` into ``out``; the path of its ``index.html``.
+    """Write the report of ``results_path`` into ``out``; returns the path of its ``index.html``.
 
-    ``say`` gets a line for each part that is done, ``step`` every figure. Raises `InvalidResults` when there is nothing
-    to read, `InvalidOption` for a figure that does not exist, and `UnwritableReport` when ``out`` cannot be written; an
-    earlier report in ``out`` is then as it was.
+    ``say`` is called with a line for each finished part, ``step`` for each figure. Raises `InvalidResults` if there is
+    nothing to read, `InvalidOption` for an unknown figure, and `UnwritableReport` if ``out`` cannot be written; an
+    earlier report in ``out`` is then unchanged.
     """
     import pandas as pd
 
-    # Texts as Python's own: figures take thousands of small selections of rows, and Arrow's texts take twice as long.
+    # Python strings instead of Arrow's: figures take thousands of small selections of rows, which take twice as long
+    # with Arrow.
     with pd.option_context("mode.string_storage", "python"):
         return _build(results_path, out, options, say, step)
 
@@ -133,7 +134,7 @@ def _build(
         words = assemble.page(
             results,
             results_path,
-            [replace(said, figures=of) for said, of in zip(sections, pictures, strict=True)],
+            [replace(section, figures=of) for section, of in zip(sections, pictures, strict=True)],
             checked,
             [path.name for path in files],
             engines_page.side_by_side(results.attempts, staged.figures, options.formats),
@@ -153,8 +154,8 @@ def _build(
 
 
 def _compute_shared(parts: Sequence[Cohort]) -> None:
-    """What the figures, the claims and the sentences of a cohort all start from, before other processes are started:
-    they inherit it instead of computing it again."""
+    """Fill the caches that figures, claims and sentences share, before processes are forked: they inherit the
+    results."""
     from analysis.figures import effects
     from analysis.rows import answer, metrics, pairs, winners
 
@@ -168,7 +169,7 @@ def _compute_shared(parts: Sequence[Cohort]) -> None:
 
 
 def figure_list() -> str:
-    """Name, part of the page and title of every figure, one a line."""
+    """Lines with the name, section and title of every figure."""
     from analysis.figures.registry import FIGURES
 
     widths = [max(len(part) for part in column) for column in zip(*((s.name, s.section) for s in FIGURES), strict=True)]
@@ -187,7 +188,8 @@ def _chosen(options: Options) -> list[FigureSpec]:
 
 
 def _peak_memory() -> int | None:
-    """Highest resident memory in bytes of this process and of the largest it started; None where it is not told."""
+    """Highest resident memory in bytes of this process and of its largest child; None if the system does not report
+    it."""
     try:
         import resource
     except ImportError:

@@ -1,1 +1,1 @@
-"""The claims of the Ultra-Scale Playbook's study, checked on its rows and on anyone's."""
+"""The claims of the Ultra-Scale Playbook's study, checked on its rows and on any other measured rows."""

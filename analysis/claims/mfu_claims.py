@@ -1,4 +1,4 @@
-"""The study's claims on its MFU: the formula, and what it counts of tied embeddings."""
+"""The study's claims on its MFU: the formula, and how it counts tied embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study's claims on single choices, asked of pairs of runs: ZeRO 1, tensor parallelism, repeats."""
+"""The study's claims on single choices, checked on pairs of runs: ZeRO 1, tensor parallelism, repeats."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
         return Verdict(UNKNOWN, f"fewer than {FEWEST} models and sizes with tp of {per_node} and {2 * per_node}")
     text = f"tp {per_node} → {2 * per_node}: {beyond.text}; "
     text += f"inside the node, tp {per_node // 2} → {per_node}: {inside.text}; "
-    text += "best run without a pipeline of each model, size and regime of the network, whatever else it has chosen. "
-    text += "With all other choices held and ranks taken from dp, also without a pipeline: " + listed(
+    text += "best run without a pipeline of each model, size and network regime, all other choices free. "
+    text += "With all other choices fixed and ranks taken from dp, also without a pipeline: " + listed(
         [f"tp {tp} → {2 * tp}: {_matched(rows, tp)}" for tp in (per_node, per_node // 2)]
     )
     assert beyond.value.high is not None
@@ -61,11 +61,11 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
 
 
 def _matched(rows: pd.DataFrame, tp: int) -> str:
-    """What doubling tp does over pairs of runs that agree in everything but `pairs.MAKE_ROOM`."""
+    """Effect of doubling tp over pairs of runs that agree in everything except `pairs.MAKE_ROOM`."""
     rows = pairs.once(rows)
     free = ["tp", "sequence_parallel", *pairs.MAKE_ROOM]
-    found = pairs.ratio(pairs.matched(rows[rows["tp"] == tp], rows[rows["tp"] == 2 * tp], free), metrics.RANK_BY)
-    return "no pair" if found is None else found.text
+    ratio = pairs.ratio(pairs.matched(rows[rows["tp"] == tp], rows[rows["tp"] == 2 * tp], free), metrics.RANK_BY)
+    return "no pair" if ratio is None else ratio.text
 
 
 def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
@@ -89,7 +89,7 @@ def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
 
 
 def _across_engines(rows: pd.DataFrame) -> str:
-    """What became of configurations that finished under several versions of one engine."""
+    """Clause on configurations that finished under several versions of one engine; empty if there are none."""
     varying = ("engine_version", "network_regime")
     settings = [name for name in pairs.SETTINGS if name in rows and name not in varying]
     rates = rows.groupby(settings, dropna=False)[metrics.RANK_BY]
@@ -97,13 +97,13 @@ def _across_engines(rows: pd.DataFrame) -> str:
     if not again:
         return ""
     worst = max(again, key=lambda group: group[0] / group[-1])
-    told = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
+    count = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
     furthest = f"{format_number(worst[0])} and {format_number(worst[-1])} {labels.rate_unit(rows)}"
-    return f"; {told}, the furthest apart with {furthest}"
+    return f"; {count}, the furthest apart with {furthest}"
 
 
 def _in_noise(both: pd.DataFrame) -> str:
-    """How many pairs differ in throughput by no more than noise, where it is known."""
+    """Clause with the number of pairs whose throughput differs by no more than noise; empty if the noise is unknown."""
     within = pairs.within_noise(both)
     known = int(within.notna().sum())
     return f"; {int(within.sum())} of {plural(known, 'pair')} differ by no more than noise" if known else ""

@@ -1,4 +1,5 @@
-"""The study's claims on pipelines: what rewriting them brought, how long they wait, and when they win."""
+"""The study's claims on pipelines: the effect of rewriting their communication, how long they wait, and when they
+win."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:
         f"better in {compared}"
         + (f" (not {listed(slower)})" if slower else "")
         + f", of those with {FEWEST} or more on "
-        f"each side in {kept}. Not matched: the two sides ran other layouts"
+        f"each side in {kept}. Not matched: the two sides ran different layouts"
     )
     verdict = PASS if same and kept.holds == kept.of else FAIL
     return Verdict(verdict, text, compared, kept, f"fewer than {FEWEST} pipelines on a side")
@@ -67,7 +68,7 @@ def bubble_is_waited(frame: pd.DataFrame) -> Verdict:
 
 
 def no_pipeline_wins_from_16_nodes(frame: pd.DataFrame) -> Verdict:
-    """As published: from 16 nodes on the winners have no pipeline, and tensor parallelism."""
+    """Published claim: from 16 nodes on, the winners have tensor parallelism and no pipeline."""
     best = winners.best_by(frame, "published_mfu")
     large = best[best["node_count"].ge(16).fillna(False).astype(bool)]
     if large.empty:
@@ -79,13 +80,13 @@ def no_pipeline_wins_from_16_nodes(frame: pd.DataFrame) -> Verdict:
 
 
 def no_pipeline_wins_in_one_regime(frame: pd.DataFrame) -> Verdict:
-    """The same among runs of one regime of the network, where both sides have enough runs."""
+    """The claim on 16 nodes and more among runs of one network regime, for cells with enough runs on both sides."""
     every = pairs.comparable(frame)
     every = every[winners.node_count(every).ge(16).fillna(False).astype(bool)]
     rows = pairs.candidates(frame)
     rows = rows[winners.node_count(rows).ge(16).fillna(False).astype(bool)]
     if rows.empty or rows["network_regime"].isna().all():
-        return Verdict(UNKNOWN, "no finished run on 16 nodes or more whose network's regime is known")
+        return Verdict(UNKNOWN, "no finished run on 16 nodes or more with a known network regime")
     cells = _two_sides(rows, [*metrics.GROUP, "network_regime"], rows["pp"] == 1, metrics.RANK_BY)
     enough = cells[cells["fewest"] >= FEWEST]
     tallies = (_ahead(cells), _ahead(enough), f"fewer than {FEWEST} runs on a side in one regime")
@@ -97,7 +98,7 @@ def no_pipeline_wins_in_one_regime(frame: pd.DataFrame) -> Verdict:
     asked = rows.groupby(metrics.GROUP).ngroups
     comparable = enough.reset_index().groupby(metrics.GROUP).ngroups
     ahead = enough["best_yes"] > enough["best_no"]
-    told = [
+    cells_in_words = [
         f"{name} on {size} ({regime}): {'without' if won else 'with'} a pipeline"
         for (name, size, regime), won in zip(enough.index, ahead, strict=True)
     ]
@@ -105,7 +106,7 @@ def no_pipeline_wins_in_one_regime(frame: pd.DataFrame) -> Verdict:
         f"{shares}. Of the models, sizes and regimes with a run on both sides pp = 1 is ahead in {tallies[0]}, of "
         f"those with {FEWEST} on each in {tallies[1]}. {comparable} of "
         f"{plural(asked, 'model and size', 'models and sizes')} have {FEWEST} runs on both sides in one regime"
-        + (f"; ahead there: {listed(told, 8)}" if told else "")
+        + (f"; ahead there: {listed(cells_in_words, 8)}" if cells_in_words else "")
     )
     if comparable < asked / 2:
         return Verdict(UNKNOWN, text, *tallies)
@@ -113,8 +114,8 @@ def no_pipeline_wins_in_one_regime(frame: pd.DataFrame) -> Verdict:
 
 
 def _two_sides(rows: pd.DataFrame, keys: list[str], side: pd.Series, column: str) -> pd.DataFrame:
-    """``best_yes`` and ``best_no``: the highest ``column`` on and off ``side`` of the groups with a run on both, and
-    the ``fewest`` runs that one of the two has."""
+    """Best values on and off ``side``: ``best_yes`` and ``best_no`` are the highest ``column`` in groups with runs on
+    both sides; ``fewest`` is the smaller number of runs of the two sides."""
     parts = []
     for name, part in (("yes", rows[side]), ("no", rows[~side])):
         groups = part.groupby(keys)[column]
@@ -124,5 +125,5 @@ def _two_sides(rows: pd.DataFrame, keys: list[str], side: pd.Series, column: str
 
 
 def _ahead(cells: pd.DataFrame) -> Tally:
-    """In how many cells of `_two_sides` the best on the side is ahead of the best off it."""
+    """Number of cells of `_two_sides` in which the best on the side is ahead of the best off it."""
     return Tally(int((cells["best_yes"] > cells["best_no"]).sum()), len(cells))

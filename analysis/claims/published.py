@@ -1,7 +1,7 @@
-"""What the Ultra-Scale Playbook's study published: its models and the winners of its pair of heatmaps.
+"""Published numbers of the Ultra-Scale Playbook's study: its models and the winners of its pair of heatmaps.
 
-Facts from the published figure (February 2025), which the claims compare rows with. Nothing here is from this
-project's own runs.
+The claims compare rows with these facts from the published figure (February 2025). Nothing here comes from this
+project's runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEVICES_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes that tell a model; key-value heads are as many as heads."""
+    """Sizes that identify a model; it has as many key-value heads as heads."""
 
     num_layers: int
     hidden_size: int
@@ -30,7 +30,7 @@ class Cell:
 
     mfu_percent: float
     memory_gb: float
-    """Reserved, GiB."""
+    """Reserved memory, GiB."""
     dp: int
     tp: int
     pp: int
@@ -86,9 +86,9 @@ WINNERS = {
     ("80B", 64): Cell(17.79, 53.46, 32, 16, 1, 4, 2, 1),
     ("469B", 64): Cell(4.27, 59.19, 4, 32, 4, 32, 2, 1),
 }
-"""By label and number of nodes. The winner of 80B on 8 nodes has 8 key-value heads: it is another model."""
+"""Winners by label and number of nodes. The winner of 80B on 8 nodes has 8 key-value heads, so it is another model."""
 INFLATION = {"1.34B": 1.17, "3.57B": 1.10}
-"""By how much the published MFU of a pipeline with tied embeddings is too high: published, two digits."""
+"""Factor by which the published MFU of a pipeline with tied embeddings is too high: published, two digits."""
 BEST_PIPELINE_BEFORE_AND_AFTER = ("3.57B", 4, 0.079, 0.369)
 """Label, nodes, and the best MFU of a pipeline before and after its communication was rewritten."""
 BARS = {
@@ -122,6 +122,6 @@ BANDWIDTHS = {
 """GB/s by collective and number of nodes, as plotted."""
 BANDWIDTH_DIGIT = 0.01
 FAILED_SHARE = 0.45
-"""Of the requested devices, by runs that did not finish."""
+"""Share of the requested devices held by runs that did not finish."""
 FAILED_SHARE_DIGIT = 0.05
-"""Shares this near to it count as the same."""
+"""Largest difference of shares that counts as agreement."""

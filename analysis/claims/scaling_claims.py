@@ -12,7 +12,7 @@ from analysis.rows.stats import median_interval
 from results.text.numbers import format_number, format_percent, listed, plural
 
 _FEWEST_DEGREES = 3
-"""A series of fewer degrees shows no trend."""
+"""Smallest number of degrees in a series that shows a trend."""
 
 
 def published_bars(frame: pd.DataFrame) -> Verdict:
@@ -20,20 +20,20 @@ def published_bars(frame: pd.DataFrame) -> Verdict:
     if not is_study(frame):
         return Verdict(UNKNOWN, "these rows are not those of the published figures")
     rates = frame.loc[frame["outcome"] == "ok", metrics.RANK_BY].to_numpy()
-    told, missing = [], 0
+    counts, missing = [], 0
     for name, bars in published.BARS.items():
-        found = sum(bool((abs(rates - bar) < 0.01).any()) for bar in bars.values())
-        missing += len(bars) - found
-        told.append(f"{found} of {len(bars)} for {name}")
+        matching_bars = sum(bool((abs(rates - bar) < 0.01).any()) for bar in bars.values())
+        missing += len(bars) - matching_bars
+        counts.append(f"{matching_bars} of {len(bars)} for {name}")
     every = sum(map(len, published.BARS.values()))
     tally = Tally(every - missing, every)
-    return Verdict(FAIL if missing else PASS, f"rows with the published value: {listed(told)}", tally)
+    return Verdict(FAIL if missing else PASS, f"rows with the published value: {listed(counts)}", tally)
 
 
 def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
     """Each doubling of pure data parallelism costs throughput per device, or at least gains none beyond `SAME`."""
     table = by_degree.data_parallel(frame)
-    told: list[str] = []
+    series: list[str] = []
     rises: list[str] = []
     level: list[str] = []
     doublings, short = 0, [0, 0]
@@ -42,7 +42,7 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
         if len(rows) < _FEWEST_DEGREES:
             short = [short[0] + int((rates[1:] < rates[:-1]).sum()), short[1] + len(rates) - 1]
             continue
-        told.append(
+        series.append(
             f"{name} from {format_number(rates[0])} to {format_number(rates[-1])} tokens/s each "
             f"over dp {degrees[0]} to {degrees[-1]}"
         )
@@ -51,10 +51,10 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
             if ratio >= 1:
                 step = f"{name} over dp {degrees[k]} to {degrees[k + 1]} ({format_percent(ratio - 1)} faster)"
                 (rises if ratio > 1 + SAME else level).append(step)
-    if not told:
+    if not series:
         return Verdict(UNKNOWN, f"no model has runs of pure data parallelism at {_FEWEST_DEGREES} degrees")
     falls = doublings - len(rises) - len(level)
-    text = f"{falls} of {plural(doublings, 'step')} to a higher degree cost throughput: {listed(told)}"
+    text = f"{falls} of {plural(doublings, 'step')} to a higher degree cost throughput: {listed(series)}"
     text += f"; not {listed(rises + level)}" if rises or level else ""
     kept, every = Tally(falls, doublings), Tally(falls + short[0], doublings + short[1])
     rule = f"models with fewer than {_FEWEST_DEGREES} degrees"
@@ -62,8 +62,8 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
 
 
 def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
-    """At equal depth on as many devices the fastest run with 32 micro-batches beats the fastest with m = p − 1 (else
-    m = p)."""
+    """With few micro-batches, m = p − 1 (otherwise m = p), the fastest pipeline is slower than the fastest with 32, at
+    the same depth and number of devices."""
     rows = by_degree.pipelines(frame).sort_values(metrics.RANK_BY, ascending=False, kind="stable")
     rows = rows.assign(network_regime=rows["network_regime"].astype(object).fillna("not known"))
     same = ["workload", "world_size", "network_regime", "degree"]
@@ -103,16 +103,16 @@ def bandwidths_are_medians(frame: pd.DataFrame) -> Verdict:
 
 
 def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
-    """From 8 nodes on the all-reduce slows down with more nodes also inside one regime of the network."""
+    """From 8 nodes on, more nodes slow down the all-reduce within one network regime, too."""
     table = collective_bandwidth.by_nodes(frame)
     table = table[(table["scope"] == "world") & (table["collective"] == "all_reduce") & (table["regime"] != "all")]
     every, _, _ = _falling(table)
-    falls, told, fewest = _falling(table[table["runs"] >= FEWEST])
+    falls, regimes, fewest = _falling(table[table["runs"] >= FEWEST])
     if not falls:
         return Verdict(UNKNOWN, f"no regime has a bandwidth at {_FEWEST_DEGREES} numbers of nodes")
     return Verdict(
         PASS if all(falls) else FAIL,
-        f"medians of at least {fewest} runs, " + "; ".join(told),
+        f"medians of at least {fewest} runs, " + "; ".join(regimes),
         Tally(sum(every), len(every)),
         Tally(sum(falls), len(falls)),
         f"sizes with fewer than {FEWEST} runs in a regime",
@@ -120,8 +120,9 @@ def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
 
 
 def _falling(table: pd.DataFrame) -> tuple[list[bool], list[str], int]:
-    """Whether the bandwidth falls in each regime with enough sizes, what it is, and the fewest runs behind a median."""
-    falls, told, fewest = [], [], []
+    """For each regime with enough sizes: whether the bandwidth falls, and its values in words; and the fewest runs
+    behind a median."""
+    falls, regimes, fewest = [], [], []
     for regime, rows in table.sort_values("nodes").groupby("regime"):
         if len(rows) < _FEWEST_DEGREES:
             continue
@@ -129,8 +130,8 @@ def _falling(table: pd.DataFrame) -> tuple[list[bool], list[str], int]:
         falls.append(bool(values[-1] < (1 - SAME) * values[0] and (values[1:] < (1 + SAME) * values[:-1]).all()))
         fewest.append(int(rows["runs"].min()))
         sizes = listed([f"{int(nodes)}" for nodes in rows["nodes"]], 8)
-        told.append(f"{regime}: {listed([format_number(value) for value in values], 8)} GB/s on {sizes} nodes")
-    return falls, told, min(fewest, default=0)
+        regimes.append(f"{regime}: {listed([format_number(value) for value in values], 8)} GB/s on {sizes} nodes")
+    return falls, regimes, min(fewest, default=0)
 
 
 def failures_take_devices(frame: pd.DataFrame) -> Verdict:

@@ -1,7 +1,7 @@
-"""The study's claims as named checks, on the study's rows and on anyone's: pass, fail or not enough data.
+"""The study's claims as named checks, on the study's rows and on any other rows: pass, fail or not enough data.
 
-Each check says what it compared, how many runs or pairs, and the numbers. A check of few rows says so instead of
-deciding. On rows that are not the study's a claim is asked of those rows: whether the same holds there.
+Each check reports what it compared, how many runs or pairs, and the numbers. A check with too few rows says so instead
+of deciding. On other rows than the study's, a check tests whether the claim holds there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CLAIMS = (
         source=STUDY,
         said_in="The pair of heatmaps: the best configuration of each model and number of nodes",
         computed=(
-            "The run with the highest MFU, by the study's count, of each of its cells against the published cell:"
-            " layout, and on its own rows MFU and memory"
+            "The run with the highest MFU, by the study's count, in each cell against the published cell:"
+            " layout, and on the study's rows also MFU and memory"
         ),
         holds_if="all agree",
         counted="cells of the heatmaps",
@@ -60,7 +60,7 @@ CLAIMS = (
         computed="Pairs of runs that agree in everything but the ZeRO stage",
         holds_if=(
             "the interval of the median throughput ratio stays above 0.97 and the median memory falls; a pair "
-            "holds by itself if both are true of it"
+            "holds if both are true for it"
         ),
         counted="pairs of runs",
         tables=("effects.csv", "ranked.csv"),
@@ -72,7 +72,7 @@ CLAIMS = (
         source=STUDY,
         said_in="The scaling figure of tensor parallelism",
         computed=(
-            "The fastest run of each model, size and regime of the network without a pipeline, at tp of one node "
+            "The fastest run of each model, size and network regime without a pipeline, at tp of one node "
             "against tp of two, and the same doubling inside the node"
         ),
         holds_if="the interval of the first lies below that of the second",
@@ -84,9 +84,9 @@ CLAIMS = (
         name="pipeline_rewrite",
         statement="Rewriting the pipeline's communication made pipelines faster",
         source=STUDY,
-        said_in="The column of its table that tells runs before and after the rewrite",
+        said_in="The column of its table that marks runs before and after the rewrite",
         computed="The best MFU of a pipeline before and after, of each model and size",
-        holds_if="the cell with known values has them and all cells with enough runs are faster after",
+        holds_if="the cell with published values reproduces them and all cells with enough runs are faster after",
         counted="models and sizes",
         tables=("ranked.csv",),
         check=pipeline_claims.pipeline_rewrite,
@@ -96,7 +96,7 @@ CLAIMS = (
         statement="A pipeline waits at least (p − 1) / (v m) of its busy time",
         source=STUDY,
         said_in="The figure of bubble sizes",
-        computed="The waiting that was timed over the busy time of each pipeline, against the closed form",
+        computed="The measured waiting over the busy time of each pipeline, against the closed form",
         holds_if="95 % wait at least 97 % of it and the order agrees",
         counted="pipelines",
         tables=("bubble.csv",),
@@ -109,7 +109,7 @@ CLAIMS = (
         said_in="The scaling figure of pipelines",
         computed=(
             "The fastest run with few micro-batches against the fastest with 32, at the same depth on as many "
-            "devices in one regime of the network"
+            "devices in one network regime"
         ),
         holds_if="all are slower",
         counted="models, sizes and depths",
@@ -120,7 +120,7 @@ CLAIMS = (
         name="no_pipeline_wins_from_16_nodes",
         statement="From 16 nodes on, pp = 1 with tensor parallelism wins",
         source=STUDY,
-        said_in="The trend that it reads off the heatmaps",
+        said_in="The trend that the study reads off the heatmaps",
         computed="The winners by the study's MFU on 16 nodes and more",
         holds_if="all have pp = 1 and tp above 1",
         counted="models and sizes",
@@ -144,7 +144,7 @@ CLAIMS = (
         source=AUDIT,
         said_in="The study's MFU counts tied embeddings twice in pipelines, throughput does not",
         computed="The winner of each cell by the study's MFU against the winner by throughput",
-        holds_if="one differs; counted are the cells that differ",
+        holds_if="one differs; the count is of cells that differ",
         counted="models and sizes",
         tables=("best_configurations.csv",),
         check=winner_claims.winners_by_throughput,
@@ -154,18 +154,18 @@ CLAIMS = (
         statement="The study's MFU counts tied embeddings twice in pipelines",
         source=AUDIT,
         said_in="Its count of parameters is the sum over pipeline stages",
-        computed="The study's MFU over PaLM's with a pipeline over without (medians) by model with tied embeddings",
-        holds_if="all are above 1, for its own models by as much as a second copy weighs",
+        computed="Study's MFU over PaLM's, with a pipeline over without (medians), by model with tied embeddings",
+        holds_if="all are above 1, for the study's models by the weight of a second copy",
         counted="models",
         tables=("ranked.csv",),
         check=mfu_claims.tied_embeddings,
     ),
     Claim(
         name="cells_are_of_their_model",
-        statement="Every published winner is of the model it is labelled as",
+        statement="Every published winner has the model of its label",
         source=AUDIT,
         said_in="Runs of one label have several shapes",
-        computed="Layers, width, heads and vocabulary of each winner against those that its label stands for",
+        computed="Layers, width, heads and vocabulary of each winner against those of its label",
         holds_if="all agree",
         counted="models and sizes",
         tables=("best_configurations.csv",),
@@ -173,10 +173,10 @@ CLAIMS = (
     ),
     Claim(
         name="no_pipeline_wins_in_one_regime",
-        statement="From 16 nodes on, pp = 1 wins among runs on the same regime of the network",
+        statement="From 16 nodes on, pp = 1 wins among runs on the same network regime",
         source=AUDIT,
         said_in="Runs without a pipeline mostly had the fast network, others the slow one",
-        computed="The fastest run with and without a pipeline of each model and size in one regime of the network",
+        computed="The fastest run with and without a pipeline of each model and size in one network regime",
         holds_if=(
             "pp = 1 leads in all cells with enough runs; not decided if fewer than half of the models and sizes "
             "have such a cell"
@@ -189,8 +189,8 @@ CLAIMS = (
         name="published_bars",
         statement="Every bar of the published scaling figures is a row of the table",
         source=AUDIT,
-        said_in="Figures and table were published apart",
-        computed="Each plotted throughput looked for among the finished runs",
+        said_in="Figures and table were published separately",
+        computed="Search for each plotted throughput among the finished runs",
         holds_if="all are found",
         counted="bars",
         tables=("ranked.csv",),
@@ -198,7 +198,7 @@ CLAIMS = (
     ),
     Claim(
         name="bandwidth_falls_in_one_regime",
-        statement="From 8 nodes on, more nodes slow the all-reduce down also inside one regime of the network",
+        statement="From 8 nodes on, more nodes slow the all-reduce down also inside one network regime",
         source=AUDIT,
         said_in="The published curve averages two regimes",
         computed="The median all-reduce bandwidth by number of nodes in each regime",
@@ -230,7 +230,7 @@ CLAIMS = (
         check=pair_claims.throughputs_repeat,
     ),
 )
-"""First what the study says, then what we ask about it."""
+"""The study's claims, then our audits of them."""
 
 COLUMNS = (
     *("claim", "data", "verdict", "evidence", "holds_in", "holds_in_kept", "left_out", "name"),
@@ -241,11 +241,11 @@ COLUMNS = (
 def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
     """Every claim on every measured cohort, one row each.
 
-    ``claim`` is its statement, ``data`` names the cohort, ``verdict`` and ``evidence`` are as in
-    `analysis.claims.verdicts.Verdict`, and ``name`` is short. ``holds_in`` counts the cells in which the claim holds,
-    of all that could be compared (``counted`` says of what); ``holds_in_kept`` those after ``left_out``, the rule by
-    which some were left out. ``source`` is the study or an audit of ours, ``tables`` are files of the report with the
-    rows, ``attempts`` and ``finished`` count the cohort's.
+    ``claim`` is its statement, ``data`` names the cohort, ``verdict`` and ``evidence`` are those of
+    `analysis.claims.verdicts.Verdict`, and ``name`` is short. ``holds_in`` is the number of cells in which the claim
+    holds, of all comparable cells (``counted`` names the kind of cell); ``holds_in_kept`` is the same for the cells
+    kept by the rule ``left_out``. ``source`` is the study or an audit of ours, ``tables`` are files of the report with
+    the rows, ``attempts`` and ``finished`` count the cohort's rows.
     """
     rows = []
     for cohort in cohorts:

@@ -1,4 +1,4 @@
-"""What a check of a claim answers with, and how many runs it takes to decide one."""
+"""The result of a check of a claim, and the number of runs it takes to decide one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from analysis.rows.stats import MIN_FOR_INTERVAL
 
 PASS, FAIL, UNKNOWN = "pass", "fail", "not enough data"
 STUDY, AUDIT = "the study", "audit"
-"""Who says what is checked: the study, or nobody but us, about what the study says."""
+"""Source of a claim: the study itself, or our audit of what the study says."""
 FEWEST = MIN_FOR_INTERVAL
-"""Fewer runs or pairs than this on a side decide nothing."""
+"""Smallest number of runs or pairs on each side that can decide a claim."""
 SAME = 0.03
-"""Ratios of throughput within this of 1 count as no difference."""
+"""Largest distance from 1 of a ratio of throughputs that counts as no difference."""
 _STUDY_ENGINE = "nanotron"
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """In how many of ``of`` cells (models and sizes, pairs, steps) a claim holds."""
+    """Number of cells (models and sizes, pairs, steps), out of ``of``, in which a claim holds."""
 
     holds: int
     of: int
@@ -37,32 +37,32 @@ class Verdict:
     evidence: str
     """What was compared, how many runs or pairs, and the numbers; or what is missing."""
     compared: Tally | None = None
-    """In how many of all cells that could be compared the claim holds; None where it is not asked cell by cell."""
+    """Tally over all comparable cells; None if the claim is not checked by cell."""
     kept: Tally | None = None
-    """The same after what ``left_out`` says has been left out."""
+    """Tally over the cells that remain after the rule ``left_out``."""
     left_out: str = ""
-    """By which rule cells were left out; empty where none was."""
+    """Rule by which cells were left out; empty if none were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     name: str
     statement: str
-    """What is claimed, in one sentence."""
+    """The claim in one sentence."""
     source: str
     """`STUDY` or `AUDIT`."""
     said_in: str
-    """Where the study says it, or why it is asked."""
+    """Where the study says it, or why it is checked."""
     computed: str
-    """What the check computes."""
+    """Computation of the check, in words."""
     holds_if: str
-    """When the claim holds."""
+    """Condition under which the claim holds."""
     counted: str
     """What a `Tally` counts: pairs, models and sizes."""
     tables: tuple[str, ...]
-    """Files of the report's tables that have the rows it comes from."""
+    """Names of the report's tables with the rows behind the check."""
     check: Callable[[pd.DataFrame], Verdict]
-    """From the attempts of one measured cohort."""
+    """Function from the attempts of one measured cohort to the verdict."""
 
 
 def is_study(frame: pd.DataFrame) -> bool:

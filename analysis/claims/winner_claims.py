@@ -1,4 +1,4 @@
-"""The study's claims on its pair of heatmaps: which configuration is the best of each model and size."""
+"""The study's claims on its pair of heatmaps: the best configuration of each model and size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def published_winners(frame: pd.DataFrame) -> Verdict:
     """The winner of each cell has the published layout; on the study's rows also its MFU and memory."""
     best = winners.best_by(frame, "published_mfu")
     best = best.assign(_label=best["label"] if is_study(frame) else _label_of_shape(best))
-    found = {(row["_label"], row["world_size"]): row for row in labels.records(best)}
+    row_of_cell = {(row["_label"], row["world_size"]): row for row in labels.records(best)}
     compared, wrong = 0, []
     for (label, nodes), cell in published.WINNERS.items():
-        row = found.get((label, nodes * published.DEVICES_PER_NODE))
+        row = row_of_cell.get((label, nodes * published.DEVICES_PER_NODE))
         if row is None:
             continue
         compared += 1
@@ -53,7 +53,7 @@ def winners_by_throughput(frame: pd.DataFrame) -> Verdict:
 
 
 def _beyond_noise(both: list[pd.DataFrame], changed: pd.Index) -> str:
-    """How many of the changed winners may be as fast as what takes their place."""
+    """Clause on how many of the changed winners may be as fast as their replacement."""
     rows = both[1].loc[changed]
     known = rows["tie"].notna()
     if not known.any():
@@ -66,22 +66,25 @@ def _beyond_noise(both: list[pd.DataFrame], changed: pd.Index) -> str:
 def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
     """Every published winner has the shape that its label stands for."""
     if not is_study(frame):
-        return Verdict(UNKNOWN, "these rows have no labels beside their shapes")
+        return Verdict(UNKNOWN, "these rows have no labels in addition to their shapes")
     best = winners.best_by(frame, "published_mfu")
     other = best[best["label"] != best["workload"]]
     if other.empty:
         return Verdict(PASS, f"all {len(best)} winners have the shape of their label", Tally(len(best), len(best)))
-    said = []
+    mislabelled = []
     proper = metrics.best_configurations(frame)
     for row in labels.records(other):
-        own = proper[(proper["workload"] == row["label"]) & (proper["world_size"] == row["world_size"])]
-        instead = [f"{r['layout']} with {format_number(r[metrics.RANK_BY])} tokens/s/GPU" for r in labels.records(own)]
-        said.append(
+        best_of_label = proper[(proper["workload"] == row["label"]) & (proper["world_size"] == row["world_size"])]
+        instead = [
+            f"{r['layout']} with {format_number(r[metrics.RANK_BY])} tokens/s/GPU"
+            for r in labels.records(best_of_label)
+        ]
+        mislabelled.append(
             f"{row['label']} on {row['world_size']} GPUs is {row['workload']} with "
             f"{format_number(row[metrics.RANK_BY])} tokens/s/GPU; "
             f"the best {row['label']} proper is {listed(instead) or 'none'}"
         )
-    text = f"{len(other)} of {plural(len(best), 'winner')} have another shape: {listed(said)}"
+    text = f"{len(other)} of {plural(len(best), 'winner')} have another shape: {listed(mislabelled)}"
     return Verdict(FAIL, text, Tally(len(best) - len(other), len(best)))
 
 

@@ -1,1 +1,1 @@
-"""Two results matched point by point: ``python -m analysis.compare A B``."""
+"""Comparison of two results, matched point by point: ``python -m analysis.compare A B``."""

@@ -1,4 +1,4 @@
-"""``python -m analysis.compare``."""
+"""Entry point of ``python -m analysis.compare``."""
 
 from __future__ import annotations
 

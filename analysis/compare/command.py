@@ -1,7 +1,7 @@
-"""``python -m analysis.compare A B [--out DIR]``: two results matched point by point, and what moved beyond noise.
+"""``python -m analysis.compare A B [--out DIR]``: two results matched point by point, and the changes beyond noise.
 
 A and B are each a sweep, a folder of sweeps, a Parquet file of attempts, or the Ultra-Scale Playbook's published table
-(CSV). They may be of different commits, engine versions, clusters or ways of measuring; the comparison says so first.
+(CSV). They may differ in commit, engine version, cluster or method; the comparison reports such differences first.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
     from analysis.page.render import PageTable
 
-# What takes time to import is imported where it is used: --help and mistakes answer at once.
+# Slow imports happen where they are used, so that --help and usage errors answer at once.
 FORMATS = ("png", "svg", "html")
 _WHAT = "a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the study (CSV)"
-_MOST_TOLD, _MOST_ON_PAGE = 12, 100
-"""Moved points that the terminal and the page show; compare.csv has all."""
+_MOST_PRINTED, _MOST_ON_PAGE = 12, 100
+"""Largest number of changed points on the terminal and on the page; compare.csv has all."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 1 when ``--fail-if-slower`` found something; 2 after a user's mistake."""
+    """Exit status: 0; 1 if ``--fail-if-slower`` finds a regression; 2 after a user's mistake; 130 after Ctrl-C."""
     try:
         options = _parser().parse_args(argv)
         from analysis.compare import comparison as comparing
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.a, options.b, options.methods, options.across, options.noise, options.engines
         )
         files = write_comparison.write(comparison, options.out, options.format, _MOST_ON_PAGE)
-        _tell(comparison, files)
+        _print(comparison, files)
         return 0 if options.fail_if_slower is None else _gate(comparison, options.fail_if_slower)
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -51,30 +51,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gate(comparison: Comparison, fraction: float) -> int:
-    """1 when a point of B has regressed by more than ``fraction`` or no longer finishes, else 0."""
+    """Returns 1 if a point of B has regressed by more than ``fraction`` or no longer finishes, otherwise 0."""
     from analysis.compare import comparison as comparing
     from analysis.compare import verdicts
     from analysis.compare.moved import DIFFERS
 
     pairs = comparison.pairs
     if not (pairs["outcome_a"] == "ok").any():
-        raise InvalidResults("--fail-if-slower: no matched point finished in A, so there is nothing to hold B to")
+        raise InvalidResults("--fail-if-slower: no matched point finished in A, so there is no baseline for B")
     if (pairs["verdict"].dropna() == verdicts.METHOD_CHANGED).all():
         raise InvalidResults(
-            f"--fail-if-slower: of every matched point the {verdicts.METHOD_CHANGED}, so there is nothing to hold B to"
+            f"--fail-if-slower: every matched point has the verdict {verdicts.METHOD_CHANGED!r}, so there is no "
+            "baseline for B"
         )
     if len(open_ones := comparing.not_held(pairs, fraction)):
-        told = listed([f"{count:,} {verdict}" for verdict, count in verdicts.counts(open_ones)])
-        print(f"not held against B: {plural(len(open_ones), 'point')} slower or failing in B ({told})")
+        verdict_counts = listed([f"{count:,} {verdict}" for verdict, count in verdicts.counts(open_ones)])
+        print(f"not counted as failed: {plural(len(open_ones), 'point')} slower or failing in B ({verdict_counts})")
         if (open_ones["speed"] == DIFFERS).any():
-            print("--noise PERCENT says what to take for noise where the spread is not known")
+            print("--noise PERCENT sets the noise for points of unknown spread")
     bad = comparing.regressions(pairs, fraction)
     if len(bad):
         print(f"failed: {len(bad):,} of {len(pairs):,} points slower by more than {100 * fraction:g} % or failing in B")
     return 1 if len(bad) else 0
 
 
-def _tell(comparison: Comparison, files: Sequence[Path]) -> None:
+def _print(comparison: Comparison, files: Sequence[Path]) -> None:
     console = open_console()
 
     def line(text: str, style: str | None = None) -> None:
@@ -91,7 +92,7 @@ def _tell(comparison: Comparison, files: Sequence[Path]) -> None:
     console.print()
     for text in comparison.found:
         line(text)
-    for table in comparison.tables(_MOST_TOLD):
+    for table in comparison.tables(_MOST_PRINTED):
         if table.rows:
             console.print(_rich(table))
     line(" ".join(str(path) for path in files), "dim")
@@ -113,11 +114,11 @@ def _rich(table: PageTable) -> object:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(
         prog="python -m analysis.compare",
-        description="Match two results point by point and say what moved beyond noise: throughput, peak memory, "
+        description="Match two results point by point and list changes beyond noise: throughput, peak memory, "
         "outcomes, losses. Writes tables/compare.csv, figures/compare.png and .svg, and compare.html.",
     )
     parser.add_argument("a", metavar="A", type=command_line.path, help=_WHAT)
-    parser.add_argument("b", metavar="B", type=command_line.path, help="the same, compared with A: ratios are B over A")
+    parser.add_argument("b", metavar="B", type=command_line.path, help="like A; compared with A, ratios are B over A")
     parser.add_argument(
         "--out", type=command_line.path, default=Path("comparison"), metavar="DIR", help="default: comparison/"
     )
@@ -125,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         "--noise",
         type=_percent,
         metavar="PERCENT",
-        help="change of throughput to take for noise, instead of what timed steps and repeats say",
+        help="change of throughput that counts as noise, instead of the estimate from timed steps and repeats",
     )
     parser.add_argument(
         "--across",
@@ -138,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         "--methods",
         type=_methods,
         metavar="OF_A,OF_B",
-        help=f"which rows of each side ({', '.join(METHODS)}); e.g. measured,rehearsed. Default: the same of both",
+        help=f"which rows of each side ({', '.join(METHODS)}); e.g. measured,rehearsed. Default: the same method for "
+        "both",
     )
     parser.add_argument(
         "--engines",
@@ -175,12 +177,12 @@ def _percent(text: str) -> float:
 def _engines(text: str) -> tuple[str, str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) != 2 or not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two engines with a comma between")
+        raise argparse.ArgumentTypeError(f"{text!r} is not two engines separated by a comma")
     return names[0], names[1]
 
 
 def _methods(text: str) -> tuple[str, str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) != 2 or any(name not in METHODS for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two of {', '.join(METHODS)}, with a comma between")
+        raise argparse.ArgumentTypeError(f"{text!r} is not two of {', '.join(METHODS)}, separated by a comma")
     return names[0], names[1]

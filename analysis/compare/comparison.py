@@ -1,4 +1,4 @@
-"""A comparison of two results: reading both, matching their points, and judging what moved."""
+"""A comparison of two results: reading both, matching their points, and judging the changes."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from results.tables import store
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison found, in sentences and in tables. Ratios are B over A."""
+    """Result of a comparison, in sentences and tables. Ratios are B over A."""
 
     verdicts: str | None
-    """How many matched points have each verdict; None without one."""
+    """Number of matched points with each verdict; None if no point matched."""
     sides: tuple[str, str]
-    """One line each on what A and B are."""
+    """One line each that describes A and B."""
     cautions: list[str]
-    """What must be known before any number is read: A and B differ in method, cluster, device or engine."""
+    """Differences that affect all numbers: A and B differ in method, cluster, device or engine."""
     alarms: list[str]
-    """What makes numbers worthless: losses that differ."""
+    """Differences that invalidate speeds: the losses differ."""
     matching: list[str]
     """How points were matched, and why others were not."""
     found: list[str]
-    """What moved."""
+    """Sentences on what changed."""
     pairs: pd.DataFrame
     """The matched points, as `analysis.compare.verdicts.with_verdicts` returns them."""
     only_a: pd.DataFrame
     """Points of A without a partner, with the columns of `analysis.compare.matching.points`."""
     only_b: pd.DataFrame
     by_axis: pd.DataFrame
-    """See `analysis.compare.moved.by_axis`."""
+    """Table of `analysis.compare.moved.by_axis`."""
     noise: moved.Noise
     problems: tuple[str, ...]
     """One line for each file that could not be read."""
 
     def tables(self, most: int) -> list[PageTable]:
-        """Short tables in words: what the axes explain, and at most ``most`` points that moved."""
+        """Short tables in words: changes by axis, and at most ``most`` points that changed."""
         return [*findings.axis_tables(self.by_axis), findings.moved_table(self.pairs, most)]
 
 
@@ -57,16 +57,16 @@ def compare(
 ) -> Comparison:
     """Match the results at ``a`` and ``b`` and judge every matched point.
 
-    ``methods``: of A's and of B's rows, the same one unless asked otherwise; ``across``: axes in which partners may
-    differ; ``noise``: a fraction, instead of what the data say; ``engines``: of A's and of B's rows, all unless asked.
-    Raises `InvalidResults` when there is nothing to compare, or only something that must not be.
+    ``methods``: methods of A's and B's rows, by default one that both have. ``across``: axes in which partners may
+    differ. ``noise``: a fraction that replaces the estimate from the data. ``engines``: engines of A's and B's rows, by
+    default all. Raises `InvalidResults` if there is nothing comparable.
     """
     loaded = [load(path) for path in (a, b)]
     for path, read in zip((a, b), loaded, strict=True):
         if read.attempts.empty and read.problems:
             raise InvalidResults(f"{path} has no row that can be read: {read.problems[0]}")
     methods = matching.choose_methods(loaded[0].attempts, loaded[1].attempts, methods)
-    rows = [found.attempts[found.attempts["method"] == of] for found, of in zip(loaded, methods, strict=True)]
+    rows = [results.attempts[results.attempts["method"] == of] for results, of in zip(loaded, methods, strict=True)]
     if engines is not None:
         rows = [
             matching.of_engine(part, *named) for part, named in zip(rows, zip("AB", engines, strict=True), strict=True)
@@ -75,13 +75,13 @@ def compare(
         matching.points(part, _step_times(path) if of == "measured" else None)
         for part, path, of in zip(rows, (a, b), methods, strict=True)
     ]
-    found = matching.match(points[0], points[1], across)
+    matches = matching.match(points[0], points[1], across)
     judged_by = moved.noise_of(points[0], points[1], noise)
-    same_numbers = not set(across) & set(moved.SAME_NUMBERS) and "seed" not in found.unrecorded
-    pairs = verdicts.with_verdicts(moved.judged(found.pairs, judged_by, compare_losses=same_numbers), judged_by)
-    ignored = (*found.crossed, *found.unrecorded, *across)
-    why_a = matching.why_unmatched(found.only_a, points[1], ignored)
-    why_b = matching.why_unmatched(found.only_b, points[0], ignored)
+    same_numbers = not set(across) & set(moved.SAME_NUMBERS) and "seed" not in matches.unrecorded
+    pairs = verdicts.with_verdicts(moved.judged(matches.pairs, judged_by, compare_losses=same_numbers), judged_by)
+    ignored = (*matches.crossed, *matches.unrecorded, *across)
+    why_a = matching.why_unmatched(matches.only_a, points[1], ignored)
+    why_b = matching.why_unmatched(matches.only_b, points[0], ignored)
     beside = findings.beside(rows[0], rows[1])
     return Comparison(
         verdicts=verdicts.sentence(pairs),
@@ -91,11 +91,11 @@ def compare(
         ),
         cautions=findings.cautions(rows[0], rows[1]),
         alarms=findings.alarms(pairs),
-        matching=[*([beside] if beside else []), *findings.matched(found, why_a, why_b, across)],
+        matching=[*([beside] if beside else []), *findings.matched(matches, why_a, why_b, across)],
         found=findings.found(pairs, judged_by),
         pairs=pairs,
-        only_a=found.only_a,
-        only_b=found.only_b,
+        only_a=matches.only_a,
+        only_b=matches.only_b,
         by_axis=moved.by_axis(pairs),
         noise=judged_by,
         problems=(*loaded[0].problems, *loaded[1].problems),
@@ -103,20 +103,20 @@ def compare(
 
 
 def regressions(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
-    """Pairs that are a regression by more than ``fraction`` of the throughput, or because B does not finish."""
+    """Pairs that regressed by more than ``fraction`` of the throughput, or because B does not finish."""
     return pairs[(pairs["verdict"] == verdicts.REGRESSION) & ~(pairs["ratio"] >= 1 - fraction)]
 
 
 def not_held(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
-    """Pairs as much worse that are no regression by their verdict: another method or machine, or a spread that is not
-    known."""
+    """Pairs as much slower or failing in B whose verdict is not a regression: method or machine changed, or unknown
+    spread."""
     slower = (pairs["ratio"] < 1 - fraction) & (pairs["verdict"] != verdicts.NOISE)
     failing = (pairs["outcome_a"] == "ok") & (pairs["outcome_b"] != "ok")
     return pairs[(slower | failing) & (pairs["verdict"] != verdicts.REGRESSION)]
 
 
 def _step_times(path: Path) -> Mapping[str, Sequence[float]]:
-    """Time of every timed step by attempt, of its slowest rank, in seconds; empty where steps are not recorded."""
+    """Time in seconds of every timed step by attempt, of its slowest rank; empty if steps are not recorded."""
     if not path.is_dir():
         return {}
     steps = store.scan(path, "steps").table.select(["attempt_id", "step", "is_warmup", "step_time_s"]).to_pandas()

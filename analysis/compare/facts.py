@@ -1,6 +1,6 @@
-"""What rows record of how and where a point ran, by what a difference in it makes of a changed throughput.
+"""Columns that record how and where a point ran, grouped by what a difference in them means for a changed throughput.
 
-The values are what each column is called.
+The values are the names of the columns in messages.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ SOFTWARE = {
 }
 DEVICE_STATE = {"power_limit_w": "power limit", "sm_clock_mhz": "SM clock"}
 FACTS = (*METHOD, *HARDWARE, *SOFTWARE, *DEVICE_STATE)
-"""Columns of rows from which verdicts are decided, besides outcomes, rates and losses."""
+"""Columns that decide verdicts, besides outcomes, rates and losses."""

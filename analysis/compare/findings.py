@@ -1,4 +1,4 @@
-"""What a comparison found, in sentences and short tables: the same on the terminal and on the page."""
+"""Sentences and short tables on what a comparison found, identical on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TELLING = {
     "engine": "engine",
     "measurement_version": "measurement version",
 }
-"""Columns in which a difference is said before anything else."""
+"""Columns whose differences are reported before anything else."""
 _BESIDE = {
     "engine_version": "engine version",
     "git_commit": "commit",
@@ -40,36 +40,36 @@ _MOST_AXES = 3
 
 
 def side(name: str, path: Path, rows: pd.DataFrame, points: int) -> str:
-    """One line on side A or B: where it was read from, its attempts and points, cluster, version, commit and day."""
-    told = [
+    """One line on side A or B: its path, attempts and points, cluster, version, commit and day."""
+    facts = [
         f"{plural(len(rows), 'attempt')} at {plural(points, 'point')}",
         METHOD_NAMES[rows["method"].iloc[0]].lower(),
     ]
     for column, word in ({"cluster": "on", "engine_version": "engine version", "git_commit": "commit"}).items():
         if values := _values(rows, column):
-            told.append(f"{word} {listed(values, 3)}")
+            facts.append(f"{word} {listed(values, 3)}")
     if rows["started_at"].notna().any():
-        told.append(f"{rows['started_at'].min():%Y-%m-%d}")
-    return f"{name}: {path} ({', '.join(told)})"
+        facts.append(f"{rows['started_at'].min():%Y-%m-%d}")
+    return f"{name}: {path} ({', '.join(facts)})"
 
 
 def cautions(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
-    """What a reader must know before any number: the sides differ in method, cluster, device, engine or measurement."""
-    found = []
+    """Warnings that apply to all numbers: the sides differ in method, cluster, device, engine or measurement."""
+    sentences = []
     methods = [rows["method"].iloc[0] for rows in (a, b)]
     if methods[0] != methods[1]:
         names = [METHOD_NAMES[method].lower() for method in methods]
-        found.append(
-            f"A is {names[0]}, B {names[1]}: a difference says how far the two ways of getting a number are apart, not "
-            "what moved. Communication is modelled in a rehearsal, and all of an estimate is."
+        sentences.append(
+            f"A is {names[0]}, B {names[1]}: differences are between these two methods, not changes of the runs. "
+            "A rehearsal models communication; an estimate models everything."
         )
     if differences := _differences(a, b, _TELLING):
-        found.append(f"A and B differ in {'; '.join(differences)}: what moved may come from that alone.")
-    return found
+        sentences.append(f"A and B differ in {'; '.join(differences)}: this alone may explain the changes.")
+    return sentences
 
 
 def beside(a: pd.DataFrame, b: pd.DataFrame) -> str | None:
-    """One sentence on other recorded differences (commit, versions, timed steps); None where there is none."""
+    """One sentence on other recorded differences (commit, versions, timed steps); None if there are none."""
     differences = _differences(a, b, _BESIDE)
     return f"They differ in {'; '.join(differences)}." if differences else None
 
@@ -81,7 +81,7 @@ def matched(matching: Matching, why_a: Counter[str], why_b: Counter[str], across
         f"{counts[name]:,} by {words}"
         for name, words in {
             "experiment_id": "experiment_id",
-            "configuration": "the whole configuration but the engine's version",
+            "configuration": "the whole configuration except the engine version",
         }.items()
         if counts.get(name)
     ]
@@ -91,24 +91,27 @@ def matched(matching: Matching, why_a: Counter[str], why_b: Counter[str], across
         f"{len(matching.only_a):,} only in A, {len(matching.only_b):,} only in B."
     ]
     if matching.unrecorded:
-        sentences.append(f"One side does not record {listed(matching.unrecorded)}: the match leaves it out.")
+        sentences.append(f"One side does not record {listed(matching.unrecorded)}: matching ignores that.")
     if matching.older:
-        sentences.append(f"{plural(matching.older, 'point')} of an older engine version left out beside a newer one.")
+        sentences.append(
+            f"{plural(matching.older, 'point')} of an older engine version left out in favour of a newer one."
+        )
     for name, other, why, only in (("A", "B", why_a, matching.only_a), ("B", "A", why_b, matching.only_b)):
         if why:
             axes = [f"{axis} ({count:,})" for axis, count in why.most_common(_MOST_AXES)]
             first = f"the first {MOST_EXAMINED} of " if len(only) > MOST_EXAMINED else ""
             sentences.append(
-                f"Of {first}{plural(len(only), 'point')} only in {name} the nearest in {other} differ most often in "
+                f"For {first}{plural(len(only), 'point')} only in {name}, the nearest points in {other} differ most "
+                "often in "
                 f"{listed(axes)}."
             )
     if matching.pairs.empty and (alone := _single_axis(why_a, why_b)) is not None and alone not in across:
-        sentences.append(f"--across {alone} matches points that differ in {alone} alone.")
+        sentences.append(f"--across {alone} matches points that differ only in {alone}.")
     return sentences
 
 
 def found(pairs: pd.DataFrame, noise: moved.Noise) -> list[str]:
-    """Sentences on what moved between judged ``pairs``: noise, throughput, memory, outcomes, losses."""
+    """Sentences on the changes between judged ``pairs``: noise, throughput, memory, outcomes, losses."""
     if pairs.empty:
         return []
     sentences = [noise.why]
@@ -116,35 +119,35 @@ def found(pairs: pd.DataFrame, noise: moved.Noise) -> list[str]:
     if len(both):
         sentences += [_speed(both), _memory(both)]
     sentences.append(_outcomes(pairs))
-    if said := _losses(both):
-        sentences.append(said)
+    if losses := _losses(both):
+        sentences.append(losses)
     return sentences
 
 
 def alarms(pairs: pd.DataFrame) -> list[str]:
-    """Sentences on losses that differ: then the speeds of the two sides do not compare."""
+    """Sentences on losses that differ; the speeds of the two sides are then not comparable."""
     wrong = pairs[pairs["same_losses"].eq(False)]
-    told = []
+    sentences = []
     if len(wrong):
         apart = wrong[["loss_difference", "norm_difference"]].astype(float).max(axis=1).fillna(0)
         worst = wrong.assign(_apart=apart).nlargest(1, "_apart").iloc[0]
         compared = plural(int(pairs["same_losses"].notna().sum()), "point")
-        told.append(
+        sentences.append(
             f"LOSSES DIFFER in {len(wrong):,} of {compared}: A and B do not compute the same thing there, so their "
             f"speeds do not compare. Worst: {worst['workload_a']}, {worst['layout_a']}: losses "
             f"{_relative(worst['loss_difference'])}, gradient norms "
             f"{_relative(worst['norm_difference'])} apart."
         )
-    own = {end: int(pairs[f"loss_agrees_{end}"].eq(False).sum()) for end in "ab"}
-    return told + [
+    contradicting = {end: int(pairs[f"loss_agrees_{end}"].eq(False).sum()) for end in "ab"}
+    return sentences + [
         f"{plural(count, 'point')} of {end.upper()} had losses that contradict its own reference layout."
-        for end, count in own.items()
+        for end, count in contradicting.items()
         if count
     ]
 
 
 def moved_table(pairs: pd.DataFrame, most: int) -> PageTable:
-    """The points whose throughput moved most beyond noise, then those whose memory did."""
+    """The points whose throughput changed most beyond noise, then those whose memory did."""
     speed = pairs[pairs["speed"].isin([moved.FASTER, moved.SLOWER, moved.DIFFERS])]
     order = np.log(speed["ratio"]).abs().sort_values(ascending=False, kind="stable").index
     memory = pairs[pairs["memory"].isin(["more", "less"]) & ~pairs.index.isin(order)]
@@ -173,7 +176,7 @@ def moved_table(pairs: pd.DataFrame, most: int) -> PageTable:
 
 
 def axis_tables(table: pd.DataFrame) -> list[PageTable]:
-    """What moved for each value of the axes that explain most of it."""
+    """Changes for each value of the axes that explain most of them."""
     tables = []
     for axis in moved.leading_axes(table):
         part = table[table["axis"] == axis]
@@ -196,21 +199,21 @@ def axis_tables(table: pd.DataFrame) -> list[PageTable]:
 
 def _speed(both: pd.DataFrame) -> str:
     counts = both["speed"].value_counts()
-    told = [f"{counts[name]:,} {_SPEED_WORDS.get(name, name)}" for name in moved.CLASSES if counts.get(name)]
+    speeds = [f"{counts[name]:,} {_SPEED_WORDS.get(name, name)}" for name in moved.CLASSES if counts.get(name)]
     middle = median_interval(both["ratio"])
     if middle is None:
-        return f"Throughput, B over A: {listed(told)}."
+        return f"Throughput, B over A: {listed(speeds)}."
     between = "" if middle.low is None else f" (95 % interval {interval(middle.low, middle.high)})"
     low, high = float(both["ratio"].min()), float(both["ratio"].max())
     span = f"; from {change(low)} to {change(high)}" if middle.n > 1 else ""
-    return f"Throughput, B over A: {listed(told)}. Median {change(middle.median)}{between}{span}."
+    return f"Throughput, B over A: {listed(speeds)}. Median {change(middle.median)}{between}{span}."
 
 
 def _memory(both: pd.DataFrame) -> str:
     kind, counts = moved.memory_kind(both), both["memory"].value_counts()
     if not counts.drop("unknown", errors="ignore").sum():
         return "Peak memory: not known on both sides."
-    told = [f"{counts[name]:,} {word}" for name, word in _MEMORY_WORDS.items() if counts.get(name)]
+    memories = [f"{counts[name]:,} {word}" for name, word in _MEMORY_WORDS.items() if counts.get(name)]
     extremes = [
         f"{word} {change(rows['peak_ratio'].iloc[0])} ({rows['layout_a'].iloc[0]})"
         for word, rows in (
@@ -220,12 +223,13 @@ def _memory(both: pd.DataFrame) -> str:
         if len(rows)
     ]
     return (
-        f"Peak {kind.name} memory: {listed(told)}{', ' if extremes else ''}{listed(extremes)}. The same: within "
+        f"Peak {kind.name} memory: {listed(memories)}{', ' if extremes else ''}{listed(extremes)}. Peaks count as "
+        "equal within "
         f"{kind.granularity_bytes // 2**20} MiB, the allocator's granularity."
     )
 
 
-_SPEED_WORDS = {moved.DIFFERS: "that differ with unknown spread", moved.UNKNOWN: "of which it cannot be said"}
+_SPEED_WORDS = {moved.DIFFERS: "that differ with unknown spread", moved.UNKNOWN: "undecided"}
 _MEMORY_WORDS = {"more": "need more", "less": "need less", "same": "the same", "unknown": "not known"}
 
 
@@ -235,20 +239,23 @@ def _outcomes(pairs: pd.DataFrame) -> str:
     same = pairs.loc[pairs["outcome_a"] == pairs["outcome_b"], "outcome_a"].value_counts()
     unchanged = listed([f"{count:,} {names.get(str(outcome), outcome)}" for outcome, count in same.items()])
     if changed.empty:
-        return f"Outcomes: no point's changed ({unchanged})."
-    told = []
+        return f"Outcomes: no point changed ({unchanged})."
+    changes = []
     for key, count in changed.items():
         assert isinstance(key, tuple)
-        told.append(f"{count:,} {names.get(key[0], key[0])} → {names.get(key[1], key[1])}")
-    return f"Outcomes: {listed(told)}; unchanged {unchanged or 'none'}."
+        changes.append(f"{count:,} {names.get(key[0], key[0])} → {names.get(key[1], key[1])}")
+    return f"Outcomes: {listed(changes)}; unchanged {unchanged or 'none'}."
 
 
 def _losses(both: pd.DataFrame) -> str | None:
     compared = both[both["same_losses"].notna()]
     if compared.empty:
-        return "Losses: not compared; they are not recorded on both sides, or partners differ in what makes them."
+        return (
+            "Losses: not compared; they are not recorded on both sides, or partners differ in settings that change "
+            "them."
+        )
     if compared["same_losses"].eq(False).any():
-        return None  # an alarm says it
+        return None  # reported by `alarms`
     return (
         f"Losses of the first {COMPARED_STEPS} steps agree ({plural(len(compared), 'point')} compared): within "
         f"{_relative(compared['loss_difference'].max())}, gradient norms within "
@@ -257,7 +264,7 @@ def _losses(both: pd.DataFrame) -> str | None:
 
 
 def _single_axis(*whys: Counter[str]) -> str | None:
-    """The axis that is all that the nearest partners differ in, on one side at least."""
+    """The only axis in which nearest partners differ, on at least one side; None if there are several."""
     for why in whys:
         if len(why) == 1:
             return next(iter(why))
@@ -265,16 +272,16 @@ def _single_axis(*whys: Counter[str]) -> str | None:
 
 
 def _differences(a: pd.DataFrame, b: pd.DataFrame, columns: dict[str, str]) -> list[str]:
-    told = []
+    sentences = []
     for column, word in columns.items():
         of_a, of_b = _values(a, column), _values(b, column)
         if of_a and of_b and of_a != of_b:
-            told.append(f"{word} (A {listed(of_a, 3)}, B {listed(of_b, 3)})")
-    return told
+            sentences.append(f"{word} (A {listed(of_a, 3)}, B {listed(of_b, 3)})")
+    return sentences
 
 
 def _values(rows: pd.DataFrame, column: str) -> list[str]:
-    """Known values of a column in words, most frequent first where they are several."""
+    """Known values of a column as sorted texts; commits are cut to 8 characters."""
     values = [f"{value:g}" if isinstance(value, float) else str(value) for value in rows[column].dropna().unique()]
     return sorted(value[:8] for value in values) if column == "git_commit" else sorted(values)
 

@@ -1,8 +1,8 @@
-"""Two results matched point by point: which point of A is which of B, and why some have no partner.
+"""Matching of two results point by point: which point of A corresponds to which of B, and why some have no partner.
 
-A *point* here is one configuration on one cluster, by one engine and measurement version: all attempts at it, repeats
-included, become one row (`points`). Points are matched (`match`) by ``experiment_id`` where it is equal, and what is
-left by the whole configuration without the engine's version, which the id contains.
+A *point* is one configuration on one cluster, by one engine and measurement version: all attempts at it, repeats
+included, become one row (`points`). Points are matched (`match`) by equal ``experiment_id``; the rest by the whole
+configuration without the engine version, which the id contains.
 """
 
 from __future__ import annotations
@@ -28,44 +28,45 @@ from workloads.spec.experiment import ENGINE
 
 _RATE = "tokens_per_s_per_gpu"
 COHORT = ("cluster", "engine", "measurement_version")
-"""What rows are never pooled over; two results may still differ in it, and are then compared across it."""
+"""Columns across which rows are never pooled; two results that differ in one are compared across it."""
 _DERIVED = ("world_size", "dp", "num_microbatches", "tokens_per_step")
 _NAMES = ("experiment_id", "model", "config_json", "engine", "engine_version")
 REST = "rest of the configuration"
-"""What ``config_json`` holds beyond the columns, of the model (RoPE, routing ...) or newer than they are."""
+"""Column for what ``config_json`` holds beyond the table's columns: model details (RoPE, routing ...) and newer
+fields."""
 SETTINGS = (*(c.name for c in CONFIG_COLUMNS if c.name not in (*_DERIVED, *_NAMES)), REST)
-"""The whole configuration: everything that can change a number, but for the engine and its version."""
+"""The whole configuration: everything that can change a number, except the engine and its version."""
 IDENTITY = ["experiment_id", *COHORT]
 _UNKNOWN = "–"
 _Runs = dict[str, np.ndarray[Any, Any]]
 """Columns of all rows, as arrays."""
 _SHAPE = (*SETTINGS[: SETTINGS.index("tie_embeddings") + 1], REST)
-"""Settings of the model alone."""
+"""Settings of the model only."""
 _WHY = (*COHORT, "engine_version", *(name for name in SETTINGS if name not in _SHAPE))
 MOST_EXAMINED = 500
-"""Unmatched points whose nearest partner is looked for: the first of each side."""
+"""Number of unmatched points of each side, the first ones, for which the nearest partner is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """``pairs`` has every column of `points` twice, ending in ``_a`` and ``_b``, and ``matched_by``: ``experiment_id``
-    or ``configuration``."""
+    """Result of `match`. ``pairs`` has every column of `points` twice, ending in ``_a`` and ``_b``, and ``matched_by``:
+    ``experiment_id`` or ``configuration``."""
 
     pairs: pd.DataFrame
     only_a: pd.DataFrame
     only_b: pd.DataFrame
     unrecorded: tuple[str, ...]
-    """Settings that one whole side does not record: left out of the match by configuration."""
+    """Settings that one whole side does not record; matching by configuration ignores them."""
     crossed: tuple[str, ...]
-    """Columns of `COHORT` in which the two sides differ altogether, so that the match goes across them."""
+    """Columns of `COHORT` in which the sides share no value, so that points are matched across them."""
     older: int
-    """Points that a newer engine version of the same configuration stands for."""
+    """Number of points replaced by a newer engine version of the same configuration."""
 
 
 def choose_methods(a: pd.DataFrame, b: pd.DataFrame, asked: tuple[str, str] | None) -> tuple[str, str]:
-    """The method of A's and of B's rows to compare: as asked, else the same one, measured before rehearsed.
+    """Methods of A's and B's rows to compare: as asked, otherwise one that both have, measured before rehearsed.
 
-    Raises `InvalidResults` when a side has no such row, or when they share no method and none was asked for.
+    Raises `InvalidResults` if a side has no such row, or if they share no method and none was asked for.
     """
     held = [[method for method in METHODS if (side["method"] == method).any()] for side in (a, b)]
     for name, methods in zip("AB", held, strict=True):
@@ -74,32 +75,32 @@ def choose_methods(a: pd.DataFrame, b: pd.DataFrame, asked: tuple[str, str] | No
     if asked is not None:
         for name, methods, method in zip("AB", held, asked, strict=True):
             if method not in methods:
-                raise InvalidResults(f"{name} holds no {method} rows; it has {listed(methods)} ones")
+                raise InvalidResults(f"{name} has no {method} rows, only {listed(methods)}")
         return asked
     shared = [method for method in held[0] if method in held[1]]
     if not shared:
         raise InvalidResults(
-            f"A holds {listed(held[0])} rows and B {listed(held[1])} ones, which are not compared unasked; "
-            f"--methods {held[0][0]},{held[1][0]} does it"
+            f"A has {listed(held[0])} rows and B {listed(held[1])} rows, which are not compared by default; "
+            f"use --methods {held[0][0]},{held[1][0]}"
         )
     return shared[0], shared[0]
 
 
 def of_engine(attempts: pd.DataFrame, side: str, engine: str) -> pd.DataFrame:
-    """The rows of one engine. Raises `InvalidResults` where side A or B has none."""
-    own = attempts["engine"].fillna(ENGINE)
-    if not (own == engine).any():
-        raise InvalidResults(f"{side} holds no rows of {engine}; it has {listed(sorted(own.unique()))}")
-    return attempts[own == engine]
+    """Rows of one engine. Raises `InvalidResults` if side A or B has none."""
+    engines = attempts["engine"].fillna(ENGINE)
+    if not (engines == engine).any():
+        raise InvalidResults(f"{side} has no rows of {engine}, only {listed(sorted(engines.unique()))}")
+    return attempts[engines == engine]
 
 
 def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | None = None) -> pd.DataFrame:
-    """One row for each point of ``attempts`` (of one method), with what its finished runs say together.
+    """One row for each point of ``attempts`` (of one method) that summarizes its finished runs.
 
-    ``outcome`` is ok where any run finished, else that of the last attempt. ``rate`` is the median over the runs of
-    ``tokens_per_s_per_gpu`` with ``rate_low`` and ``rate_high``: a bootstrap interval over five repeats and more, else
-    the range over the runs, each with the interval of its timed steps (bootstrap from five on, else their range); NaN
-    where there is one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
+    ``outcome`` is ok if any run finished, otherwise that of the last attempt. ``rate`` is the median over the runs of
+    ``tokens_per_s_per_gpu``. ``rate_low`` and ``rate_high`` are a bootstrap interval over at least five repeats; with
+    fewer, the range over the runs, each with the interval of its timed steps (bootstrap from five on, otherwise their
+    range); NaN with one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
     the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step (slowest rank) by attempt.
     """
     rows = attempts[attempts["repeat_of"].isna()]
@@ -113,17 +114,17 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     finished = (rows["outcome"] == "ok").to_numpy()
     cancelled = (rows["outcome"] == "cancelled").to_numpy()
     places: list[int] = []
-    found = []
+    summaries = []
     several: dict[int, np.ndarray[Any, Any]] = {}
     grouped = cast("dict[Any, np.ndarray[Any, Any]]", rows.groupby(IDENTITY, dropna=False, sort=False).indices)
     for members in grouped.values():
         ok = members[finished[members]]
-        told = ok if len(ok) else members[~cancelled[members]]
+        deciding = ok if len(ok) else members[~cancelled[members]]
         if len(ok) > 1:
             several[len(places)] = ok
-        places.append((told if len(told) else members)[-1])
-        found.append(_together(runs, ok))
-    summary = pd.DataFrame(found, columns=list(_TOGETHER))
+        places.append((deciding if len(deciding) else members)[-1])
+        summaries.append(_together(runs, ok))
+    summary = pd.DataFrame(summaries, columns=list(_TOGETHER))
     facts = rows.reindex(columns=list(FACTS))
     kept = [*_DESCRIBING, *(name for name in (*SETTINGS, *FACTS) if name not in _DESCRIBING)]
     result = rows.reindex(columns=kept).iloc[places].reset_index(drop=True)
@@ -131,7 +132,7 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
         of_several = [_facts_of(facts.iloc[ok]) for ok in several.values()]
         for name in FACTS:
             values = result[name].astype(object)
-            values.iloc[list(several)] = [told[name] for told in of_several]
+            values.iloc[list(several)] = [deciding[name] for deciding in of_several]
             result[name] = values
     return pd.concat([result, summary], axis=1)
 
@@ -139,11 +140,11 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
 def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Matching:
     """Match two frames of `points`. ``across`` names settings in which partners may differ.
 
-    Raises `InvalidResults` for a name that is no setting, when a side has several configurations that differ in nothing
-    else, and when the sides have several clusters, engines or measurement versions and share none.
+    Raises `InvalidResults` for an unknown setting, if a side has several configurations that differ only in ``across``,
+    and if the sides share no cluster, engine or measurement version and one has several.
     """
     if unknown := [name for name in across if name not in SETTINGS]:
-        raise InvalidResults(f"{unknown[0]!r} is no axis of a configuration; axes are {', '.join(SETTINGS[:-1])}")
+        raise InvalidResults(f"{unknown[0]!r} is not an axis of a configuration; axes are {', '.join(SETTINGS[:-1])}")
     crossed = tuple(name for name in COHORT if _is_crossed(a, b, name))
     kept = [name for name in COHORT if name not in crossed]
     by_id = _merged(a, b, ["experiment_id", *kept], "experiment_id")
@@ -167,10 +168,10 @@ def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Match
 
 
 def why_unmatched(only: pd.DataFrame, other: pd.DataFrame, ignored: Sequence[str] = ()) -> Counter[str]:
-    """For each axis: of how many points of ``only`` the nearest point of ``other`` differs in it.
+    """For each axis, the number of points of ``only`` whose nearest point of ``other`` differs in it.
 
-    Nearest is the one that differs in the fewest; the model's shape counts as one axis. `MOST_EXAMINED` points are
-    looked at. An engine version that the two do not share is no reason: points are matched across it.
+    The nearest point differs in the fewest axes; the model's shape counts as one axis. `MOST_EXAMINED` points are
+    examined. If the sides share no engine version, it is not counted: points are matched across it.
     """
     if only.empty or other.empty:
         return Counter()
@@ -211,8 +212,8 @@ _TOGETHER = (
 
 
 def _run_intervals(rows: pd.DataFrame, step_times: Mapping[str, Sequence[float]]) -> _Runs:
-    """What counts of each row, with ``low`` and ``high`` of its rate by its timed steps; NaN where their spread is not
-    known."""
+    """Rate, peaks and spread of each row, with ``low`` and ``high`` of its rate by its timed steps; NaN if their spread
+    is unknown."""
     fastest, slowest, middle = (rows[f"step_time_{part}s"].to_numpy(float) for part in ("min_", "max_", ""))
     spread_known = np.isfinite(fastest) & np.isfinite(slowest) & (rows["timed_steps"].fillna(2).to_numpy(float) >= 2)
     low_s, high_s = np.where(spread_known, fastest, np.nan), np.where(spread_known, slowest, np.nan)
@@ -233,7 +234,7 @@ def _run_intervals(rows: pd.DataFrame, step_times: Mapping[str, Sequence[float]]
 
 
 def _together(runs: _Runs, ok: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """What the finished runs at the places ``ok`` say together."""
+    """Summary of the finished runs at the positions ``ok``."""
     known = ok[np.isfinite(runs["rate"][ok])]
     rates = runs["rate"][known]
     result: dict[str, Any] = dict.fromkeys(_TOGETHER, np.nan) | {"runs": len(ok), "rates": rates.tolist()}
@@ -255,26 +256,26 @@ def _together(runs: _Runs, ok: np.ndarray[Any, Any]) -> dict[str, Any]:
     interval = median_interval(rates)
     if interval is not None and interval.low is not None:
         return result | {"rate_low": interval.low, "rate_high": interval.high}
-    # Few runs: from the lowest to the highest that any of them may be, each at least its own median.
+    # Few runs: the union of the runs' intervals; a run without one counts with its median.
     return result | {"rate_low": np.fmin(lows, rates).min(), "rate_high": np.fmax(highs, rates).max()}
 
 
 def _facts_of(rows: pd.DataFrame) -> dict[str, Any]:
-    """What the runs of one point say of how and where they ran: the value they share, else all values in one text; of
-    a device's state the median."""
-    told: dict[str, Any] = {}
+    """Facts on how and where the runs of one point ran: the shared value, or all values in one text; for the state of a
+    device the median."""
+    facts: dict[str, Any] = {}
     for name in FACTS:
         known = rows[name].dropna()
         values = known.unique()
         if name in DEVICE_STATE:
-            told[name] = float(known.median()) if len(known) else None
+            facts[name] = float(known.median()) if len(known) else None
         else:
-            told[name] = values[0] if len(values) == 1 else ", ".join(sorted(map(str, values))) or None
-    return told
+            facts[name] = values[0] if len(values) == 1 else ", ".join(sorted(map(str, values))) or None
+    return facts
 
 
 def _rest_of(config_json: Any) -> str | None:
-    """Settings of a stored experiment that are no columns, as canonical JSON; None where it is not stored."""
+    """Settings of a stored experiment that have no column, as canonical JSON; None if it is not stored."""
     if not isinstance(config_json, str):
         return None
     try:
@@ -291,28 +292,29 @@ def _rest_of(config_json: Any) -> str | None:
 
 
 def _is_crossed(a: pd.DataFrame, b: pd.DataFrame, name: str) -> bool:
-    """Whether the sides share no value of ``name``. Raises `InvalidResults` when a side then has several."""
+    """Whether the sides share no value of ``name``. Raises `InvalidResults` if a side then has several."""
     of_a, of_b = (side[name].dropna().unique().tolist() for side in (a, b))
     if set(of_a) & set(of_b) or not (of_a and of_b):
         return False
     if len(of_a) > 1 or len(of_b) > 1:
-        told = [
+        values = [
             ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in of) for of in (of_a, of_b)
         ]
         word = name.replace("_", " ")
         raise InvalidResults(
-            f"A and B share no {word} and one has several (A: {told[0]}; B: {told[1]}); name sweeps of one {word} each"
+            f"A and B share no {word} and one has several (A: {values[0]}; B: {values[1]}); choose sweeps of one "
+            f"{word} each"
         )
     return True
 
 
 def _known(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The columns with what is not known as a value of its own, equal to itself."""
+    """The columns with unknown values replaced by a placeholder that equals itself."""
     return pd.DataFrame({name: frame[name].astype(object).where(frame[name].notna(), _UNKNOWN) for name in names})
 
 
 def _merged(a: pd.DataFrame, b: pd.DataFrame, key: list[str], matched_by: str) -> pd.DataFrame:
-    """Rows of both sides with equal ``key`` side by side, in A's order."""
+    """Rows of both sides with equal ``key``, joined in A's order."""
     sides = []
     for frame, end in ((a, "a"), (b, "b")):
         place = frame["place"] if "place" in frame else pd.Series(range(len(frame)), index=frame.index)
@@ -322,13 +324,13 @@ def _merged(a: pd.DataFrame, b: pd.DataFrame, key: list[str], matched_by: str) -
 
 
 def _newest(side: pd.DataFrame, key: list[str], across: Sequence[str], name: str) -> pd.DataFrame:
-    """One point for each configuration: of several engine versions the last attempted."""
+    """One point for each configuration: of several engine versions the last one attempted."""
     known = _known(side, key)
     for axis in across:
         several = _known(side, [axis])[axis].groupby([known[column] for column in key]).nunique()
         if (several > 1).any():
             raise InvalidResults(
-                f"{name} itself holds {int((several > 1).sum())} configurations with several values of {axis}: which "
-                "to compare cannot be told; name a sweep with one"
+                f"{name} has {int((several > 1).sum())} configurations with several values of {axis}, so "
+                "partners are ambiguous; choose a sweep with one value"
             )
     return side[~known.duplicated(keep="last")]

@@ -1,6 +1,6 @@
-"""What moved between matched points beyond noise: throughput, peak memory, outcomes, losses.
+"""Changes between matched points beyond noise: throughput, peak memory, outcomes, losses.
 
-Everything here starts from `analysis.compare.matching.Matching.pairs`. Ratios are B over A.
+All functions start from `analysis.compare.matching.Matching.pairs`. Ratios are B over A.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ FASTER, SLOWER, SAME = "faster", "slower", "within noise"
 DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not finished in both"
 CLASSES = (FASTER, SLOWER, SAME, DIFFERS, UNKNOWN, UNFINISHED)
 DEFAULT_THRESHOLD = 0.05
-"""Change of throughput that is worth a mention where nothing says how much a run spreads."""
+"""Change of throughput that is reported if the spread of runs is unknown, as a fraction."""
 GRANULARITY_BYTES = {"allocated": 2 * 2**20, "reserved": 20 * 2**20}
-"""Differences up to this are the allocator's: PyTorch's caching allocator takes 2 MiB from the device for small blocks
-and at least 20 MiB for large ones, and cuts blocks from them (``kSmallBuffer`` and ``kLargeBuffer``)."""
+"""Differences up to this come from the allocator: PyTorch's caching allocator takes 2 MiB from the device for small
+blocks and at least 20 MiB for large ones, and splits them into blocks (``kSmallBuffer`` and ``kLargeBuffer``)."""
 _COMPARED = ("losses", "grad_norms")
 SAME_NUMBERS = (
     *("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size"),
     *ROUTING,
 )
-"""Settings that change the losses: of partners that may differ in one they are not compared."""
+"""Settings that change the losses; losses are not compared if partners may differ in one of them."""
 AXES = (
     *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "num_microbatches"),
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
     *ROUTING,
 )
-"""What changes are grouped by."""
+"""Axes by which changes are grouped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Relative change of throughput up to which nothing is said to have moved."""
+    """Relative change of throughput that counts as no change."""
 
     fraction: float
     why: str
-    """A sentence: where the number comes from."""
+    """Sentence on the origin of the number."""
     asked: bool = False
-    """By the user: then it also judges points whose own spread is not known."""
+    """Whether the user gave the number; it then also judges points of unknown spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class MemoryKind:
 
 
 def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> Noise:
-    """Noise of two frames of `matching.points`, from repeats and from the timed steps; ``asked``: a fraction.
+    """Noise of two frames of `matching.points`, from repeats and from timed steps; ``asked``, a fraction, replaces it.
 
-    Repeats: the relative difference that 95 % of the pairs of runs of one point stay below. Timed steps: the median
-    over runs of slowest over fastest minus 1, at the upper end of its bootstrap interval. The larger of the two counts.
+    From repeats: the relative difference below which 95 % of the pairs of runs of one point stay. From timed steps: the
+    median over runs of slowest over fastest minus 1, at the upper end of its bootstrap interval. The larger one counts.
     """
     if asked is not None:
         return Noise(asked, f"Noise: {_percent(asked)}, as asked.", asked=True)
-    said, fraction = [], 0.0
+    reasons, fraction = [], 0.0
     pairs = [
         abs(log(one / two))
         for side in (a, b)
@@ -79,29 +79,31 @@ def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> No
     ]
     if pairs:
         fraction = float(np.quantile(pairs, 0.95))
-        said.append(f"95 % of {plural(len(pairs), 'pair')} of repeated runs differ by less than {_percent(fraction)}")
+        reasons.append(
+            f"95 % of {plural(len(pairs), 'pair')} of repeated runs differ by less than {_percent(fraction)}"
+        )
     spread = median_interval([*a["step_spread"], *b["step_spread"]])
     if spread is not None:
         typical = spread.high if spread.high is not None else spread.median
         fraction = max(fraction, typical)
         interval = "" if spread.low is None else f", 95 % interval {_percent(spread.low)} to {_percent(typical)}"
-        said.append(
+        reasons.append(
             f"the timed steps of a run typically spread by {_percent(spread.median)} (median of "
             f"{plural(spread.n, 'point')}{interval})"
         )
-    if not said:
+    if not reasons:
         return Noise(
             DEFAULT_THRESHOLD,
-            "Noise: unknown, with one timed step a run (or none told apart) and no repeats. Changes above "
-            f"{_percent(DEFAULT_THRESHOLD)} are listed as differing, and none is called faster or slower; --noise "
-            "PERCENT says what to take for noise.",
+            "Noise: unknown, because runs have one timed step (or no recorded spread) and no repeats. Changes above "
+            f"{_percent(DEFAULT_THRESHOLD)} are listed as differing, none as faster or slower; --noise "
+            "PERCENT sets the noise.",
         )
-    unseen = "" if pairs else " Nothing was run twice on one side, so what changes from run to run is not in it."
-    return Noise(fraction, f"Noise: {_percent(fraction)}; {'; '.join(said)}.{unseen}")
+    unseen = "" if pairs else " Neither side has repeats, so variation between runs is not included."
+    return Noise(fraction, f"Noise: {_percent(fraction)}; {'; '.join(reasons)}.{unseen}")
 
 
 def memory_kind(pairs: pd.DataFrame) -> MemoryKind:
-    """The peak that both sides know of most pairs: allocated memory, or reserved where only that was recorded."""
+    """The kind of peak that both sides have for more pairs; allocated memory if equal."""
     known = {
         kind: int((pairs[f"peak_{kind}_a"].notna() & pairs[f"peak_{kind}_b"].notna()).sum())
         for kind in GRANULARITY_BYTES
@@ -110,12 +112,12 @@ def memory_kind(pairs: pd.DataFrame) -> MemoryKind:
 
 
 def judged(pairs: pd.DataFrame, noise: Noise, compare_losses: bool = True) -> pd.DataFrame:
-    """``pairs`` with the ratio of throughput and its verdict, the change of the peak and its, and of the losses.
+    """``pairs`` with ratios, changes and classes of throughput, peak memory and losses.
 
     ``ratio`` with ``ratio_low`` and ``ratio_high`` (every rate of one side's interval over every one of the other's);
     ``speed``: one of `CLASSES`. ``peak_change_bytes``, ``peak_ratio``, ``memory``: more, less, same or unknown.
-    ``loss_difference``, ``norm_difference``: largest relative ones of the first steps; ``same_losses``: whether both
-    are within `results.statistics.agreement.TOLERANCES`, None where they cannot be compared.
+    ``loss_difference``, ``norm_difference``: largest relative differences of the first steps; ``same_losses``: whether
+    both are within `results.statistics.agreement.TOLERANCES`, None if they cannot be compared.
     """
     ratio = pairs["rate_b"] / pairs["rate_a"]
     low, high = pairs["rate_low_b"] / pairs["rate_high_a"], pairs["rate_high_b"] / pairs["rate_low_a"]
@@ -133,11 +135,11 @@ def judged(pairs: pd.DataFrame, noise: Noise, compare_losses: bool = True) -> pd
     kind = memory_kind(pairs)
     peaks = {end: pairs[f"peak_{kind.name}_{end}"] for end in "ab"}
     change = peaks["b"] - peaks["a"]
-    # Where repeats differ among themselves, a change has to leave the range of both sides.
-    own = sum(
+    # If repeats differ among themselves, a change must exceed the ranges of both sides.
+    repeat_range = sum(
         (pairs[f"peak_{kind.name}_high_{end}"] - pairs[f"peak_{kind.name}_low_{end}"] for end in "ab"), 0 * change
     )
-    moved = change.abs() > own.clip(lower=kind.granularity_bytes)
+    moved = change.abs() > repeat_range.clip(lower=kind.granularity_bytes)
     memory = np.select([change.isna(), moved & (change > 0), moved], ["unknown", "more", "less"], "same")
     result = pairs.assign(ratio=ratio, ratio_low=low, ratio_high=high, speed=speed)
     result = result.assign(peak_change_bytes=change, peak_ratio=peaks["b"] / peaks["a"], memory=memory)
@@ -146,25 +148,26 @@ def judged(pairs: pd.DataFrame, noise: Noise, compare_losses: bool = True) -> pd
 
 
 def transitions(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Pairs by A's outcome (rows) and B's (columns)."""
+    """Number of pairs by A's outcome (rows) and B's (columns)."""
     return pd.crosstab(pairs["outcome_a"], pairs["outcome_b"])
 
 
 def changed_outcomes(pairs: pd.DataFrame) -> pd.Series:
-    """Pairs whose outcome changed, by (A's, B's), most first."""
+    """Number of pairs whose outcome changed, by (A's, B's), most frequent first."""
     changed = pairs[pairs["outcome_a"] != pairs["outcome_b"]]
     return changed.groupby(["outcome_a", "outcome_b"]).size().sort_values(ascending=False, kind="stable")
 
 
 def by_axis(pairs: pd.DataFrame) -> pd.DataFrame:
-    """What moved for each value of each of `AXES` that has several: one row a value, of judged ``pairs`` that finished.
+    """Changes for each value of each of `AXES` that has several: one row per value, from judged ``pairs`` that
+    finished.
 
-    Medians of the ratios of throughput (``ratio``, with its bootstrap interval) and of peaks (``peak_ratio``), how many
-    are faster, slower, need more and less; ``explains`` and ``explains_peak``: how much of the order of the ratios the
-    axis's values explain (see `_explained`). An axis in which partners differ is left out.
+    Columns: medians of the ratios of throughput (``ratio``, with its bootstrap interval) and of peaks (``peak_ratio``);
+    how many are faster, slower, need more and less; ``explains`` and ``explains_peak``: how much of the order of the
+    ratios the axis's values explain (see `_explained`). An axis in which partners differ is left out.
     """
     rows = pairs[(pairs["outcome_a"] == "ok") & (pairs["outcome_b"] == "ok") & pairs["ratio"].notna()]
-    found = []
+    table_rows = []
     for axis in AXES:
         values = rows[f"{axis}_a"]
         groups = rows.groupby(f"{axis}_a", sort=True)
@@ -175,14 +178,14 @@ def by_axis(pairs: pd.DataFrame) -> pd.DataFrame:
             ratio, peak = median_interval(group["ratio"]), median_interval(group["peak_ratio"])
             assert ratio is not None
             counts = {name: int((group[column] == name).sum()) for name, column in _COUNTED.items()}
-            found.append(
+            table_rows.append(
                 {"axis": axis, "value": value, "points": len(group), "ratio": ratio.median, "ratio_low": ratio.low}
                 | {"ratio_high": ratio.high, "peak_ratio": np.nan if peak is None else peak.median}
                 | counts
                 | explains
             )
     columns = ["axis", "value", "points", "ratio", "ratio_low", "ratio_high", "peak_ratio", *_COUNTED, *_EXPLAINED]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(table_rows, columns=columns)
 
 
 _COUNTED = {FASTER: "speed", SLOWER: "speed", "more": "memory", "less": "memory"}
@@ -197,18 +200,23 @@ def _loss_verdict(row: dict[str, object]) -> tuple[float | None, float | None, b
     tolerance = TOLERANCES.get(str(row["precision_a"]))
     if tolerance is None or (loss is None and norm is None):
         return loss, norm, None
-    within = [found <= allowed for found, allowed in zip((loss, norm), tolerance, strict=True) if found is not None]
+    within = [
+        difference <= allowed
+        for difference, allowed in zip((loss, norm), tolerance, strict=True)
+        if difference is not None
+    ]
     return loss, norm, all(within)
 
 
 def _steps(values: object) -> Sequence[float]:
-    """A list column's cell; none where it is missing."""
+    """Values of a list column's cell; empty if it is missing."""
     return list(values) if isinstance(values, (list, tuple, np.ndarray)) else []
 
 
 def _explained(values: pd.Series, groups: pd.Series) -> float:
-    """Share of the variance of the values' ranks that lies between the groups, adjusted for how many groups there are
-    (adjusted R²; ranks, so that a few outliers do not decide). NaN with less than three values a group, or none apart.
+    """Share of the variance of the values' ranks that lies between the groups, adjusted for their number (adjusted R²).
+
+    Ranks keep a few outliers from deciding. NaN with fewer than three values per group, or if all values are equal.
     """
     known = values.notna() & np.isfinite(values)
     values, groups = values[known].rank(), groups[known]
@@ -220,7 +228,7 @@ def _explained(values: pd.Series, groups: pd.Series) -> float:
 
 
 def change(ratio: float | None) -> str:
-    """A ratio as a signed change: 1.039 is ``+3.9 %``; below 0.1 % with one digit that counts."""
+    """A ratio as a signed change: 1.039 is ``+3.9 %``; below 0.1 % with one significant digit."""
     if ratio is None or not np.isfinite(ratio):
         return "–"
     percent = 100 * (ratio - 1)
@@ -231,7 +239,7 @@ def change(ratio: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """An interval of ratios as signed changes: ``+1.4 % to +5.8 %``; a dash where an end is not known."""
+    """An interval of ratios as signed changes: ``+1.4 % to +5.8 %``; a dash if an end is unknown."""
     if low is None or high is None or not (np.isfinite(low) and np.isfinite(high)):
         return "–"
     return f"{change(low)} to {change(high)}"
@@ -242,8 +250,8 @@ def _percent(fraction: float) -> str:
 
 
 def leading_axes(table: pd.DataFrame, least: float = 0.1, most: int = 2) -> Sequence[str]:
-    """Axes of `by_axis` that explain most of what moved, the best of throughput and of memory first; those below
-    ``least`` explain nothing."""
+    """Axes of `by_axis` that explain most of the changes: the best for throughput, then the best for memory. Axes below
+    ``least`` are left out."""
     if table.empty:
         return []
     best = table.drop_duplicates("axis").set_index("axis")

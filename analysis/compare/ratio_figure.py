@@ -1,4 +1,4 @@
-"""Two results point by point: B over A of throughput and of peak memory, with intervals, sorted."""
+"""Figure of B over A point by point, for throughput and peak memory, with intervals, sorted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.figures import style
 from analysis.rows import labels
 
 MOST_LABELLED = 36
-"""With more points than this they stand side by side without names."""
+"""Largest number of points that are listed with names."""
 _LOOK = {
     moved.FASTER: ("^", "#0072B2", "full"),
     moved.SLOWER: ("v", "#D55E00", "full"),
@@ -25,12 +25,12 @@ _LOOK = {
     "more": ("^", "#D55E00", "full"),
     "same": ("o", "#777777", "full"),
 }
-"""Marker, colour and fill: shapes tell the verdicts apart in grey as well."""
+"""Marker, colour and fill: shapes distinguish the verdicts in grey as well."""
 
 
 @style.styled
 def draw(pairs: pd.DataFrame, noise: moved.Noise) -> Figure:
-    """``pairs`` as `moved.judged` gives them. Raises `NothingToDraw` when no pair finished on both sides."""
+    """Figure of ``pairs`` from `moved.judged`. Raises `NothingToDraw` if no pair finished on both sides."""
     rows = pairs[(pairs["speed"] != moved.UNFINISHED) & pairs["ratio"].notna()]
     if rows.empty:
         raise style.NothingToDraw("no matched point has a throughput on both sides")
@@ -69,7 +69,7 @@ def draw(pairs: pd.DataFrame, noise: moved.Noise) -> Figure:
 
 
 def _lay(ax: Axes, rows: pd.DataFrame, column: str, verdict: str, *, upright: bool) -> None:
-    """Each point's change in percent at its place, with its interval where it has one."""
+    """Draw each point's change in percent at its position, with its interval if known."""
     change = 100 * (rows[column].to_numpy(float) - 1)
     places = np.arange(len(rows))
     if column == "ratio":
@@ -106,7 +106,7 @@ def _name(row: dict[str, object]) -> str:
 
 
 def _handles(rows: pd.DataFrame, noise: moved.Noise) -> list[Line2D | Patch]:
-    """Legend of the verdicts that are there; a change of memory has the marker of its direction."""
+    """Legend of the verdicts that occur; a change of memory has the marker of its direction."""
     handles: list[Line2D | Patch] = []
     words = {"more": "needs more", "less": "needs less", "same": "the same memory"}
     for column in ("speed", "memory"):

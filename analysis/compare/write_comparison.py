@@ -1,4 +1,4 @@
-"""A comparison as files: one self-contained HTML page, its figure, and the tables behind both."""
+"""Files of a comparison: one self-contained HTML page, its figure, and the tables behind both."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _NAMES = {
 
 
 def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) -> list[Path]:
-    """Write the comparison into ``out``; the paths of its files.
+    """Write the comparison into ``out``; returns the paths of its files.
 
-    Both tables always; of ``html`` (with at most ``most`` moved points), ``png`` and ``svg`` those in ``formats``. An
-    earlier comparison's files are replaced once the new ones are whole, and removed where their format is not asked
-    for. Raises `UnwritableReport` when ``out`` cannot be written.
+    Both tables are always written; ``html`` (with at most ``most`` changed points), ``png`` and ``svg`` if in
+    ``formats``. An earlier comparison's files are replaced once the new ones are complete, and removed if their format
+    is not asked for. Raises `UnwritableReport` if ``out`` cannot be written.
     """
     with Staged(out, "a comparison") as staged:
         made = {kind: staged.folder / name for kind, name in _FILES.items()}
@@ -67,8 +67,8 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) 
 
 
 def table(comparison: Comparison) -> pd.DataFrame:
-    """Every point of either side, one row each: ``found_in`` (both, A or B), the verdict, what was judged, what each
-    side has.
+    """One row for each point of either side: ``found_in`` (both, A or B), verdict, judged values, and the values of
+    each side.
 
     Units are those of `results.tables.schema`; ratios are B over A.
     """
@@ -87,7 +87,7 @@ def table(comparison: Comparison) -> pd.DataFrame:
 
 
 def render(comparison: Comparison, png: Path | None, missing: str | None, most: int) -> str:
-    """The page as text, ``png`` embedded; everything that comes from rows is escaped."""
+    """The page as text, with ``png`` embedded; everything that comes from rows is escaped."""
     transitions = moved.transitions(comparison.pairs)
     return (
         environment()

@@ -1,1 +1,1 @@
-"""The explorer: one page with every row, the planner's memory and pipeline schedules."""
+"""The explorer: the page's view of every row, with the planner's memory model and pipeline schedules."""

@@ -1,4 +1,4 @@
-"""The last lines of the rank that failed, for each failed attempt whose log still lies beside the results."""
+"""The last log lines of the failed rank, for each failed attempt whose log still exists beside the results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from results.text.log_tail import read_tail
 
 LINES = 15
 MOST_BYTES = 1_000_000
-"""Of all tails together: a page with logs of thousands of failures would not open."""
+"""Limit for all tails together: a page with logs of thousands of failures would not open."""
 _LINE_CHARACTERS = 400
 _UNFAILED = ("ok", "cancelled")
 
 
 def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
-    """For the rows of ``frame`` (by position) that failed and have a log: its ``name`` and its last `LINES` lines.
+    """Log ``name`` and last `LINES` lines, for the rows of ``frame`` (by position) that failed and have a log.
 
-    ``path`` is what the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no logs.
-    The first rows get theirs until `MOST_BYTES` are full.
+    ``path`` is where the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no logs. Rows
+    are served in order until `MOST_BYTES` are used.
     """
     if frame.empty or "outcome" not in frame or not path.is_dir():
         return {}
@@ -33,7 +33,7 @@ def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
     columns = frame.loc[wanted, ["sweep", "log_dir", "failed_rank"]]
     renamed = [folder for name, folder in folders.items() if name not in set(frame["sweep"].dropna())]
     positions = wanted.to_numpy().nonzero()[0].tolist()
-    found: dict[int, dict[str, str]] = {}
+    tail_of_row: dict[int, dict[str, str]] = {}
     left = MOST_BYTES
     for position, (sweep, log_dir, rank) in zip(positions, columns.itertuples(index=False), strict=True):
         homes = [folders[sweep]] if sweep in folders else renamed
@@ -45,12 +45,12 @@ def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
         left -= len(text)
         if left < 0:
             break
-        found[position] = {"name": f"{sweep}/{log_dir}/{log.name}", "text": text}
-    return found
+        tail_of_row[position] = {"name": f"{sweep}/{log_dir}/{log.name}", "text": text}
+    return tail_of_row
 
 
 def _log(sweep: Path, log_dir: str, rank: int | None) -> Path | None:
-    """The log of the rank that failed; of the first rank that wrote anything where it is not known which failed."""
+    """Log of the failed rank; if that rank is unknown, of the first rank whose log is not empty."""
     folder = (sweep / log_dir).resolve()
     if not folder.is_relative_to(sweep) or not folder.is_dir():
         return None

@@ -1,7 +1,7 @@
-"""What the explorer's memory widget offers to choose from: shipped model shapes and devices, and the planner's limit.
+"""Choices of the explorer's memory widget: shipped model shapes and devices, and the planner's limit.
 
-The YAML files of ``sweep/conf`` are data that ship beside this package. They are read as such: no room is imported, and
-no shape or memory size is written down a second time.
+The YAML files of ``sweep/conf`` ship with this package. They are read as data: no code of ``sweep`` is imported, and no
+shape or memory size is written down twice.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from workloads.spec.recomputation import Recompute
 
 CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
 _DEVICE = "/device@device"
-"""How a cluster file names its device file in its list of defaults (Hydra's grammar)."""
+"""Key of the device file in a cluster file's list of defaults (Hydra's grammar)."""
 
 
 def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict[str, Any]:
     """Plain data for the page (``data.widget``).
 
     ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of
-    `results.tables.schema`) have; ``clusters``: every shipped cluster with known device memory, in bytes;
-    ``oom_margin``: the planner leaves a layout out when its peak exceeds this many times a cluster's ``usable_bytes``;
-    ``choices``: the words that the fields of an experiment may hold; ``engine``: name and version; ``rules``: see
-    `rules_json`. Raises `InvalidSweep` for a shipped file that cannot be read.
+    `results.tables.schema`) have. ``clusters``: every shipped cluster with known device memory, in bytes.
+    ``oom_margin``: the planner leaves a layout out if its peak exceeds this many times a cluster's ``usable_bytes``.
+    ``choices``: allowed values of an experiment's fields. ``engine``: name and version. ``rules``: see `rules_json`.
+    Raises `InvalidSweep` if a shipped file cannot be read.
     """
     models = sorted((_model(path) for path in _files(conf, "model")), key=num_params)
     clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]
@@ -73,26 +73,26 @@ def _described(cluster: ClusterSpec) -> dict[str, Any]:
 
 
 def _models_of(attempts: pd.DataFrame | None, known: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """Shapes of the rows that record their experiment in full, without those that are ``known`` by another name."""
+    """Shapes of the rows that record their full experiment, without shapes that are ``known`` under another name."""
     if attempts is None or attempts.empty:
         return []
     shape = ["model", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"]
     rows = attempts.dropna(subset=["config_json"]).drop_duplicates(shape)
     seen = {dataclasses.replace(model, name="") for model in known}
     names = {model.name for model in known}
-    found = []
+    models_of_rows = []
     for text in rows["config_json"]:
         try:
             model = ex.from_json(text).model
         except (InvalidExperiment, ValueError):
-            continue  # written by another version, whose fields mean something else
+            continue  # written by another version, whose fields have other meanings
         if dataclasses.replace(model, name="") in seen:
             continue
         seen.add(dataclasses.replace(model, name=""))
         name = model.name if model.name not in names else f"{model.name} (of the rows)"
         names.add(name)
-        found.append(dataclasses.replace(model, name=name))
-    return found
+        models_of_rows.append(dataclasses.replace(model, name=name))
+    return models_of_rows
 
 
 def _files(conf: Path, group: str) -> list[Path]:
@@ -107,7 +107,8 @@ def _model(path: Path) -> ModelSpec:
 
 
 def _cluster(path: Path, conf: Path) -> ClusterSpec:
-    """The cluster with its device in place, as Hydra composes it. Rates are not converted: nothing here reads them."""
+    """The cluster with its device file merged, as Hydra composes it. Rates are not converted, because nothing here uses
+    them."""
     fields = _read(path)
     for default in fields.pop("defaults", []):
         if isinstance(default, dict) and _DEVICE in default:

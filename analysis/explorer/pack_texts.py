@@ -1,7 +1,7 @@
-"""Many different texts and numbers in few bytes: names of runs agree in most of their parts, and count up.
+"""Compact storage of many different texts and numbers: names of runs share most of their parts, and count up.
 
-A text is cut at ``-``, ``_`` and ``.``. Texts that are cut alike are of one *form*; the parts that stand in one place
-of a form are kept together, where a deflated page repeats them at next to no cost.
+A text is split at ``-``, ``_`` and ``.``. Texts with the same separators share a *form*. The parts at one position of a
+form are stored together, where deflate compresses repetitions well.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, cast
 _CUT = re.compile(r"([-_.])")
 _MOST_FORMS = 12
 _LEAST = 64
-"""Fewer texts are not worth it."""
+"""Smallest number of texts that is worth packing."""
 
 
 def pack(texts: Sequence[str]) -> dict[str, Any] | None:
-    """``texts`` by form, or None where that is no shorter than a list of them; `unpack` has them back.
+    """``texts`` packed by form, or None if packing saves nothing; `unpack` reverses it.
 
-    ``forms``: each with its ``cuts`` and its ``places``, lists of parts; a place where most texts agree has ``levels``
-    and ``codes`` instead of a list, one of whole numbers ``steps``. ``form``: which form each text has, where there
-    are several.
+    ``forms``: each with its ``cuts`` (separators) and its ``places`` (positions). A position is a list of parts; if it
+    has few distinct parts, ``levels`` and ``codes``; if its parts are whole numbers, ``steps``. ``form``: index of each
+    text's form, present if there are several.
     """
     if len(texts) < _LEAST:
         return None
@@ -33,16 +33,16 @@ def pack(texts: Sequence[str]) -> dict[str, Any] | None:
         return None
     forms = []
     for name in names:
-        rows = [parts[::2] for parts, own in zip(cut, cuts, strict=True) if own == name]
+        rows = [parts[::2] for parts, cuts_of_text in zip(cut, cuts, strict=True) if cuts_of_text == name]
         forms.append({"cuts": name, "places": [_place(list(place)) for place in zip(*rows, strict=True)]})
     packed: dict[str, Any] = {"forms": forms}
     if len(names) > 1:
-        packed["form"] = [names.index(own) for own in cuts]
+        packed["form"] = [names.index(cuts_of_text) for cuts_of_text in cuts]
     return packed
 
 
 def unpack(packed: dict[str, Any]) -> list[str]:
-    """The texts, as the page's ``columns.js`` unpacks them."""
+    """The texts, unpacked as in the page's ``columns.js``."""
     texts = []
     for form in packed["forms"]:
         places = [_parts(place) for place in form["places"]]
@@ -53,12 +53,12 @@ def unpack(packed: dict[str, Any]) -> list[str]:
 
 
 def steps(numbers: Sequence[int | float | None]) -> list[int] | None:
-    """Whole numbers as what each adds to the one before it (the first to 0), where that is written shorter."""
+    """Differences of consecutive whole numbers (the first from 0), if their text is shorter; otherwise None."""
     if not all(type(number) is int for number in numbers):
         return None
     whole = cast("Sequence[int]", numbers)
-    found = [number - before for before, number in zip((0, *whole), whole, strict=False)]
-    return found if sum(map(len, map(str, found))) < 0.8 * sum(map(len, map(str, whole))) else None
+    differences = [number - before for before, number in zip((0, *whole), whole, strict=False)]
+    return differences if sum(map(len, map(str, differences))) < 0.8 * sum(map(len, map(str, whole))) else None
 
 
 def _parts(place: list[str] | dict[str, Any]) -> list[str]:

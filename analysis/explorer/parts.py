@@ -1,4 +1,4 @@
-"""What the section "Every run" is made of: scripts, styles and data, for the page that embeds it."""
+"""Scripts, styles and data of the section "Every run", for the page that embeds it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPTS = (
     *("explorer/csv.js", "explorer/axes.js", "explorer/rerun.js", "explorer/row_experiment.js", "explorer/bars.js"),
     *("explorer/panel.js", "explorer/drawer.js", "explorer/view_state.js", "explorer/runs.js"),
 )
-"""In the order in which they need each other, below ``templates/``; they only define."""
+"""Scripts below ``templates/`` in dependency order; they only define functions and classes."""
 STYLES = ("explorer/runs.css", "explorer/drawer.css", "explorer/widgets.css")
 CHART = "vendor/echarts.min.js"
 MODELS = (
@@ -31,12 +31,12 @@ MODELS = (
     *("explorer/memory_form.js", "explorer/memory.js", "explorer/memory_steps.js", "explorer/pipeline_measured.js"),
     "explorer/schedule.js",
 )
-"""Scripts of the memory and pipeline views, which run when one of them is first opened."""
+"""Scripts of the memory and pipeline views, which run when one of these views is first opened."""
 
 
 @cache
 def late() -> dict[str, str]:
-    """What ``explorer/runs.html`` wants as ``runs``: ``echarts`` and ``models``, deflated."""
+    """Variable ``runs`` of ``explorer/runs.html``: the deflated scripts ``echarts`` and ``models``."""
     return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(source(name) for name in MODELS))}
 
 

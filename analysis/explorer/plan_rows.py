@@ -1,4 +1,4 @@
-"""A plan's points as rows of the explorer: verdict, predicted memory and throughput. Nothing of them has run."""
+"""A plan's points as rows of the explorer: verdict, predicted memory and throughput. None of them has run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SLUG = "planned"
 
 
 def cohort(ledger: pd.DataFrame) -> Cohort:
-    """The points of a ledger, labelled; ``attempt_id`` is what the page tells them apart by."""
+    """Labelled points of a ledger; the page identifies them by ``attempt_id``."""
     names = listed(sorted(str(name) for name in ledger["sweep"].dropna().unique()))
     ids = ledger["sweep"].fillna("plan") + " point " + ledger["point"].astype("Int64").astype(str)
     return Cohort(
         slug=SLUG,
         title=f"Planned: {names}" if names else "Planned",
-        meaning="Nothing of this has run. Memory and throughput are the planner's predictions in closed form, and a "
+        meaning="None of these points has run. Memory and throughput are the planner's closed-form predictions; the "
         "verdict says what the plan does with the point.",
         frame=add_labels(ledger.reset_index(drop=True)).assign(attempt_id=ids.to_numpy()),
         stamp="predicted, nothing was run",

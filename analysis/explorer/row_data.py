@@ -1,6 +1,6 @@
-"""The rows of a report as the explorer's JSON: one entry a column, texts and repeated numbers as codes into a list.
+"""The rows of a report as the explorer's JSON: one entry per column; texts and repeated numbers are codes into a list.
 
-Nothing is worked out here that is not in the rows already: a value that is not known is null.
+This module derives no values: an unknown value is null.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from workloads.spec.experiment import ENGINE, ENGINE_VERSION
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
 _NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id"})
-"""Columns that the page does not get: ``config_json``, which the page puts together from the others, what is too large
-for what it tells, ``log_dir``, which stands above each log, and the study's ``job_id``, which is its scheduler_job."""
+"""Columns that the page does not get: ``config_json``, which the page rebuilds from the other columns;
+``source_sha256``, too large for its use; ``log_dir``, shown above each log; and the study's ``job_id``, equal to its
+scheduler_job."""
 _LISTS = frozenset({"hosts", "nodes"})
-"""Columns of lists that are shown, as one text. All others are series (losses, bytes by step), not values of a row."""
+"""Columns of lists that are shown as one text. All other lists are series (losses, bytes by step), not values of a
+row."""
 _DIGITS = 7
-"""Significant digits that a number keeps."""
+"""Significant digits of a stored number."""
 _LEVELS = 400
-"""A column of numbers with at most this many different values is stored as codes."""
+"""Largest number of distinct values for which a column of numbers is stored as codes."""
 _LABELS = {
     COHORT: "cohort",
     "workload": "workload",
@@ -85,7 +87,7 @@ _FILTERS = (
     *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("predicted_tokens_per_s_per_gpu", "predicted_peak_bytes"),
 )
-"""Filters in their order on the page, where a column has several values. Any other column can be added there."""
+"""Filters in their order on the page, shown if a column has several values. Readers can add any other column."""
 _TABLE = (
     *("model", "world_size", "layout", "outcome", "tokens_per_s_per_gpu", "mfu_palm", "step_time_s"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "sweep"),
@@ -97,7 +99,7 @@ _PLAN_TABLE = (
 
 
 def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
-    """Every row of the cohorts, those of the first first, with its cohort's title in the column `COHORT`."""
+    """Every row of the cohorts in order, with its cohort's title in the column `COHORT`."""
     if not cohorts:
         return pd.DataFrame()
     frames = [cohort.frame.assign(**{COHORT: cohort.title}) for cohort in cohorts]
@@ -105,7 +107,7 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
 
 
 def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
-    """What the page needs of ``frame`` (see `table`), ready for `json.dumps`."""
+    """Data of ``frame`` (see `table`) for the page, ready for `json.dumps`."""
     columns = [column for name in frame.columns if name not in _NOT_SHOWN and (column := _column(frame, str(name)))]
     order = {name: place for place, name in enumerate((*_LABELS, *_DESCRIBED))}
     columns.sort(key=lambda column: order.get(column["name"], len(order)))
@@ -124,7 +126,7 @@ def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
 
 
 def _column(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
-    """One column; None when no row has a value in it."""
+    """One column; None if no row has a value in it."""
     values = frame[name]
     unit, description = _DESCRIBED.get(name, ("", ""))
     unit = "fraction" if name in _FRACTIONS else "" if name in _UNIT_IN_LABEL else unit
@@ -138,7 +140,7 @@ def _column(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
         array = values.to_numpy(dtype=float, na_value=np.nan)
         packed, kind = _numbers(array, None if pd.api.types.is_integer_dtype(values) else _DIGITS), "number"
     else:
-        if not isinstance(values.dtype, pd.StringDtype):  # flags with gaps, lists, whatever a foreign table holds
+        if not isinstance(values.dtype, pd.StringDtype):  # flags with gaps, lists, or anything in a foreign table
             if name not in _LISTS and any(isinstance(value, list | np.ndarray) for value in values):
                 return None
             values = values.map(_text, na_action="ignore")
@@ -147,16 +149,17 @@ def _column(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
 
 
 def _label(name: str, unit: str) -> str:
-    """A column's name in words, without the unit that ends it where that is written beside it."""
+    """Name of a column in words, without a trailing unit if the page shows the unit beside it."""
     words = name.split("_")
     return " ".join(words[:-1] if unit and words[-1] in _UNIT_ENDINGS else words)
 
 
 def _numbers(array: np.ndarray, digits: int | None) -> dict[str, Any] | None:
-    """Numbers as ``levels`` and ``codes`` (-1: not known) where few are different, else as ``values`` with nulls."""
+    """Numbers as ``levels`` and ``codes`` (-1: unknown) if few are distinct, otherwise as ``steps`` or as ``values``
+    with nulls."""
     array = np.where(np.isfinite(array), array, np.nan)
     whole = array == np.floor(array)
-    if digits is not None:  # whole numbers (bytes that nulls made floats) are kept as they are
+    if digits is not None:  # whole numbers (e.g. bytes stored as floats because of nulls) stay exact
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(array))))
             short = np.round(array * scale) / scale
@@ -171,7 +174,7 @@ def _numbers(array: np.ndarray, digits: int | None) -> dict[str, Any] | None:
 
 
 def _plain(array: np.ndarray) -> list[float | int | None]:
-    """The numbers as JSON writes them shortest; not a number as null."""
+    """The numbers in their shortest JSON form; NaN becomes null."""
     known = ~np.isnan(array)
     exact = np.where(known, array, 0.0)
     if (exact == np.floor(exact)).all() and (np.abs(exact) < 2**53).all():
@@ -183,16 +186,16 @@ def _plain(array: np.ndarray) -> list[float | int | None]:
 
 
 def _codes(values: pd.Series) -> dict[str, Any] | None:
-    codes, found = pd.factorize(values)
-    if not len(found):
+    codes, distinct = pd.factorize(values)
+    if not len(distinct):
         return None
-    levels = [str(level) for level in found]
+    levels = [str(level) for level in distinct]
     packed = pack_texts.pack(levels) if len(levels) > _LEVELS else None
     return {**({"levels": levels} if packed is None else {"texts": packed}), **_packed(codes)}
 
 
 def _packed(codes: np.ndarray) -> dict[str, Any]:
-    """A column of one value everywhere is that value's code alone; codes that count up are kept as steps."""
+    """Codes of a column: a single ``code`` if all are equal, differences if codes count up, otherwise a list."""
     if (codes == codes[0]).all():
         return {"code": int(codes[0])}
     plain = codes.tolist()

@@ -1,4 +1,4 @@
-"""The planner's rules as JSON, for the page's memory view to evaluate: none is written down a second time."""
+"""The planner's rules as JSON, which the page's memory view evaluates, so that no rule is written twice."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from workloads.spec.expressions import Template, as_data
 
 
 def rules_json() -> dict[str, Any]:
-    """Plain data for the page (``data.widget.rules``). Expressions are as `workloads.spec.expressions.as_data` writes
-    them.
+    """Plain data for the page (``data.widget.rules``). Expressions have the form of
+    `workloads.spec.expressions.as_data`.
 
-    ``derived``: pairs of a name and its expression, each may read those before it; ``lacking`` and ``rules``: entries
-    with ``rule``, ``scope``, ``broken`` (an expression) and ``message`` (a list of texts, each followed by an
-    expression until the last); ``refusals``: what the constructors of a model and an experiment check first.
+    ``derived``: pairs of a name and its expression, each of which may use the earlier ones. ``lacking`` and ``rules``:
+    entries with ``rule``, ``scope``, ``broken`` (an expression) and ``message`` (a list in which texts and expressions
+    alternate). ``refusals``: checks that the constructors of a model and an experiment make first.
     """
     return {
         "derived": [[name, as_data(expression)] for name, expression in rules.DERIVED.items()],
@@ -27,7 +27,7 @@ def rules_json() -> dict[str, Any]:
         "refusals": {
             "model_sizes": list(model_spec.MODEL_SIZES),
             "counts": list(experiment.COUNTS),
-            "not_a_count": _said_of_no_count(),
+            "not_a_count": _not_a_count_message(),
             "heads_do_not_divide": model_spec.HEADS_DO_NOT_DIVIDE,
         },
     }
@@ -38,8 +38,9 @@ class _Placeholder:
         return "{value}"
 
 
-def _said_of_no_count() -> str:
-    """The sentence that a constructor refuses a number with, with ``label``, ``field`` and ``value`` in braces."""
+def _not_a_count_message() -> str:
+    """Error message of a constructor for a value that is not a count, with ``label``, ``field`` and ``value`` in
+    braces."""
     try:
         whole_number("{label}: {field}", _Placeholder(), 1)
     except UltrasweepError as error:

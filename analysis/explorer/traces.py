@@ -1,4 +1,4 @@
-"""Where the traces of profiled steps lie, seen from the page that links to them."""
+"""Addresses of the traces of profiled steps, relative to the page that links to them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from results.tables import store
 
 
 def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:
-    """Relative addresses of the traces of ``frame``'s rows (by position) that still lie beside the results.
+    """Relative addresses of the traces of ``frame``'s rows (by position) that still exist beside the results.
 
-    ``path`` is what the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no traces. Only
+    ``path`` is where the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no traces. Only
     files inside their sweep are linked.
     """
     if frame.empty or "trace_file" not in frame or not path.is_dir():
@@ -25,7 +25,7 @@ def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:
     except InvalidResults:
         return {}
     here = page_folder.resolve()
-    found: dict[int, str] = {}
+    address_of_row: dict[int, str] = {}
     named = frame["trace_file"].notna().to_numpy().nonzero()[0].tolist()
     for position in named:
         sweep = sweeps.get(frame["sweep"].iloc[position])
@@ -33,5 +33,5 @@ def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:
             continue
         trace = (sweep / str(frame["trace_file"].iloc[position])).resolve()
         if trace.is_relative_to(sweep) and trace.is_file():
-            found[position] = quote(Path(os.path.relpath(trace, here)).as_posix())
-    return found
+            address_of_row[position] = quote(Path(os.path.relpath(trace, here)).as_posix())
+    return address_of_row

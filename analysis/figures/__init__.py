@@ -1,1 +1,2 @@
-"""One file a figure: it draws a frame of comparable, labelled rows (`analysis.rows.cohorts`) or says what it lacks."""
+"""Figures, one per file: each draws a frame of comparable, labelled rows (`analysis.rows.cohorts`) or says what is
+missing."""

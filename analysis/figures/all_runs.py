@@ -1,4 +1,4 @@
-"""Every point at once: model by number of devices, one mark each."""
+"""Every point at once: one mark each, in a grid of models and numbers of devices."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from analysis.rows.load import decided
 
 _CELL_IN = (1.55, 1.25)
 _FILL = 0.86
-"""Share of a cell's width and height that its marks may take."""
+"""Share of a cell's width and height that its marks may fill."""
 _LARGEST_IN = 0.16
-"""Width of a mark in a cell with room for larger ones."""
+"""Largest width of a mark, in inches."""
 
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each mark: the attempt that decided each point."""
+    """One row for each mark: the attempt that decided its point."""
     rows = decided(frame)
     kept = ["workload", "world_size", "layout", "outcome", metrics.RANK_BY, metrics.MFU, "attempt_id"]
     return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
@@ -38,13 +38,13 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Figure:
     """One mark for each point, fastest first in its cell.
 
-    A finished run's area grows with its tokens/s/GPU relative to the best of its row, its colour is the MFU (the
-    throughput itself where no peak rate is known); every kind of failure has a grey marker of its own.
+    The area of a finished run is its tokens/s/GPU relative to the best of its row; its colour is the MFU (the
+    throughput if no peak rate is known). Every kind of failure has its own grey marker.
     """
     rows, note = labels.under_study_labels(decided(frame))
     workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
     if rows.empty or not workloads or not sizes:
-        raise style.NothingToDraw("no attempt is there")
+        raise style.NothingToDraw("there is no attempt")
     if rows[metrics.RANK_BY].isna().all() and (rows["outcome"] == "ok").all():
         raise style.NothingToDraw("no point has a throughput, and none failed")
     noun = labels.device_noun(frame)
@@ -52,7 +52,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     value, title = (100 * rows[metrics.MFU], f"{metrics.MFU_NAME}, % of peak")
     if not has_mfu:
         value, title = rows[metrics.RANK_BY], labels.rate_unit(frame)
-    # A rehearsal that is out of memory can have a throughput all the same.
+    # A rehearsal that ran out of memory may still have a throughput.
     best_of_row = rows[metrics.RANK_BY].where(rows["outcome"] == "ok").groupby(rows["workload"]).transform("max")
     rows = rows.assign(_value=value, _share=rows[metrics.RANK_BY] / best_of_row)
     norm, colours = style.norm_of(rows["_value"]), style.sequential("viridis")
@@ -114,7 +114,7 @@ def _draw_marks(ax: Axes, rows: pd.DataFrame, area: float, norm: Normalize, colo
 
 
 def _places(count: int, most: int) -> np.ndarray:
-    """Offsets of ``count`` marks from the middle of a cell, row by row on the grid that the fullest cell needs."""
+    """Offsets of ``count`` marks from the middle of a cell, row by row on a grid large enough for the fullest cell."""
     columns, pitch_x, pitch_y = _grid(most)
     index = np.arange(count)
     x = (index % columns - (columns - 1) / 2) * pitch_x

@@ -1,4 +1,4 @@
-"""Collective bandwidth against the number of nodes, with bands, and the two regimes of the network apart."""
+"""Collective bandwidth over the number of nodes, with bands, and the two network regimes separately."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _COLOUR = "#0072B2"
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel a collective: mean and median over runs with the 5 to 95 % band, and the median of each regime."""
+    """One panel per collective: mean and median over runs with the 5 to 95 % band, and the median of each regime."""
     table = collective_bandwidth.by_nodes(frame)
     if table.empty:
-        raise style.NothingToDraw("no run has the bandwidth of its collectives measured")
+        raise style.NothingToDraw("no run measured the bandwidth of its collectives")
     shown = [name for name in collective_bandwidth.COLLECTIVES if (table["collective"] == name).any()]
     figure = style.new_figure(3.6 * len(shown) + 0.6, 3.6)
     axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
@@ -65,7 +65,7 @@ def _handles(table: pd.DataFrame) -> list[Line2D | Patch]:
 
 
 def _counted(table: pd.DataFrame) -> str:
-    """How many runs stand behind the figure."""
+    """Number of runs behind the figure, in words."""
     world = table[(table["scope"] == "world") & (table["regime"] == "all") & (table["collective"] == "all_reduce")]
     return plural(int(world["runs"].sum()), "run")
 
@@ -75,8 +75,8 @@ FIGURE = FigureSpec(
     section="scaling",
     title="Collective bandwidth",
     caption=(
-        "Bus bandwidth that runs measured before training. Fast and slow are two regimes of one network, told apart by "
-        "the all-reduce from 8 nodes on (the border is 120 GB/s)."
+        "Bus bandwidth that runs measured before training. Fast and slow are two regimes of one network, separated by "
+        "their all-reduce from 8 nodes on (at 120 GB/s)."
     ),
     draw=draw,
     data=collective_bandwidth.by_nodes,

@@ -1,7 +1,7 @@
 """The pair of heatmaps: the best configuration of each model and number of devices, by utilization and by memory.
 
-`draw` ranks by throughput, each model by itself; `draw_published` is the study's own pair, ranked by its MFU under its
-own labels of models.
+`draw` ranks by throughput, with a row per model shape; `draw_published` is the study's pair, ranked by its MFU under
+the study's model labels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from results.text.numbers import byte_unit, format_bytes, format_number, format_
 
 _CELL_IN = (1.62, 0.92)
 _CHARACTER_IN, _USUAL_NAME, _LONG_NAME = 0.085, 19, 26
-"""Width of a character of a workload's name, and for how many characters there is room without more; from how many on
-a name takes two lines."""
+"""Width of a character of a workload's name in inches; number of characters that fit without extra width; number of
+characters above which a name takes two lines."""
 _MANY_WORKLOADS = 6
 _MOST_WORKLOADS = 20
-"""From more on, only those are shown of which several layouts finished: one alone is no winner."""
+"""Above this number of models, only those with several finished layouts are shown: a single layout is no winner."""
 _SIDE_BY_SIDE = 2
-"""Up to so many columns the two heatmaps stand beside each other, else one above the other."""
+"""Largest number of columns for which the two heatmaps stand side by side; with more they are stacked."""
 _COLUMNS = {
     "label": "model",
     "node_count": "nodes",
@@ -67,29 +67,29 @@ _BESIDE = (
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
+    """Both rankings, one row per winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
     rows = pd.concat([winners.best_by(frame, rule) for rule in winners.RULES], ignore_index=True)
     beside = [name for name in _BESIDE if name in rows]
     return rows[[*_COLUMNS, "workload", *beside]].rename(columns=_COLUMNS | {"workload": "shape"})
 
 
 def data_published(frame: pd.DataFrame) -> pd.DataFrame:
-    """Those rows of `data` that the study's own ranking gives."""
+    """Rows of `data` from the study's ranking."""
     rows = data(frame)
     return rows[rows["rank_by"] == "published_mfu"].reset_index(drop=True)
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Fastest configuration by tokens/s/GPU in each cell, coloured by MFU (left) and by peak memory (right), of the
-    batch that most layouts of the cell have. Colours start at 0.
+    """Fastest configuration by tokens/s/GPU in each cell, coloured by MFU (left) and by peak memory (right).
 
-    Where no peak rate is known for the device, the left one is coloured by throughput instead. ``frame`` is labelled.
+    Each cell uses the batch that most of its layouts have. Colours start at 0. If no peak rate is known for the device,
+    the left heatmap is coloured by throughput. ``frame`` is labelled.
     """
     best = _with_batch(metrics.best_configurations(frame))
     counts = metrics.group_counts(frame)
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
-    if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
+    if len(workloads) > _MANY_WORKLOADS:  # then only models with something to show
         workloads = [name for name in workloads if (best["workload"] == name).any()] or workloads
     every = len(workloads)
     if every > _MOST_WORKLOADS:
@@ -104,7 +104,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     right = _by_memory(best, metrics.memory_column(frame), "Fastest")
     right["most"] = frame["device_memory_bytes"].max()
     figure = _pair(best, counts, (workloads, sizes), (left, right), labels.device_noun(frame))
-    apart = "cells of one model and different tp do not compare: rehearsed steps with tp are too short"
+    apart = "cells of one model with different tp are not comparable: rehearsed steps with tp are too short"
     _note(
         figure,
         [
@@ -120,27 +120,33 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _with_batch(best: pd.DataFrame) -> pd.DataFrame:
-    """A line with the tokens a step in each cell, where cells have different ones."""
+    """Add a line with the tokens per step of each cell, if cells differ in it."""
     several = best["tokens_per_step"].nunique() > 1
-    lines = [f"\n{int(tokens):,} tokens a step" if several else "" for tokens in best["tokens_per_step"]]
+    lines = [f"\n{int(tokens):,} tokens per step" if several else "" for tokens in best["tokens_per_step"]]
     return best.assign(batch=lines)
 
 
 def _left_out_note(count: int) -> str | None:
-    return f"{count} more of which no two layouts finished at one batch: the table has them" if count else None
+    return f"{count} more models without two finished layouts at one batch: see the table" if count else None
 
 
 def _batch_note(best: pd.DataFrame) -> str:
-    """Which batch a cell is of."""
+    """Note on the batch of each cell."""
     batches = best["tokens_per_step"].unique()
     if len(batches) == 1:
-        return f"All cells at {int(batches[0]):,} tokens a step, the batch of most layouts"
-    return "Each cell at the tokens a step that most of its layouts have: cells of different ones do not compare"
+        return f"All cells at {int(batches[0]):,} tokens per step, the batch of most layouts"
+    return (
+        "Each cell at the tokens per step that most of its layouts have: cells with different batches are not "
+        "comparable"
+    )
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """Up to which model data parallelism alone is fastest, else how many winners use which axis; a winner with several
-    axes counts for each, as on the page. Of measured rows; None for fewer than two cells of several devices."""
+    """Up to which model data parallelism alone is fastest, otherwise how many winners use which axis.
+
+    A winner with several axes counts for each, as on the page. Measured rows only; None with fewer than two cells of
+    several devices.
+    """
     best = metrics.best_configurations(frame)
     best = best[best["world_size"] > 1] if len(best) else best
     if len(best) < 2 or set(frame["method"]) != {"measured"}:
@@ -153,25 +159,27 @@ def conclude(frame: pd.DataFrame) -> str | None:
     up_to = sum(alone)
     divided = 0 < up_to < len(order) and all(alone[:up_to]) and all(none[up_to:])
     if divided:
-        said, own = f"{_ALONE} is fastest up to {order[up_to - 1]}", pure
-        said += f" ({int(own.sum())} of {len(best)} cells)"
+        sentence, counted = f"{_ALONE} is fastest up to {order[up_to - 1]}", pure
+        sentence += f" ({int(counted.sum())} of {len(best)} cells)"
     elif pure.sum() >= uses.sum().max():
-        said, own = f"{_ALONE} is fastest in {int(pure.sum())} of {len(best)} cells", pure
+        sentence, counted = f"{_ALONE} is fastest in {int(pure.sum())} of {len(best)} cells", pure
     else:
-        own = uses[uses.sum().idxmax()]
-        said = f"{int(own.sum())} of {len(best)} fastest configurations use {own.name} parallelism"
-    if not divided and own.mean() < _MOSTLY:
-        if own is not pure:
+        counted = uses[uses.sum().idxmax()]
+        sentence = f"{int(counted.sum())} of {len(best)} fastest configurations use {counted.name} parallelism"
+    if not divided and counted.mean() < _MAJORITY:
+        if counted is not pure:
             alone_in = int(pure.sum())
-            return f"{said}, {alone_in or 'none'} {'is' if alone_in == 1 else 'are'} {_ALONE[0].lower()}{_ALONE[1:]}."
+            return (
+                f"{sentence}, {alone_in or 'none'} {'is' if alone_in == 1 else 'are'} {_ALONE[0].lower()}{_ALONE[1:]}."
+            )
         count, second = int(uses.sum().max()), uses.sum().idxmax()
-        return f"{said}, {count} {'uses' if count == 1 else 'use'} {second} parallelism."
-    ties = int(best.loc[own, "tie"].eq(True).sum())
-    return said + (f", in {ties} of them tied with other layouts" if ties else "") + "."
+        return f"{sentence}, {count} {'uses' if count == 1 else 'use'} {second} parallelism."
+    ties = int(best.loc[counted, "tie"].eq(True).sum())
+    return sentence + (f", in {ties} of them tied with other layouts" if ties else "") + "."
 
 
-_MOSTLY = 0.6
-"""Where what is told first holds in less than this share of cells, the second is told too."""
+_MAJORITY = 0.6
+"""Share of cells below which the most frequent kind of winner is not enough, so the second kind is named too."""
 _ALONE = "Data parallelism alone"
 _AXIS_NAMES = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
 
@@ -180,7 +188,7 @@ _AXIS_NAMES = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"
 def draw_published(frame: pd.DataFrame) -> Figure:
     """The study's pair: best configuration by its MFU (left) and the reserved memory of that configuration (right).
 
-    The study's labels stand for models: a cell won by a run of another shape under the same label is marked.
+    The study's labels name the rows: a cell won by a run of another shape under the same label is marked.
     """
     best = winners.best_by(frame, "published_mfu")
     if best.empty:
@@ -198,7 +206,7 @@ def draw_published(frame: pd.DataFrame) -> Figure:
     right = _by_memory(best, "peak_reserved_bytes", "The same configuration")
     places = (labels.workload_order(grouped), labels.world_sizes(grouped))
     figure = _pair(best, metrics.group_counts(grouped), places, (left, right), labels.device_noun(frame))
-    marked = f"† another model than the rest of its row: {shapes}" if other.any() else None
+    marked = f"† a different model from the rest of its row: {shapes}" if other.any() else None
     _note(figure, [marked, _tie_note(best)])
     return figure
 
@@ -210,15 +218,15 @@ def _note(figure: Figure, notes: list[str | None]) -> None:
 
 
 def _tie_note(best: pd.DataFrame) -> str | None:
-    """What the mark of a tie means, and where nothing is known of the noise."""
+    """Note on the mark of a tie, and on cells with unknown noise."""
     several = best["candidates"] > 1
     unknown = int((best["tie"].isna() & several).sum())
     notes = []
     if best["tie"].eq(True).any():
-        notes.append("≈ 2 more: so many other layouts are behind by no more than noise; the table names them")
+        notes.append("≈ 2 more: two other layouts are slower by no more than noise; the table names them")
     if unknown:
         where = "" if unknown == int(several.sum()) else f" in {unknown} of {int(several.sum())} cells"
-        notes.append(f"noise not known{where}: no spread of steps and no repeats, so any lead may be chance")
+        notes.append(f"noise not known{where}: without a spread of steps or repeats any lead may be chance")
     return "\n".join(notes) or None
 
 
@@ -244,7 +252,7 @@ def _pair(
 
 
 def _in_lines(workload: str) -> str:
-    """A long name in two lines, after the model."""
+    """A long name in two lines, broken after the model."""
     return workload if len(workload) <= _LONG_NAME else workload.replace(", ", ",\n", 1)
 
 
@@ -311,7 +319,7 @@ def _heatmap(
             ]
             for text in inside:
                 text.set_fontsize(max(_size_inside(text.get_text(), float(text.get_fontsize())), _SMALLEST))
-                text.set_in_layout(False)  # measuring what stays inside its cell only takes time
+                text.set_in_layout(False)  # text inside its cell needs no measuring in the layout, which takes time
     ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     ax.set_yticks(range(len(workloads)), list(map(_in_lines, workloads)))
@@ -325,18 +333,18 @@ def _heatmap(
 
 
 _SMALLEST = 5.8
-"""Of the text in a cell, in points."""
+"""Smallest font size in a cell, in points."""
 
 
 def _size_inside(text: str, size: float) -> float:
-    """The size in points, at most ``size``, at which the longest line stays inside its cell: a character is about half
-    as wide as it is high."""
+    """Font size in points, at most ``size``, at which the longest line fits its cell; a character is about half as wide
+    as high."""
     longest = max(map(len, text.splitlines()), default=0)
     return min(size, 72 * _CELL_IN[0] / (0.53 * longest)) if longest else size
 
 
 def _from_zero(values: pd.Series, shown: dict[str, Any]) -> Normalize:
-    """Colours from 0, so that a small difference looks small; to the highest value, or to what the device has."""
+    """Colours from 0, so that a small difference looks small, up to the highest value or the device's memory."""
     highest = values.max()
     if pd.notna(shown.get("most")):
         highest = max(highest, shown["most"] / shown["unit"])
@@ -365,7 +373,7 @@ FIGURES = (
             "Each cell is the configuration with the most tokens/s/GPU among those that finished with the tokens a "
             "step that most of its layouts have: parallel degrees with ZeRO stage, and micro-batch × number of "
             "micro-batches. Colours start at 0. Repeats of a layout count once, by their "
-            "median. ≈: other layouts are within the noise of it, and the winner is all of them. Grey cells have no "
+            "median. ≈: other layouts are within its noise, so the winner is the set of them. Grey cells have no "
             f"finished run. {metrics.MFU_PEAKS}"
         ),
         draw=draw,
@@ -377,7 +385,7 @@ FIGURES = (
         section="best",
         title="Best configuration as the Ultra-Scale Playbook ranks it",
         caption=(
-            "The study's own pair: best by its MFU, which counts tied embeddings twice once a pipeline splits them, "
+            "The study's pair: best by its MFU, which counts tied embeddings twice if a pipeline splits them, "
             "and the reserved memory of that configuration. Models under the study's labels. Both rankings are in "
             "best_configurations.csv."
         ),

@@ -1,6 +1,6 @@
-"""A figure drawn once, as pixels and as SVG: each call of an artist goes to both.
+"""Draws a figure once as pixels and as SVG: each call of an artist goes to both renderers.
 
-Two drawings, one a format, would place every tick and measure every text twice.
+Separate drawings for each format would place every tick and measure every text twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Both(RendererBase):
         super().__init__()
         self._pixels, self._vector = pixels, vector
         self._before: NDArray[np.uint8] | None = None
-        """The pixels before artists whose marks go into the SVG as pixels, too."""
+        """Pixels before the artists whose marks go into the SVG as a picture; None outside of such artists."""
         self.width, self.height, self.dpi = pixels.width, pixels.height, pixels.dpi
 
     def open_group(self, s: str, gid: str | None = None) -> None:
@@ -129,7 +129,7 @@ class _Both(RendererBase):
         self._before = np.array(self._pixels.buffer_rgba())
 
     def stop_rasterizing(self) -> None:
-        """What has changed since goes into the SVG as it is, on nothing."""
+        """Put the pixels that changed since `start_rasterizing` into the SVG as a picture on transparent ground."""
         assert self._before is not None
         after = np.asarray(self._pixels.buffer_rgba())
         changed = (after.view("<u4") != self._before.view("<u4"))[..., 0]
@@ -160,7 +160,7 @@ class _Both(RendererBase):
         return self._pixels._get_font_height_metrics(prop)
 
     def _draw_formula(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float) -> None:
-        """Formulas go into the SVG as shapes."""
+        """Draw a formula into the SVG as a shape."""
         shape = TextPath((0, 0), s, size=self.points_to_pixels(prop.get_size_in_points()), prop=prop)
         filled = self.new_gc()
         filled.copy_properties(gc)

@@ -1,4 +1,4 @@
-"""Where a step's time goes: shares of the fastest layouts' steps, and time a token along tp, pp and dp.
+"""Breakdown of a step's time: shares of the fastest layouts' steps, and time per token along tp, pp and dp.
 
 The parts of a step are those of `analysis.rows.step_parts`.
 """
@@ -21,18 +21,18 @@ _FREE = {
     "pp": ("dp", "pp", "num_microbatches", "pp_schedule", "virtual_stages", "zero_stage"),
     "dp": ("dp", "world_size", "tokens_per_step", "zero_stage"),
 }
-"""What may differ along an axis. tp and pp take ranks from dp on the same devices; along dp the work of a rank stays.
-The ZeRO stage may differ only from a single data-parallel rank, which has nothing to shard."""
+"""Columns that may differ along an axis. tp and pp take ranks from dp on the same devices; along dp the work of a rank
+stays the same. The ZeRO stage may differ only from a single data-parallel rank, which has nothing to shard."""
 
 
 _SHARE = "share of "
-_UNTIMED = "no finished run has the parts of its step timed"
+_UNTIMED = "no finished run has timed the parts of its step"
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows with all parts of their step, fastest first in each group.
 
-    Columns: the `step_parts.shares`, `analysis.rows.pairs.SETTINGS`, and what tables and names need.
+    Columns: the `step_parts.shares`, `analysis.rows.pairs.SETTINGS`, and those that tables and names need.
     """
     parts = step_parts.parts_of(frame)
     rows = pairs.comparable(frame)
@@ -53,29 +53,29 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def data_along_axes(frame: pd.DataFrame) -> pd.DataFrame:
-    """The longest family of each axis: runs that differ in its degree alone, and in what makes room for it.
+    """The longest family of each axis: runs that differ only in its degree and in the columns of `_FREE`.
 
-    ``axis``, ``degree``, and for each part ``<name>`` in device-microseconds a token: time of the part × devices /
-    tokens, so that families of one batch and of growing ones read alike and the parts sum to 1e6 / (tokens/s/GPU).
-    Of families equally long, the one with the fastest run. The parts are those of a profiled step by kind where runs
-    with one have families of as many axes.
+    ``axis``, ``degree``, and for each part ``<name>`` in device-microseconds per token: time of the part × devices /
+    tokens, so that families with fixed and growing batches are comparable and the parts sum to 1e6 / (tokens/s/GPU). Of
+    equally long families the one with the fastest run is taken. Parts are kinds of kernels if runs with a profiled step
+    have families of as many axes.
     """
-    names, found = step_parts.names_of(frame), _families(timed(frame))
+    names, series = step_parts.names_of(frame), _families(timed(frame))
     profiled, kinds = _profiled(frame)
-    if len(by_kind := _families(profiled)) >= max(len(found), 1):
-        names, found = kinds, by_kind
+    if len(by_kind := _families(profiled)) >= max(len(series), 1):
+        names, series = kinds, by_kind
     columns = ["axis", "degree", *metrics.GROUP, "layout", *names, metrics.RANK_BY, "attempt_id"]
-    if not found:
+    if not series:
         return pd.DataFrame(columns=columns)
-    families = pd.concat(found, ignore_index=True)
-    if _SHARE + names[0] in families:  # "attention" is a setting of a run as well
+    families = pd.concat(series, ignore_index=True)
+    if _SHARE + names[0] in families:  # "attention" is also a setting of a run
         families = families.drop(columns=names, errors="ignore").rename(columns=lambda name: name.removeprefix(_SHARE))
     per_token = 1e6 / families[metrics.RANK_BY]
     return families.assign(**{name: families[name] * per_token for name in names})[columns]
 
 
 def _profiled(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Ranked rows with a profiled step and the share of each kind of it, and the names of the kinds."""
+    """Ranked rows with a profiled step and the share of each kind of kernel, and the names of the kinds."""
     rows = pairs.comparable(frame)
     if "breakdown_step_time_s" not in rows or rows["breakdown_step_time_s"].isna().all():
         return rows.head(0), []
@@ -94,41 +94,41 @@ def _family(rows: pd.DataFrame, axis: str) -> pd.DataFrame:
         return rows.head(0)
     codes = pairs.Matching(rows).codes(_FREE[axis])
     members = rows.assign(axis=axis, degree=rows[axis].astype(int), _code=codes)
-    if axis != "dp":  # a pipeline of one stage has no schedule, others must have the same
+    if axis != "dp":  # one stage has no schedule; several must have 1F1B
         members = members[(members["pp"] == 1) | (members["pp_schedule"] == "1f1b")]
     members = members.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
     families = []
     for stage in sorted(rows["zero_stage"].dropna().unique()):
-        own = members[(members["dp"] == 1) | (members["zero_stage"] == stage)]
-        own = own.drop_duplicates(["_code", "degree"])
-        sizes = own.groupby("_code")[metrics.RANK_BY].agg(["size", "max"])
+        of_stage = members[(members["dp"] == 1) | (members["zero_stage"] == stage)]
+        of_stage = of_stage.drop_duplicates(["_code", "degree"])
+        sizes = of_stage.groupby("_code")[metrics.RANK_BY].agg(["size", "max"])
         if len(sizes):
             longest = sizes.sort_values(["size", "max"]).iloc[-1]
-            family = own[own["_code"] == longest.name]
+            family = of_stage[of_stage["_code"] == longest.name]
             families.append((int(longest["size"]), float(longest["max"]), family.sort_values("degree")))
     return max(families, key=lambda found: found[:2])[2] if families else rows.head(0)
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Stacked bars in per cent of the step for the fastest layouts of each group, their throughput beside them."""
+    """Stacked bars in per cent of the step for the fastest layouts of each group, with their throughput."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw(_UNTIMED)
     profiled = frame.loc[frame["breakdown_step_time_s"].notna(), "attempt_id"]
     if rows["attempt_id"].isin(set(profiled)).all():
-        raise style.NothingToDraw("no run is without a profiled step: breakdown_by_kind divides these further")
+        raise style.NothingToDraw("every run has a profiled step: breakdown_by_kind divides these further")
     return shares.draw_shares(frame, rows, style.STEP_PARTS)
 
 
 @style.styled
 def draw_along_axes(frame: pd.DataFrame) -> Figure:
-    """One panel an axis: device time a token of the longest family of runs that differ in that degree alone."""
+    """One panel per axis: device time per token of the longest family of runs that differ only in that degree."""
     rows = data_along_axes(frame)
     if rows.empty:
         if not step_parts.parts_of(frame):
             raise style.NothingToDraw(_UNTIMED)
-        raise style.NothingToDraw("no two runs with the parts of their steps timed differ in tp, pp or dp alone")
+        raise style.NothingToDraw("no two runs with timed parts of their steps differ only in tp, pp or dp")
     noun = labels.device_noun(frame)
     families = [(str(axis), family.reset_index(drop=True)) for axis, family in rows.groupby("axis", sort=False)]
     titles = [_title(axis, family, noun) for axis, family in families]
@@ -138,7 +138,7 @@ def draw_along_axes(frame: pd.DataFrame) -> Figure:
         _stacks(ax, family)
         ax.set_title(title, fontsize=8.5)
         ax.set_xlabel(f"{axis} degree")
-    axes[0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
+    axes[0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time per token, µs")
     style.bottom_legend(figure, shares.handles(rows, _looks(rows)), f"Above each bar: {labels.rate_unit(frame)}")
     return figure
 
@@ -172,37 +172,39 @@ def _stacks(ax: Axes, family: pd.DataFrame) -> None:
 
 
 def _title(axis: str, family: pd.DataFrame, noun: str) -> str:
-    """The workload and devices, and from which layout to which."""
+    """The workload and devices, and the first and last layout."""
     sizes = labels.world_sizes(family)
     place = family["workload"].iloc[0] + (f", {labels.devices(sizes[0], noun)}" if len(sizes) == 1 else "")
     return f"{place}\n{family['layout'].iloc[0]}\nto {family['layout'].iloc[-1]}"
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """The largest part of the fastest layouts' steps besides the first one."""
+    """Sentence with the two largest parts of the fastest layouts' steps."""
     rows = data(frame)
     rows = rows.drop_duplicates(metrics.GROUP) if len(rows) else rows
     if rows.empty:
         return None
     parts = rows[step_parts.names_of(frame)].median().sort_values(ascending=False)
-    told = listed([f"{name} {format_percent(value, 0)}" for name, value in parts.head(2).items()])
+    largest = listed([f"{name} {format_percent(value, 0)}" for name, value in parts.head(2).items()])
     groups = plural(len(rows), "model and size", "models and sizes")
-    return f"Of a step of the fastest layouts (n = {groups}): {told} (medians)."
+    return f"Of a step of the fastest layouts (n = {groups}): {largest} (medians)."
 
 
 def conclude_along_axes(frame: pd.DataFrame) -> str | None:
-    """For each axis what its last degree adds to the time a token, and the part that grows most."""
+    """Sentence on how much the last degree of each axis adds to the time per token, and the part that grows most."""
     rows = data_along_axes(frame)
-    said = []
+    clauses = []
     names = [name for name in _looks(rows) if name in rows]
     for axis, family in rows.groupby("axis", sort=False) if len(rows) else ():
         first, last = family.iloc[0], family.iloc[-1]
         more = first[metrics.RANK_BY] / last[metrics.RANK_BY] - 1
         grown = (last[names].astype(float) - first[names].astype(float)).fillna(0.0)
         by = f", most of it {grown.idxmax()}" if more > 0 and grown.max() > 0 else ""
-        takes = f"{format_percent(abs(more), 0)} {'more' if more > 0 else 'less'} time a token"
-        said.append(f"{axis} {int(first['degree'])} → {int(last['degree'])} takes {takes}{by} (n = {len(family)} runs)")
-    return "; ".join(said) + "." if said else None
+        takes = f"{format_percent(abs(more), 0)} {'more' if more > 0 else 'less'} time per token"
+        clauses.append(
+            f"{axis} {int(first['degree'])} → {int(last['degree'])} takes {takes}{by} (n = {len(family)} runs)"
+        )
+    return "; ".join(clauses) + "." if clauses else None
 
 
 FIGURES = (
@@ -212,9 +214,9 @@ FIGURES = (
         title="Where a step's time goes",
         caption=(
             "The fastest layouts of each model and size. Forward and backward include the collectives inside them "
-            "(tensor parallelism's, ZeRO 3's gathers); the exposed reduction is what is left of gradient reduction "
-            "after the last backward. Parts are means over ranks, the step is the slowest rank's: the rest is what "
-            "lies between. Where parts overlap, or medians of parts do not fall on one step, they sum to more than the "
+            "(of tensor parallelism, ZeRO 3's gathers); the exposed reduction is the part of gradient reduction "
+            "after the last backward. Parts are means over ranks, the step is the slowest rank's: the rest is the "
+            "difference. If parts overlap, or medians of parts come from different steps, they sum to more than the "
             "step: the rest is then below 0 and not drawn, and the bar ends beyond 100 %."
         ),
         draw=draw,
@@ -226,9 +228,9 @@ FIGURES = (
         section="why",
         title="What a degree costs",
         caption=(
-            "For each axis the longest series of runs that differ in its degree alone: tp and pp take ranks from data "
-            "parallelism on the same devices at the same batch, dp adds devices at the same work each. Parts by kind "
-            "of kernel where the runs have a profiled step."
+            "For each axis the longest series of runs that differ only in its degree: tp and pp take ranks from data "
+            "parallelism on the same devices at the same batch, dp adds devices with the same work each. Parts by kind "
+            "of kernel if the runs have a profiled step."
         ),
         draw=draw_along_axes,
         data=data_along_axes,

@@ -1,4 +1,4 @@
-"""Where a profiled step's time goes, by what the kernels did: the columns ``breakdown_*`` of runs with
+"""Breakdown of a profiled step's time by kind of kernel: the columns ``breakdown_*`` of runs with
 ``measure.profile=true``."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _EXPOSED = "exposed {axis}"
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Shares of the profiled step of every ranked run that has them, fastest first in each group.
 
-    A column for each kind, one for the exposed communication of each axis, all of which sum to 1, and beside them
-    ``hidden communication``: what ran behind other kernels, over the step.
+    The columns of the kinds and of each axis's exposed communication sum to 1. ``hidden communication`` is separate:
+    the communication that overlapped with other kernels, over the step time.
     """
     beside = [*metrics.GROUP, "layout", "rank", "breakdown_step_time_s", metrics.RANK_BY, "attempt_id"]
     names = [*_KINDS.values(), HIDDEN]
@@ -43,26 +43,26 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=[*beside, *names])
     rows = labels.in_group_order(rows).reset_index(drop=True)
     hidden = (rows["breakdown_comm_hidden_s"] / rows["breakdown_step_time_s"]).rename(HIDDEN)
-    found = kinds(rows)
-    found.insert(len(_KINDS), HIDDEN, hidden)
-    return rows[beside].join(found)
+    shares = kinds(rows)
+    shares.insert(len(_KINDS), HIDDEN, hidden)
+    return rows[beside].join(shares)
 
 
 def kinds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of rows with a profiled step the share of each kind and of the exposed communication of each axis; they sum to
-    1."""
+    """Share of each kind of kernel and of each axis's exposed communication in a profiled step; they sum to 1."""
     step = rows["breakdown_step_time_s"]
-    found = pd.DataFrame({name: rows[column] / step for column, name in _KINDS.items()}, index=rows.index)
+    shares = pd.DataFrame({name: rows[column] / step for column, name in _KINDS.items()}, index=rows.index)
     by_axis = [_exposed_by_axis(entries) for entries in rows["breakdown_comm_by_axis"]]
     axes = dict.fromkeys(axis for exposed in by_axis for axis in exposed)
     for axis in axes:
         seconds = pd.Series([exposed.get(axis, 0.0) for exposed in by_axis], index=rows.index)
-        found[_EXPOSED.format(axis=axis)] = seconds / step
-    return found
+        shares[_EXPOSED.format(axis=axis)] = seconds / step
+    return shares
 
 
 def _exposed_by_axis(entries: Any) -> dict[str, float]:
-    """Seconds of each axis that has any. What waits for another stage has none: it is the bubble."""
+    """Seconds of exposed communication by axis, without zeros. Waiting for another stage is not included: it is the
+    bubble."""
     known = [] if entries is None else entries
     return {entry["axis"] or "communication": entry["exposed_s"] for entry in known if entry["exposed_s"]}
 
@@ -71,12 +71,13 @@ def _exposed_by_axis(entries: Any) -> dict[str, float]:
 def draw(frame: pd.DataFrame) -> Figure:
     rows = data(frame)
     if rows.empty:
-        raise style.NothingToDraw("no finished run was profiled; measure.profile=true records a step of each")
+        raise style.NothingToDraw("no finished run was profiled; measure.profile=true records one step per run")
     return shares.draw_shares(frame, rows, style.STEP_KINDS)
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """The share of matmuls and attention, and the largest of all others, in the fastest profiled layouts."""
+    """Sentence with the share of matmuls and attention, and the largest other share, in the fastest profiled
+    layouts."""
     rows = data(frame)
     rows = rows.drop_duplicates(metrics.GROUP) if len(rows) else rows
     if rows.empty:
@@ -85,7 +86,7 @@ def conclude(frame: pd.DataFrame) -> str | None:
     useful = shares[["matmul", "attention"]].sum()
     rest = shares.drop(["matmul", "attention"])
     return (
-        f"Of the fastest profiled layouts (n = {plural(len(rows), 'model and size', 'models and sizes')}) matmuls and "
+        f"In the fastest profiled layouts (n = {plural(len(rows), 'model and size', 'models and sizes')}) matmuls and "
         f"attention take {format_percent(useful, 0)} of the step, then {rest.idxmax()} "
         f"{format_percent(rest.max(), 0)} (medians)."
     )
@@ -97,9 +98,9 @@ FIGURE = FigureSpec(
     title="What the kernels of a step do",
     caption=(
         "The fastest profiled layouts of each model and size. One step after the timed ones, recorded on one rank of "
-        "each pipeline stage, mean over the stages. Each moment counts once: for compute where any runs, for exposed "
-        "communication where only that runs, for a launch gap where nothing runs. Communication behind compute takes "
-        "no time here, though it slows what runs beside it; the table has it."
+        "each pipeline stage, mean over the stages. Each moment counts once: as compute if any runs, as exposed "
+        "communication if only that runs, as a launch gap if nothing runs. Communication hidden by compute takes "
+        "no time here, although it slows concurrent kernels; the table has it."
     ),
     draw=draw,
     data=data,

@@ -1,4 +1,5 @@
-"""The pipeline bubble by its closed form over micro-batches and virtual stages, and what measured pipelines waited."""
+"""The pipeline bubble by its closed form over micro-batches and virtual stages, with the measured waiting of
+pipelines."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ VIRTUAL_STAGES = (1, 2, 4, 8)
 
 
 DEPTHS = (2, 4, 8, 16)
-"""Lines of the closed form where the rows have no pipeline."""
+"""Depths of the closed form's lines if the rows have no pipeline."""
 _MOST_DEPTHS = 6
 _APART = 5.5
-"""Per cent between the names of two lines."""
+"""Smallest distance between the names of two lines, in per cent."""
 _MARKERS = "osD^vP"
 _PLAIN = ("1f1b", "gpipe")
-"""Schedules that the closed form with v = 1 is of."""
+"""Schedules for which the closed form with v = 1 holds."""
 
 
 def sizes(depth: int = DEPTH) -> pd.DataFrame:
@@ -43,9 +44,9 @@ def sizes(depth: int = DEPTH) -> pd.DataFrame:
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """`sizes` and `pipeline_bubble.waited` in one table, told apart by ``source``: ``closed form`` or ``measured``.
+    """`sizes` and `pipeline_bubble.waited` in one table; ``source`` is ``closed form`` or ``measured``.
 
-    ``percent_of_step`` is what is drawn: idle time over the whole step, 100 b / (1 + b) of an idle over busy time b.
+    ``percent_of_step`` is drawn: idle time over the whole step, 100 b / (1 + b) for an idle over busy time b.
     """
     formula = sizes()
     parts = [formula.assign(source="closed form", percent_of_step=percent_of_step(formula["bubble"]))]
@@ -62,8 +63,8 @@ def percent_of_step(bubble: pd.Series) -> pd.Series:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Left: the closed form over micro-batches, a line for each depth, with a mark for every run whose waiting was
-    timed. Right: the closed form of one depth, a line for each number of virtual stages."""
+    """Left: the closed form over micro-batches, one line per depth, with a mark for every run whose waiting was timed.
+    Right: the closed form of one depth, one line per number of virtual stages."""
     waited = pipeline_bubble.waited(frame)
     waited = waited.assign(percent=percent_of_step(waited["measured"]))
     most = max([MICRO_BATCHES[-1], *waited["m"].astype(int)])
@@ -73,9 +74,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     for i, p in enumerate(depths):
         colour = style.CATEGORY_COLOURS[i % len(style.CATEGORY_COLOURS)]
         _line(left, p, 1, most, colour)
-        own = waited[waited["p"] == p]
+        of_depth = waited[waited["p"] == p]
         for plain in (True, False):
-            runs = own[own["schedule"].isin(_PLAIN) == plain]
+            runs = of_depth[of_depth["schedule"].isin(_PLAIN) == plain]
             if len(runs):
                 left.plot(
                     runs["m"],
@@ -102,7 +103,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _depths(frame: pd.DataFrame, waited: pd.DataFrame) -> list[int]:
-    """Depths with a line: those timed, most runs first, else those that finished."""
+    """Depths with a line: those with timed waiting, most runs first, otherwise those of finished pipelines."""
     counts = waited["p"].value_counts()
     if not len(counts):
         pipelines = frame.loc[(frame["outcome"] == "ok") & (frame["pp"] > 1), "pp"]
@@ -111,7 +112,7 @@ def _depths(frame: pd.DataFrame, waited: pd.DataFrame) -> list[int]:
 
 
 def _name_lines(ax: Axes, bubbles: dict[str, float]) -> None:
-    """Names at the left ends of lines of these idle over busy times, pushed apart where they would touch."""
+    """Write names at the left ends of the lines, given their idle over busy times, pushed apart so that none touch."""
     lowest = -_APART
     order = sorted(enumerate(bubbles.items()), key=lambda one: one[1][1])
     for i, (name, bubble) in order:
@@ -121,7 +122,7 @@ def _name_lines(ax: Axes, bubbles: dict[str, float]) -> None:
 
 
 def _line(ax: Axes, p: int, v: int, most: int, colour: str) -> None:
-    """The closed form over micro-batches as a curve."""
+    """Draw the closed form over micro-batches as a curve."""
     m = np.geomspace(1, most, 60)
     bubble = (p - 1) / (v * m)
     percent = 100 * bubble / (1 + bubble)
@@ -146,7 +147,7 @@ def _handles(waited: pd.DataFrame) -> list[Line2D]:
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """What pipelines waited beside what their schedule explains."""
+    """Sentence that compares the measured waiting of pipelines with that of equal ranks."""
     waited = pipeline_bubble.waited(frame)
     if waited.empty:
         return None
@@ -163,8 +164,8 @@ FIGURE = FigureSpec(
     title="Pipeline bubble",
     caption=(
         "Idle share of a step by the closed form of equal ranks over m micro-batches, for pipelines of p stages and "
-        "for v virtual stages on each rank; marks are what pipelines really waited, which holds waiting for stages of "
-        "unequal length too."
+        "for v virtual stages on each rank; marks are the measured waiting, which includes waiting for stages of "
+        "unequal length."
     ),
     draw=draw,
     data=data,

@@ -1,4 +1,5 @@
-"""Sentences that captions begin with: what the table behind a figure shows, with numbers and n; None without them."""
+"""Sentences at the beginning of captions: what the table behind a figure shows, with numbers and n; None without
+rows."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from results.text.numbers import format_percent, listed, plural
 
 _NEXT_TO_NOTHING = 0.01
 _NEAR = 0.1
-"""A run is near the fastest when it is slower by no more than this share."""
+"""Largest loss relative to the fastest run of a run that counts as near it."""
 
 
 def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
-    """Of a table of `analysis.rows.by_degree`: the step from one degree to the next that costs most, of the steps that
-    most workloads have; the median of their losses, the lowest and the highest."""
+    """Sentence on a table of `analysis.rows.by_degree`: the most costly step between degrees, among the steps that most
+    workloads have, with the median, lowest and highest of their losses."""
     if rows.empty:
         return None
     rows = rows.sort_values(["workload", "series", "degree"], kind="stable")
@@ -28,46 +29,46 @@ def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
     )
     worst = steps.reset_index().sort_values(["models", "lost"], kind="stable").iloc[-1]
     degrees = f"{axis} {int(worst['before'])} → {int(worst['degree'])}"
-    own = rows[(rows["before"] == worst["before"]) & (rows["degree"] == worst["degree"])]["lost_share"]
+    losses = rows[(rows["before"] == worst["before"]) & (rows["degree"] == worst["degree"])]["lost_share"]
     verb = "costs" if worst["lost"] >= 0 else "gains"
-    spread = f", {_signed(own.max())} to {_signed(own.min())}" if len(own) > 1 else ""
+    spread = f", {_signed(losses.max())} to {_signed(losses.min())}" if len(losses) > 1 else ""
     changes = f"{verb} {format_percent(abs(worst['lost']), 0)} of the throughput of a device"
     if abs(worst["lost"]) < _NEXT_TO_NOTHING:
         changes = f"changes the throughput of a device by less than {format_percent(_NEXT_TO_NOTHING, 0)}"
-    return f"{degrees}{where} {changes} ({'median, ' * (len(own) > 1)}n = {plural(len(own), 'model')}{spread})."
+    return f"{degrees}{where} {changes} ({'median, ' * (len(losses) > 1)}n = {plural(len(losses), 'model')}{spread})."
 
 
 def of_effects(table: pd.DataFrame) -> str | None:
-    """Of `effects.data`: the choices that cost and that gain most throughput by themselves."""
-    # Only what is known to cost or to gain: its interval leaves out 1.
+    """Sentence on `effects.data`: the choices that by themselves cost and gain most throughput."""
+    # Only certain costs and gains: the interval excludes 1.
     known = table[(table["throughput_high"] < 1) | (table["throughput_low"] > 1)] if len(table) else table
     if known.empty:
         return None
-    said = []
+    clauses = []
     for row in labels.records(known.sort_values("throughput_ratio").iloc[[0, -1]].drop_duplicates("effect")):
         change = float(row["throughput_ratio"]) - 1
         if abs(change) >= _NEXT_TO_NOTHING:
             interval = f"{row['throughput_low']:.2f} to {row['throughput_high']:.2f}"
             verb = "costs" if change < 0 else "gains"
-            said.append(
+            clauses.append(
                 f"{row['effect']} {verb} {format_percent(abs(change), 0)} ({interval}, n = {row['pairs']:,} pairs)"
             )
-    return f"By itself {listed(said)}." if said else None
+    return f"By itself {listed(clauses)}." if clauses else None
 
 
 def of_front(table: pd.DataFrame, frame: pd.DataFrame) -> str | None:
-    """Of `pareto.data`: what the leanest run within a tenth of the fastest saves, in the group with the most runs, of
-    the batch that most of them have."""
+    """Sentence on `pareto.data`: what the leanest run within a tenth of the fastest saves, in the group with the most
+    runs at the batch that most of them have."""
     usual = ranking.of_usual_batch(metrics.ranked(frame), metrics.GROUP)
     table = table[table["attempt_id"].isin(set(usual["attempt_id"]))]
     if table.empty:
         return None
     sizes = table.groupby(metrics.GROUP)["attempt_id"].transform("size")
-    own = table[sizes == sizes.max()]
-    workload, size = own["workload"].iloc[0], own["world_size"].iloc[0]
-    own = own[(own["workload"] == workload) & (own["world_size"] == size)]
-    fastest = own.sort_values(metrics.RANK_BY).iloc[-1]
-    near = own[own[metrics.RANK_BY] >= (1 - _NEAR) * fastest[metrics.RANK_BY]]
+    group = table[sizes == sizes.max()]
+    workload, size = group["workload"].iloc[0], group["world_size"].iloc[0]
+    group = group[(group["workload"] == workload) & (group["world_size"] == size)]
+    fastest = group.sort_values(metrics.RANK_BY).iloc[-1]
+    near = group[group[metrics.RANK_BY] >= (1 - _NEAR) * fastest[metrics.RANK_BY]]
     lean = near.sort_values("memory_bytes").iloc[0]
     saved = 1 - lean["memory_bytes"] / fastest["memory_bytes"]
     if saved < _NEXT_TO_NOTHING:
@@ -75,30 +76,30 @@ def of_front(table: pd.DataFrame, frame: pd.DataFrame) -> str | None:
     slower = 1 - lean[metrics.RANK_BY] / fastest[metrics.RANK_BY]
     return (
         f"{workload} on {int(size)} devices: {format_percent(saved, 0)} less memory than the fastest run costs "
-        f"{format_percent(slower)} of the throughput (n = {plural(len(own), 'run')})."
+        f"{format_percent(slower)} of the throughput (n = {plural(len(group), 'run')})."
     )
 
 
 def of_predictions(frame: pd.DataFrame) -> str | None:
-    """By how much the planner's memory and step time were off, in the middle of all points, and how many step times
-    lie in the interval that was recorded with them."""
-    said = []
-    for name, predicted, found in (
+    """Sentence on the median errors of the planner's memory and step times, and on how many step times lie in the
+    interval recorded with them."""
+    errors_in_words = []
+    for name, predicted, measured in (
         ("memory", "predicted_peak_bytes", "peak_allocated_bytes"),
         ("step time", "predicted_step_time_s", "step_time_s"),
     ):
-        errors = metrics.prediction_errors(frame, predicted, found).abs()
+        errors = metrics.prediction_errors(frame, predicted, measured).abs()
         if len(errors):
-            said.append(f"{format_percent(errors.median())} of {name} (n = {len(errors):,})")
-    if not said:
+            errors_in_words.append(f"{format_percent(errors.median())} of {name} (n = {len(errors):,})")
+    if not errors_in_words:
         return None
     inside, known = metrics.inside_interval(frame)
     covered = f" Inside their predicted interval: {inside:,} of {plural(known, 'step time')}." if known else ""
-    return f"Predictions were off by {listed(said)}: medians of the size of the error.{covered}"
+    return f"Predictions were off by {listed(errors_in_words)}: medians of the size of the error.{covered}"
 
 
 def of_overhead(rows: pd.DataFrame) -> str | None:
-    """Of `overhead.data`: what share of a point's time its timed steps are, and the longest other phase."""
+    """Sentence on `overhead.data`: the share of timed steps in a point's time, and the longest other phase."""
     known = rows.dropna(subset=list(metrics.OVERHEAD))
     if known.empty:
         return None
@@ -113,7 +114,7 @@ def of_overhead(rows: pd.DataFrame) -> str | None:
 
 
 def of_failures(table: pd.DataFrame) -> str | None:
-    """Of `failures_by_phase.data`: the most frequent failure and its phase."""
+    """Sentence on `failures_by_phase.data`: the most frequent failure and its phase."""
     if table.empty:
         return None
     most = table.sort_values("points", kind="stable").iloc[-1]
@@ -124,6 +125,6 @@ def of_failures(table: pd.DataFrame) -> str | None:
 
 
 def _signed(lost: float) -> str:
-    """A loss as a change: ``−12 %``."""
+    """A loss as a signed change: ``−12 %``."""
     percent = round(-100 * lost)
     return f"{'+' if percent > 0 else '−' if percent < 0 else '±'}{abs(percent)} %"

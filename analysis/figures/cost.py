@@ -1,7 +1,7 @@
-"""What the sweep held its devices for, and what a trillion tokens would take: hours, and money and energy if known.
+"""Device-hours of the sweep, and the cost of a trillion tokens: hours, and price and energy if known.
 
-Nothing is assumed: money is told only where whoever reads the report named a price, energy only where power was
-measured. Power is that of the devices alone, without hosts, network and cooling.
+Nothing is assumed: prices appear only if the user gave one, energy only if power was measured. Power is that of the
+devices alone, without hosts, network and cooling.
 """
 
 from __future__ import annotations
@@ -35,34 +35,33 @@ _MARKERS = "osD^vPX"
 def spent(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
     """Device-hours of all attempts, retries included, by model, number of devices and outcome: `SPENT`.
 
-    ``price``: of one device for one hour, in whatever currency; without it the column ``price`` is not known.
-    Attempts without a duration are counted beside the sum, which is over the others. Empty when none has one.
+    ``price``: price of one device-hour in any currency; without it the column ``price`` is unknown. Attempts without a
+    duration are counted separately and are not in the sums. The table is empty if no attempt has a duration.
     """
     if frame["duration_s"].isna().all():
         return pd.DataFrame(columns=[*SPENT])
     rows = frame.assign(device_hours=metrics.held_hours(frame))
     groups = rows.groupby(["model", *metrics.GROUP, "outcome"], sort=False)
-    found = groups.agg(
+    hours = groups.agg(
         attempts=("attempt_id", "size"), known=("device_hours", "count"), device_hours=("device_hours", "sum")
     )
-    found = found.reset_index()
-    found = found.assign(
-        device_hours=found["device_hours"].where(found["known"] > 0),
-        price=float("nan") if price is None else found["device_hours"] * price,
-        attempts_without_duration=found["attempts"] - found["known"],
+    hours = hours.reset_index()
+    hours = hours.assign(
+        device_hours=hours["device_hours"].where(hours["known"] > 0),
+        price=float("nan") if price is None else hours["device_hours"] * price,
+        attempts_without_duration=hours["attempts"] - hours["known"],
     )
     order = {name: place for place, name in enumerate(labels.workload_order(frame))}
-    found = found.sort_values(["workload", "world_size"], key=lambda column: column.map(order).fillna(column))
-    return found[[*SPENT]].reset_index(drop=True)
+    hours = hours.sort_values(["workload", "world_size"], key=lambda column: column.map(order).fillna(column))
+    return hours[[*SPENT]].reset_index(drop=True)
 
 
 def training(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
-    """What a trillion tokens take with the fastest layout of each model and number of devices: `TRAINING`.
+    """Cost of a trillion tokens with the fastest layout of each model and number of devices: `TRAINING`.
 
-    hours = 1e12 / (tokens/s/GPU) / 3600 over all devices; days = 1e12 / (tokens/s/GPU × devices) / 86400;
-    Wh per million tokens = W / (tokens/s/GPU) × 1e6 / 3600. At the speed of the timed steps: no restart, no
-    evaluation, no failure is in it. ``tie``: other layouts are within the winner's noise. ``price`` as in
-    `spent`.
+    hours = 1e12 / (tokens/s/GPU) / 3600 over all devices; days = 1e12 / (tokens/s/GPU × devices) / 86400; Wh per
+    million tokens = W / (tokens/s/GPU) × 1e6 / 3600. The speed is that of the timed steps, without restarts, evaluation
+    or failures. ``tie``: other layouts are within the winner's noise. ``price`` as in `spent`.
     """
     best = metrics.best_configurations(frame)
     if best.empty:
@@ -70,21 +69,21 @@ def training(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
     best = labels.in_group_order(best)
     rate = best[metrics.RANK_BY]
     hours = TRILLION / rate / 3600
-    found = best.assign(
+    costs = best.assign(
         device_hours_per_trillion_tokens=hours,
         days_per_trillion_tokens=hours / best["world_size"] / 24,
         price_per_trillion_tokens=float("nan") if price is None else hours * price,
         wh_per_million_tokens=best["power_w"].astype(float) / rate * 1e6 / 3600,
     )
-    return found[[*TRAINING]].reset_index(drop=True)
+    return costs[[*TRAINING]].reset_index(drop=True)
 
 
 @style.styled
 def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
-    """Stacked bars of device-hours by outcome, one bar a model and number of devices."""
+    """Stacked bars of device-hours by outcome, one bar per model and number of devices."""
     table = spent(frame, price)
     if table.empty:
-        raise style.NothingToDraw("no attempt has its duration recorded")
+        raise style.NothingToDraw("no attempt has a recorded duration")
     hours = table.pivot_table(
         index=metrics.GROUP, columns="outcome", values="device_hours", aggfunc="sum", fill_value=0, sort=False
     )
@@ -134,14 +133,14 @@ def _note(table: pd.DataFrame, hours: float, price: float | None) -> str | None:
         parts.append(f"At {price:g} an hour and device: {format_number(hours * price)}")
     without = int(table["attempts_without_duration"].sum())
     if without:
-        parts.append(f"{plural(without, 'attempt')} without a duration are not in it")
+        parts.append(f"{plural(without, 'attempt')} without a duration are not included")
     return ". ".join(parts) or None
 
 
 @style.styled
 def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
-    """Days against what a trillion tokens take, in device-hours or, with a ``price``, in money: a line a model over its
-    numbers of devices, each point with the fastest layout of its number."""
+    """Days over the device-hours of a trillion tokens, or over their price with a ``price``: one line per model over
+    its numbers of devices, each point with the fastest layout of its number."""
     table = training(frame, price)
     if table.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
@@ -165,11 +164,13 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
         line = table.index[table["workload"] == name]
         ax.plot(x[line], y[line], color=colour, marker=_MARKERS[i % len(_MARKERS)], markersize=4.5, linewidth=1.4)
         names.keep_line_clear(x[line].tolist(), y[line].tolist())
-    for name, colour in colours.items():  # a model has its name at its fewest devices, where lines are apart
-        own = table[table["workload"] == name]
-        first = own.index[0]
-        names.write(f"{name}, {int(own['world_size'].iloc[0])}", x[first], y[first], colour, bold=True)
-        for size, across, up in zip(own["world_size"][1:], x[own.index[1:]], y[own.index[1:]], strict=True):
+    for name, colour in colours.items():  # a model's name stands at its fewest devices, where lines are apart
+        of_model = table[table["workload"] == name]
+        first = of_model.index[0]
+        names.write(f"{name}, {int(of_model['world_size'].iloc[0])}", x[first], y[first], colour, bold=True)
+        for size, across, up in zip(
+            of_model["world_size"][1:], x[of_model.index[1:]], y[of_model.index[1:]], strict=True
+        ):
             names.write(f"{int(size)}", across, up, "#444444")
     ax.set_ylabel("Days for 10¹² tokens")
     hours = "GPU-hours" if noun == "GPUs" else "Process-hours"
@@ -181,31 +182,32 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
 
 
 def conclude_training(frame: pd.DataFrame, price: float | None = None) -> str | None:
-    """What the fastest size of the model with the most sizes saves in days, and costs more than its cheapest."""
+    """Sentence on the model with the most sizes: days saved by its fastest size, and extra cost over its cheapest."""
     table = training(frame, price)
     if table.empty:
         return None
     column = "device_hours_per_trillion_tokens" if price is None else "price_per_trillion_tokens"
     sizes = table.groupby("workload", sort=False)["world_size"].transform("size")
-    own = table[sizes == sizes.max()]
-    own = own[own["workload"] == own["workload"].iloc[0]]
-    if len(own) < 2:
+    of_model = table[sizes == sizes.max()]
+    of_model = of_model[of_model["workload"] == of_model["workload"].iloc[0]]
+    if len(of_model) < 2:
         return None
-    cheap, quick = (own.sort_values(name).iloc[0] for name in (column, "days_per_trillion_tokens"))
+    cheap, quick = (of_model.sort_values(name).iloc[0] for name in (column, "days_per_trillion_tokens"))
     if cheap["world_size"] == quick["world_size"]:
         return None
     noun, what = labels.device_noun(frame), "device-hours" if price is None else "money"
     more = quick[column] / cheap[column] - 1
     return (
-        f"{own['workload'].iloc[0]}: {labels.devices(quick['world_size'], noun)} instead of {int(cheap['world_size'])} "
+        f"{of_model['workload'].iloc[0]}: {labels.devices(quick['world_size'], noun)} instead of "
+        f"{int(cheap['world_size'])} "
         f"take {format_number(quick['days_per_trillion_tokens'])} days instead of "
         f"{format_number(cheap['days_per_trillion_tokens'])}, for {format_percent(more, 0)} more {what} "
-        f"(n = {len(own)} sizes)."
+        f"(n = {len(of_model)} sizes)."
     )
 
 
 def conclude_spent(frame: pd.DataFrame) -> str | None:
-    """The hours of all attempts, and the share of those that failed."""
+    """Sentence on the hours of all attempts, and the share of those that failed."""
     table = spent(frame)
     hours = table["device_hours"].sum()
     if not hours:
@@ -219,7 +221,7 @@ def conclude_spent(frame: pd.DataFrame) -> str | None:
 
 
 def _short(value: float) -> str:
-    """``30k``, ``2M``; small values as they are."""
+    """Short form of a number, e.g. ``30k``, ``2M``; small values stay."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:g}{name}"
@@ -227,15 +229,15 @@ def _short(value: float) -> str:
 
 
 def figures(price: float | None) -> tuple[FigureSpec, ...]:
-    """The figures of cost, with money where the ``price`` of one device for one hour is known."""
+    """The figures of cost, with prices if the ``price`` of one device-hour is known."""
     return (
         FigureSpec(
             name="device_hours",
             section="cost",
             title="What the sweep held its devices for",
             caption=(
-                "Duration of every attempt, retries included, times its devices; a rehearsal holds one. Money only "
-                "where a price was named."
+                "Duration of every attempt, retries included, times its devices; a rehearsal holds one. A price only "
+                "if one was given."
             ),
             draw=partial(draw_spent, price=price),
             data=partial(spent, price=price),
@@ -247,8 +249,8 @@ def figures(price: float | None) -> tuple[FigureSpec, ...]:
             title="What a trillion tokens would take",
             caption=(
                 "The fastest layout of each model and size at the speed of its timed steps, without restarts, "
-                "evaluation or failures: days against device-hours, or against money where a price was named. The "
-                "table has the layouts, and the energy of the devices alone where their power was measured."
+                "evaluation or failures: days against device-hours, or against the price if one was given. The "
+                "table has the layouts, and the energy of the devices alone if their power was measured."
             ),
             draw=partial(draw_training, price=price),
             data=partial(training, price=price),

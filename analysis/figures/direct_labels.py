@@ -1,4 +1,5 @@
-"""Names beside points of a plot with logarithmic axes, where nothing else stands; what finds no room is left out."""
+"""Labels beside points of a plot with logarithmic axes, placed where there is room; a label without room is left
+out."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from matplotlib.axes import Axes
 Box = tuple[float, float, float, float]
 """Left, lower, right and upper edge in inches from the corner of the axes."""
 _MARGINS_IN = (1.0, 0.95)
-"""About what tick labels, the axes' names and a note take of a figure's width and height."""
+"""Approximate width and height that tick labels, axis labels and a note take from a figure."""
 _POINT_IN = 0.045
 _STEPS = 12
 _GAP_IN = 0.06
 _SIZE = 8.0
 _CHARACTER = 0.63
-"""Width of a character over the size of the font, bold ones a little more."""
+"""Width of a character over the font size; bold ones are a little wider."""
 
 
 class Labels:
-    """Names for the points of ``ax``, in a figure of ``size_in`` inches, whose limits are set already."""
+    """Labels for the points of ``ax``, in a figure of ``size_in`` inches; the limits of ``ax`` must be set already."""
 
     def __init__(self, ax: Axes, size_in: tuple[float, float]) -> None:
         self._ax = ax
@@ -29,19 +30,19 @@ class Labels:
         self._taken: list[Box] = []
 
     def keep_clear(self, xs: Iterable[float], ys: Iterable[float]) -> None:
-        """No name is put on these points."""
+        """Keep labels off these points."""
         for x, y in zip(xs, ys, strict=True):
             across, up = self._place(x, y)
             self._taken.append((across - _POINT_IN, up - _POINT_IN, across + _POINT_IN, up + _POINT_IN))
 
     def keep_line_clear(self, xs: Sequence[float], ys: Sequence[float]) -> None:
-        """Nor on the line through these."""
+        """Keep labels off the line through these points."""
         for a, b, c, d in zip(xs, ys, xs[1:], ys[1:], strict=False):
             between = [k / _STEPS for k in range(1, _STEPS)]
             self.keep_clear([a ** (1 - t) * c**t for t in between], [b ** (1 - t) * d**t for t in between])
 
     def write(self, text: str, x: float, y: float, colour: str, *, bold: bool = False) -> bool:
-        """Write ``text`` right of, left of, above or below the point; whether there was room."""
+        """Write ``text`` right of, left of, above or below the point; returns whether there was room."""
         across, up = self._place(x, y)
         width, height = (_CHARACTER + 0.07 * bold) * _SIZE / 72 * len(text), 1.25 * _SIZE / 72
         for side, lift in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
@@ -64,11 +65,11 @@ class Labels:
         return False
 
     def _place(self, x: float, y: float) -> tuple[float, float]:
-        found = [
+        position = [
             (math.log(value) - low) / (high - low) * inches
             for value, (low, high), inches in zip((x, y), self._limits, self._inches, strict=True)
         ]
-        return found[0], found[1]
+        return position[0], position[1]
 
     def _is_free(self, box: Box) -> bool:
         inside = box[0] >= 0 and box[1] >= 0 and box[2] <= self._inches[0] and box[3] <= self._inches[1]

@@ -1,9 +1,8 @@
-"""Whether nodes and network stayed the same over a sweep: what each run reached against what it should, in order.
+"""Whether nodes and network stayed the same over a sweep: each run's throughput over its expectation, in order.
 
-A run that is repeated is compared with the median of its own experiment. Any other is compared with its prediction,
-scaled by how far predictions are off for the runs of the same model and degrees (the median of `FEWEST_ALIKE` or more).
-A grid runs in its own order: without that scaling, a prediction that suits one layout better than the next would look
-like drift.
+A repeated run is compared with the median of its experiment. Any other is compared with its prediction, scaled by the
+median error of predictions for runs of the same model and degrees (`FEWEST_ALIKE` or more). Grids run in a fixed order:
+without the scaling, a prediction that suits one layout better than the next would look like drift.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from results.text.numbers import listed
 FEWEST_ALIKE = 3
 FEWEST_RUNS = 20
 SHORTEST_S = 3600.0
-"""A sweep of fewer runs, or all started within less than this, is too short to tell drift from chance."""
+"""Shortest span of start times, in seconds; with a shorter span or fewer than `FEWEST_RUNS` runs, drift and chance
+cannot be separated."""
 COLUMNS = (
     *("order", "sweep", "started_at", "job_id", "node", "workload", "layout", "relative", "compared_with"),
     *("sm_clock_mhz", "temperature_c", "throttle_reasons", "all_reduce_bytes_per_s", "network_regime", "node_count"),
@@ -45,10 +45,10 @@ _OTHER = "fewer nodes"
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Every attempt whose place in time is known, `COLUMNS`, in order of start (of job id where no start is known).
+    """Every attempt with a known position in time, `COLUMNS`, in order of start (of job id if no start is known).
 
-    ``relative`` is throughput over what was expected, of finished runs that have an expectation; ``compared_with``
-    says which: ``repeats`` or ``prediction``. ``node`` names all nodes of the run, null where they are not known.
+    ``relative`` is throughput over its expectation, for finished runs that have one; ``compared_with`` names it:
+    ``repeats`` or ``prediction``. ``node`` names all nodes of the run, null if unknown.
     """
     rows = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *COLUMNS])))
     by = "started_at" if rows["started_at"].notna().any() else "job_id"
@@ -59,7 +59,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def too_short(rows: pd.DataFrame) -> str | None:
-    """Why the runs of `data` cannot tell drift from chance; None when they can."""
+    """Reason why the runs of `data` cannot separate drift from chance; None if they can."""
     known = rows[rows["relative"].notna()]
     span = (known["started_at"].max() - known["started_at"].min()).total_seconds() if len(known) else 0.0
     if len(known) < FEWEST_RUNS:
@@ -70,20 +70,21 @@ def too_short(rows: pd.DataFrame) -> str | None:
 
 
 def trend(rows: pd.DataFrame) -> tuple[float, float] | None:
-    """Rank correlation of ``relative`` with the order of start, and its chance without any drift; None where a trend
-    cannot be told (`too_short`)."""
+    """Rank correlation of ``relative`` with the order of start, and its probability without drift; None if there are
+    too few runs (`too_short`)."""
     known = rows[rows["relative"].notna()]
     if too_short(rows) is not None:
         return None
-    found = rank_correlation(known["order"], known["relative"])
+    correlation = rank_correlation(known["order"], known["relative"])
     chance = chance_of_rank_correlation(known["order"], known["relative"])
-    return None if found is None or chance is None else (found, chance)
+    return None if correlation is None or chance is None else (correlation, chance)
 
 
 def by_node(rows: pd.DataFrame) -> dict[str, tuple[int, MedianInterval | None]]:
-    """Comparable runs of each node (or set of nodes) and the median of ``relative``; None of it where they are few."""
+    """Number of comparable runs of each node (or set of nodes) and the median of ``relative``; the median is None with
+    too few."""
     known = rows[rows["relative"].notna() & rows["node"].notna()]
-    return {str(node): (len(own), supported_median(own["relative"])) for node, own in known.groupby("node")}
+    return {str(node): (len(of_node), supported_median(of_node["relative"])) for node, of_node in known.groupby("node")}
 
 
 def _relative(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -91,7 +92,7 @@ def _relative(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     repeats = ok.groupby([ok["experiment_id"], ok["engine_version"].fillna("–")])[metrics.RANK_BY]
     repeated = (ok[metrics.RANK_BY] / repeats.transform("median")).where(repeats.transform("size") > 1)
     ratio = ok["predicted_step_time_s"].astype(float) / ok["step_time_s"]
-    # A time traced without a device is the prediction itself.
+    # The time of a row traced without a device is the prediction itself.
     ratio = ratio.where(ok["method"] != "rehearsed_fake")
     alike = ratio.groupby([ok["workload"], ok["world_size"], ok["degrees"]])
     predicted = (ratio / alike.transform("median")).where(alike.transform("count") >= FEWEST_ALIKE)
@@ -114,11 +115,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Panels over the order of start: throughput against expectation by node, clock, temperature, all-reduce."""
     rows = data(frame)
     if rows.empty:
-        raise style.NothingToDraw("no attempt says when it started")
+        raise style.NothingToDraw("no attempt has a start time")
     shown = [(column, panel) for column, panel in _PANELS.items() if rows[column].notna().any()]
     if not shown:
         raise style.NothingToDraw(
-            "no run can be compared with another of its experiment or with a prediction, and none has its clocks, "
+            "no run has a repeat or a prediction to compare with, and none has recorded clocks, "
             "temperature or bandwidth"
         )
     figure = style.new_figure(_WIDTH_IN, _PANEL_IN * len(shown) + 1.5)
@@ -134,7 +135,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     apart = f"; dotted: from one of {several} sweeps to the next" if several > 1 else ""
     axes[-1].set_xlabel(f"Attempts in the order of their {by}{apart}")
     axes[-1].set_xlim(0, len(rows) + 1)
-    style.bottom_legend(figure, handles, _told(rows))
+    style.bottom_legend(figure, handles, _trend_note(rows))
     return figure
 
 
@@ -151,10 +152,10 @@ def _throughput(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
     handles = []
     for place, (node, (count, median)) in enumerate(nodes.items()):
         colour, marker = style.CATEGORY_COLOURS[place], "osD^vP*"[place]
-        own = known[known["node"] == node]
-        _marks(ax, own["order"], own["relative"], colour, marker)
-        told = f"median {median.text()}" if median is not None else f"n = {count}, too few for a median"
-        handles.append(_handle(colour, marker, f"{node}: {told}"))
+        of_node = known[known["node"] == node]
+        _marks(ax, of_node["order"], of_node["relative"], colour, marker)
+        median_text = f"median {median.text()}" if median is not None else f"n = {count}, too few for a median"
+        handles.append(_handle(colour, marker, f"{node}: {median_text}"))
     return handles
 
 
@@ -166,7 +167,7 @@ def _clock(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
 def _temperature(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
     ax.set_ylabel("Highest\ntemperature, °C")
     handles = _state(ax, rows, "temperature_c")
-    return handles if rows["sm_clock_mhz"].isna().all() else []  # else the clock's panel has named them
+    return handles if rows["sm_clock_mhz"].isna().all() else []  # otherwise the clock's panel has named them
 
 
 def _state(ax: Axes, rows: pd.DataFrame, column: str) -> list[Line2D]:
@@ -177,12 +178,12 @@ def _state(ax: Axes, rows: pd.DataFrame, column: str) -> list[Line2D]:
     handles = []
     for which, colour, marker, label in (
         (reasons.eq(""), "#009E73", "D", "no clock event seen"),
-        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({listed(named)})"),
+        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks throttled ({listed(named)})"),
         (reasons.isna(), "#999999", "s", "clock events not known"),
     ):
-        own = known[which.fillna(False).astype(bool)]
-        if len(own):
-            _marks(ax, own["order"], own[column], colour, marker)
+        of_kind = known[which.fillna(False).astype(bool)]
+        if len(of_kind):
+            _marks(ax, of_kind["order"], of_kind[column], colour, marker)
             handles.append(_handle(colour, marker, label))
     return handles
 
@@ -197,11 +198,11 @@ def _bandwidth(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
     handles = []
     regime = known["network_regime"].fillna(_OTHER)
     for name, (colour, marker) in {_OTHER: ("#999999", "o"), **_REGIMES}.items():
-        own = known[regime == name]
-        if len(own):
-            _marks(ax, own["order"], own["all_reduce_bytes_per_s"] / 1e9, colour, marker)
+        of_regime = known[regime == name]
+        if len(of_regime):
+            _marks(ax, of_regime["order"], of_regime["all_reduce_bytes_per_s"] / 1e9, colour, marker)
             label = f"{name} regime" if name in _REGIMES else "too few nodes for a regime"
-            handles.append(_handle(colour, marker, f"{label} (n = {len(own):,})"))
+            handles.append(_handle(colour, marker, f"{label} (n = {len(of_regime):,})"))
     return handles
 
 
@@ -213,25 +214,25 @@ _PANELS: dict[str, Callable[[Axes, pd.DataFrame], list[Line2D]]] = {
 }
 
 
-def _told(rows: pd.DataFrame) -> str:
+def _trend_note(rows: pd.DataFrame) -> str:
     known = rows[rows["relative"].notna()]
     if known.empty:
         return "No run can be compared with a repeat or a prediction"
-    short, found = too_short(rows), trend(rows)
+    short, drift = too_short(rows), trend(rows)
     if short is not None:
         return short
-    if found is None:
-        return f"{len(known):,} comparable runs, all alike"
-    correlation, chance = found
+    if drift is None:
+        return f"{len(known):,} comparable runs, all equal"
+    correlation, chance = drift
     text = f"{len(known):,} comparable runs: rank correlation with time {correlation:+.2f}".replace("-", "−")
     text += " (p < 0.001 without drift)" if chance < 0.0005 else f" (p = {chance:.3f} without drift)"
     if (known["compared_with"] == "prediction").any() and (mixed := _versions(rows)):
-        text += f"\nPredictions are of {mixed}: a planner that changed between them shows as a trend, too"
+        text += f"\nPredictions are of {mixed}: a change of the planner between them also shows as a trend"
     return text
 
 
 def _versions(rows: pd.DataFrame) -> str:
-    """How many commits, else sweeps, the runs that were compared are of; empty for one."""
+    """Number of commits, otherwise of sweeps, among the compared runs, in words; empty for one."""
     known = rows[rows["relative"].notna()]
     for column, name in (("git_commit", "commits"), ("sweep", "sweeps")):
         if (count := known[column].nunique()) > 1:
@@ -258,11 +259,11 @@ FIGURE = FigureSpec(
     section="trust",
     title="Throughput against expectation, clocks and network in the order of the runs",
     caption=(
-        "A repeated run against the median of its experiment; any other against its prediction, scaled by the median "
-        "over three or more runs of the same model and degrees, so that a layout is not taken for drift. Predictions "
-        "of several commits or sweeps may differ because the planner changed: then a trend does not show that nodes "
-        "did. Clocks and "
-        "temperature are over the timed steps, bandwidth is from before training."
+        "A repeated run is compared with the median of its experiment; any other with its prediction, scaled by the "
+        "median "
+        "over three or more runs of the same model and degrees, so that a layout does not look like drift. Predictions "
+        "of several commits or sweeps may differ because the planner changed; then a trend does not show that nodes "
+        "did. Clocks and temperature are over the timed steps, bandwidth is from before training."
     ),
     draw=draw,
     data=data,

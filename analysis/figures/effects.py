@@ -1,12 +1,12 @@
-"""What one choice does by itself: ratios of throughput and memory over pairs of runs that agree in everything else.
+"""The effect of one choice by itself: ratios of throughput and memory over pairs of runs that agree in everything else.
 
 A degree doubled on the same devices at the same batch takes ranks from data parallelism, and a larger micro-batch takes
-micro-batches: only `analysis.rows.pairs.MAKE_ROOM` may differ there. Each doubling has a line of its own, since going
+micro-batches: only `analysis.rows.pairs.MAKE_ROOM` may differ there. Each doubling has its own line, since going
 from tp 1 to 2 and from tp 8 to 16 are different effects.
 
-Beside it stands what is found when nothing is held: the fastest run with the one value against the fastest with the
-other (`analysis.rows.pairs.best_against_best`). The two differ: a tp that costs much at the same micro-batch costs
-less where the memory that it frees is used for a larger one.
+A second number holds nothing fixed: the fastest run with one value over the fastest with the other
+(`analysis.rows.pairs.best_against_best`). The two differ: a tp that costs much at the same micro-batch costs less if
+the memory that it frees is used for a larger one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from results.statistics import noise
 from results.text.numbers import listed
 
 FEWEST = MIN_FOR_INTERVAL
-"""With fewer pairs an effect is listed as too few, without a number."""
+"""Smallest number of pairs for which an effect gets a number; with fewer it is listed as having too few."""
 COLUMNS = (
     *("effect", "choice", "from", "to", "pairs", "enough", "slower_share", "within_noise_share"),
     *("throughput_ratio", "throughput_low", "throughput_high", "throughput_q05", "throughput_q95"),
@@ -47,7 +47,7 @@ Places = NDArray[np.int64]
 _COLOUR = "#0072B2"
 _BEST = "#D55E00"
 _TICKS = (1.0, 0.5, 2.0, 0.2, 5.0, 0.1, 10.0, 0.8, 1.2, 0.9, 1.1, 1.5, 0.7, 0.3, 3.0, 0.05, 20.0)
-"""Those that come first are kept first."""
+"""Candidate ticks in order of priority."""
 _WIDTH_IN = 10.5
 _POOLED = {
     "engine_version": "engine versions",
@@ -60,7 +60,7 @@ _POOLED = {
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """``column`` going from one value to another, while ``free`` may differ too."""
+    """A choice: ``column`` going from one value to another, while the columns ``free`` may differ too."""
 
     name: str
     column: str
@@ -70,7 +70,7 @@ class Effect:
 
 
 def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
-    """Every choice that is asked for, and each doubling that the rows could hold, in the order of the figure."""
+    """Every choice examined, and each doubling that the rows may contain, in the order of the figure."""
     for stage in (1, 2, 3):
         yield Effect(f"ZeRO {stage - 1} → {stage}", "zero_stage", stage - 1, stage)
     named = sorted(kind for kind in rows["recompute"].dropna().unique() if kind not in ("none", "selective", "full"))
@@ -85,7 +85,8 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
     for mode in modes or ["block"]:
         yield Effect("eager → compiled" + (f" ({mode})" if len(modes) > 1 else ""), "compile", "none", mode)
     yield Effect("GPipe → 1F1B", "pp_schedule", "gpipe", "1f1b")
-    rehearsed = "rehearsed" in set(rows["method"])  # whose times rank tp and cp too high, see `analysis.rows.cohorts`
+    # rehearsed times rank tp and cp too high, see `analysis.rows.cohorts`
+    rehearsed = "rehearsed" in set(rows["method"])
     for axis, names in {
         "cp": pairs.MAKE_ROOM,
         "ep": (),
@@ -104,50 +105,52 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each effect, `COLUMNS`: medians of after over before with bootstrap intervals and the 5 to 95 %
-    range of the pairs. With fewer than `FEWEST` pairs there is no ratio. Pairs that share a run are not independent,
-    so an interval is at its narrowest. ``within_noise_share`` is the share of pairs that differ by no more than noise,
-    null where it is not known. ``held`` says what may differ within a pair; ``best_ratio`` is of the fastest run
-    against the fastest, with everything else free."""
+    range.
+
+    With fewer than `FEWEST` pairs there is no ratio. Pairs that share a run are not independent, so intervals are too
+    narrow. ``within_noise_share`` is the share of pairs that differ by no more than noise, null if noise is unknown.
+    ``held`` names what agrees within a pair; ``best_ratio`` compares fastest with fastest, with everything else free.
+    """
     memory = metrics.memory_column(frame)
     read = dict.fromkeys([*pairs.SETTINGS, "method", "attempt_id", metrics.RANK_BY, memory, *noise.COLUMNS])
     rows = pairs.once(pairs.comparable(frame)[[*read]])
     rates, peaks = (rows[name].to_numpy(dtype=float) for name in (metrics.RANK_BY, memory))
-    found = [
+    summaries = [
         _summary(effect, rates[two] / rates[one], peaks[two] / peaks[one], metrics.MEMORY_NAMES[memory])
         | {"within_noise_share": _within_noise(rows, one, two)}
         | _best(rows, effect)
         for effect, one, two in _pairs(rows)
     ]
-    return pd.DataFrame(found, columns=[*COLUMNS])
+    return pd.DataFrame(summaries, columns=[*COLUMNS])
 
 
 def _pairs(rows: pd.DataFrame) -> Iterator[tuple[Effect, Places, Places]]:
-    """Each effect with the places of the runs before and after in ``rows`` (of `pairs.comparable`)."""
+    """Each effect with the positions of the runs before and after in ``rows`` (of `pairs.comparable`)."""
     matching = pairs.Matching(rows)
     depth, schedule = rows["pp"].to_numpy(), rows["pp_schedule"].to_numpy()
     for effect in _effects(rows):
         before, after = rows[effect.column] == effect.before, rows[effect.column] == effect.after
-        if effect.column == "zero_stage":  # with one rank there is nothing to shard
+        if effect.column == "zero_stage":  # one rank has nothing to shard
             before, after = before & (rows["dp"] > 1), after & (rows["dp"] > 1)
         one, two = matching.pairs(before, after, [effect.column, *effect.free])
-        if effect.column == "pp":  # one stage has no schedule; with several both have the same, 1F1B from one stage
+        if effect.column == "pp":  # from one stage the other run has 1F1B; otherwise both have the same schedule
             same = np.where(depth[one] == 1, schedule[two] == "1f1b", schedule[one] == schedule[two])
             one, two = one[same], two[same]
         yield effect, one, two
 
 
 def _within_noise(rows: pd.DataFrame, one: Places, two: Places) -> float | None:
-    """The share of pairs that differ by no more than noise; None where no pair's noise is known."""
+    """Share of pairs that differ by no more than noise; None if no pair's noise is known."""
     if not rows["noise"].notna().any():
         return None
     kept = [metrics.RANK_BY, *noise.COLUMNS]
     sides = [rows[kept].iloc[places].reset_index(drop=True) for places in (one, two)]
-    told = pairs.within_noise(sides[0].add_suffix("_one").join(sides[1].add_suffix("_two"))).dropna()
-    return float(told.mean()) if len(told) else None
+    within = pairs.within_noise(sides[0].add_suffix("_one").join(sides[1].add_suffix("_two"))).dropna()
+    return float(within.mean()) if len(within) else None
 
 
 def _best(rows: pd.DataFrame, effect: Effect) -> dict[str, object]:
-    """The fastest run after over the fastest before, of each workload, size, batch and regime."""
+    """Fastest run after over the fastest before, for each workload, size, batch and network regime."""
     both = pairs.best_against_best(rows, effect.column, effect.before, effect.after)
     ratios = (both[f"{metrics.RANK_BY}_two"] / both[f"{metrics.RANK_BY}_one"]).dropna()
     known = supported_median(ratios, FEWEST)
@@ -187,13 +190,14 @@ def _columns(name: str, values: Values, found: MedianInterval | None) -> dict[st
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Throughput (left) and peak memory (right) after over before, one line an effect; too few pairs are named."""
+    """Throughput (left) and peak memory (right), after over before, one line per effect; effects with too few pairs are
+    named."""
     table = data(frame)
     known = table[table["enough"]].reset_index(drop=True)
     if known.empty:
         most = int(table["pairs"].max()) if len(table) else 0
         raise style.NothingToDraw(
-            f"no choice has {FEWEST} pairs of runs that agree in everything else; the most there are is {most}"
+            f"no choice has {FEWEST} pairs of runs that agree in everything else; the most is {most}"
         )
     figure = style.new_figure(_WIDTH_IN, 0.27 * len(known) + 1.9)
     axes = figure.subplots(1, 2, sharey=True)
@@ -215,7 +219,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _name(row: dict[str, object]) -> str:
-    """An effect, its pairs, and whether most of them differ by no more than noise."""
+    """Name of an effect with its number of pairs; ≈ if most of them differ by no more than noise."""
     share = row["within_noise_share"]
     noisy = "≈ " if isinstance(share, float) and share > 0.5 else ""
     return f"{noisy}{row['effect']} (n = {row['pairs']:,})"
@@ -243,7 +247,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
 
 
 def _spaced(ticks: list[float], span: float) -> list[float]:
-    """Ticks far enough from each other on a logarithmic axis over ``span`` to be read, the first ones first."""
+    """Ticks far enough apart to be read on a logarithmic axis over ``span``; earlier ticks have priority."""
     kept: list[float] = []
     for tick in ticks:
         if all(abs(np.log(tick / other)) > 0.1 * np.log(span) for other in kept):
@@ -252,29 +256,29 @@ def _spaced(ticks: list[float], span: float) -> list[float]:
 
 
 def _note(frame: pd.DataFrame, table: pd.DataFrame) -> str | None:
-    """Which effects have too few pairs, and what the pairs of one median do not share with each other."""
+    """Note on effects with too few pairs, and on settings in which the pairs of one median differ."""
     parts = []
     few = table[~table["enough"]]
     if len(few):
-        shown = few["effect"].str.replace(" ", "\N{NO-BREAK SPACE}")  # a line never breaks inside a name
+        shown = few["effect"].str.replace(" ", "\N{NO-BREAK SPACE}")  # lines do not break inside a name
         named = ", ".join(f"{effect} ({pairs})" for effect, pairs in zip(shown, few["pairs"], strict=True))
         parts.append(f"Too few pairs, fewer than {FEWEST}, for a number: {named}.")
     ok = frame[frame["outcome"] == "ok"]
     if "rehearsed" in set(frame["method"]):
-        parts.append("Not asked of rehearsed rows: tp, whose steps come out too short; memory by tp has a figure.")
+        parts.append("Not computed for rehearsed rows: tp, whose steps come out too short; memory by tp has a figure.")
     pooled = [f"{name} ({listed(values)})" for name, values in _several(ok)]
     if pooled:
-        parts.append(f"Both runs of a pair share them, but one median has pairs of several {listed(pooled)}.")
+        parts.append(f"The runs of a pair agree in them, but one median has pairs from several {listed(pooled)}.")
     return "\n".join(line for part in parts for line in textwrap.wrap(part, int(_WIDTH_IN / 0.078))) or None
 
 
 def _several(rows: pd.DataFrame) -> list[tuple[str, list[str]]]:
-    found = []
+    pooled = []
     for column, name in _POOLED.items():
         values = sorted(str(value) for value in rows[column].dropna().unique()) if column in rows else []
         if len(values) > 1:
-            found.append((name, values))
-    return found
+            pooled.append((name, values))
+    return pooled
 
 
 def _handles() -> list[Line2D]:
@@ -301,10 +305,12 @@ FIGURE = FigureSpec(
     section="why",
     title="What one choice does by itself",
     caption=(
-        "Median ratio, after over before, over pairs of runs that agree in everything else, devices, driver and "
-        "versions included. A degree takes ranks from data parallelism on the same devices at the same batch, a larger "
+        "Median ratio, after over before, over pairs of runs that agree in everything else, including devices, "
+        "driver and "
+        "versions. A degree takes ranks from data parallelism on the same devices at the same batch, a larger "
         "micro-batch takes micro-batches. Pairs that share a run are not independent: intervals are too narrow. "
-        "Diamonds hold nothing: the fastest run with one value over the fastest with the other. ≈: most pairs differ "
+        "Diamonds hold nothing fixed: the fastest run with one value over the fastest with the other. ≈: most pairs "
+        "differ "
         "by no more than noise."
     ),
     draw=draw,

@@ -1,10 +1,10 @@
-"""Scaling efficiency of each model: throughput per device on more devices relative to the fewest, and the loss by part.
+"""Scaling efficiency of each model: throughput per device relative to the fewest devices, and the loss by part.
 
-Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time a token is 1 / (tokens/s/GPU); it
-is the sum of the step's parts a token: by what the kernels of a profiled step did where as many runs of the model have
-one (`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size
-and t of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part
-that takes less than before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
+Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time per token is 1 / (tokens/s/GPU); it
+is the sum of the step's parts per token: by kind of kernel if as many runs of the model have a profiled step
+(`analysis.figures.breakdown_by_kind`), otherwise as in `analysis.rows.step_parts`. With t0 of the smallest size and t
+of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that
+takes less than before has a negative share. If either run lacks its parts, the whole loss is not attributed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LAYOUTS = ("best layout", "pure data parallelism")
 KINDS = ("strong", "weak")
 UNATTRIBUTED = "not attributed"
 FEWEST = MIN_FOR_INTERVAL
-"""A size of fewer finished layouts of one batch has no best one that could stand for it; pure data parallelism needs
-only itself."""
+"""Smallest number of finished layouts of one batch for which a size has a best layout; pure data parallelism needs only
+one."""
 _BESIDE = ("layout", "tokens_per_step", metrics.RANK_BY, "efficiency", "lost", "tie", "candidates", "network_regime")
 
 _NEEDED = (
@@ -39,56 +39,61 @@ _NEEDED = (
 
 _MOST_COLUMNS = 4
 _SEEN = 1e-4
-"""A part that takes less than this share of the time nowhere is not in the legend."""
+"""Smallest share of the time, at any size, for which a part is in the legend."""
 _LINES = {
     ("pure data parallelism", "strong"): ("#D55E00", "s", "-", 7.0),
     ("pure data parallelism", "weak"): ("#D55E00", "s", ":", 7.0),
     ("best layout", "strong"): ("#0072B2", "o", "-", 4.5),
     ("best layout", "weak"): ("#0072B2", "o", ":", 4.5),
 }
-"""Pure data parallelism is often the best layout: its larger marks lie below."""
+"""Look of each line. Pure data parallelism is often the best layout, so its marks are larger and drawn below."""
 _BY_PREFERENCE = [(layouts, kind) for layouts in LAYOUTS for kind in KINDS]
 _PARTS = {**style.STEP_PARTS, **style.STEP_KINDS, UNATTRIBUTED: ("white", "--")}
 
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each workload, ``kind`` of scaling, ``layouts`` and number of devices, where there are two sizes.
+    """One row for each workload, ``kind`` of scaling, ``layouts`` and number of devices, if there are at least two
+    sizes.
 
-    ``lost`` is 1 - ``efficiency``; ``lost to <part>`` sum to it, ``lost to not attributed`` among them. ``tie`` says
-    that another layout is within the noise of the chosen one; null where the noise is not known. Parts that the model's
-    steps are not split into are null.
+    ``lost`` is 1 - ``efficiency``; the columns ``lost to <part>``, including ``lost to not attributed``, sum to it.
+    ``tie``: another layout is within the noise of the chosen one; null if the noise is unknown. Parts into which the
+    model's steps are not split are null.
     """
-    found: list[pd.DataFrame] = []
+    series_tables: list[pd.DataFrame] = []
     every: dict[str, None] = {}
-    for _, own in pairs.comparable(frame).groupby("workload", sort=False):
-        rows, names = _with_parts(own)
+    for _, of_workload in pairs.comparable(frame).groupby("workload", sort=False):
+        rows, names = _with_parts(of_workload)
         tables = _of_workload(rows, names)
         if tables:
             every |= dict.fromkeys(names)
-            found += tables
+            series_tables += tables
     lost = [f"lost to {name}" for name in (*every, UNATTRIBUTED)]
     columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *every, "attempt_id"]
-    if not found:
+    if not series_tables:
         return pd.DataFrame(columns=columns)
-    return labels.in_group_order(pd.concat(found, ignore_index=True)).reindex(columns=columns).reset_index(drop=True)
+    return (
+        labels.in_group_order(pd.concat(series_tables, ignore_index=True))
+        .reindex(columns=columns)
+        .reset_index(drop=True)
+    )
 
 
 def _of_workload(rows: pd.DataFrame, names: list[str]) -> list[pd.DataFrame]:
-    """A table for each kind of scaling and choice of layouts that has two sizes, of one model's rows."""
+    """A table for each kind of scaling and choice of layouts that has at least two sizes, of one model's rows."""
     pure = rows[rows[["tp", "cp", "pp", "ep"]].fillna(1).eq(1).all(axis=1)]
-    found = []
+    tables = []
     for layouts, candidates, fewest in zip(LAYOUTS, (rows, pure), (FEWEST, 1), strict=True):
         for kind in KINDS:
             series = _series(candidates, kind, fewest)
             if len(series):
-                found.append(_attributed(series, names).assign(kind=kind, layouts=layouts))
-    return found
+                tables.append(_attributed(series, names).assign(kind=kind, layouts=layouts))
+    return tables
 
 
 def _with_parts(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The needed columns with the share of each part of a step, and the parts' names: those that more of one model's
-    rows have."""
+    """The needed columns with the share of each part of a step, and the parts' names; the split that more of the rows
+    have."""
     parts = step_parts.parts_of(rows)
     kept = rows[[*_NEEDED, *parts]]
     profiled = rows[rows["breakdown_step_time_s"].notna()] if "breakdown_step_time_s" in rows else rows.head(0)
@@ -100,7 +105,8 @@ def _with_parts(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _series(rows: pd.DataFrame, kind: str, fewest: int) -> pd.DataFrame:
-    """The fastest run of each size with ``fewest`` runs, of the batch that reaches the most sizes in each workload."""
+    """The fastest run of each size that has at least ``fewest`` runs, at the batch with the most sizes in each
+    workload."""
     batch = rows["tokens_per_step"] if kind == "strong" else rows["tokens_per_step"] / rows["world_size"]
     rows = rows.assign(_batch=batch)
     rows = rows[rows.groupby(["workload", "world_size", "_batch"])["attempt_id"].transform("size") >= fewest]
@@ -116,7 +122,7 @@ def _attributed(series: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     first = series.drop_duplicates("workload").set_index("workload")[[metrics.RANK_BY, *names]]
     first = first.reindex(series["workload"]).set_axis(series.index)
     efficiency = series[metrics.RANK_BY] / first[metrics.RANK_BY]
-    # A part's time a token over the run's own: its share of the step now, less its share then times t0 / t.
+    # Growth of a part's time per token over t: its share of the step now, minus its first share times t0 / t.
     lost = {f"lost to {name}": series[name] - first[name] * efficiency for name in names}
     attributed = pd.Series(0.0, index=series.index)
     for share in lost.values():
@@ -128,7 +134,7 @@ def _attributed(series: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Above: efficiency against the smallest size. Below, where a run has its parts timed: the time a token by part."""
+    """Top: efficiency against the smallest size. Bottom, if a run has timed parts: the time per token by part."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no model has finished runs of comparable batches on two numbers of devices")
@@ -143,15 +149,15 @@ def draw(frame: pd.DataFrame) -> Figure:
     axes = figure.subplots(lines, len(workloads), squeeze=False)
     noun = labels.device_noun(frame)
     for place, workload in enumerate(workloads):
-        own = rows[rows["workload"] == workload]
-        _efficiency(axes[0][place], own)
+        of_workload = rows[rows["workload"] == workload]
+        _efficiency(axes[0][place], of_workload)
         panels.set_title(axes[0][place], workload)
         if attributed:
-            _times(axes[1][place], own, timed)
+            _times(axes[1][place], of_workload, timed)
         axes[-1][place].set_xlabel(f"Number of {noun}")
     axes[0][0].set_ylabel("Efficiency, % of the smallest")
     if attributed:
-        axes[1][0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
+        axes[1][0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time per token, µs")
     style.bottom_legend(figure, _handles(rows, timed if attributed else []), _note(rows, attributed, len(most)))
     return figure
 
@@ -182,17 +188,18 @@ def _efficiency(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _times(ax: Axes, rows: pd.DataFrame, parts: list[str]) -> None:
-    """One stacked bar a size of the series with the most sizes: device time a token by part, the efficiency above."""
+    """One stacked bar per size of the series with the most sizes: device time per token by part, the efficiency
+    above."""
     series = [rows[(rows["layouts"] == layouts) & (rows["kind"] == kind)] for layouts, kind in _BY_PREFERENCE]
     line = max(series, key=len).sort_values("world_size")
     sizes = labels.world_sizes(rows)
     places = [sizes.index(size) for size in line["world_size"]]
     whole = 1e6 / line[metrics.RANK_BY]
     bottom = pd.Series(0.0, index=line.index)
-    # A model's steps are split by kernel or by phase: of the other kind no row of the line has anything.
-    own = [part for part in parts if part != UNATTRIBUTED and line[part].notna().any()]
-    untimed = line[own].isna().any(axis=1) if own else pd.Series(True, index=line.index)
-    for name in [*own, *(part for part in parts if part == UNATTRIBUTED)]:
+    # A model's steps are split by kernel or by phase; the line has no values of the other split.
+    present = [part for part in parts if part != UNATTRIBUTED and line[part].notna().any()]
+    untimed = line[present].isna().any(axis=1) if present else pd.Series(True, index=line.index)
+    for name in [*present, *(part for part in parts if part == UNATTRIBUTED)]:
         height = whole.where(untimed, 0.0) if name == UNATTRIBUTED else (line[name] * whole).fillna(0.0)
         colour, hatch = _PARTS[name]
         edge = "#888888" if colour == "white" else "white"
@@ -215,7 +222,7 @@ def _sizes(ax: Axes, sizes: list[int]) -> None:
 def _note(rows: pd.DataFrame, attributed: bool, workloads: int) -> str | None:
     parts = []
     if not attributed:
-        parts.append("the loss is not attributed: no run has the parts of its step timed")
+        parts.append("the loss is not attributed: no run has timed the parts of its step")
     if workloads > _MOST_COLUMNS:
         parts.append(f"{_MOST_COLUMNS} of {workloads} models, those with most sizes")
     text = "; ".join(parts)
@@ -229,7 +236,7 @@ def _handles(rows: pd.DataFrame, parts: list[str]) -> list[Line2D | Patch]:
             label = f"{layouts}, {kind} scaling"
             handles.append(Line2D([], [], color=colour, marker=marker, linestyle=dashes, markersize=size, label=label))
     if (rows["network_regime"] == "slow").any():
-        label = "hollow: slow regime of the network"
+        label = "hollow: slow network regime"
         handles.append(
             Line2D(
                 [], [], linestyle="", marker="o", color="#444444", markerfacecolor="white", markersize=5, label=label
@@ -245,7 +252,7 @@ def _handles(rows: pd.DataFrame, parts: list[str]) -> list[Line2D | Patch]:
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """What is left of the throughput a device at the largest size of the model with the most, of strong scaling."""
+    """Sentence on strong scaling: the efficiency at the largest size of the model with the most sizes."""
     rows = data(frame)
     rows = rows[rows["kind"] == "strong"] if len(rows) else rows
     best = rows[rows["layouts"] == LAYOUTS[0]]
@@ -253,13 +260,14 @@ def conclude(frame: pd.DataFrame) -> str | None:
     if rows.empty:
         return None
     name = rows.groupby("workload", sort=False)["world_size"].nunique().idxmax()
-    own = rows[rows["workload"] == name].sort_values("world_size")
-    first, last = own.iloc[0], own.iloc[-1]
+    of_model = rows[rows["workload"] == name].sort_values("world_size")
+    first, last = of_model.iloc[0], of_model.iloc[-1]
     noun = labels.device_noun(frame)
     return (
         f"{name}, {last['layouts']}: {labels.devices(last['world_size'], noun)} have "
-        f"{format_percent(last['efficiency'], 0)} of the throughput a device of {int(first['world_size'])} at the same "
-        f"batch (n = {plural(len(own), 'size')})."
+        f"{format_percent(last['efficiency'], 0)} of the throughput per device of {int(first['world_size'])} at the "
+        "same "
+        f"batch (n = {plural(len(of_model), 'size')})."
     )
 
 
@@ -269,10 +277,12 @@ FIGURE = FigureSpec(
     title="Scaling efficiency and its loss",
     caption=(
         "Throughput per device relative to the smallest size with five finished layouts of the same batch (pure data "
-        "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling a device's. Below, where the "
-        "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it; by kind of "
-        "kernel where as many runs of the model have a profiled step. In the table "
-        "each part's share of the loss is by how much it grew, negative where it shrank."
+        "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling those of a device. Below, "
+        "if the "
+        "parts of steps were timed, one bar per size: device time per token by part, the efficiency above it; by "
+        "kind of "
+        "kernel if as many runs of the model have a profiled step. In the table "
+        "each part's share of the loss is its growth, negative if it shrank."
     ),
     draw=draw,
     data=data,

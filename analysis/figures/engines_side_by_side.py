@@ -1,4 +1,4 @@
-"""A figure of layouts that several engines ran: throughput of each engine, a line a layout."""
+"""Figure of layouts that several engines ran: throughput of each engine, one line per layout."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from analysis.figures import style
 from results.text.numbers import plural
 
 MOST_LAYOUTS = 40
-"""Layouts that are drawn over all panels: the fastest of each, then the second of each, and so on."""
+"""Number of layouts drawn over all panels: the fastest of each panel, then the second of each, and so on."""
 _PANEL = ["method", "cluster", "measurement_version", "workload", "world_size"]
-"""What layouts of one panel share."""
+"""Columns that layouts of one panel share."""
 _RATE = "tokens_per_s_per_gpu"
 _MARKERS = ("o", "s", "D", "^", "v")
 
 
 @style.styled
 def draw(rows: pd.DataFrame, unit: str) -> Figure:
-    """A panel for each workload and number of devices. ``rows`` are of `analysis.rows.engines.side_by_side`. Raises
-    `NothingToDraw` where no layout has two rates."""
+    """A panel for each workload and number of devices. ``rows`` come from `analysis.rows.engines.side_by_side`. Raises
+    `NothingToDraw` if no layout has two rates."""
     known = rows[rows[_RATE].notna()]
     known = known.assign(_panel=known.groupby(_PANEL, dropna=False).ngroup())
     known = known[known.groupby(["_panel", "layout"])["engine"].transform("nunique") > 1]
@@ -53,22 +53,22 @@ def draw(rows: pd.DataFrame, unit: str) -> Figure:
             ax.set_yticklabels([named + layout for layout in panel["layout"]])
     axes[-1].set_xlabel(unit)
     handles = []
-    for engine, own in known.groupby("engine", sort=False):
-        version = ", ".join(sorted(own["engine_version"].dropna().astype(str).unique()))
+    for engine, of_engine in known.groupby("engine", sort=False):
+        version = ", ".join(sorted(of_engine["engine_version"].dropna().astype(str).unique()))
         handles.append(Line2D([], [], label=f"{engine} {version}", **looks[str(engine)]))
     style.bottom_legend(figure, handles)
     return figure
 
 
 def _draw_panel(ax: Axes, rows: pd.DataFrame, layouts: list[str], looks: dict[str, dict[str, Any]]) -> None:
-    """``layouts`` from the top, with the marker of each engine that has a rate of it."""
+    """Draw ``layouts`` from the top, with the marker of each engine that has a rate."""
     place = {layout: len(layouts) - 1 - at for at, layout in enumerate(layouts)}
     for layout, group in rows.groupby("layout"):
         ends = [group[_RATE].min(), group[_RATE].max()]
         ax.plot(ends, [place[str(layout)]] * 2, color="#bbbbbb", linewidth=1, zorder=1)
     for engine, look in looks.items():
-        own = rows[rows["engine"] == engine]
-        ax.plot(own[_RATE], own["layout"].map(place), zorder=2, **look)
+        of_engine = rows[rows["engine"] == engine]
+        ax.plot(of_engine[_RATE], of_engine["layout"].map(place), zorder=2, **look)
     ax.set_yticks(list(place.values()), layouts)
     ax.set_ylim(-0.7, len(layouts) - 0.3)
     ax.set_xlim(0, 1.03 * rows[_RATE].max())

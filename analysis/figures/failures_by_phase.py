@@ -1,4 +1,4 @@
-"""In which phase each kind of failure struck, how often, and how long it had held its devices by then."""
+"""Failures by kind and phase: how many, and how long they had held their devices."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from results.tables.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 from results.text.numbers import format_number, plural
 
 _COLUMNS = ["outcome", "phase", "points", "device_hours"]
-_UNSAID = "not said"
+_UNKNOWN_PHASE = "not said"
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Failed points by outcome and phase, the deciding attempt of each, with the device-hours that those held."""
+    """Number of failed points by outcome and phase of the deciding attempt, with the device-hours that the attempts
+    held."""
     failed = decided(frame)
     failed = failed[failed["outcome"] != "ok"]
     if failed["phase"].isna().all():
         return pd.DataFrame(columns=_COLUMNS)
-    failed = failed.assign(phase=failed["phase"].fillna(_UNSAID), device_hours=metrics.held_hours(failed))
+    failed = failed.assign(phase=failed["phase"].fillna(_UNKNOWN_PHASE), device_hours=metrics.held_hours(failed))
     groups = failed.groupby(["outcome", "phase"])
-    found = groups.agg(
+    counted = groups.agg(
         points=("attempt_id", "size"), known=("device_hours", "count"), device_hours=("device_hours", "sum")
     )
-    # A sum over attempts of which one has no duration would be too small: it is not known.
-    found["device_hours"] = found["device_hours"].where(found["known"] == found["points"])
-    return found.reset_index()[_COLUMNS]
+    # A sum that lacks an attempt's duration would be too small, so it is unknown.
+    counted["device_hours"] = counted["device_hours"].where(counted["known"] == counted["points"])
+    return counted.reset_index()[_COLUMNS]
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Kinds of failure by phase: the number of points, and below it the hours of devices that went with them."""
+    """Kinds of failure by phase: the number of points, and below it their device-hours."""
     table = data(frame)
     if table.empty:
         some = (decided(frame)["outcome"] != "ok").any()
-        raise style.NothingToDraw("no failure names the phase it happened in" if some else "no point failed")
+        raise style.NothingToDraw("no failure has a recorded phase" if some else "no point failed")
     kinds = _ordered(table["outcome"], (*OUTCOMES, UNKNOWN_OUTCOME))
     phases = _ordered(pd.concat([table["phase"], pd.Series(PHASES[:-1])]), PHASES)
     counts = np.full((len(kinds), len(phases)), np.nan)
@@ -76,7 +77,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _ordered(values: pd.Series, order: Sequence[str]) -> list[str]:
-    """The different values, those of ``order`` in it and any other after them."""
+    """The distinct values in the order of ``order``, others after them."""
     there = [str(value) for value in values.unique()]
     return [name for name in order if name in there] + [name for name in there if name not in order]
 

@@ -1,4 +1,4 @@
-"""Stacked bars of memory by category with the device's memory: what is measured in full colour, closed forms in pale.
+"""Stacked bars of memory by category with the device's memory: measured values in full colour, closed forms in pale.
 
 The figures of memory along an axis and over the first steps share them.
 """
@@ -24,25 +24,25 @@ from results.text.numbers import listed
 from workloads.spec.experiment import ENGINE
 
 _MOST_TIMES_THE_LIMIT = 3.0
-"""Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them
-would press all others flat."""
+"""Bars higher than this multiple of what fits are cut off, with their totals written on them; drawn in full they would
+flatten all others."""
 _OUTCOMES = {"ok": "", "oom": "OOM"}
 _PALE = 0.68
 _WIDTH = 0.62
 _TWIN = 0.16
-"""Of the closed form's bar beside a measured one."""
+"""Width of the closed form's bar beside a measured one."""
 _LINE_OF_TEXT = 0.095
 """Height of a bar's total as a share of an axis."""
 
 
 def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int) -> None:
-    """Bars with their totals, marks of what was measured besides, and the device's memory."""
+    """Draw bars with their totals, marks of other measured peaks, and the device's memory."""
     top = _top(bars, limits) / unit
-    own = [(place, bar.stack, _WIDTH) for place, bar in enumerate(bars)]
+    wide_bars = [(place, bar.stack, _WIDTH) for place, bar in enumerate(bars)]
     beside = [(place, bar.closed_form) for place, bar in enumerate(bars)]
     twins = [(place + (_WIDTH + _TWIN) / 2, stack, _TWIN) for place, stack in beside if stack is not None]
     for pale in (False, True):
-        some = [one for one in (*own, *twins) if (one[1].source == PREDICTED) == pale]
+        some = [one for one in (*wide_bars, *twins) if (one[1].source == PREDICTED) == pale]
         if not some:
             continue
         places, widths = [place for place, _, _ in some], [width for _, _, width in some]
@@ -66,7 +66,7 @@ def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int)
 
 
 def _write_total(ax: Axes, place: int, bar: Bar, top: float, unit: int) -> None:
-    """The sum of a bar: on it, or inside where a mark is in the way, or at the upper end of one that is cut off."""
+    """Write the total of a bar: above it, inside if a mark is in the way, or at the upper end if the bar is cut off."""
     total = bar.stack.total / unit
     mark = (_mark(bar, "peak_reserved_bytes") or 0) / unit
     inside = total > top or (0 < mark - total < _LINE_OF_TEXT * top and total > 1.5 * _LINE_OF_TEXT * top)
@@ -83,8 +83,8 @@ def _write_total(ax: Axes, place: int, bar: Bar, top: float, unit: int) -> None:
 
 
 def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -> list[Patch | Line2D]:
-    """Legend of the categories, of what is measured and what not, and of the marks that these bars have."""
-    found: list[Patch | Line2D] = [
+    """Legend of the categories, of measured and predicted bars, and of the marks that these bars have."""
+    entries: list[Patch | Line2D] = [
         Patch(hatch=hatch, label=name, **look(colour, pale=False))
         for name, (colour, hatch) in zip(labels.MEMORY_CATEGORIES.values(), FILLS, strict=True)
     ]
@@ -92,7 +92,7 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
     if any(bar.closed_form is not None for bar in bars):
         sources[PREDICTED] = None
     others = listed(other_engines(frame))
-    found += [
+    entries += [
         Patch(label=_source_name(source, others), **look("#555555", pale=source == PREDICTED))
         for source in _SOURCE_NAMES
         if source in sources
@@ -100,21 +100,21 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
     for name, marker in _MARKS.items():
         if any(_mark(bar, name) is not None for bar in bars):
             whose = f" by {others}" if others else ""
-            found.append(Line2D([], [], label=_MARK_NAMES[name] + whose, **_BLACK, **marker))
+            entries.append(Line2D([], [], label=_MARK_NAMES[name] + whose, **_BLACK, **marker))
     if limits:
         names = sorted(frame["device_name"].dropna().unique())
         of = f" ({names[0]})" if len(names) == 1 else ""
-        found.append(Line2D([], [], linestyle="--", color=style.LIMIT_COLOUR, label=f"memory of the device{of}"))
-    return found
+        entries.append(Line2D([], [], linestyle="--", color=style.LIMIT_COLOUR, label=f"memory of the device{of}"))
+    return entries
 
 
 def other_engines(frame: pd.DataFrame) -> list[str]:
-    """Engines of the rows that are not this project's, of which the closed form is."""
+    """Engines of the rows other than this project's; the closed form is of this project's engine."""
     return sorted(set(frame["engine"].dropna()) - {ENGINE})
 
 
 def _source_name(source: str, others: str) -> str:
-    """The legend of a bar's source; a closed form says whose it is where the rows are another engine's."""
+    """Legend text of a bar's source; for rows of other engines the closed form is named as this project's."""
     if source == PREDICTED and others:
         return f"pale: closed form of {ENGINE}'s engine, not {others}'s"
     return _SOURCE_NAMES[source]
@@ -142,13 +142,13 @@ def look(colour: str, *, pale: bool) -> dict[str, Any]:
 
 
 def limits_of(frame: pd.DataFrame, bars: Sequence[Bar]) -> list[float]:
-    """Device memory of the rows drawn, else of all rows: one line for each kind of device."""
-    own = {value for bar in bars if (value := _known(bar, "device_memory_bytes")) is not None}
-    return sorted(own or {float(value) for value in frame["device_memory_bytes"].dropna().unique()})
+    """Device memory in bytes of the drawn rows, otherwise of all rows: one line per kind of device."""
+    drawn_limits = {value for bar in bars if (value := _known(bar, "device_memory_bytes")) is not None}
+    return sorted(drawn_limits or {float(value) for value in frame["device_memory_bytes"].dropna().unique()})
 
 
 def _top(bars: Sequence[Bar], limits: Sequence[float]) -> float:
-    """Highest byte that the axis shows, see `_MOST_TIMES_THE_LIMIT`."""
+    """Highest value of the axis in bytes, see `_MOST_TIMES_THE_LIMIT`."""
     reserved = [value for bar in bars if (value := _known(bar, "peak_reserved_bytes")) is not None]
     closed = [bar.closed_form.total for bar in bars if bar.closed_form is not None]
     highest = max([*(bar.stack.total for bar in bars), *closed, *reserved, *limits])
@@ -162,7 +162,7 @@ def _known(bar: Bar, name: str) -> float | None:
 
 
 def _mark(bar: Bar, name: str) -> float | None:
-    """What a mark shows of a bar; a split that was measured adds up to the allocated peak itself."""
+    """Value of a bar's mark; None for the allocated peak of a measured split, which adds up to it."""
     return None if name == "peak_allocated_bytes" and bar.stack.source != PREDICTED else _known(bar, name)
 
 

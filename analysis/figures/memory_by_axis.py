@@ -1,4 +1,5 @@
-"""Memory of the fullest rank along one axis, and from one device to all axes: one panel a model, one bar a value."""
+"""Memory of the fullest rank along one axis, and from one device to all axes: one panel per model, one bar per
+value."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ _PANEL_IN = (3.7, 3.4)
 
 
 def data(frame: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Bars of one axis of `AXES`, or of ``5d``, as `analysis.memory.axis_panels.table` gives them."""
+    """Bars of one axis of `AXES`, or of ``5d``, as in `analysis.memory.axis_panels.table`."""
     return axis_panels.table(_panels(frame, axis))
 
 
 @style.styled
 def draw(frame: pd.DataFrame, axis: str) -> Figure:
-    """One panel a model (of tensor parallelism two), one bar a value of the axis."""
+    """One panel per model (two for tensor parallelism), one bar per value of the axis."""
     panels = _panels(frame, axis)
     if not panels:
         raise style.NothingToDraw("no finished run's shape and layout are known")
@@ -55,7 +56,7 @@ def draw(frame: pd.DataFrame, axis: str) -> Figure:
             color="#444444",
         )
     for ax in axes[-1]:
-        ax.set_xlabel(AXES[axis].label if axis in AXES else "Layout, each with all that stands before it")
+        ax.set_xlabel(AXES[axis].label if axis in AXES else "Layout, each with all axes to its left")
     for ax in axes[:, 0]:
         ax.set_ylabel(f"Memory of the fullest rank, {unit_name}")
     style.bottom_legend(figure, handles(bars, limits, frame), _note(panels, frame))
@@ -67,9 +68,9 @@ def _panels(frame: pd.DataFrame, axis: str) -> list[Panel]:
 
 
 def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
-    """What the legend must say besides: that no rows are shown, or that they are another engine's."""
+    """Note that no rows are shown, or that they come from another engine; None if neither."""
     if all(panel.basis == axis_panels.CLOSED_FORM for panel in panels):
-        return "Closed form: no rows differ in this only"
+        return "Closed form: no rows differ only in this"
     others = other_engines(frame)
     if not others:
         return None
@@ -77,15 +78,15 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
 
 
 _HOW = (
-    " Runs that differ in nothing else, those with most values of the axis; bars in full colour are measured, pale "
-    "ones (narrow beside a measured one) the planner's closed form of the same layout in this project's engine. Where "
-    "no runs differ in this only, the closed form for the fastest run of each of the largest models with the axis "
+    " Runs that differ in nothing else, those with the most values of the axis; full-colour bars are measured, pale "
+    "ones (narrow beside a measured one) the planner's closed form of the same layout in this project's engine. If "
+    "no runs differ only in this, the closed form for the fastest run of each of the largest models with the axis "
     "changed."
 )
 
 
 def conclude(frame: pd.DataFrame, axis: str) -> str | None:
-    """The last panel's highest bar against its last, with their values and where the bytes are from."""
+    """Sentence on the last panel's first and last bar, with their values and the source of the bytes."""
     panels = _panels(frame, axis)
     if not panels:
         return None
@@ -111,7 +112,7 @@ def conclude(frame: pd.DataFrame, axis: str) -> str | None:
 
 
 def _spec(axis: str, title: str, caption: str) -> FigureSpec:
-    """``axis`` is a name of `AXES` or `ALL_AXES`."""
+    """Figure of ``axis``, a name of `AXES` or `ALL_AXES`."""
     return FigureSpec(
         name=f"memory_{axis}" if axis == axis_panels.ALL_AXES else f"memory_by_{axis}",
         section="why",
@@ -132,13 +133,13 @@ FIGURES = (
     _spec(
         "recompute",
         "Memory against recomputation",
-        "Selective recomputation makes norms, rotated queries and keys and the SwiGLU product again; full "
+        "Selective recomputation recomputes norms, rotated queries and keys and the SwiGLU product; full "
         "recomputation keeps the input of each block only." + _HOW,
     ),
     _spec(
         "dp",
         "Memory against data parallelism",
-        "More data-parallel ranks save memory only where ZeRO shards something over them." + _HOW,
+        "More data-parallel ranks save memory only if ZeRO shards something over them." + _HOW,
     ),
     _spec(
         "zero",
@@ -149,7 +150,7 @@ FIGURES = (
     _spec(
         "tp",
         "Memory against tensor parallelism, without and with sequence parallelism",
-        "With it, which is how the engine runs unless told otherwise, activations between the divided matrices are "
+        "With it, the engine's default, activations between the tensor-parallel matrices are "
         "divided over the ranks as well." + _HOW,
     ),
     _spec(
@@ -163,13 +164,13 @@ FIGURES = (
         "pp",
         "Memory against pipeline parallelism",
         "A stage holds 1/p of the layers, but under 1F1B the first one holds p micro-batches at a time: parameters "
-        "shrink, activations hardly do where there are micro-batches enough." + _HOW,
+        "shrink, activations hardly do if there are enough micro-batches." + _HOW,
     ),
     _spec(
         axis_panels.ALL_AXES,
         "Memory from one device to all axes",
-        "One axis added after another to what stands left of it: the finished run of each model with the most axes in "
-        "use, those that it lacks at degree 2 (ZeRO: stage 3). Bars in full colour are measured, pale ones (narrow "
+        "Each bar adds one axis to those on its left. The last is the finished run of the model with the most axes in "
+        "use; axes that it lacks have degree 2 (ZeRO: stage 3). Full-colour bars are measured, pale ones (narrow "
         "beside a measured one) the planner's closed form. Totals are written on bars that are cut off.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Where the memory goes: parameters, gradients, optimizer and activations at the peak, beside the device's limit."""
+"""Memory by category at the peak (parameters, gradients, optimizer, activations), with the device's limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from results.text.numbers import byte_unit, format_percent, plural
 
 _BARS = 8
 _BAR, _TWIN = 0.56, 0.18
-"""Heights of a bar and of the closed form's below it."""
+"""Heights of a bar and of the closed form's bar below it."""
 _MAX_PANELS = 8
 _PANELS_PER_ROW = 2
 
@@ -44,7 +44,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Stacked bars of the rank with the highest peak, for the fastest layouts of each group, one panel a group."""
+    """Stacked bars of the rank with the highest peak, for the fastest layouts of each group, one panel per group."""
     rows = metrics.ranked(frame).dropna(subset=list(labels.MEMORY_CATEGORIES))
     if rows.empty:
         raise style.NothingToDraw("no finished run has its memory by category")
@@ -78,7 +78,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _closed_forms(group: pd.DataFrame) -> list[Stack | None]:
-    """The planner's closed form of each row that has its own experiment."""
+    """The planner's closed form of each row that stores its full experiment."""
     experiments = [experiment_of(row) if row.get("config_json") else None for row in labels.records(group)]
     return [None if experiment is None else predicted(experiment) for experiment in experiments]
 
@@ -136,18 +136,18 @@ def _handles(rows: pd.DataFrame, closed: bool) -> list[Patch | Line2D]:
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """The largest part of the fastest layouts' memory, and how full they leave the device."""
+    """Sentence on the largest part of the fastest layouts' memory, and on the reserved share of the device."""
     rows = data(frame)
     rows = rows.drop_duplicates(metrics.GROUP) if len(rows) else rows
     if rows.empty:
         return None
     shares = rows[list(labels.MEMORY_CATEGORIES)].div(rows[list(labels.MEMORY_CATEGORIES)].sum(axis=1), axis=0).median()
-    said = (
-        f"Of the fastest layouts (n = {plural(len(rows), 'model and size', 'models and sizes')}) "
+    sentence = (
+        f"In the fastest layouts (n = {plural(len(rows), 'model and size', 'models and sizes')}) "
         f"{labels.MEMORY_CATEGORIES[str(shares.idxmax())]} take {format_percent(shares.max(), 0)} of the peak"
     )
     full = (rows["peak_reserved_bytes"] / rows["device_memory_bytes"]).dropna()
-    return said + (
+    return sentence + (
         f", and {format_percent(full.median(), 0)} of the device is reserved (medians)." if len(full) else " (median)."
     )
 

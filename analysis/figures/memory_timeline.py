@@ -1,4 +1,4 @@
-"""Memory over the first steps of one run, and its peak by category, measured beside the closed form."""
+"""Memory over the first steps of one run, and its peak by category, measured and by the closed form."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ _PREDICTED: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.4, "linestyle":
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One run: what is held between its operations, and the peaks of its steps."""
+    """One run: the memory held between its operations, and the peaks of its steps."""
 
     row: Mapping[str, Any]
     measured: Stack
-    """At the highest moment of the timed steps."""
+    """Split at the highest moment of the timed steps."""
     predicted: Stack
     moments: tuple[Moment, ...]
     predicted_peaks: tuple[Bytes, ...]
-    """Of each step, the fullest stage."""
+    """Peak of the fullest stage by category, for each step."""
     measured_peaks: tuple[int, ...]
-    """Allocated at the highest moment of each step; empty where the steps were not kept."""
+    """Peak allocated bytes of each step; empty if the steps were not kept."""
 
 
 def timeline(frame: pd.DataFrame) -> Timeline | None:
-    """The first steps of the fastest finished run of the largest model that has its memory by category.
+    """First steps of the fastest finished run, of the largest model, that has its memory by category.
 
-    None when there is no such run, or none whose shape and schedule are known.
+    None if there is no such run with a known shape and schedule.
     """
     rows = frame[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(SCHEDULES)]
     rows = rows.dropna(subset=list(labels.MEMORY_CATEGORIES))
-    own = [name for name in FIRST_PEAKS if name in rows]
-    order = rows.assign(_kept=rows[own].notna().any(axis=1) if own else False).sort_values(
+    peak_columns = [name for name in FIRST_PEAKS if name in rows]
+    order = rows.assign(_kept=rows[peak_columns].notna().any(axis=1) if peak_columns else False).sort_values(
         ["num_params", "_kept", metrics.RANK_BY, "attempt_id"], ascending=[False, False, False, True]
     )
-    for row in labels.records(order[[*READ, "layout", "workload", *own]].head(1)):
+    for row in labels.records(order[[*READ, "layout", "workload", *peak_columns]].head(1)):
         experiment, measured = experiment_of(row), stack_of(row)
         if experiment is not None and measured is not None:
             estimate = estimate_memory(experiment)
@@ -70,21 +70,20 @@ def timeline(frame: pd.DataFrame) -> Timeline | None:
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """One line a moment: ``held`` between operations and ``peak`` of a step, measured or predicted."""
-    found = timeline(frame)
+    """One line per moment: ``held`` between operations and ``peak`` of a step, measured or predicted."""
+    run = timeline(frame)
     columns = ["model", "layout", "split", "step", "moment", *labels.MEMORY_CATEGORIES, "total_bytes", "attempt_id"]
-    if found is None:
+    if run is None:
         return pd.DataFrame(columns=columns)
     lines: list[tuple[str, int | None, str, tuple[int | None, ...], int]] = [
-        (PREDICTED, moment.step, f"held after {moment.name}", moment.bytes, sum(moment.bytes))
-        for moment in found.moments
+        (PREDICTED, moment.step, f"held after {moment.name}", moment.bytes, sum(moment.bytes)) for moment in run.moments
     ]
-    lines += [(PREDICTED, step, "peak", peak, sum(peak)) for step, peak in enumerate(found.predicted_peaks)]
+    lines += [(PREDICTED, step, "peak", peak, sum(peak)) for step, peak in enumerate(run.predicted_peaks)]
     unknown = (None,) * len(labels.MEMORY_CATEGORIES)
-    source = found.measured.source
-    lines += [(source, step, "peak", unknown, peak) for step, peak in enumerate(found.measured_peaks)]
-    lines.append((source, None, "peak of the timed steps", found.measured.bytes, found.measured.total))
-    row = found.row
+    source = run.measured.source
+    lines += [(source, step, "peak", unknown, peak) for step, peak in enumerate(run.measured_peaks)]
+    lines.append((source, None, "peak of the timed steps", run.measured.bytes, run.measured.total))
+    row = run.row
     return pd.DataFrame(
         [
             (row["model"], row["layout"], split, step, name, *parts, total, row["attempt_id"])
@@ -97,23 +96,23 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: the first steps, one after another. Right: the highest moment by category."""
-    found = timeline(frame)
-    if found is None:
+    run = timeline(frame)
+    if run is None:
         raise style.NothingToDraw("no finished run of a known shape and schedule has its memory by category")
-    bars = [Bar("measured", found.measured, {**found.row, "repeats": 1}), Bar("closed\nform", found.predicted, None)]
+    bars = [Bar("measured", run.measured, {**run.row, "repeats": 1}), Bar("closed\nform", run.predicted, None)]
     limits = limits_of(frame, bars)
-    unit, unit_name = byte_unit(found.measured.total)
+    unit, unit_name = byte_unit(run.measured.total)
     figure = style.new_figure(10.0, 4.3)
     left, right = figure.subplots(1, 2, width_ratios=[4, 1.3], sharey=True)
     draw_bars(right, bars, limits, unit)
     right.set_title("At the peak")
-    _steps(left, found, unit)
+    _steps(left, run, unit)
     for limit in limits:
         left.axhline(limit / unit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1.2)
-    left.set_title(f"{found.row['workload']}: {found.row['layout']}")
+    left.set_title(f"{run.row['workload']}: {run.row['layout']}")
     left.set(xlabel="Step, and the order of operations in it", ylabel=f"Memory of the fullest rank, {unit_name}")
     lines = [Line2D([], [], label="peak of a step, closed form", **_PREDICTED)]
-    if found.measured_peaks:
+    if run.measured_peaks:
         lines.insert(0, Line2D([], [], label="peak of a step, measured", **_MEASURED))
     style.bottom_legend(figure, [*handles(bars, limits, frame), *lines])
     return figure
@@ -141,9 +140,10 @@ FIGURE = FigureSpec(
     section="why",
     title="Memory over the first steps",
     caption=(
-        "The fastest run of the largest model. Areas: what the closed form says is held between operations, which are "
-        "drawn in their order and not to their times. Lines: the highest moment of each step, with what an operation "
-        "needs while it runs. The optimizer's state appears with the first optimizer step. Right: the highest moment "
+        "The fastest run of the largest model. Areas: memory held between operations by the closed form; operations "
+        "are "
+        "drawn in order, not to scale in time. Lines: the highest moment of each step, with the working memory of "
+        "operations. The optimizer's state appears with the first optimizer step. Right: the highest moment "
         "of the timed steps by category."
     ),
     draw=draw,

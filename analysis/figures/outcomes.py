@@ -1,4 +1,4 @@
-"""What became of the points: a grid of models and sizes, in each cell how many finished, ran out of memory, failed."""
+"""Outcomes of the points: a grid of models and sizes with the number that finished, ran out of memory, failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
     "out of memory": ("#D55E00", "////", "#A84600"),
     "failed otherwise": ("#9AA0A8", "", "#5A616B"),
 }
-"""Colour and hatch of each part of a bar, and the darker colour of its count."""
+"""Colour and hatch of each part of a bar, and a darker colour for its count."""
 _CELL_IN = (1.15, 0.62)
 _BAR = 0.26
 """Height of a bar as a share of its cell."""
@@ -30,7 +30,7 @@ _MOST_NAMED = 4
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Points by model, sequence length, number of devices and outcome."""
+    """Number of points by model, sequence length, number of devices and outcome."""
     final = decided(frame)
     keys = ["model", "seq_len", "world_size", "outcome"]
     return final.groupby(keys, dropna=False).size().rename("points").reset_index()
@@ -38,16 +38,19 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def cells(frame: pd.DataFrame) -> pd.DataFrame:
-    """Points of each model and number of devices by `KINDS`: index workload and world_size."""
+    """Number of points of each model and number of devices by `KINDS`; the index is workload and world_size."""
     counts = metrics.group_counts(frame)
-    own = {"finished": ["ok"], "out of memory": ["oom"]}
-    own["failed otherwise"] = [name for name in counts.columns if name not in ("ok", "oom")]
-    return pd.DataFrame({kind: counts.reindex(columns=names, fill_value=0).sum(axis=1) for kind, names in own.items()})
+    outcomes_of_kind = {"finished": ["ok"], "out of memory": ["oom"]}
+    outcomes_of_kind["failed otherwise"] = [name for name in counts.columns if name not in ("ok", "oom")]
+    return pd.DataFrame(
+        {kind: counts.reindex(columns=names, fill_value=0).sum(axis=1) for kind, names in outcomes_of_kind.items()}
+    )
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Rows are models, columns numbers of devices. A bar shows shares of the points of its cell, below are counts."""
+    """Grid with a row per model and a column per number of devices. A bar shows shares of the points of its cell;
+    counts are below."""
     frame, note = labels.under_study_labels(frame)
     counts = cells(frame)
     if counts.empty:
@@ -110,7 +113,7 @@ def _inside(ax: Axes, x: float, y: float, text: str, colour: str, ha: str = "cen
 
 
 def _otherwise(frame: pd.DataFrame) -> str | None:
-    """How those failed that are not out of memory, most frequent first, where that was recorded."""
+    """Note on failures other than out of memory by kind, most frequent first; None if no kind was recorded."""
     final = decided(frame)
     kinds = final.loc[~final["outcome"].isin(["ok", "oom"]), "outcome"].value_counts()
     if not len(kinds) or list(kinds.index) == [UNKNOWN_OUTCOME]:
@@ -121,21 +124,21 @@ def _otherwise(frame: pd.DataFrame) -> str | None:
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """How many finished, and the model of which the fewest did."""
+    """Sentence on how many points finished, and on the model with the smallest finished share."""
     frame, _ = labels.under_study_labels(frame)
     counts = cells(frame)
     if counts.empty:
         return None
     whole, points = counts.sum(), int(counts.to_numpy().sum())
-    said = f"{format_percent(whole['finished'] / points, 0)} of {points:,} points finished"
+    sentence = f"{format_percent(whole['finished'] / points, 0)} of {points:,} points finished"
     if whole["out of memory"]:
-        said += f", {format_percent(whole['out of memory'] / points, 0)} ran out of memory"
+        sentence += f", {format_percent(whole['out of memory'] / points, 0)} ran out of memory"
     by_model = counts.groupby(level=0).sum()
     shares = by_model["finished"] / by_model.sum(axis=1)
     if len(shares) > 1 and shares.min() < shares.max():
         worst = by_model.loc[shares.sort_values(kind="stable").index].iloc[0]
-        said += f"; of {worst.name} {int(worst['finished']):,} of {int(worst.sum()):,} finished"
-    return said + "."
+        sentence += f"; of {worst.name} {int(worst['finished']):,} of {int(worst.sum()):,} finished"
+    return sentence + "."
 
 
 FIGURE = FigureSpec(
@@ -143,8 +146,8 @@ FIGURE = FigureSpec(
     section="failed",
     title="Outcomes",
     caption=(
-        "What became of the points of each model and size: shares as bars, counts below them. A retried point counts "
-        "by its last attempt. One that was cancelled, or is to be tried again, has not run yet and is left out."
+        "Outcomes of the points of each model and size: shares as bars, counts below them. A retried point counts "
+        "by its last attempt. A point that was cancelled, or will be retried, has not run yet and is left out."
     ),
     draw=draw,
     data=data,

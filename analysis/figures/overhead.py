@@ -1,4 +1,4 @@
-"""Where a point's wall time goes besides the steps that are timed."""
+"""Wall time of a point by phase, beyond the timed steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which groups get a panel when there are too many, and the grid that panels stand in."""
+"""Selection of the groups that get a panel when there are too many, and the grid of panels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Group = tuple[str, int]
 
 
 def chosen_groups(rows: pd.DataFrame, most: int) -> tuple[list[Group], str | None]:
-    """At most ``most`` groups of rows in group order, and a line that says so when some are left out.
+    """At most ``most`` groups of rows in group order, and a line that says so if some are left out.
 
-    Every workload in turn gives the group with most of its rows, so that one with many sizes does not take all panels.
+    Workloads take turns, each with its group of most rows, so that one with many sizes does not take all panels.
     """
     sizes = rows.groupby(metrics.GROUP).size().rename("rows").reset_index()
     sizes = sizes.sort_values(["rows", "world_size"], ascending=[False, True], kind="stable")
@@ -37,29 +37,29 @@ def rows_of(rows: pd.DataFrame, group: Group) -> pd.DataFrame:
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _CHARACTER_EM = 0.66
-"""About how wide a character of a bold title is."""
+"""Approximate width of a character of a bold title, in em."""
 _BESIDE_IN = 0.6
-"""Of a panel's place, what the labels of an axis with numbers take."""
+"""Approximate width of the tick labels beside a panel, in inches."""
 
 
 def set_title(ax: Axes, text: str, size: float = 10.0, *, weight: str = "bold", beside_in: float = _BESIDE_IN) -> None:
-    """A title that stays inside its panel: in as many lines as the panel's width asks for, broken after commas.
+    """Set a title that stays inside its panel: wrapped to the panel's width, with line breaks after commas.
 
-    ``beside_in`` is what labels left of the panel take of its place.
+    ``beside_in`` is the width in inches that labels left of the panel take.
     """
     place, figure = ax.get_subplotspec(), ax.figure.figure
     assert place is not None and isinstance(figure, Figure)
     _, columns = place.get_gridspec().get_geometry()
     width = figure.get_figwidth() * len(place.colspan) / columns - beside_in
     characters = max(int(72 * width / (_CHARACTER_EM * size)), 12)
-    # "seq 4096" stays together: a line ends at a comma.
+    # "seq 4096" stays together: lines end at commas.
     parts = text.replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
     lines = textwrap.wrap(parts, characters, break_long_words=False, break_on_hyphens=False)
     ax.set_title("\n".join(lines).replace(_NO_BREAK, " "), fontsize=size, weight=weight)
 
 
 def grid(count: int, columns: int, panel_in: tuple[float, float], extra_in: float = 0.8) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` panels of a size in inches, ``columns`` beside each other, and room below them."""
+    """Figure with ``count`` panels of a size in inches, ``columns`` side by side, with room below them."""
     columns = min(columns, count)
     lines = -(-count // columns)
     figure = style.new_figure(max(panel_in[0] * columns, 6.0), panel_in[1] * lines + extra_in)

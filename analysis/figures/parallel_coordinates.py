@@ -17,10 +17,11 @@ from results.text.numbers import GIB, format_number, plural
 
 _MAX_PANELS = 6
 _FEWEST = 5
-"""A model with fewer finished runs gets a panel only when none has more."""
+"""Smallest number of finished runs with which a model gets a panel, unless none has more."""
 _MANY = 100
 _MOST_LINES = 250
-"""Of more runs in a panel, as many from the best to the worst: more lines cover each other, and take long."""
+"""Largest number of lines in a panel, chosen evenly from the best to the worst: more cover each other and take long to
+draw."""
 _BEST = 0.05
 """Share of the runs of a panel that are drawn in full strength."""
 AXES = {
@@ -52,7 +53,8 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel a model, one line a run; colour: throughput relative to the panel's best, its best runs on top."""
+    """One panel per model, one line per run; colour: throughput relative to the panel's best, with the best runs on
+    top."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
@@ -83,7 +85,8 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _panel(ax: Axes, rows: pd.DataFrame, columns: list[str], titles: list[str]) -> None:
     heights = np.column_stack([_heights(ax, place, rows[name], name) for place, name in enumerate(columns)])
     share = (rows[metrics.RANK_BY] / rows[metrics.RANK_BY].max()).to_numpy(dtype=float)
-    # Runs that share their degrees would hide each other: each is moved by a little that depends on its place alone.
+    # Runs with equal degrees would hide each other: each is shifted by a small offset that depends only on its
+    # position.
     moved = np.linspace(-0.018, 0.018, len(rows))[:, None]
     heights = np.where(np.isnan(heights), np.nan, heights + moved * (np.arange(len(columns)) < len(columns) - 2))
     x = np.arange(len(columns), dtype=float)
@@ -102,7 +105,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, columns: list[str], titles: list[str]) 
 
 
 def _heights(ax: Axes, place: int, values: pd.Series, name: str) -> np.ndarray:
-    """Where the values of one axis stand between 0 and 1; draws the axis and its tick labels."""
+    """Heights between 0 and 1 of the values of one axis; draws the axis and its tick labels."""
     ax.axvline(place, color="#888888", linewidth=0.8, zorder=0)
     if name in AXES:
         ticks = sorted(float(value) for value in values.dropna().unique())
@@ -114,7 +117,8 @@ def _heights(ax: Axes, place: int, values: pd.Series, name: str) -> np.ndarray:
         heights = (values.astype(float) - low) / ((high - low) or 1.0)
         marks = [(0.0, "0"), (0.5, format_number(high / 2)), (1.0, format_number(high))]
     for height, text in marks:
-        # Out of the layout: measuring so many texts takes time, and only those of the last axis reach beyond the panel.
+        # Excluded from the layout: measuring many texts takes time, and only those of the last axis reach beyond the
+        # panel.
         inside = ax.text(place + 0.03, height, text, fontsize=7, va="center", zorder=5)
         inside.set_in_layout(name == metrics.RANK_BY)
     return heights.to_numpy(dtype=float)
@@ -125,7 +129,7 @@ FIGURE = FigureSpec(
     section="best",
     title="Every finished run over its degrees",
     caption=(
-        "One line a finished run, the best twentieth of each panel in full strength. Degrees and batching stand at "
+        "One line per finished run, the best twentieth of each panel in full strength. Degrees and batching are at "
         "equal distances; memory and throughput are to scale."
     ),
     draw=draw,

@@ -1,4 +1,4 @@
-"""Throughput against peak memory: the front of layouts, to which no other is at least as fast in less memory."""
+"""Throughput over peak memory, with the Pareto front: the layouts for which no other is as fast in less memory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _VALUES = (
 _MOST_PANELS = 6
 _COLUMNS = 3
 _NAMED = 3
-"""Points of a front whose layouts are written out below the panel."""
+"""Number of layouts of a front that are named below the panel."""
 _APART = 0.07
-"""Share of a panel's width or height that named points keep from each other."""
+"""Smallest distance between named points, as a share of a panel's width or height."""
 _COLOUR = "#0072B2"
 
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Every ranked run whose peak memory is known, `_VALUES`, by group and then by memory.
+    """Every ranked run with known peak memory, `_VALUES`, by group and then by memory.
 
-    ``on_front``: of its model and number of devices, no run has at least its throughput in at most its memory and
-    better one of the two. Runs equal in both are on the front together.
+    ``on_front``: no run of the same model and number of devices is at least equal in both throughput and memory and
+    better in one. Runs equal in both are on the front together.
     """
     memory = metrics.memory_column(frame)
     rows = metrics.ranked(frame)
@@ -43,7 +43,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["memory_bytes", metrics.RANK_BY], ascending=[True, False], kind="stable")
     groups = rows.groupby(metrics.GROUP, sort=False)
     rate = rows[metrics.RANK_BY]
-    # Sorted by memory, then fastest first: the running maximum is reached first by the run on the front.
+    # Rows are sorted by memory, then fastest first, so the run on the front is the first to reach the running maximum.
     reached = groups[metrics.RANK_BY].cummax()
     before = reached.groupby([rows[name] for name in metrics.GROUP]).shift(fill_value=0.0)
     leads = rate > before
@@ -55,7 +55,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel a model and number of devices; the front is a line, its ends and knee are named below the panel."""
+    """One panel per model and number of devices; the front is a line, its ends and knee are named below the panel."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no finished run has both a throughput and a peak of memory")
@@ -112,9 +112,10 @@ def _panel(ax: Axes, rows: pd.DataFrame, named: pd.DataFrame, unit: int) -> None
 
 
 def _named(front: pd.DataFrame) -> pd.DataFrame:
-    """The leanest run of a front, the fastest, and the one between them that is farthest above the line through both.
+    """The leanest run of a front, the fastest, and the one farthest above the line through both, in the order of
+    memory.
 
-    A run that stands too near another to be told from it is left out. Rows in the order of memory.
+    A run too near another to be distinguished is left out.
     """
     front = front.sort_values(["memory_bytes", metrics.RANK_BY], kind="stable").reset_index(drop=True)
     x = front["memory_bytes"].to_numpy(dtype=float) / float(front["memory_bytes"].max())
@@ -129,7 +130,7 @@ def _named(front: pd.DataFrame) -> pd.DataFrame:
 
 
 def _key(ax: Axes, named: pd.DataFrame) -> None:
-    """Below the label of the axis, where no point can be."""
+    """Write the names below the axis label, where no point can be."""
     lines = [f"{letter}  {layout}" for letter, layout in zip("abc", named["layout"], strict=False)]
     ax.annotate(
         "\n".join(lines),
@@ -158,8 +159,9 @@ FIGURE = FigureSpec(
     section="best",
     title="Throughput against memory",
     caption=(
-        "Each point is a finished layout, repeats counted once. On the front nothing else is at least as fast in less "
-        "memory; its leanest and fastest run and the knee between them are written out."
+        "Each point is a finished layout, repeats counted once. For a layout on the front none is at least as fast "
+        "in less "
+        "memory; the leanest and the fastest run of the front and the knee between them are named."
     ),
     draw=draw,
     data=data,

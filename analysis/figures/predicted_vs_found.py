@@ -1,4 +1,4 @@
-"""The closed-form prediction made before each run against what the run showed."""
+"""The closed-form prediction made before each run against its measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from results.text.numbers import byte_unit
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Predictions beside findings, of every point that has a prediction."""
+    """Predictions and measurements of every point that has a prediction."""
     rows = last_attempts(frame)
     pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", *INTERVAL, "step_time_s"]
     rows = rows[rows["predicted_peak_bytes"].notna() | rows["predicted_step_time_s"].notna()]
@@ -31,7 +31,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: peak memory of the fullest rank. Right: step time. The diagonal is a perfect prediction.
 
-    Runs that ran out of memory have no peak: they stand at the device's limit, at the memory predicted for them.
+    Runs that ran out of memory have no peak: they are drawn at the device's limit over their predicted memory.
     """
     rows = last_attempts(frame)
     memory = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna() & (rows["peak_allocated_bytes"] > 0)]
@@ -50,12 +50,12 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _legend(axes: Sequence[Axes]) -> list[Artist]:
-    """One entry for each label of any panel: intervals are drawn in that of step times alone."""
-    found: dict[str, Artist] = {}
+    """One entry for each label of any panel; only the panel of step times has intervals."""
+    handle_of_label: dict[str, Artist] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values())
+            handle_of_label.setdefault(label, handle)
+    return list(handle_of_label.values())
 
 
 def _memory(ax: Axes, rows: pd.DataFrame) -> None:
@@ -91,7 +91,8 @@ def _times(ax: Axes, rows: pd.DataFrame) -> None:
 def scatter(
     ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: float, workloads: Sequence[str] | None = None
 ) -> None:
-    """Points of each workload, in units of ``unit``. ``workloads``: all that have a colour; None: those of the rows."""
+    """Draw the points of each workload, in units of ``unit``. ``workloads``: all that have a colour; None: those of the
+    rows."""
     markers = "osD^vP*X"
     for i, workload in enumerate(workloads or labels.workload_order(rows)):
         group = rows[rows["workload"] == workload]
@@ -109,7 +110,7 @@ def scatter(
 
 
 def draw_intervals(ax: Axes, rows: pd.DataFrame, low: str, high: str, found: str) -> None:
-    """A thin line over the interval of each prediction, in seconds; none for rows that recorded no interval."""
+    """Draw a thin line over the interval of each prediction, in seconds; rows without a recorded interval get none."""
     known = rows.dropna(subset=[low, high, found])
     if len(known):
         ax.hlines(
@@ -126,12 +127,12 @@ def draw_intervals(ax: Axes, rows: pd.DataFrame, low: str, high: str, found: str
 
 
 def finish(ax: Axes, xlabel: str, ylabel: str) -> None:
-    """Equal logarithmic axes with the diagonal and its band."""
+    """Set equal logarithmic axes and draw the diagonal with its band."""
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     low = min(ax.get_xlim()[0], ax.get_ylim()[0])
     high = max(ax.get_xlim()[1], ax.get_ylim()[1])
     ends = np.array([low, high])
-    ax.plot(ends, ends, color="#444444", linewidth=1, label="predicted = found")
+    ax.plot(ends, ends, color="#444444", linewidth=1, label="predicted = measured")
     ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#444444", alpha=0.12, linewidth=0, label="± 10 %")
     ax.set(xlim=(low, high), ylim=(low, high))
     ax.set_box_aspect(1)
@@ -150,7 +151,7 @@ def _summary(errors: pd.Series) -> str:
 
 
 def _signed(share: float) -> str:
-    """Per cent with its sign, with one decimal below 10 %; what rounds to nothing has no sign."""
+    """Per cent with its sign, with one decimal below 10 %; a value that rounds to 0 has no sign."""
     value = round(100 * share, 1)
     if value == 0:
         return "0.0"
@@ -160,8 +161,8 @@ def _signed(share: float) -> str:
 FIGURE = FigureSpec(
     name="predicted_vs_found",
     section="trust",
-    title="Prediction and finding",
-    caption="The closed-form prediction made before the run against what the run showed; the band is ± 10 %.",
+    title="Prediction and measurement",
+    caption="The closed-form prediction made before the run against the measurement; the band is ± 10 %.",
     draw=draw,
     data=data,
     conclude=lambda frame: conclusions.of_predictions(last_attempts(frame)),

@@ -1,4 +1,4 @@
-"""Predicted against measured step time for each depth of prediction, of the same runs: closed form and rehearsal."""
+"""Predicted against measured step time for each depth of prediction on the same runs: closed form and rehearsal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NAMES = {"closed_form": "closed form", "rehearsed": "rehearsed"}
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Every prediction of a step time beside its measurement (`results.statistics.grade.pairs_of_rows`), one row a
+    """Every prediction of a step time with its measurement (`results.statistics.grade.pairs_of_rows`), one row per
     depth."""
     points = measured_points(frame)
     pairs = pairs_of_rows(points)
     pairs = pairs[pairs["quantity"] == "step_time"]
-    told = points.drop_duplicates("experiment_id")[["experiment_id", "workload", "layout", "num_params", "attempt_id"]]
+    facts = points.drop_duplicates("experiment_id")[["experiment_id", "workload", "layout", "num_params", "attempt_id"]]
     shown = ["depth", "experiment_id", "world_size", "seq_len", "dp", "tp", "cp", "pp", "predicted", "low", "high"]
     shown.append("measured")
-    return pairs[shown].merge(told, on="experiment_id", how="left")
+    return pairs[shown].merge(facts, on="experiment_id", how="left")
 
 
 @style.styled
@@ -36,16 +36,16 @@ def draw(frame: pd.DataFrame) -> Figure:
     pairs = data(frame)
     depths = [depth for depth in NAMES if (pairs["depth"] == depth).any()]
     if len(depths) < 2:
-        raise style.NothingToDraw("no measured run was rehearsed too")
+        raise style.NothingToDraw("no measured run was also rehearsed")
     figure = style.new_figure(5.6 * len(depths), 5.2)
     panels = figure.subplots(1, len(depths), squeeze=False)[0]
     workloads = labels.workload_order(pairs)
     ends = pairs[["predicted", "measured"]].min().min() * 0.9, pairs[["predicted", "measured"]].max().max() * 1.1
     for ax, depth in zip(panels, depths, strict=True):
-        own = pairs[pairs["depth"] == depth]
-        draw_intervals(ax, own, "low", "high", "measured")
-        scatter(ax, own, "predicted", "measured", 1, workloads)
-        ax.set_title(f"{NAMES[depth].capitalize()}: {_in_short(own)}")
+        of_depth = pairs[pairs["depth"] == depth]
+        draw_intervals(ax, of_depth, "low", "high", "measured")
+        scatter(ax, of_depth, "predicted", "measured", 1, workloads)
+        ax.set_title(f"{NAMES[depth].capitalize()}: {_in_short(of_depth)}")
         ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         finish(ax, "Predicted step time, s", "Step time, s" if ax is panels[0] else "")
         ax.tick_params(labelleft=ax is panels[0])
@@ -54,9 +54,9 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _in_short(pairs: pd.DataFrame) -> str:
-    found = summary(relative_errors(pairs["predicted"], pairs["measured"]))
-    assert found is not None
-    return f"mean error {format_percent(found.mape)}, p90 {format_percent(found.p90)}, n = {found.n:,}"
+    statistics = summary(relative_errors(pairs["predicted"], pairs["measured"]))
+    assert statistics is not None
+    return f"mean error {format_percent(statistics.mape)}, p90 {format_percent(statistics.p90)}, n = {statistics.n:,}"
 
 
 def _conclude(frame: pd.DataFrame) -> str | None:
@@ -64,8 +64,8 @@ def _conclude(frame: pd.DataFrame) -> str | None:
     if pairs["depth"].nunique() < 2:
         return None
     both = pairs[pairs["experiment_id"].isin(pairs.loc[pairs["depth"] == "rehearsed", "experiment_id"])]
-    said = [f"{NAMES[str(depth)]} {_in_short(own)}" for depth, own in both.groupby("depth", sort=False)]
-    return f"Of the runs that were rehearsed too: {listed(said)}."
+    summaries = [f"{NAMES[str(depth)]} {_in_short(of_depth)}" for depth, of_depth in both.groupby("depth", sort=False)]
+    return f"For the runs that were also rehearsed: {listed(summaries)}."
 
 
 FIGURE = FigureSpec(
@@ -73,7 +73,7 @@ FIGURE = FigureSpec(
     section="trust",
     title="Step time predicted in closed form and by rehearsal",
     caption=(
-        "Each measured run beside what was predicted of it, in closed form before the run and by rehearsing single "
+        "Each measured run against its predictions, in closed form before the run and by rehearsing single "
         "ranks on one device; the band is ± 10 %. Not every run was rehearsed. python -m sweep grade has the errors "
         "by axis."
     ),

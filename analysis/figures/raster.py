@@ -1,4 +1,4 @@
-"""Pictures of figures as PNG: a canvas that writes texts in one go, and few colours packed tightly."""
+"""PNG pictures of figures: a canvas that draws whole strings, and compact files with few colours."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 _LEVEL = 3
-"""Of zlib. Level 4 takes a third more time for a tenth fewer bytes (measured over the figures of the study)."""
+"""Compression level of zlib. Level 4 takes a third more time for a tenth fewer bytes (measured over the study's
+figures)."""
 _CHANNEL_BITS = 5
 _MOST_COLOURS = 256
 _FEW_PIXELS = 100_000
 
 
 class Canvas(FigureCanvasAgg):  # type: ignore[misc]
-    """Agg's canvas whose texts are drawn string by string.
+    """Agg's canvas with texts drawn string by string.
 
-    matplotlib 3.11 places and blends every glyph by itself, in Python: three times the time for a difference of less
+    matplotlib 3.11 places and blends every glyph separately in Python: three times the time for a difference of less
     than a pixel.
     """
 
@@ -67,14 +68,15 @@ class _Renderer(RendererAgg):  # type: ignore[misc]
         return text.width, text.height, text.descent
 
     def _get_font_height_metrics(self, prop: Any) -> tuple[float | None, float | None, float | None]:
-        """Ascent, descent and the gap between lines; matplotlib reads the font's tables for them at every text."""
+        """Ascent, descent and the gap between lines, cached; matplotlib reads them from the font's tables for every
+        text."""
         key = (*_font_key(prop), self.dpi)
         if key not in _line_heights:
             _line_heights[key] = _line_height(self._prepare_font(prop), prop.get_size_in_points() * self.dpi / 72)
         return _line_heights[key]
 
     def _text(self, s: str, prop: Any) -> _Text:
-        """Pixels and size of a text: it is measured before it is drawn, and figures have many texts in common."""
+        """Pixels and size of a text, cached: texts are measured before they are drawn, and figures share many texts."""
         key = (s, *_font_key(prop), self.dpi)
         known = _texts.get(key)
         if known is None:
@@ -90,7 +92,8 @@ class _Renderer(RendererAgg):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Pixels [height, width] of a text and its sizes in pixels; ``right`` and ``up``: where the first pixel stands."""
+    """Pixels [height, width] of a text and its sizes in pixels; ``right`` and ``up`` are the offset of the first
+    pixel."""
 
     pixels: NDArray[np.uint8]
     width: float
@@ -102,7 +105,7 @@ class _Text:
 
 _texts: dict[tuple[Any, ...], _Text] = {}
 _MOST_TEXTS = 4096
-"""Of about a kilobyte each."""
+"""Largest number of cached texts, about a kilobyte each."""
 _line_heights: dict[tuple[Any, ...], tuple[float | None, float | None, float | None]] = {}
 
 
@@ -111,14 +114,14 @@ def _font_key(prop: Any) -> tuple[Any, ...]:
 
 
 def _line_height(font: Any, size_px: float) -> tuple[float | None, float | None, float | None]:
-    """As `matplotlib.text` finds it in a font of ``size_px`` pixels; Nones where the font does not tell."""
+    """Line metrics as in `matplotlib.text` for a font of ``size_px`` pixels; Nones if the font lacks them."""
     for table, gap, ascent, descent in (
         ("OS/2", "sTypoLineGap", "sTypoAscender", "sTypoDescender"),
         ("hhea", "lineGap", "ascent", "descent"),
     ):
-        if (found := font.get_sfnt_table(table)) is not None:
+        if (values := font.get_sfnt_table(table)) is not None:
             unit = size_px / font.get_sfnt_table("head")["unitsPerEm"]
-            return found[ascent] * unit, -found[descent] * unit, found[gap] * unit
+            return values[ascent] * unit, -values[descent] * unit, values[gap] * unit
     return None, None, None
 
 
@@ -128,10 +131,10 @@ def new_canvas(figure: Figure) -> None:
 
 
 def png(rgba: NDArray[np.uint8], dpi: float) -> bytes:
-    """Pixels [height, width, 4] on an opaque ground as PNG, the same bytes for the same pixels.
+    """Pixels [height, width, 4] on an opaque ground as PNG; equal pixels give equal bytes.
 
-    Five bits of each channel are kept, which no eye tells from eight; black and white stay. Pictures of up to 256 such
-    colours, most figures, have one byte a pixel instead of three.
+    Five bits of each channel are kept, which the eye cannot distinguish from eight; black and white stay exact.
+    Pictures with up to 256 such colours, most figures, have one byte per pixel instead of three.
     """
     pixels = np.ascontiguousarray(rgba).view("<u4")[..., 0]
     image = _few_colours(_keys(pixels))
@@ -142,7 +145,8 @@ def png(rgba: NDArray[np.uint8], dpi: float) -> bytes:
 
 
 def cut_out(rgba: NDArray[np.uint8]) -> bytes:
-    """Pixels [height, width, 4], each opaque or nothing at all, as PNG; small ones, colour bars, in every shade."""
+    """PNG of pixels [height, width, 4] that are each opaque or transparent; small pictures (colour bars) keep every
+    shade."""
     pixels = np.ascontiguousarray(rgba).view("<u4")[..., 0]
     height, width = pixels.shape
     if pixels.size > _FEW_PIXELS:
@@ -151,7 +155,7 @@ def cut_out(rgba: NDArray[np.uint8]) -> bytes:
 
 
 def _keys(pixels: NDArray[np.uint32]) -> NDArray[np.uint16]:
-    """The colour of each pixel, red in the lowest bits, green and blue above."""
+    """The colour of each pixel in 15 bits: red in the lowest, green and blue above."""
     return ((pixels >> 3 & 0x1F) | (pixels >> 6 & 0x3E0) | (pixels >> 9 & 0x7C00)).astype(np.uint16)
 
 
@@ -160,7 +164,7 @@ def _coarse(pixels: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _few_colours(keys: NDArray[np.uint16]) -> Image.Image | None:
-    """A picture with a palette, in the order of the colours; None where they are too many."""
+    """Picture with a palette in the order of the colours; None if there are too many."""
     height, width = keys.shape
     used = np.flatnonzero(np.bincount(keys.ravel(), minlength=1 << 3 * _CHANNEL_BITS))
     if len(used) > _MOST_COLOURS:

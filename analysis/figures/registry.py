@@ -78,6 +78,6 @@ FIGURES: tuple[FigureSpec, ...] = (
 
 
 def priced(price: float | None) -> tuple[FigureSpec, ...]:
-    """`FIGURES`, those of cost with money: ``price`` is that of one device for one hour, in whatever currency."""
+    """`FIGURES` with prices in those of cost; ``price`` is that of one device-hour in any currency."""
     of_cost = {spec.name: spec for spec in cost.figures(price)}
     return tuple(of_cost.get(spec.name, spec) for spec in FIGURES)

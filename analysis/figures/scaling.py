@@ -1,4 +1,4 @@
-"""Throughput against one degree of parallelism: data, tensor, pipeline. One panel a model."""
+"""Throughput over one degree of parallelism: data, tensor, pipeline. One panel per model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SERIES_STYLES = {
 
 @style.styled
 def draw_data_parallel(frame: pd.DataFrame) -> Figure:
-    """Pure data parallelism: throughput by degree with what each doubling loses, and the memory of the same runs."""
+    """Pure data parallelism: throughput by degree with the loss of each doubling, and the memory of the same runs."""
     rows = _with_several(
         by_degree.data_parallel(frame),
-        "no model has runs of data parallelism alone at two degrees with the same tokens a step",
+        "no model has runs of pure data parallelism at two degrees with the same tokens per step",
     )
     kind = rows["memory_kind"].iloc[0]
     line = ("memory_gib", f"{kind[0].upper()}{kind[1:]}, GiB", kind)
@@ -46,11 +46,11 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
     """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that was run."""
     if "rehearsed" in set(frame["method"]):
         raise style.NothingToDraw(
-            "no rehearsed times compare across tp: the steps come out too short where tp is above 1"
+            "rehearsed times are not comparable across tp: the steps come out too short where tp is above 1"
         )
     rows = _with_several(
         by_degree.tensor_parallel(frame),
-        "no model has runs at two tensor-parallel degrees without pp and with the same tokens a step",
+        "no model has runs at two tensor-parallel degrees without pp and with the same tokens per step",
     )
     line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that finished (larger ones may fit)")
     return _bars(rows, "Tensor-parallel degree", labels.rate_unit(frame), line)
@@ -58,8 +58,8 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
 
 @style.styled
 def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
-    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32. A panel a model,
-    all on one number of devices in one regime of the network."""
+    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32. One panel per
+    model, all on one number of devices in one network regime."""
     rows, place = _one_place(by_degree.pipeline_parallel(frame), labels.device_noun(frame))
     figure, panels = _panels(rows)
     for ax, (_, group) in panels:
@@ -91,7 +91,7 @@ def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
 
 
 def _bars(rows: pd.DataFrame, xlabel: str, unit: str, line: tuple[str, str, str]) -> Figure:
-    """Bars of throughput, the share that each loses against the one before above it, a line on an axis of its own."""
+    """Bars of throughput with the loss against the previous bar above each, and a line on its own axis."""
     column, line_label, legend = line
     figure, panels = _panels(rows)
     for ax, (_, group) in panels:
@@ -108,7 +108,7 @@ def _bars(rows: pd.DataFrame, xlabel: str, unit: str, line: tuple[str, str, str]
         beside = ax.twinx()
         beside.plot(group.index, group[column], color=_LINE, marker="D", markersize=4, linewidth=1.3)
         highest = float(np.nanmax(group[column])) if group[column].notna().any() else 1.0
-        # The line keeps to the upper part, clear of the figures above the bars.
+        # The line stays in the upper part, clear of the numbers above the bars.
         beside.set_ylim(-2.6 * highest, 1.12 * highest)
         beside.set_yticks([0, highest / 2, highest], ["0", f"{highest / 2:.3g}", f"{highest:.3g}"])
         beside.tick_params(axis="y", colors=_LINE, labelcolor=_LINE, labelsize=8)
@@ -160,9 +160,11 @@ def _label_left(panels: Panels, unit: str) -> None:
 
 
 def _one_place(rows: pd.DataFrame, noun: str) -> tuple[pd.DataFrame, str]:
-    """The rows of one number of devices and one regime of the network, and its name: of the place where most workloads
-    have two depths, then with the most depths, then the most runs. Of those workloads alone. Raises
-    `style.NothingToDraw` when none has two depths."""
+    """Rows of one number of devices and one network regime, and the name of that place.
+
+    The place is the one where most workloads have two depths, then with the most depths, then the most runs; only those
+    workloads are kept. Raises `style.NothingToDraw` if no workload has two depths.
+    """
     rows = rows.assign(network_regime=rows["network_regime"].astype(object).fillna(""))
     series = rows.groupby(PLACE).agg(depths=("degree", "nunique"), runs=("candidates", "sum")).reset_index()
     series = series[series["depths"] > 1]
@@ -173,11 +175,11 @@ def _one_place(rows: pd.DataFrame, noun: str) -> tuple[pd.DataFrame, str]:
     places = series.groupby(PLACE[1:]).agg(models=("depths", "size"), depths=("depths", "sum"), runs=("runs", "sum"))
     size, regime = places.sort_values([*places.columns], ascending=False, kind="stable").index[0]
     chosen = rows.merge(series[(series["world_size"] == size) & (series["network_regime"] == regime)][PLACE], on=PLACE)
-    return chosen, labels.devices(size, noun) + (f", {regime} regime of the network" if regime else "")
+    return chosen, labels.devices(size, noun) + (f", {regime} network regime" if regime else "")
 
 
 def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
-    """The rows of workloads that have at least two degrees. Raises `style.NothingToDraw` when there is none."""
+    """Rows of workloads that have at least two degrees. Raises `style.NothingToDraw` if there are none."""
     kept = rows[rows.groupby("workload")["degree"].transform("nunique") > 1] if len(rows) else rows
     if kept.empty:
         raise style.NothingToDraw(otherwise)
@@ -185,7 +187,7 @@ def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
 
 
 def _with_counts(group: pd.DataFrame) -> list[str]:
-    """A degree and how many runs its bar is the fastest of."""
+    """Tick labels: a degree, and the number of runs of which its bar is the fastest."""
     return [f"{int(row['degree'])}\nn = {int(row['candidates'])}" for row in labels.records(group)]
 
 
@@ -205,7 +207,7 @@ def _thousands(ax: Axes) -> None:
 
 
 def _conclude_tensor_parallel(frame: pd.DataFrame) -> str | None:
-    """Nothing of rehearsed rows, whose times do not compare across tp."""
+    """Sentence on tensor parallelism; None for rehearsed rows, whose times are not comparable across tp."""
     if "rehearsed" in set(frame["method"]):
         return None
     return conclusions.of_degrees(by_degree.tensor_parallel(frame), "tp")
@@ -226,7 +228,7 @@ FIGURES = (
         title="Scaling of data parallelism",
         caption=(
             "Data parallelism alone, at the ZeRO stage with the most degrees: the fastest of the n runs of each degree "
-            "and its memory, at the tokens a step that most runs of the model have."
+            "and its memory, at the tokens per step that most runs of the model have."
         ),
         draw=draw_data_parallel,
         data=by_degree.data_parallel,
@@ -238,8 +240,8 @@ FIGURES = (
         title="Scaling of tensor parallelism",
         caption=(
             "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest of "
-            "its n runs, and the largest micro-batch of a finished run, at the tokens a step that most runs of the "
-            "model have. A larger one may fit where none was run."
+            "its n runs, and the largest micro-batch of a finished run, at the tokens per step that most runs of the "
+            "model have. Larger ones may fit but were not run."
         ),
         draw=draw_tensor_parallel,
         data=by_degree.tensor_parallel,
@@ -252,7 +254,7 @@ FIGURES = (
         caption=(
             "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
             "of two) and with 32: the fastest run of each depth. All panels are of one number of devices and one "
-            "regime of the network, where most models have two depths; the table has the others."
+            "network regime, where most models have two depths; the table has the others."
         ),
         draw=draw_pipeline_parallel,
         data=by_degree.pipeline_parallel,

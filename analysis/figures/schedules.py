@@ -1,8 +1,7 @@
 """Pipeline schedules on a time line: which rank works on which micro-batch, and where it waits.
 
-Every schedule is drawn for the layout of one run. Ranks are taken as equal and sending as free, so that the schedule
-itself is seen. Times are the run's own where its forward and backward were timed, else in forwards of one micro-batch
-on one rank.
+Every schedule is drawn for the layout of one run, with equal ranks and free sends, so that only the schedule shows.
+Times are the run's if its forward and backward were timed, otherwise in forwards of one micro-batch on one rank.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from workloads.spec.experiment import PipelineSchedule
 
 MOST_RANKS = 8
 MOST_MICRO_BATCHES = 16
-"""More of either cannot be told apart in print."""
+"""Largest numbers of ranks and micro-batches drawn; more are illegible in print."""
 COLUMNS = (
     *("schedule", "rank", "chunk", "stage", "kind", "micro_batch", "start", "end", "unit", "p", "m", "v"),
     *("bubble_share", "most_in_flight", "most_held", "layout", "attempt_id"),
@@ -60,41 +59,42 @@ _KINDS = {
 }
 _PANEL_IN = 7.4
 _LEAST_NUMBERED_IN = 0.11
-"""Where an action is drawn narrower, micro-batches are not written into their boxes."""
+"""Smallest width of an action, in inches, for which the number of the micro-batch is written into its box."""
 _HEIGHT = 0.86
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The run that stands for the others, and how long one micro-batch takes on one of its ranks."""
+    """The representative run, with the times of one micro-batch on one of its ranks."""
 
     row: dict[str, Any]
     ranks: int
     micro_batches: int
-    """At most `MOST_MICRO_BATCHES`."""
+    """Number of micro-batches drawn, at most `MOST_MICRO_BATCHES`."""
     forward: float
     backward: float
     unit: str
-    """``s``, or ``forwards`` where the run did not time them."""
+    """``s``, or ``forwards`` if the run did not time them."""
 
     def chunks(self, schedule: str) -> int:
-        """Of a rank: the run's own where it is interleaved, else two where the schedule takes any number."""
+        """Number of chunks of a rank: the run's if it has this interleaved schedule, otherwise 2 for schedules with
+        several."""
         if schedule in INTERLEAVED:
-            own = self.row.get("virtual_stages")
-            return int(own) if self.row["pp_schedule"] == schedule and pd.notna(own) else 2
+            virtual_stages = self.row.get("virtual_stages")
+            return int(virtual_stages) if self.row["pp_schedule"] == schedule and pd.notna(virtual_stages) else 2
         return 2 if schedule in V_SHAPED else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One schedule, executed."""
+    """One simulated schedule."""
 
     done: Simulation
     chunks: int
     in_flight: float
-    """The most micro-batches of which a rank holds activations: those of one chunk count as a part."""
+    """Largest number of micro-batches whose activations a rank holds; activations of one chunk count as a fraction."""
     held: float
-    """The most that a rank holds of, activations or what a weights' gradient still needs."""
+    """Largest number of micro-batches of which a rank holds activations or tensors for a weight gradient."""
 
 
 def representative(frame: pd.DataFrame) -> Pipeline | None:
@@ -123,7 +123,7 @@ def representative(frame: pd.DataFrame) -> Pipeline | None:
 
 
 def _forwards_again(row: Mapping[str, Any]) -> float:
-    """How much of a forward the backward runs again: the share of layers that are recomputed in full."""
+    """Fraction of a forward that the backward repeats: the share of fully recomputed layers."""
     if row["recompute"] != "full":
         return 0.0
     layers = int(row["num_layers"])
@@ -131,27 +131,27 @@ def _forwards_again(row: Mapping[str, Any]) -> float:
 
 
 def schedules(pipeline: Pipeline) -> dict[str, Drawn]:
-    """Each schedule executed for these ranks and micro-batches."""
+    """Each schedule simulated for these ranks and micro-batches."""
     p, m = pipeline.ranks, pipeline.micro_batches
     forward, backward, inputs, weights = _times(pipeline)
-    found = {}
+    drawn_by_name = {}
     for name in get_args(PipelineSchedule):
         if name == "none":
             continue
         v = pipeline.chunks(name)
         actions = [schedule_actions(name, rank, p, m, v) for rank in range(p)]
-        moments = [moment for own in actions for moment in held(own)]
-        found[name] = Drawn(
+        moments = [moment for of_rank in actions for moment in held(of_rank)]
+        drawn_by_name[name] = Drawn(
             done=simulate(actions, forward, backward, name=name, input_s=inputs, weight_s=weights),
             chunks=v,
-            in_flight=max(microbatches_in_flight(own) for own in actions) / v,
+            in_flight=max(microbatches_in_flight(of_rank) for of_rank in actions) / v,
             held=max(sum(moment.activations) + sum(moment.for_weights) for moment in moments) / v,
         )
-    return found
+    return drawn_by_name
 
 
 def _times(pipeline: Pipeline) -> list[list[float]]:
-    """By rank: F, B, I and W. W has a forward's matrix products; what is computed again belongs to I."""
+    """Times of F, B, I and W by rank. W has a forward's matrix products; recomputation belongs to I."""
     forward, backward = pipeline.forward, pipeline.backward
     return [[one] * pipeline.ranks for one in (forward, backward, backward - forward, forward)]
 
@@ -193,14 +193,14 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Every schedule for one of the rows' pipelines, on one scale; idle share and micro-batches held are written."""
+    """Every schedule for one pipeline of the rows, on one scale, with idle shares and held micro-batches."""
     pipeline = representative(frame)
     if pipeline is None:
         raise style.NothingToDraw(f"no run of a pipeline of 2 to {MOST_RANKS} ranks has finished")
-    found = schedules(pipeline)
-    figure, axes = panels.grid(len(found), 2, (_PANEL_IN, 0.24 * pipeline.ranks + 0.75), extra_in=1.1)
-    last = max(drawn.done.total_s for drawn in found.values())
-    for ax, (name, drawn) in zip(axes, found.items(), strict=True):
+    drawn_by_name = schedules(pipeline)
+    figure, axes = panels.grid(len(drawn_by_name), 2, (_PANEL_IN, 0.24 * pipeline.ranks + 0.75), extra_in=1.1)
+    last = max(drawn.done.total_s for drawn in drawn_by_name.values())
+    for ax, (name, drawn) in zip(axes, drawn_by_name.items(), strict=True):
         _panel(ax, drawn, pipeline.ranks, last)
         ax.set_title(
             f"{_NAMES[name]}: {format_percent(drawn.done.idle_share)} idle, at most {drawn.held:g} micro-batches "
@@ -210,7 +210,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         ax.set_xlabel(
             "Time from the start of the step, s" if pipeline.unit == "s" else "Time, in forwards of one micro-batch"
         )
-    style.bottom_legend(figure, _handles(found), _note(pipeline))
+    style.bottom_legend(figure, _handles(drawn_by_name), _note(pipeline))
     return figure
 
 
@@ -220,22 +220,22 @@ def _panel(ax: Axes, drawn: Drawn, ranks: int, last: float) -> None:
     boxes: dict[tuple[float, ...], list[list[tuple[float, float]]]] = {}
     for span in spans:
         boxes.setdefault(_colour(span.action.kind, span.action.chunk, drawn.chunks), []).append(_box(span))
-    # One path a colour: hundreds of boxes by themselves are most of the time and of an SVG's bytes.
-    paths = [Path.make_compound_path_from_polys(np.array(own)) for own in boxes.values()]
+    # One path per colour: hundreds of separate boxes would take most of the time and of an SVG's bytes.
+    paths = [Path.make_compound_path_from_polys(np.array(corners)) for corners in boxes.values()]
     ax.add_collection(PathCollection(paths, facecolors=list(boxes), edgecolors="white", linewidths=0.5))
     shortest = min(span.end_s - span.start_s for span in spans)
     if shortest / last * _PANEL_IN >= _LEAST_NUMBERED_IN:
         for span in spans:
             middle = (span.start_s + span.end_s) / 2
             number = ax.text(middle, span.rank, f"{span.action.microbatch}", ha="center", va="center", fontsize=6)
-            number.set_in_layout(False)  # inside its box, and measuring so many takes time
+            number.set_in_layout(False)  # inside its box; measuring so many takes time
     ax.set(xlim=(0, 1.005 * last), ylim=(ranks - 0.4, -0.6), ylabel="Rank")
     ax.set_yticks(range(ranks))
     ax.tick_params(axis="y", length=0)
 
 
 def _colour(kind: str, chunk: int, chunks: int) -> tuple[float, ...]:
-    """Lighter for a rank's later chunks."""
+    """Colour of a kind of action, lighter for a rank's later chunks."""
     light = 0.6 * chunk / max(1, chunks - 1)
     return tuple(one + light * (1 - one) for one in to_rgb(_KINDS[kind][0]))
 
@@ -285,9 +285,9 @@ FIGURE = FigureSpec(
     section="why",
     title="Pipeline schedules",
     caption=(
-        "Every pipeline schedule for the fastest run of the deepest pipelines of up to 8 ranks: equal ranks, sending "
-        "free, two chunks of the model a rank where a schedule has several. A backward counts as two forwards, under "
-        "full recomputation as three; seconds are the run's own where its forward and backward were timed."
+        "Every pipeline schedule for the fastest run of the deepest pipelines of up to 8 ranks: equal ranks, free "
+        "sends, two chunks of the model per rank if a schedule has several. A backward counts as two forwards, under "
+        "full recomputation as three; seconds are the run's if its forward and backward were timed."
     ),
     draw=draw,
     data=data,

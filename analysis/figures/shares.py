@@ -1,4 +1,4 @@
-"""Stacked bars in per cent of the step for the fastest layouts of each model and size, in one panel each."""
+"""Stacked bars in per cent of the step for the fastest layouts of each model and size, one panel each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _COLUMNS = 2
 
 
 def draw_shares(frame: pd.DataFrame, rows: pd.DataFrame, parts: Parts) -> Figure:
-    """``rows``: fastest first in each group, with a column of fractions of the step for each of the ``parts`` that they
-    have. The throughput stands right of each bar."""
+    """Figure of ``rows``, fastest first in each group, with fractions of the step in the columns of ``parts`` that they
+    have. The throughput is right of each bar."""
     groups, left_out = panels.chosen_groups(rows, _MOST_PANELS)
     of_groups = [panels.rows_of(rows, group).head(_BARS) for group in groups]
     longest = max(len(layout) for part in of_groups for layout in part["layout"])
@@ -41,7 +41,7 @@ def draw_shares(frame: pd.DataFrame, rows: pd.DataFrame, parts: Parts) -> Figure
 
 
 def handles(rows: pd.DataFrame, parts: Parts) -> list[Patch]:
-    """For the legend: the parts that these rows have."""
+    """Legend entries of the parts that these rows have."""
     return [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name)
         for name, (colour, hatch) in parts.items()

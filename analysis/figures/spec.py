@@ -1,4 +1,4 @@
-"""What the report knows of one figure."""
+"""The description of a figure for the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 Section = Literal["best", "scaling", "why", "cost", "failed", "trust"]
-"""The part of the report that a figure stands in."""
+"""Part of the report that shows a figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,8 @@ class FigureSpec:
     title: str
     caption: str
     draw: Callable[[pd.DataFrame], Figure]
-    """Raises `analysis.figures.style.NothingToDraw` with the reason when the rows cannot make it."""
+    """Draws the figure; raises `analysis.figures.style.NothingToDraw` with the reason if the rows cannot make it."""
     data: Callable[[pd.DataFrame], pd.DataFrame]
-    """What ``tables/<name>.csv`` holds of these rows."""
+    """Content of ``tables/<name>.csv`` for these rows."""
     conclude: Callable[[pd.DataFrame], str | None] = lambda frame: None
-    """A sentence or two on what these rows show, with numbers and n, put before the caption; None where nothing can be
-    said."""
+    """A sentence or two on these rows, with numbers and n, placed before the caption; None if nothing can be said."""

@@ -1,6 +1,6 @@
-"""The look of every figure: readable in print and in grey, safe for the colour-blind, no state left behind.
+"""The look of every figure: readable in print and in grey, safe for the colour-blind, without global state.
 
-Figures are made without pyplot, so that nothing is global and no display is asked for.
+Figures are made without pyplot, so nothing is global and no display is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RC: dict[str, Any] = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # nothing stands on an axes but its title: looking for it takes a tenth of the time
+    "axes.titley": 1.0,  # only the title is above the axes: searching for its position takes a tenth of the time
     "axes.labelsize": 9,
     "axes.edgecolor": "#444444",
     "axes.labelcolor": "#222222",
@@ -62,9 +62,9 @@ RC: dict[str, Any] = {
 PNG_DPI = 130
 
 CATEGORY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
-"""Okabe and Ito's palette (2008), ordered so that neighbours also differ in grey."""
+"""Palette of Okabe and Ito (2008), ordered so that neighbours also differ in grey."""
 SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#4B3F9E", "#777777")
-"""For lines: theirs with an indigo for the vermilion, which means out of memory."""
+"""Colours of lines: the palette with indigo instead of vermilion, which means out of memory."""
 CATEGORY_HATCHES = ("", "////", "", "....", "\\\\\\\\", "", "xx")
 STEP_PARTS = {
     "forward and backward": ("#0072B2", ""),
@@ -91,7 +91,7 @@ STEP_KINDS = {
     "bubble": ("#DDDDDD", "...."),
     "launch gaps": ("#999999", "xx"),
 }
-"""Colour and hatch of what the kernels of a step do (`analysis.figures.breakdown_by_kind`)."""
+"""Colour and hatch of the kinds of kernels of a step (`analysis.figures.breakdown_by_kind`)."""
 OUTCOME_COLOURS = {
     "ok": "#0072B2",
     "oom": "#D55E00",
@@ -106,7 +106,7 @@ OUTCOME_COLOURS = {
     UNKNOWN_OUTCOME: "#777777",
 }
 LIMIT_COLOUR = "#B00000"
-"""Of the line at the device's memory."""
+"""Colour of the line at the device's memory."""
 OUTCOME_HATCHES = {
     "oom": "////",
     "timeout": "....",
@@ -128,28 +128,28 @@ OUTCOME_MARKERS = {
     UNKNOWN_OUTCOME: "_",
 }
 MOST_VECTOR_MARKS = 6000
-"""With more marks than this they go into an SVG as pixels: as shapes they would make it tens of megabytes."""
+"""Largest number of marks drawn as shapes in an SVG; more become pixels, as shapes would take tens of megabytes."""
 FAILURE_GREY = "#8a8a8a"
 LEGEND_ROWS = 5
-"""Rows of a legend below the axes that a figure's height has room for."""
+"""Rows of a legend below the axes that fit a figure's height."""
 LEGEND_ROW_INCHES = 0.19
 OUTLINED = frozenset("sd^<v")
-"""Markers drawn as outlines, so that no kind of failure is heavier than another."""
+"""Markers drawn as outlines, so that no kind of failure looks heavier than another."""
 
 
 class NothingToDraw(Exception):
-    """The rows do not hold what a figure needs; the message says in a sentence what is missing."""
+    """Raised if the rows lack what a figure needs; the message says in a sentence what is missing."""
 
 
 def in_style() -> AbstractContextManager[None]:
-    """A context in which matplotlib's settings are `RC`; inside another one it costs nothing."""
+    """Context in which matplotlib's settings are `RC`; nesting it costs nothing."""
     if matplotlib.rcParams["svg.hashsalt"] == RC["svg.hashsalt"]:
         return nullcontext()
     return matplotlib.rc_context(RC)
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw and lay out in this style, whatever the caller's own settings are."""
+    """Decorator: draw and lay out in this style, regardless of the caller's settings."""
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -166,9 +166,9 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) -> None:
-    """A legend below the axes, in as many columns as the figure is wide enough for.
+    """Add a legend below the axes, in as many columns as the figure's width allows.
 
-    One of many rows makes the figure taller, so that the axes keep their size.
+    A legend with many rows makes the figure taller, so that the axes keep their size.
     """
     longest = [len(handle.get_label()) for handle in handles]
     columns = next(
@@ -186,16 +186,16 @@ def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) 
 
 
 def _columns_in(longest: list[int], columns: int) -> float:
-    """About how wide a legend is in so many columns, which are filled one after the other, in inches."""
+    """Approximate width in inches of a legend in this many columns, which are filled one after the other."""
     parts = np.array_split(longest, -(-len(longest) // -(-len(longest) // columns)))
     return sum(0.068 * int(part.max()) + 0.6 for part in parts)
 
 
 def lay_out(figure: Figure) -> None:
-    """Lay the figure out, once for every file made of it.
+    """Lay the figure out, once for all of its files.
 
-    Saving with a layout engine would measure every text once more for each file, to find the same layout again. So
-    would the labels of axes, which matplotlib keeps clear of the tick labels: they stay where they were found.
+    Saving with a layout engine would measure every text again for each file, to find the same layout. Axis labels,
+    which matplotlib keeps clear of the tick labels, would do the same; they are fixed at their positions.
     """
     with in_style():
         figure.set_dpi(PNG_DPI)
@@ -212,7 +212,7 @@ def lay_out(figure: Figure) -> None:
             ax.apply_aspect()  # axes of a fixed shape are smaller than their place
         for axis in axes:
             if axis.label.get_text():
-                axis.get_tightbbox()  # puts the label where it belongs
+                axis.get_tightbbox()  # moves the label to its final position
                 place = axis.label.get_transform().transform(axis.label.get_position())
                 x, y = figure.transFigure.inverted().transform(place)
                 axis.set_label_coords(x, y, figure.transFigure)
@@ -220,10 +220,10 @@ def lay_out(figure: Figure) -> None:
 
 @contextmanager
 def _measured_once(figure: Figure) -> Iterator[None]:
-    """While a layout is found, what stands around each axes is measured once.
+    """Context in which the decorations of each axes are measured only once during layout.
 
-    The engine places axes twice, since tick labels may change when axes do. On a plain grid they hardly ever do: the
-    places of all figures of the study and of the recorded sweeps agree to 1.5 pixels.
+    The engine places axes twice, since tick labels may change with the axes. On a plain grid they hardly ever do: the
+    positions in all figures of the study and of the recorded sweeps agree to 1.5 pixels.
     """
     axes = figure.axes
     fixed = [ax for ax in axes if ax.get_aspect() != "auto" or ax.get_box_aspect() is not None]
@@ -240,32 +240,32 @@ def _measured_once(figure: Figure) -> Iterator[None]:
 
 
 def _around(ax: Axes, measure: Callable[..., Bbox | None], known: list[Bbox | None], *args: Any, **named: Any) -> Any:
-    """The box around ``ax`` with its decorations: as they were, at the place where it is now."""
+    """The box around ``ax`` with its decorations as first measured, moved to its current position."""
     here = np.array(ax.get_window_extent().extents)
     if not known:
-        found = measure(*args, **named)
-        known.append(None if found is None else Bbox.from_extents(*(np.array(found.extents) - here)))
-        return found
+        box = measure(*args, **named)
+        known.append(None if box is None else Bbox.from_extents(*(np.array(box.extents) - here)))
+        return box
     return None if known[0] is None else Bbox.from_extents(*(known[0].extents + here))
 
 
 def pictures(figure: Figure, formats: Collection[str]) -> dict[str, bytes]:
-    """A figure that is laid out, drawn once for all of ``formats`` (png, svg): the same bytes for the same figure.
+    """Files of a laid out figure for all of ``formats`` (png, svg), drawn once; equal figures give equal bytes.
 
-    PNG is on white, without an alpha channel. Texts of an SVG are texts: they can be searched, read aloud and edited.
+    PNG is on white, without an alpha channel. Texts of an SVG stay texts: they can be searched, read aloud and edited.
     """
     with in_style():
         pixels, vector = both.draw(figure)
-    found = {}
+    files = {}
     if "png" in formats:
-        found["png"] = raster.png(pixels, PNG_DPI)
+        files["png"] = raster.png(pixels, PNG_DPI)
     if "svg" in formats:
-        found["svg"] = vector
-    return found
+        files["svg"] = vector
+    return files
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """A file for each path, PNG or SVG by its suffix."""
+    """Write a file for each path, PNG or SVG by its suffix."""
     lay_out(figure)
     made = pictures(figure, [path.suffix[1:] for path in paths])
     for path in paths:
@@ -277,7 +277,7 @@ def sequential(name: str) -> Colormap:
 
 
 def norm_of(values: Iterable[float]) -> Normalize:
-    """Colours over the known values; around it when there is only one."""
+    """Colour range over the known values; a range around the value if there is only one."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return Normalize(0.0, 1.0)

@@ -1,6 +1,6 @@
-"""What is drawn on a canvas of pixels, as SVG: texts stay texts, and marks that look alike share one group.
+"""SVG writer for drawing calls in pixels: texts stay texts, and marks that look alike share one group.
 
-matplotlib's own writer wants a drawing of its own, in points, and repeats the style at every mark.
+matplotlib's SVG writer needs a separate drawing in points, and repeats the style at every mark.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 _DECIMALS = 2
-"""Of a coordinate in points: a two-hundredth of a point is finer than any printer."""
+"""Decimals of a coordinate in points: a two-hundredth of a point is finer than any printer."""
 _HATCH_PT = 72
 _GROUPS = frozenset({"figure", "axes", "legend"})
-"""What is a group of its own, to be taken by hand in an editor of drawings."""
+"""Artists that become groups in the SVG, to be selected in a drawing editor."""
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
 
 
 class Vector:
-    """An SVG of ``width`` x ``height`` points, drawn by calls as matplotlib makes them, in pixels upwards."""
+    """An SVG of ``width`` x ``height`` points, drawn by matplotlib's renderer calls in pixels, y upwards."""
 
     def __init__(self, width: float, height: float, dpi: float) -> None:
         self._width, self._height, self._scale = width, height, 72 / dpi
         self._parts: list[str] = []
         self._shared: dict[str, str] = {}
-        """Definitions (clip paths, markers, hatches) with their ids: each stands once."""
+        """Definitions (clip paths, markers, hatches) with their ids; each is written once."""
         self._groups: list[bool] = []
         self._group_counts: dict[str, int] = {}
         self._styles: dict[tuple[Any, ...], str] = {}
         self._run: str | None = None
-        """Attributes of the group that is open for marks that look alike."""
+        """Attributes of the open group of marks that look alike."""
 
     def text(self) -> bytes:
         """The whole file."""
@@ -105,9 +105,9 @@ class Vector:
         shared = shapes < count
         known: list[str] = []
         for k in range(shapes):
-            own = Affine2D(transforms[k % len(transforms)]) + master if len(transforms) else master
+            transform = Affine2D(transforms[k % len(transforms)]) + master if len(transforms) else master
             place = moved[k % len(moved)]
-            turned = own if shared else own.frozen().translate(*place)
+            turned = transform if shared else transform.frozen().translate(*place)
             known.append(self._shape(paths[k % len(paths)], turned, False, False, placed=not shared))
         looks: dict[tuple[int, ...], str | None] = {}
         kinds = [max(len(of), 1) for of in (faces, edges, widths, dashes, hatch_colours)]
@@ -137,7 +137,7 @@ class Vector:
             self._marks(gc, before[0], known[before[1]], moved[np.array(run) % len(moved)])
 
     def draw_image(self, gc: Any, x: float, y: float, picture: bytes, width: int, height: int) -> None:
-        """A PNG of so many pixels, its lower left corner at ``x``, ``y``."""
+        """Draw a PNG of ``width`` x ``height`` pixels, its lower left corner at ``x``, ``y``."""
         wide, high = width * self._scale, height * self._scale
         place = f'x="{_number(x * self._scale)}" y="{_number(self._height - y * self._scale - high)}"'
         data = base64.b64encode(picture).decode()
@@ -148,11 +148,12 @@ class Vector:
         self._mark(gc, "", mark)
 
     def draw_text(self, gc: Any, x: float, y: float, text: str, font: Any, angle: float, artist: Any) -> None:
-        """``x``, ``y``: where the text begins on its baseline, in pixels downwards; ``artist``: a text of one line."""
+        """Draw a text that begins on its baseline at ``x``, ``y``, in pixels downwards; ``artist`` must be a text of
+        one line."""
         x, y = x * self._scale, y * self._scale
         turned, anchor = "", "start"
         if artist is not None and angle == 0:
-            # A viewer with another font keeps the text where it was meant to be: at its left, middle or right.
+            # A viewer with another font keeps the text aligned at its left, middle or right.
             x = float(artist.get_transform().transform(artist.get_unitless_position())[0]) * self._scale
             anchor = _ANCHORS[artist.get_horizontalalignment()]
         place = f'x="{_number(x)}" y="{_number(y)}"'
@@ -169,7 +170,7 @@ class Vector:
         self._mark(gc, style, f"<text {place}{turned}>{escape(text, quote=False)}</text>")
 
     def _marks(self, gc: Any, style: str, shape: str, places: NDArray[np.float64]) -> None:
-        """The shape at every place, in pixels."""
+        """Draw the shape at every place, in pixels."""
         if not shape:
             return
         places = places[np.isfinite(places).all(axis=1)] * self._scale
@@ -187,7 +188,7 @@ class Vector:
             self._mark(gc, style, "\n".join(marks))
 
     def _mark(self, gc: Any, style: str, mark: str) -> None:
-        """Write a mark, in the open group when it looks like what stands there."""
+        """Write a mark, into the open group if it has the same look."""
         look = f"{style}{self._clip(gc)}".strip()
         if look != self._run:
             self._end_run()
@@ -216,7 +217,7 @@ class Vector:
         dashes: Sequence[Any],
         hatch_colours: Sequence[Any],
     ) -> str | None:
-        """The style of one mark of a collection; ``which``: its place in each list."""
+        """The style of one mark of a collection; ``which`` holds its index in each list."""
         face, edge, width, dash, hatch = which
         if not len(edges) or edges[edge][3] == 0:
             gc.set_linewidth(0.0)
@@ -231,7 +232,7 @@ class Vector:
         return self._style(gc, None if colour is not None and len(colour) == 4 and colour[3] == 0 else colour)
 
     def _style(self, gc: Any, face: Any) -> str | None:
-        """Fill and stroke as attributes; None where nothing can be seen."""
+        """Fill and stroke as attributes; None if the mark is invisible."""
         width = gc.get_linewidth()
         offset, dashes = gc.get_dashes()
         key = (
@@ -249,38 +250,38 @@ class Vector:
         face, hatch, alpha, stroke, dashes = key
         if alpha is not False and alpha is not None and alpha == 0:
             return ""
-        found: dict[str, str] = {}
+        attributes: dict[str, str] = {}
         if hatch:
-            found["fill"] = f"url(#{self._hatch(gc, face, hatch)})"
+            attributes["fill"] = f"url(#{self._hatch(gc, face, hatch)})"
         elif face is not None:
-            found["fill"] = to_hex(face[:3])
+            attributes["fill"] = to_hex(face[:3])
         elif stroke:
-            found["fill"] = "none"
+            attributes["fill"] = "none"
         else:
             return ""
         forced = alpha is not False and alpha is not None
         if forced and alpha != 1:
-            found["opacity"] = _number(alpha)
+            attributes["opacity"] = _number(alpha)
         if face is not None and len(face) == 4 and face[3] != 1 and not forced:
-            found["fill-opacity"] = _number(face[3])
+            attributes["fill-opacity"] = _number(face[3])
         if stroke:
             width, rgb, join, cap = stroke
-            found["stroke"] = to_hex(rgb[:3])
-            found["stroke-width"] = _number(width)
+            attributes["stroke"] = to_hex(rgb[:3])
+            attributes["stroke-width"] = _number(width)
             if rgb[3] != 1 and not forced:
-                found["stroke-opacity"] = _number(rgb[3])
+                attributes["stroke-opacity"] = _number(rgb[3])
             if join != "round":
-                found["stroke-linejoin"] = join
+                attributes["stroke-linejoin"] = join
             if cap != "butt":
-                found["stroke-linecap"] = {"projecting": "square"}.get(cap, cap)
+                attributes["stroke-linecap"] = {"projecting": "square"}.get(cap, cap)
             if dashes is not None:
-                found["stroke-dasharray"] = ",".join(_number(length) for length in dashes[1:])
+                attributes["stroke-dasharray"] = ",".join(_number(length) for length in dashes[1:])
                 if dashes[0]:
-                    found["stroke-dashoffset"] = _number(dashes[0])
-        return " ".join(f'{name}="{value}"' for name, value in found.items())
+                    attributes["stroke-dashoffset"] = _number(dashes[0])
+        return " ".join(f'{name}="{value}"' for name, value in attributes.items())
 
     def _hatch(self, gc: Any, face: Any, hatch: tuple[Any, ...]) -> str:
-        """The id of a pattern; patterns of one hatch in several colours share its lines."""
+        """Id of a hatch pattern; patterns of one hatch in several colours share its lines."""
         _, colour, width = hatch
         flip = Affine2D().scale(_HATCH_PT, -_HATCH_PT).translate(0, _HATCH_PT)
         lines = self._named("l", f'<path id="{{}}" d="{_path_text(gc.get_hatch_path(), flip)}"/>')
@@ -309,14 +310,14 @@ class Vector:
         return f' clip-path="url(#{name})"'
 
     def _named(self, kind: str, definition: str) -> str:
-        """The id of what ``definition`` holds, written once; it has {} where its id goes."""
+        """Id of ``definition``, which is written once; {} in it marks the place of the id."""
         name = kind + hashlib.sha256(definition.encode()).hexdigest()[:10]
         self._shared.setdefault(definition.replace("{}", name, 1), name)
         return name
 
 
 def _path_text(path: Path, transform: Any, clip: Any = None, simplify: bool = False) -> str:
-    """The d of a path."""
+    """The d attribute of a path."""
     codes = [b"M", b"L", b"Q", b"C", b"z"]
     text: bytes = _path.convert_to_string(path, transform, clip, simplify, None, _DECIMALS, codes, False)  # type: ignore[attr-defined]
     return text.decode("ascii").replace("\n", "").replace(" z", "z").rstrip()

@@ -1,4 +1,5 @@
-"""Puts the page together: what Python writes on each part of the results, the rows, and the scripts that show them."""
+"""Assembly of the page: the sentences and tables on each part of the results, the rows, and the scripts that show
+them."""
 
 from __future__ import annotations
 
@@ -26,20 +27,20 @@ _OWN = (
     *("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten"),
     *("why", "cost", "failed", "folds", "main"),
 )
-"""Scripts of the page in the order in which they need each other; the last one starts it."""
+"""Scripts of the page in dependency order; the last one starts it."""
 _BOOT = ("page/data.js", "explorer/late_scripts.js", "page/boot.js")
-"""The only scripts that stand in the page as they are: they unpack the others."""
+"""The only scripts stored uncompressed in the page: they unpack the others."""
 
 
 def with_plan(results: Results, parts: Sequence[Cohort]) -> list[Cohort]:
-    """The parts of the page: ``parts``, or of a plan of which nothing has run its points."""
+    """The parts of the page: ``parts``; for a plan without attempts, its points."""
     if parts or results.ledger.empty:
         return list(parts)
     return [plan_rows.cohort(results.ledger)]
 
 
 def section(part: Cohort) -> Section:
-    """What the page says of a part; its figures are drawn meanwhile."""
+    """Sentences and tables on one part of the page; its figures are drawn in parallel."""
     frame = part.frame
     if part.slug == plan_rows.SLUG:
         nothing = PageTable([], [], 0)
@@ -63,7 +64,7 @@ def section(part: Cohort) -> Section:
 
 
 def data(results: Results, parts: Sequence[Cohort], folder: Path, price: float | None) -> dict[str, Any]:
-    """What the scripts get: the rows of all parts, and of each part what `page_data` has. ``folder`` is the page's."""
+    """Data for the scripts: the rows of all parts, and `page_data` of each part. ``folder`` is the page's."""
     rows = runs.page_data(results, row_data.table(parts), parts, folder)
     return rows | {"page": page_data.of_parts(results, parts, price)}
 
@@ -87,11 +88,11 @@ def page(
     files: list[str],
     engines: SideBySide | None = None,
 ) -> Page:
-    """The page's words. ``claims`` is the study's on these rows, ``files`` are names under ``tables/``,
-    ``engines`` says what several of them made of the same layouts."""
+    """The words of the page. ``claims`` is the table of the study's claims on these rows, ``files`` are names under
+    ``tables/``, ``engines`` compares several training engines on the same layouts."""
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
     if empty and sections:
-        empty[0] += " What follows is what the plan predicts."
+        empty[0] += " The page shows what the plan predicts."
     unfinished = None if results.path.is_file() else sentences.unfinished(results)
     name = results.path.resolve().name
     return Page(
@@ -111,7 +112,7 @@ def page(
 
 
 def about(words: Page) -> dict[str, Any]:
-    """The same for ``report.json``."""
+    """Facts on the whole report for ``report.json``."""
     return {
         "title": words.title,
         "source": words.source,
@@ -125,15 +126,18 @@ def about(words: Page) -> dict[str, Any]:
 
 
 def claims_in_words(claims: pd.DataFrame) -> str | None:
-    """How many of the study's claims hold, our audits of it apart; None when no claim was asked of these rows."""
+    """How many of the study's claims hold, and the number of our audits; None if no claim was checked on these rows."""
     if claims.empty:
         return None
-    own = claims["source"] == STUDY
-    counts = claims.loc[own, "verdict"].value_counts()
+    of_study = claims["source"] == STUDY
+    counts = claims.loc[of_study, "verdict"].value_counts()
     holds, fails = int(counts.get(PASS, 0)), int(counts.get(FAIL, 0))
-    told = f"Of {plural(int(own.sum()), 'claim')} of the study {holds:,} hold on these rows, {fails:,} do not and "
-    open_ones = int(own.sum()) - holds - fails
-    return f"{told}{open_ones:,} cannot be decided; {plural(int((~own).sum()), 'audit')} of our own stand apart."
+    asked, audits = plural(int(of_study.sum()), "claim"), plural(int((~of_study).sum()), "audit")
+    open_ones = int(of_study.sum()) - holds - fails
+    return (
+        f"Of {asked} of the study {holds:,} hold on these rows, {fails:,} do not and {open_ones:,} cannot be decided; "
+        f"{audits} of our own {'is' if audits.startswith('1 ') else 'are'} listed separately."
+    )
 
 
 def version() -> str:

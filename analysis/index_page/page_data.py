@@ -1,6 +1,6 @@
-"""What the page's scripts get beside the rows: of each part its ranked layouts, what is planned, effects and devices.
+"""Data for the page's scripts besides the rows: ranked layouts, planned points, effects and device of each part.
 
-The rows are those of `analysis.explorer.row_data`; numbers of rows are places in that table.
+The rows are those of `analysis.explorer.row_data`; row numbers are indices into that table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results, last_attempts, not_run_yet, waiting
 
 _DIGITS = 7
-"""Significant digits that a number keeps, as in the rows."""
+"""Significant digits of a stored number, as in the rows."""
 _EFFECT = ("effect", "pairs", "throughput_ratio", "throughput_low", "throughput_high", "held", "best_ratio")
 
 
 def of_parts(results: Results, parts: Sequence[Cohort], price: float | None) -> dict[str, Any]:
-    """``parts`` in the order of the rows' table; ``price`` is that of a device hour, None where none was given."""
+    """Data of ``parts``, in the order of the rows' table; ``price`` is that of a device-hour, None if not given."""
     first = 0
     made = []
     for part in parts:
@@ -59,7 +59,8 @@ def _part(part: Cohort, first: int, results: Results) -> dict[str, Any]:
 
 
 def capacity(frame: pd.DataFrame) -> float | None:
-    """Memory of the device in bytes, the smallest of several; of a plan what training can have; None if unknown."""
+    """Memory of the device in bytes, the smallest of several; for a plan the memory usable for training; None if
+    unknown."""
     for name in ("device_memory_bytes", "limit_bytes"):
         if name in frame and frame[name].notna().any():
             return float(frame[name].min())
@@ -72,7 +73,7 @@ def _device(frame: pd.DataFrame) -> str | None:
 
 
 def _points(final: pd.DataFrame, first: int) -> dict[str, Any]:
-    """The last attempt of each point, as row numbers, and whether its point has not run yet all the same."""
+    """The last attempt of each point, as row numbers, and whether its point still has to run."""
     again = [int(again) for again in not_run_yet(final)]
     return {"rows": [first + int(place) for place in final.index], "again": again}
 
@@ -95,7 +96,7 @@ def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:
 
 
 def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Matched pairs, as the figure `effects` has them; effects of too few pairs are left out."""
+    """Matched pairs as in the figure `effects`, without effects that have too few pairs."""
     table = effects.data(frame)
     table = table[table["enough"].eq(True)]
     columns = {name: numbers(table[name]) if name not in ("effect", "held") else list(table[name]) for name in _EFFECT}
@@ -103,8 +104,8 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points without a result of this part's sweeps, and of sweeps without any row, by model and size: their number,
-    and of them the one that is predicted to be the fastest."""
+    """Number of points without a result, by model and size, with the layout predicted to be fastest. Sweeps of this
+    part and sweeps without any row count."""
     rows = waiting(results)
     if rows.empty:
         return []
@@ -126,7 +127,7 @@ def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def numbers(values: pd.Series) -> list[float | int | None]:
-    """Numbers with `_DIGITS` significant digits, null where not known."""
+    """Numbers with `_DIGITS` significant digits, null if unknown."""
     array = values.to_numpy(dtype=float, na_value=np.nan)
     return [None if np.isnan(value) else _short(value) for value in array]
 

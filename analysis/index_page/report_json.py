@@ -1,8 +1,8 @@
 """``report.json``: every number of the page, for scripts and agents.
 
-The page computes the same in the browser for whatever limits its reader sets; here are the answers with which it opens
-(the usual batch of each model and size, no limits). Memory is in bytes, times are in seconds, throughputs in tokens a
-second and device, shares are fractions.
+The page computes answers in the browser for the limits that its reader sets; this file has the answers with which the
+page opens (the usual batch of each model and size, no limits). Memory is in bytes, times are in seconds, throughputs in
+tokens per second and device, shares are fractions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from results.statistics import noise
 
 FORMAT = 1
 TRAINED_TOKENS = 1e12
-"""What days and GPU-hours are given for."""
+"""Number of training tokens for which days and GPU-hours are given."""
 _LAYOUT = (
     *("experiment_id", "attempt_id", "layout", "dp", "zero_stage", "tp", "cp", "pp", "ep"),
     *("micro_batch_size", "num_microbatches", "recompute", "tokens_per_step", "network_regime", "engine_version"),
@@ -29,7 +29,7 @@ _SHOWN = 10
 
 
 def write(parts: Sequence[Cohort], about: dict[str, Any], price: float | None) -> str:
-    """The file's text. ``about`` is what the page says of the whole (title, source, warnings …)."""
+    """Text of the file. ``about`` holds the facts on the whole report (title, source, warnings …)."""
     whole = {"format": FORMAT, **about, "parts": [_part(part, price) for part in parts]}
     return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
 
@@ -43,8 +43,8 @@ def _part(part: Cohort, price: float | None) -> dict[str, Any]:
         "stamp": part.stamp or None,
         "capacity_bytes": page_data.capacity(frame),
         "memory": metrics.memory_column(frame),
-        "sentences": [said.concluded + said.rest for said in headlines.of_part(part)],
-        "trust": [{"mark": said.mark, "text": said.concluded + said.rest} for said in headlines.trust(part)],
+        "sentences": [one.concluded + one.rest for one in headlines.of_part(part)],
+        "trust": [{"mark": one.mark, "text": one.concluded + one.rest} for one in headlines.trust(part)],
         "cells": [_cell(one, frame, price) for one in answer.of_every_cell(frame)],
         "effects": page_data.effects_of(frame),
     }
@@ -104,7 +104,7 @@ def _layout(row: answer.Layout, one: answer.Answer, frame: pd.DataFrame, price: 
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; unknown is null."""
+    """The value in a type that JSON can store; unknown is null."""
     if value is None or pd.isna(value):
         return None
     if hasattr(value, "item"):

@@ -1,1 +1,1 @@
-"""Memory of one rank, from rows or by the closed form: what several figures of memory calculate with."""
+"""Memory of one rank, from rows or by the closed form: the calculations behind the memory figures."""

@@ -1,8 +1,8 @@
-"""Memory of the fullest rank along one axis, and from one device to every axis at once, as panels of stacked bars.
+"""Panels of stacked bars: memory of the fullest rank along one axis, and from one device to every axis at once.
 
-From rows where a family of them differs in the axis only: their own split where they finished with one, the closed form
-where a row has only its shape and layout. Where no rows differ in the axis only: the closed form of the fastest
-finished run's layout with the axis changed. Every bar says which it is.
+If a family of rows differs in the axis only, bars come from rows: the measured split of finished rows, the closed form
+for rows that have only shape and layout. Without such a family, bars are the closed form of the fastest finished run's
+layout with the axis changed. Every bar names its source.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from workloads.spec.experiment import ENGINE
 from workloads.spec.record import config_columns
 
 MOST_MODELS = 2
-"""Models whose families of rows are drawn: those with most values of the axis, then the largest."""
+"""Number of models whose families of rows are drawn: those with most values of the axis, then the largest."""
 _CLOSED_FORM_MODELS = {"seq_len": 3, "recompute": 2}
-"""By axis, for how many models (the largest) the closed form is drawn; for other axes for one. Models differ most in
+"""Number of models (the largest) for which the closed form is drawn, by axis; 1 for other axes. Models differ most in
 activations."""
 ROWS, CLOSED_FORM = "rows", "closed form"
 ALL_AXES = "5d"
@@ -65,27 +65,28 @@ _CHAIN_COLUMNS = (
     "precision",
 )
 _OF_THE_ROW = ("attention", "compile", "seed", "engine", "engine_version")
-"""Columns that are compared with the row only where it knows them; rows of other engines do not."""
+"""Columns that must match the row only if the row has them; rows of other engines do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     label: str
-    """The value of the axis."""
+    """Value of the axis."""
     stack: Stack
     row: Mapping[str, Any] | None
-    """None where no row has this configuration."""
+    """Row with this configuration; None if there is none."""
     closed_form: Stack | None = None
-    """Of the same layout, beside a split that was measured or traced."""
+    """Closed form of the same layout, for comparison with a measured or traced split; None if ``stack`` is the closed
+    form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     model: str
     variant: str
-    """What sets it apart from the model's other panel; empty when there is none."""
+    """Difference from the model's other panel; empty if there is none."""
     held: str
-    """The choices that all bars share, in two lines."""
+    """Choices that all bars share, in two lines."""
     bars: tuple[Bar, ...]
 
     @property
@@ -95,27 +96,27 @@ class Panel:
 
 @cache_per_frame
 def along(frame: pd.DataFrame, axis: Axis) -> list[Panel]:
-    """Panels of one axis, smallest model first; empty when no finished run's memory can be worked out.
+    """Panels of one axis, smallest model first; empty if no finished run's memory is known or computable.
 
-    Of tensor parallelism each model has two: with and without sequence parallelism.
+    For tensor parallelism each model has two panels: with and without sequence parallelism.
     """
     rows = countable(frame)
     best = sorted(families(rows, axis), key=lambda family: (len(family.rows), family.num_params))[-MOST_MODELS:]
     best.sort(key=lambda family: (family.num_params, family.model))
-    found = [panel for family in best for panel in _of_family(rows, family, axis)]
-    found = [panel for panel in found if len(panel.bars) > 1]
-    if found:
-        return found
+    panels = [panel for family in best for panel in _of_family(rows, family, axis)]
+    panels = [panel for panel in panels if len(panel.bars) > 1]
+    if panels:
+        return panels
     fastest = _best_of_each_model(rows, [metrics.RANK_BY])[-_CLOSED_FORM_MODELS.get(axis.name, 1) :]
     return [panel for base in fastest for panel in _of_variants(base, axis)]
 
 
 @cache_per_frame
 def together(frame: pd.DataFrame) -> list[Panel]:
-    """From one device to all axes, one added after another: a panel for the largest model.
+    """Panel for the largest model from one device to all axes, which are added one by one.
 
-    It is of the finished run with the most axes in use, then on the most devices, then the fastest. The steps share the
-    number of micro-batches or else the global batch, whichever finds more rows that have them.
+    The target is the finished run with the most axes in use, then on the most devices, then the fastest. The steps keep
+    either the number of micro-batches or the global batch, whichever matches more rows.
     """
     rows = countable(frame)
     axes_in_use = (rows[["dp", "zero_stage", "tp", "pp", "cp", "ep"]] > [1, 0, 1, 1, 1, 1]).sum(axis=1)
@@ -130,10 +131,10 @@ def together(frame: pd.DataFrame) -> list[Panel]:
 
 
 def table(panels: list[Panel]) -> pd.DataFrame:
-    """One line a bar: bytes by category, their source, and the row's own measurements where there is a row.
+    """One line per bar: bytes by category, their source, and the measurements of its row if there is one.
 
-    ``basis``: rows, or closed form where no row has the configuration. ``split``: measured, traced or predicted.
-    ``stack_engine`` is the engine that the bytes by category are of, ``engine`` that of the row's measurements.
+    ``basis``: rows, or closed form if no row has the configuration. ``split``: measured, traced or predicted.
+    ``stack_engine`` is the engine of the bytes by category, ``engine`` that of the row's measurements.
     """
     lines = []
     for panel in panels:
@@ -169,22 +170,22 @@ def _of_family(rows: pd.DataFrame, family: Family, axis: Axis) -> list[Panel]:
     if axis.name != "tp":
         return [Panel(family.model, "", held, _bars(family, axis))]
     with_it = bool(family.rows[-1]["sequence_parallel"])
-    own = Panel(family.model, _variant(with_it), held, _bars(family, axis))
+    family_panel = Panel(family.model, _variant(with_it), held, _bars(family, axis))
     other = Panel(family.model, _variant(not with_it), held, _flipped(rows, family, axis, not with_it))
-    return [other, own] if with_it else [own, other]
+    return [other, family_panel] if with_it else [family_panel, other]
 
 
 def _bars(family: Family, axis: Axis) -> tuple[Bar, ...]:
-    found = [(row, stack_of(row)) for row in family.rows]
-    return tuple(_bar(_text(row[axis.column]), stack, row) for row, stack in found if stack is not None)
+    stacks = [(row, stack_of(row)) for row in family.rows]
+    return tuple(_bar(_text(row[axis.column]), stack, row) for row, stack in stacks if stack is not None)
 
 
 def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: bool) -> tuple[Bar, ...]:
-    """The family with the other setting of sequence parallelism: rows that have it, else the closed form."""
+    """The family with the other setting of sequence parallelism: matching rows, otherwise the closed form."""
     others = twin(rows, family, axis, sequence_parallel=sequence_parallel)
     bars = []
     for row in family.rows:
-        pair = row if row["tp"] == 1 else others.get(row["tp"])  # one rank has nothing to divide tokens over
+        pair = row if row["tp"] == 1 else others.get(row["tp"])  # with one rank, sequence parallelism has no effect
         stack = None if pair is None else stack_of(pair)
         if stack is None and (e := experiment_of(row)) is not None:
             changed = variant(e, "tp", e.tp, sequence_parallel=sequence_parallel)
@@ -195,7 +196,7 @@ def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: 
 
 
 def _of_variants(base: Mapping[str, Any], axis: Axis) -> list[Panel]:
-    """The closed form for one row's layout with the axis changed."""
+    """Closed form for one row's layout with the axis changed."""
     experiment = experiment_of(base)
     assert experiment is not None
     panels = []
@@ -217,8 +218,10 @@ def _chain(rows: pd.DataFrame, row: Mapping[str, Any], fixed: str) -> tuple[Bar,
     for name, experiment in steps_to_all(target, same_batch=fixed == _BATCH):
         columns = config_columns(experiment)
         wanted = {column: columns[column] for column in _CHAIN_COLUMNS} | {name: row[name] for name in _OF_THE_ROW}
-        found = like(rows, wanted)
-        bars.append(_bar(name, (stack_of(found) if found else None) or predicted(experiment), found))
+        matching_row = like(rows, wanted)
+        bars.append(
+            _bar(name, (stack_of(matching_row) if matching_row else None) or predicted(experiment), matching_row)
+        )
     return tuple(bars)
 
 
@@ -234,7 +237,7 @@ def _best_of_each_model(rows: pd.DataFrame, by: list[str]) -> list[dict[str, Any
 
 
 def _held(row: Mapping[str, Any], axis: str, fixed: str) -> str:
-    """What a panel's bars share but for the axis: degrees in one line, batch and sequence in the next."""
+    """Choices that a panel's bars share: degrees in one line, batch and sequence length in the next."""
     degrees = []
     if axis == ALL_AXES:
         pass

@@ -1,8 +1,8 @@
-"""Families: runs that differ in one choice only, from which memory along an axis is drawn.
+"""Families: runs that differ in one axis only, from which memory along that axis is drawn.
 
-All other columns of the configuration agree. What follows from the axis may differ with it: the number of devices, and
-along data parallelism either the global batch or the number of micro-batches. Where an axis is off, choices that only
-it gives a meaning do not count: a run with one data-parallel rank belongs to the families of every ZeRO stage.
+All other columns of the configuration agree, except those that follow from the axis: the number of devices, and along
+data parallelism either the global batch or the number of micro-batches. Where an axis is off, choices that only have a
+meaning with it are ignored: a run with one data-parallel rank belongs to the families of every ZeRO stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workloads.spec.recomputation import Recompute
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
 _REPLICAS = "_replicas"
-"""Replicas beside shards (HSDP's outer degree); 1 where nothing is sharded."""
+"""Column of the outer degree of HSDP; 1 if nothing is sharded."""
 _CONFIG = (
     *("model", *SHAPE, "seq_len", "dp", _REPLICAS, "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule"),
     *(
@@ -45,17 +45,17 @@ _BATCHES = ("num_microbatches", "global_batch_size")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One column of the configuration along which memory is drawn."""
+    """A column of the configuration along which memory is drawn."""
 
     name: str
-    """The name in file names: ``memory_by_<name>``."""
+    """Name in file names: ``memory_by_<name>``."""
     column: str
     label: str
-    """The label of the x axis."""
+    """Label of the x axis."""
     values: tuple[Any, ...]
-    """In order. Where no rows differ in the axis only, the closed form is drawn for these."""
+    """Values in order; the closed form is drawn for these if no rows differ in the axis only."""
     off: Any = None
-    """The value at which the columns of ``with_it`` have no meaning."""
+    """Value at which the columns of ``with_it`` have no meaning."""
     with_it: tuple[str, ...] = ()
 
 
@@ -80,9 +80,9 @@ class Family:
     """Rows that differ in one axis only, one for each of its values, in the order of the axis."""
 
     rows: tuple[dict[str, Any], ...]
-    """Each with ``repeats``, the number of finished runs of that configuration."""
+    """Rows with ``repeats``, the number of finished runs of that configuration."""
     fixed: str
-    """The column that all rows share: ``num_microbatches`` or ``global_batch_size``."""
+    """Batch column that all rows share: ``num_microbatches`` or ``global_batch_size``."""
     num_params: int
 
     @property
@@ -92,8 +92,8 @@ class Family:
 
 @cache_per_frame
 def countable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The deciding attempts whose memory is known or can be worked out, with the columns that families are made of."""
-    if "study_label" in frame:  # a few of its runs are of other shapes than their label says
+    """The deciding attempts whose memory is known or computable, with the columns that define families."""
+    if "study_label" in frame:  # a few of the study's runs have a shape other than their label's
         frame = frame[frame["study_label"].isna() | (frame["study_label"] == frame["model"])]
     rows = last_attempts(frame[[*READ, *_POINT]])
     rows = rows[can_be_counted(rows)]
@@ -103,31 +103,34 @@ def countable(frame: pd.DataFrame) -> pd.DataFrame:
 def families(rows: pd.DataFrame, axis: Axis) -> list[Family]:
     """The best family of each model along an axis, from the smallest model to the largest.
 
-    Best is the one with the most values of the axis, then with the most finished runs, then with the highest peak. A
-    family has two values or more, and a run that finished. ``rows`` as from `countable`.
+    The best family has the most values of the axis, then the most finished runs, then the highest peak. A family has at
+    least two values and one finished run. ``rows`` come from `countable`.
     """
     batches = _BATCHES if axis.column == "dp" else _BATCHES[:1]
-    found: dict[str, tuple[tuple[float, ...], Family]] = {}
+    best_by_model: dict[str, tuple[tuple[float, ...], Family]] = {}
     for batch in batches:
         for score, family in _best_by_model(_with_off_rows(rows, axis, batch), axis, batch):
-            if family.model not in found or score > found[family.model][0]:
-                found[family.model] = score, family
-    return sorted((family for _, family in found.values()), key=lambda family: (family.num_params, family.model))
+            if family.model not in best_by_model or score > best_by_model[family.model][0]:
+                best_by_model[family.model] = score, family
+    return sorted(
+        (family for _, family in best_by_model.values()), key=lambda family: (family.num_params, family.model)
+    )
 
 
 def twin(rows: pd.DataFrame, family: Family, axis: Axis, **changes: Any) -> dict[Any, dict[str, Any]]:
-    """By value of the axis, the rows that agree with a family but for ``changes`` (columns and their values)."""
+    """Rows that agree with a family except for ``changes`` (columns and their values), by value of the axis."""
     example = family.rows[-1]
     fixed = [name for name in (*_CONFIG, family.fixed) if name != axis.column]
     wanted = {name: example[name] for name in fixed} | changes
-    own = _one_each(rows[_agree(rows, wanted)], [axis.column])
-    return {row[axis.column]: row for row in records(own)}
+    twins = _one_each(rows[_agree(rows, wanted)], [axis.column])
+    return {row[axis.column]: row for row in records(twins)}
 
 
 def like(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of a configuration: a finished one if there is any. Unknown values of ``wanted`` are not compared."""
-    own = rows[_agree(rows, {name: value for name, value in wanted.items() if pd.notna(value)})]
-    return records(_one_each(own, ["model"]))[0] if len(own) else None
+    """Row of a configuration, preferably a finished one; None if there is none. Unknown values of ``wanted`` are not
+    compared."""
+    matching = rows[_agree(rows, {name: value for name, value in wanted.items() if pd.notna(value)})]
+    return records(_one_each(matching, ["model"]))[0] if len(matching) else None
 
 
 def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
@@ -138,9 +141,9 @@ def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
 
 
 def _with_off_rows(rows: pd.DataFrame, axis: Axis, batch: str) -> pd.DataFrame:
-    """Rows with their family in ``_family``; one where the axis is off stands in each family that it belongs to."""
+    """Rows with their family in ``_family``; a row whose axis is off is repeated for each family that it belongs to."""
     rows = rows[rows[axis.column].notna()]
-    # Most columns have one value in most frames; grouping without them takes less time.
+    # Most columns have one value in most frames; grouping without them is faster.
     differ = [name for name in (*_CONFIG, batch) if name != axis.column and rows[name].nunique(dropna=False) > 1]
     keys = ["model", *(name for name in differ if name != "model" and name not in axis.with_it)]
     if axis.with_it:
@@ -170,12 +173,12 @@ def _best_by_model(rows: pd.DataFrame, axis: Axis, batch: str) -> list[tuple[tup
     scores = scores[(scores["values"] >= 2) & (scores["finished"] >= 1)].fillna({"peak": 0.0})
     order = ["values", "finished", "peak"]
     best = scores.sort_values(order, ascending=False, kind="stable").drop_duplicates("model")
-    own = _one_each(rows[rows["_family"].isin(best.index)], ["_family", axis.column])
-    if axis.column == "recompute":  # the others are numbers
+    family_rows = _one_each(rows[rows["_family"].isin(best.index)], ["_family", axis.column])
+    if axis.column == "recompute":  # the values of other axes are numbers
         place = {value: i for i, value in enumerate(get_args(Recompute))}
-        own = own.iloc[own["recompute"].map(place).fillna(len(place)).argsort(kind="stable")]
+        family_rows = family_rows.iloc[family_rows["recompute"].map(place).fillna(len(place)).argsort(kind="stable")]
     picked: dict[int, list[dict[str, Any]]] = {}
-    for row in records(own):
+    for row in records(family_rows):
         picked.setdefault(row["_family"], []).append(row)
     return [
         (tuple(map(float, score)), Family(tuple(picked[number]), batch, _size(picked[number][0])))
@@ -184,8 +187,8 @@ def _best_by_model(rows: pd.DataFrame, axis: Axis, batch: str) -> list[tuple[tup
 
 
 def _one_each(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """One row for each value of ``keys``, sorted by them: the finished run in the middle by its peak, else one that ran
-    out of memory, else any. ``repeats`` counts the finished ones."""
+    """One row for each value of ``keys``, sorted by them: the finished run with the median peak, otherwise one that ran
+    out of memory, otherwise any. ``repeats`` counts the finished runs."""
     ok = rows["outcome"] == "ok"
     rows = rows.assign(
         _order=rows["outcome"].map(_OUTCOME_ORDER).fillna(2),

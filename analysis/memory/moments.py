@@ -1,4 +1,4 @@
-"""What a rank holds over the first steps, by the closed form, from operation to operation.
+"""Memory of a rank over the first steps, by the closed form, after each operation.
 
 Between two operations a rank of a pipeline stage holds (see `workloads.costs.memory.estimate` for the letters)
 
@@ -6,10 +6,11 @@ Between two operations a rank of a pipeline stage holds (see `workloads.costs.me
     gradients   after a step's first backward: g P until the last one where they accumulate unsharded, else g P / S;
                 the optimizer frees them
     optimizer   2 g P / S from the end of the first step on
-    activations what is saved of each micro-batch whose forward has run and whose backward has not, and the token ids
+    activations saved tensors of each micro-batch between its forward and its backward, and the token ids
 
-What an operation needs besides while it runs is in the peak of the step (`peak_of_step`), which is the planner's: in
-the first step without the optimizer's state, or what the optimizer itself holds where that is more.
+The working memory of a running operation is included only in the peak of the step (`peak_of_step`), which is the
+planner's estimate. In the first step that peak is either without the optimizer's state or that of the optimizer itself,
+whichever is more.
 """
 
 from __future__ import annotations
@@ -30,31 +31,32 @@ STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")
 """Schedules whose order of operations is known."""
 _LENGTHS = {"F": 1.0, "B": 2.0}
-"""A backward computes twice what a forward does; the optimizer is drawn as long as a forward."""
+"""Relative lengths of forward and backward, which computes twice as much; the optimizer is drawn as long as a
+forward."""
 Bytes = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is held at one moment between two operations."""
+    """Memory held at one moment between two operations, in bytes by category."""
 
     step: int
     at: float
-    """The place in the step: 0 at its start, 1 at its end."""
+    """Position in the step: 0 at its start, 1 at its end."""
     name: str
     bytes: Bytes
 
 
 def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Moment]:
-    """What a rank of a stage holds before, between and after the operations of the first steps."""
+    """Memory of a rank of a stage before, between and after the operations of the first steps."""
     e, x = experiment, _Held.of(experiment, stage)
     actions = schedule_actions(e.pp_schedule, stage, e.pp, e.num_microbatches)
     length = sum(_LENGTHS[action.kind] for action in actions) + _LENGTHS["F"]
-    found: list[Moment] = []
+    held_moments: list[Moment] = []
     for step in range(steps):
         optimizer = x.optimizer if step else 0
         now, in_flight, backwards = 0.0, 0, 0
-        found.append(Moment(step, 0.0, "start", (x.shard, 0, optimizer, x.inputs)))
+        held_moments.append(Moment(step, 0.0, "start", (x.shard, 0, optimizer, x.inputs)))
         for action in actions:
             now += _LENGTHS[action.kind] / length
             in_flight += 1 if action.kind == "F" else -1
@@ -63,19 +65,19 @@ def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Mome
             gradients = 0 if not backwards else x.shard if last else x.accumulated
             held = (x.shard + (0 if last else x.copy), gradients, optimizer, x.inputs + in_flight * x.saved)
             kind = "forward" if action.kind == "F" else "backward"
-            found.append(Moment(step, now, f"{kind} {action.microbatch + 1}", held))
-        found.append(Moment(step, now, "optimizer's first look", (x.shard, x.shard, x.optimizer, x.inputs)))
-        found.append(Moment(step, 1.0, "optimizer", (x.shard, x.shard, x.optimizer, x.inputs)))
-    return found
+            held_moments.append(Moment(step, now, f"{kind} {action.microbatch + 1}", held))
+        held_moments.append(Moment(step, now, "optimizer's first look", (x.shard, x.shard, x.optimizer, x.inputs)))
+        held_moments.append(Moment(step, 1.0, "optimizer", (x.shard, x.shard, x.optimizer, x.inputs)))
+    return held_moments
 
 
 def peak_of_step(experiment: Experiment, step: int) -> Bytes:
-    """The closed form's peak of a step by category, on the stage that holds most in it."""
+    """Peak of a step by category from the closed form, on the stage that holds most in this step."""
     stages = estimate_memory(experiment).stages
     if step:
         return max((categories(stage) for stage in stages), key=sum)
     running = [(p, g, 0, a) for p, g, _, a in map(categories, stages)]
-    # AdamW makes its moments, twice the shard, when all gradients are there.
+    # AdamW allocates its moments, twice the shard, when all gradients exist.
     stepping = [(o // 2, o // 2, o, 0) for _, _, o, _ in map(categories, stages)]
     return max((*running, *stepping), key=sum)
 
@@ -89,7 +91,7 @@ class _Held:
     accumulated: int
     optimizer: int
     saved: int
-    """Of one micro-batch in flight."""
+    """Saved tensors of one micro-batch in flight."""
     inputs: int
 
     @classmethod
@@ -102,7 +104,7 @@ class _Held:
         tokens, stream_tokens = rank_tokens(e)
         saved = saved_bytes(e, held)
         saved += head_bytes(e, c).saved if held.has_head else 0
-        saved += c * stream_tokens * e.model.hidden_size if stage < e.pp - 1 else 0  # the output, to be sent
+        saved += c * stream_tokens * e.model.hidden_size if stage < e.pp - 1 else 0  # the output, which will be sent
         of_experts = gathered_bytes(e, c, of_experts=True) * experts
         everything = layers + experts + ends
         return cls(

@@ -1,7 +1,8 @@
-"""The memory of a row's fullest rank by category: as the row recorded it, or by the closed form.
+"""Memory of a row's fullest rank by category: as the row recorded it, or by the closed form.
 
-A finished run of ours has its peak by category. A row that has only its shape and layout (the study's, or a run that
-ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate.estimate_memory`, and says so.
+Finished runs of our engine record their peak by category. A row that has only its shape and layout (the study's, or a
+run that ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate.estimate_memory`, marked as
+such.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from workloads.spec.experiment import Experiment, from_json
 
 PREDICTED = "predicted"
 _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "traced"}
-"""Source of a row's split, by the row's method: a rehearsal measures memory, a trace does not."""
+"""Source of a row's split by the row's method: a rehearsal measures memory, a trace does not."""
 _COUNTS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "virtual_stages", "recompute_every"),
 )
 _WORDS = ("recompute", "pp_schedule", "precision")
 NEEDED = (*SHAPE, *_COUNTS, *_WORDS, "sequence_parallel")
-"""Columns that the closed form needs of a row that does not hold its experiment in full."""
+"""Columns needed for the closed form if a row does not hold its full experiment."""
 READ = tuple(
     dict.fromkeys(
         (
@@ -40,17 +41,17 @@ READ = tuple(
         )
     )
 )
-"""Columns that this module and the figures of memory read."""
+"""Columns that this module and the memory figures read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Memory of the fullest rank at its peak, and where it is from."""
+    """Memory of the fullest rank at its peak, with its source."""
 
     source: str
     """``measured``, ``traced`` or ``predicted``."""
     bytes: tuple[int, int, int, int]
-    """Parameters, gradients, optimizer, activations and rest: the order of `MEMORY_CATEGORIES`."""
+    """Bytes of parameters, gradients, optimizer, activations and rest: the order of `MEMORY_CATEGORIES`."""
 
     @property
     def total(self) -> int:
@@ -58,17 +59,17 @@ class Stack:
 
 
 def stack_of(row: Mapping[str, Any]) -> Stack | None:
-    """The split of a row's peak; the closed form's where it has none; None where its shape or layout is not known."""
-    found = [row[name] for name in MEMORY_CATEGORIES]
-    if not any(pd.isna(value) for value in found):
-        a, b, c, d = (int(value) for value in found)
+    """Split of a row's peak as recorded, otherwise by the closed form; None if its shape or layout is unknown."""
+    recorded = [row[name] for name in MEMORY_CATEGORIES]
+    if not any(pd.isna(value) for value in recorded):
+        a, b, c, d = (int(value) for value in recorded)
         return Stack(_SOURCES[row["method"]], (a, b, c, d))
     experiment = experiment_of(row)
     return None if experiment is None else predicted(experiment)
 
 
 def predicted(experiment: Experiment) -> Stack:
-    """The closed form's split on its fullest stage."""
+    """Split by the closed form on the fullest stage."""
     estimate = estimate_memory(experiment)
     return Stack(PREDICTED, categories(estimate.stages[estimate.peak_stage]))
 
@@ -78,23 +79,23 @@ def categories(stage: StageMemory) -> tuple[int, int, int, int]:
 
 
 def experiment_of(row: Mapping[str, Any]) -> Experiment | None:
-    """The experiment that a row is of; None where it is not known well enough for the closed form.
+    """Experiment of a row; None if too little is known for the closed form.
 
-    Rows of other engines have no experiment in full: it is put together from the columns, and is what *this* engine
-    would run for the same shape and layout (its own attention, nothing compiled).
+    Rows of other engines do not hold a full experiment. Theirs is built from the columns: the experiment that *this*
+    engine would run for the same shape and layout (its own attention, nothing compiled).
     """
     experiment = _stored(row.get("config_json")) or _from_columns(row)
     return experiment if experiment is not None and is_countable(experiment) else None
 
 
 def is_countable(e: Experiment) -> bool:
-    """Whether the closed form's formulas hold: whole micro-batches, and a token and a layer for every rank."""
+    """Whether the closed form applies: whole micro-batches, at least one token and one layer for every rank."""
     whole = e.num_microbatches >= 1 and e.global_batch_size % e.sequences_per_round == 0
     return whole and e.micro_batch_size * e.seq_len >= e.cp * e.tp and e.pp * e.virtual_stages <= e.model.num_layers
 
 
 def can_be_counted(rows: pd.DataFrame) -> pd.Series:
-    """True for rows that may have a stack, by their columns alone."""
+    """Mask of rows that may have a stack, judged by their columns only."""
     split = rows[list(MEMORY_CATEGORIES)].notna().all(axis=1)
     return split | rows["config_json"].notna() | rows[list(NEEDED)].notna().all(axis=1)
 
@@ -104,7 +105,7 @@ def _stored(text: object) -> Experiment | None:
         return None
     try:
         return from_json(text)
-    except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version with other fields
+    except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version with other fields
         return None
 
 

@@ -1,7 +1,7 @@
 """Layouts that no row has: a finished run with one choice changed, or its axes added one after another.
 
-Only layouts that break no rule of the planner (`workloads.rules.layout_rules`); this engine need not be able to run
-them.
+Only layouts that satisfy the planner's rules (`workloads.rules.layout_rules`) are made; this engine may be unable to
+run them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from workloads.rules.layout_rules import layout_violations
 from workloads.spec.experiment import Experiment
 
 STANDARD_DP = 8
-"""Data-parallel ranks over which ZeRO stages are compared where the run itself has only one rank."""
+"""Number of data-parallel ranks over which ZeRO stages are compared if the run has only one rank."""
 STANDARD_DEGREE = 2
 """Degree of an axis that the run does not use, where all axes are shown together."""
 STANDARD_STAGE = 3
 
 
 def variant(base: Experiment, axis: str, value: Any, *, sequence_parallel: bool | None = None) -> Experiment | None:
-    """``base`` with one choice changed: its micro-batches and everything else stay; None for an impossible layout.
+    """``base`` with one choice changed and everything else kept, including its micro-batches; None for an impossible
+    layout.
 
-    ``axis`` is a name of `analysis.memory.families.AXES`. The global batch follows the data-parallel ranks. Along
-    ``dp`` all ranks shard together; elsewhere replicas beside shards stay.
+    ``axis`` is a name of `analysis.memory.families.AXES`. The global batch follows the data-parallel degree. Along
+    ``dp`` all ranks form one shard group; other axes keep the replicas of HSDP.
     """
     if axis == "zero":
         return _possible(base, dp=base.dp if base.dp > 1 else STANDARD_DP, zero_stage=value)
@@ -36,15 +37,17 @@ def variant(base: Experiment, axis: str, value: Any, *, sequence_parallel: bool 
 
 
 def steps_to_all(target: Experiment, *, same_batch: bool) -> list[tuple[str, Experiment]]:
-    """From one device to every axis at once: (what is added, layout), each with all that stands before it.
+    """Steps (added axis, layout) from one device to every axis at once; each step keeps the axes before it.
 
-    Degrees are the target's where it uses an axis, else `STANDARD_DEGREE` (ZeRO: `STANDARD_STAGE`). Experts are last,
-    where the model has them. With ``same_batch`` the global batch stays, else the number of micro-batches. What is
-    impossible is left out.
+    Degrees are the target's if it uses an axis, otherwise `STANDARD_DEGREE` (ZeRO: `STANDARD_STAGE`). Experts come
+    last, if the model has them. With ``same_batch`` the global batch is kept, otherwise the number of micro-batches.
+    Impossible steps are left out.
     """
     dp = target.dp if target.dp > 1 else STANDARD_DEGREE
     stage = target.zero_stage or STANDARD_STAGE
-    degree = {axis: own if (own := getattr(target, axis)) > 1 else STANDARD_DEGREE for axis in ("tp", "pp", "cp", "ep")}
+    degree = {
+        axis: used if (used := getattr(target, axis)) > 1 else STANDARD_DEGREE for axis in ("tp", "pp", "cp", "ep")
+    }
     alone = {"dp": 1, "zero_stage": 0, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "virtual_stages": 1}
     added: list[tuple[str, dict[str, Any]]] = [
         ("one\ndevice", {}),

@@ -1,1 +1,1 @@
-"""The report's files: figures drawn side by side, tables, sentences and the page that holds them."""
+"""The report's files: figures drawn in parallel, tables, sentences and the page that holds them."""

@@ -1,4 +1,4 @@
-"""The page of the study's claims, beside the report: what it says, and apart from that our audits of it."""
+"""The page of the study's claims beside the report: the study's claims and, separately, our audits of it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from results.text.numbers import plural
 WORDS = {PASS: "holds", FAIL: "does not hold", UNKNOWN: "not enough data"}
 _SEVERAL = {"holds": "hold", "does not hold": "do not hold"}
 _PARTS = {
-    STUDY: ("What the study says", "In our words, and checked."),
+    STUDY: ("What the study says", "The study's statements in our words, each with a check."),
     AUDIT: (
-        "Audits of our own",
-        "The study says none of these. They ask whether its table bears what is concluded from it.",
+        "Our audits",
+        "These are not claims of the study. They check whether its table supports the conclusions drawn from it.",
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One claim on one set of rows, as it is read."""
+    """One claim checked on one set of rows, as texts."""
 
     name: str
     statement: str
@@ -37,9 +37,10 @@ class Card:
     holds_if: str
     evidence: str
     counts: tuple[str, ...]
-    """In how many of all cells it holds; then in how many of those kept, and which rule left the others out."""
+    """Two tallies: in how many of all cells the claim holds; in how many of the cells kept, with the rule that left out
+    others."""
     tables: tuple[str, ...]
-    """Files beside the page that have its rows."""
+    """Names of the linked table files that hold its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,13 @@ class Part:
     title: str
     about: str
     counts: tuple[tuple[str, int], ...]
-    """How many claims have each of `WORDS`, in words for that many."""
+    """(words, number of claims) for each of `WORDS`, singular or plural to match the number."""
     cards: tuple[Card, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One set of rows that was asked."""
+    """One set of rows on which claims were checked."""
 
     title: str
     about: str
@@ -64,9 +65,9 @@ class Rows:
 
 
 def write(checked: pd.DataFrame, path: Path) -> Path | None:
-    """Write the claims of `analysis.claims.study.table` as a page; None, and no file, where there are none.
+    """Write the claims of `analysis.claims.study.table` as a page. Without claims, writes no file and returns None.
 
-    Tables are linked where they lie in ``tables/`` beside ``path``.
+    Tables are linked in ``tables/`` beside ``path``.
     """
     if checked.empty:
         return None
@@ -78,20 +79,20 @@ def write(checked: pd.DataFrame, path: Path) -> Path | None:
 
 
 def sections(checked: pd.DataFrame, there: Sequence[str] | set[str]) -> list[Rows]:
-    """What the page shows, one for each set of rows; ``there``: names of tables that can be linked."""
-    found = []
+    """Content of the page, one entry for each set of rows; ``there`` names the tables that can be linked."""
+    rows_shown = []
     for place, (title, rows) in enumerate(checked.groupby("data", sort=False)):
         about = f"{plural(int(rows['attempts'].iloc[0]), 'attempt')}, {int(rows['finished'].iloc[0]):,} finished."
         if title != "the study":
-            about += " These are not the study's rows: the question is whether the same holds here."
+            about += " These are not the study's rows: the question is whether the claims hold here too."
         parts = []
         for source, (heading, meaning) in _PARTS.items():
             cards = tuple(_card(row, there) for row in labels.records(rows[rows["source"] == source]))
             counts = [(word, sum(card.verdict == word for card in cards)) for word in WORDS.values()]
             counts = [(word if count == 1 else _SEVERAL.get(word, word), count) for word, count in counts]
             parts.append(Part(f"{source.split()[-1]}-{place}", heading, meaning, tuple(counts), cards))
-        found.append(Rows(str(title), about, tuple(parts)))
-    return found
+        rows_shown.append(Rows(str(title), about, tuple(parts)))
+    return rows_shown
 
 
 def _card(row: dict[str, object], there: Sequence[str] | set[str]) -> Card:
@@ -116,10 +117,10 @@ def _card(row: dict[str, object], there: Sequence[str] | set[str]) -> Card:
 
 
 def _grouped(tally: str) -> str:
-    """``1,765 of 1,765``."""
+    """Tally with thousands separators: ``1,765 of 1,765``."""
     return " of ".join(f"{int(number):,}" for number in tally.split(" of "))
 
 
 def _whole(tally: str) -> int:
-    """The 24 of ``23 of 24``."""
+    """Second number of a tally: 24 of ``23 of 24``."""
     return int(tally.rpartition(" of ")[2])

@@ -24,11 +24,11 @@ from analysis.page.render import DrawnFigure
 from analysis.rows.cohorts import Cohort
 
 _WORTH_ROWS = 1000
-"""Processes are started only for at least so many rows, or `_WORTH_FIGURES` figures: for less they save no time."""
+"""Smallest number of rows for which processes are started; fewer rows need `_WORTH_FIGURES` figures to save time."""
 _WORTH_FIGURES = 20
 _MOST_PROCESSES = 8
 _Task = tuple[int, int]
-"""Index of a cohort and index of a figure in what was asked for."""
+"""(index of the cohort, index of the figure) in a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class _Request:
 
 
 _request: _Request | None = None
-"""What a forked process draws: it inherits the frames instead of having them sent."""
+"""Request of a forked process, which inherits the frames instead of receiving them."""
 
 
 class Drawing:
-    """Figures that other processes draw into ``folder`` once the context is entered; `collect` waits for them.
+    """Context in which other processes draw figures into ``folder``; `collect` waits for them.
 
-    Leaving the context early (an error, Ctrl-C) cancels the figures that have not been started. ``formats`` are of
+    Leaving the context early (an error, Ctrl-C) cancels the figures that have not been started. ``formats`` are from
     `options.FORMATS`.
     """
 
@@ -85,10 +85,10 @@ class Drawing:
                 os.close(end)
 
     def collect(self, step: Callable[[int, int, str], None]) -> list[list[Drawn]]:
-        """The result of each figure, by cohort, in the order asked for.
+        """Result of each figure, by cohort, in the order of the request.
 
-        ``step`` gets the number of figures done, of all, and the name of the last one. Raises `OSError` when a file
-        cannot be written.
+        ``step`` is called with the number of figures done, the total, and the name of the last one. Raises `OSError` if
+        a file cannot be written.
         """
         done: dict[_Task, Drawn] = {}
         for task, drawn in self._results():
@@ -99,7 +99,7 @@ class Drawing:
     def _start(self, processes: int) -> None:
         global _request
         _request = self._request
-        gc.freeze()  # what is here already is not looked through again in every process, nor copied for it
+        gc.freeze()  # children neither scan existing objects in garbage collection nor copy their pages
         self._life = os.pipe()
         self._pool = ProcessPoolExecutor(
             processes,
@@ -108,7 +108,7 @@ class Drawing:
             initargs=self._life,
         )
         with warnings.catch_warnings():
-            # Python 3.12 warns of any thread at a fork; Arrow's, the only ones here, are made for it.
+            # Python 3.12 warns about any thread at a fork; Arrow's, the only ones here, support forking.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._futures = {self._pool.submit(_draw_inherited, *task): task for task in self._tasks}
         _request = None
@@ -121,17 +121,17 @@ class Drawing:
                 left.remove(self._futures[future])
                 yield self._futures[future], drawn
         except BrokenProcessPool:
-            pass  # A process was killed, perhaps for lack of memory: this one draws the rest.
+            pass  # A process was killed, perhaps for lack of memory; this process draws the rest.
         for task in left:
             yield task, _draw(self._request, *task)
 
 
 def _serve(life: int, held: int) -> None:
-    """What a drawing process does first: it leaves Ctrl-C, which reaches every process of the terminal, to the one that
-    waits for the others, and ends when that one is gone, however it was killed.
+    """Initialize a drawing process: ignore Ctrl-C, which the parent handles, and exit once the parent is gone for any
+    reason.
 
-    ``life`` and ``held`` are the ends of a pipe into which nothing is written: once the other process, the last to have
-    ``held`` open, is gone, the system ends the reading.
+    ``life`` and ``held`` are the ends of a pipe that nobody writes to. When the parent, the last process with ``held``
+    open, is gone, reading from ``life`` returns.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.close(held)
@@ -160,9 +160,9 @@ def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
         figure = spec.draw(cohort.frame)
     except style.NothingToDraw as reason:
         return Drawn(replace(drawn, missing=str(reason)), data)
-    if said := spec.conclude(cohort.frame):
-        drawn = replace(drawn, caption=f"{said} {spec.caption}")
-    if cohort.stamp:  # a picture travels without its page
+    if conclusion := spec.conclude(cohort.frame):
+        drawn = replace(drawn, caption=f"{conclusion} {spec.caption}")
+    if cohort.stamp:  # a picture may be seen without its page
         figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
     style.lay_out(figure)
     files = style.pictures(figure, {"svg" if kind == "html" else kind for kind in request.formats})
@@ -175,7 +175,7 @@ def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
 
 
 def _cores() -> int:
-    """Cores that this process may use; 1 where processes cannot be forked."""
+    """Number of cores that this process may use; 1 if processes cannot be forked."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

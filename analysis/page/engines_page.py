@@ -1,4 +1,4 @@
-"""What the page says where several training engines ran: winners of each, and the layouts that they share."""
+"""The page's part on several training engines: winners of each, and the layouts that they share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _NAME = "engines_side_by_side"
 
 
 def side_by_side(attempts: pd.DataFrame, figures: Path, formats: tuple[str, ...]) -> SideBySide | None:
-    """The part of the page, its figure drawn into ``figures``; None where no two engines ran the same anything."""
+    """The page's part, with its figure drawn into ``figures``; None if no two engines share a layout or a model and
+    size."""
     rows, best = engines.side_by_side(attempts), engines.winners(attempts)
     if rows.empty and best.empty:
         return None
@@ -30,47 +31,46 @@ def side_by_side(attempts: pd.DataFrame, figures: Path, formats: tuple[str, ...]
 
 
 def tables(attempts: pd.DataFrame) -> list[FileTable]:
-    """``engines`` and ``engine_winners`` in full; nothing where one engine ran all."""
-    found = [("engines", engines.side_by_side(attempts)), ("engine_winners", engines.winners(attempts))]
-    return [FileTable(name, frame) for name, frame in found if len(frame)]
+    """Full tables ``engines`` and ``engine_winners``; an empty list if there is only one engine."""
+    tables_by_name = [("engines", engines.side_by_side(attempts)), ("engine_winners", engines.winners(attempts))]
+    return [FileTable(name, frame) for name, frame in tables_by_name if len(frame)]
 
 
 def records(attempts: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The same for ``report.json``; empty where one engine ran all."""
+    """The tables as records for ``report.json``; empty if there is only one engine."""
     return {table.name: [_plain(row) for row in labels.records(table.frame)] for table in tables(attempts)}
 
 
 def _sentences(rows: pd.DataFrame, best: pd.DataFrame) -> list[str]:
-    said = []
+    sentences = []
     names = list(dict.fromkeys([*rows["engine"], *best["engine"]]))
     if len(rows):
         count = int((rows["engine"] == rows["engine"].iloc[0]).sum())
         first = rows["ratio"].isna() & rows["loss_difference"].isna()
         finished = rows[rows["ratio"].notna()]
         limits = {name: engine_limits(rows[rows["engine"] == name]) for name in names}
-        told = listed([f"{name} {limits[name]}".strip() for name in names])
-        said.append(f"{told}: {plural(count, 'layout')} asked of more than one engine.")
-        for name, own in finished.groupby("engine"):
-            said.append(
-                f"{name} runs at {own['ratio'].median():.2f} times the first engine's throughput (median of "
-                f"{plural(len(own), 'layout')}, {own['ratio'].min():.2f} to {own['ratio'].max():.2f})."
+        engine_names = listed([f"{name} {limits[name]}".strip() for name in names])
+        sentences.append(f"{engine_names}: {plural(count, 'layout')} planned for more than one engine.")
+        for name, run in finished.groupby("engine"):
+            sentences.append(
+                f"{name} runs at {run['ratio'].median():.2f} times the first engine's throughput (median of "
+                f"{plural(len(run), 'layout')}, {run['ratio'].min():.2f} to {run['ratio'].max():.2f})."
             )
         apart = rows.loc[~first, "loss_difference"].dropna().astype(float)
         if len(apart):
             far = f"at most {apart.max():.1e} apart (relative)" if apart.max() else "equal"
-            said.append(f"Losses of the first steps of {plural(len(apart), 'row')} are {far}.")
+            sentences.append(f"Losses of the first steps of {plural(len(apart), 'row')} are {far}.")
     cells = best.drop_duplicates(["cluster", "measurement_version", "workload", "world_size"])
     if len(cells):
         other = int((~cells["same"].astype(bool)).sum())
-        said.append(
-            f"The engines' own winners differ in {other:,} of "
-            f"{plural(len(cells), 'model and size', 'models and sizes')}."
+        sentences.append(
+            f"The engines' winners differ in {other:,} of {plural(len(cells), 'model and size', 'models and sizes')}."
         )
-    return said
+    return sentences
 
 
 def _winners(best: pd.DataFrame, unit: str) -> PageTable:
-    header = ["Model", "Devices", "Engine", "Its fastest layout", unit, "Peak memory", "Of", "Same winner"]
+    header = ["Model", "Devices", "Engine", "Fastest layout", unit, "Peak memory", "Of", "Same winner"]
     cells = [
         [
             row["workload"],
@@ -84,7 +84,7 @@ def _winners(best: pd.DataFrame, unit: str) -> PageTable:
         ]
         for row in labels.records(best)
     ]
-    return PageTable(header, cells, len(cells), "Each engine's own winner")
+    return PageTable(header, cells, len(cells), "Winner of each engine")
 
 
 def _layouts(rows: pd.DataFrame, unit: str) -> PageTable:
@@ -94,10 +94,10 @@ def _layouts(rows: pd.DataFrame, unit: str) -> PageTable:
         "Layout",
         "Engine",
         unit,
-        "Over the first",
+        "Relative to first",
         "Peak memory",
         "First loss",
-        "Losses apart",
+        "Loss difference",
     ]
     cells = [
         [
@@ -115,7 +115,7 @@ def _layouts(rows: pd.DataFrame, unit: str) -> PageTable:
         ]
         for row in labels.records(rows)
     ]
-    return PageTable(header, cells[:_MOST_LAYOUTS], len(cells), "The same layouts")
+    return PageTable(header, cells[:_MOST_LAYOUTS], len(cells), "Layouts that several engines ran")
 
 
 def _draw(rows: pd.DataFrame, unit: str, folder: Path, formats: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tables as files: CSV with every row in full precision; Markdown and LaTeX cut to what is read, and saying so."""
+"""Tables as files: CSV with every row in full precision; Markdown and LaTeX cut to a readable length, with a note."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pandas as pd
 from analysis.page.render import PageTable
 
 MOST_ROWS = 50
-"""Rows of a table in Markdown and LaTeX."""
+"""Maximum number of rows of a table in Markdown and LaTeX."""
 _LONGEST = 160
-"""Characters of a cell in a table that is read; the evidence of a failure can be longer."""
+"""Maximum number of characters of a cell in Markdown and LaTeX; the evidence of a failure can be longer."""
 _SUFFIXES = {"csv": ".csv", "md": ".md", "latex": ".tex"}
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\`*_{}[]<>#|~"})
 _LATEX = str.maketrans(
@@ -29,7 +29,7 @@ _LATEX = str.maketrans(
         "|": r"\textbar{}",
         '"': "''",
         **{character: "\\" + character for character in "&%$#_{}"},
-        # What LaTeX does not know in UTF-8 by itself; accents and the like it does.
+        # Characters that LaTeX does not accept in UTF-8 by default; it accepts accents and the like.
         "×": r"$\times$",
         "−": r"$-$",
         "–": "--",
@@ -51,18 +51,18 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """A table that is written to files, and those of its columns that are to be read where it has too many."""
+    """Table for files, with the columns of its readable forms if it has too many."""
 
     name: str
     frame: pd.DataFrame
     readable: tuple[str, ...] | None = None
-    """Columns in Markdown and LaTeX; None: all of them."""
+    """Columns in Markdown and LaTeX; None: all columns."""
 
 
 def write(tables: Iterable[FileTable], folder: Path, kinds: Sequence[str]) -> list[Path]:
-    """A file for each table and kind (of `analysis.options.TABLE_KINDS`) in ``folder``; their paths.
+    """Write a file for each table and kind (of `analysis.options.TABLE_KINDS`) into ``folder``; returns their paths.
 
-    Raises `OSError` when one cannot be written.
+    Raises `OSError` if a file cannot be written.
     """
     paths = []
     for table in tables:
@@ -80,13 +80,13 @@ def write(tables: Iterable[FileTable], folder: Path, kinds: Sequence[str]) -> li
 
 
 def shown(frame: pd.DataFrame, most: int) -> PageTable:
-    """The first ``most`` rows as texts: numbers to six digits, what is unknown as a dash."""
+    """The first ``most`` rows as texts: numbers to six digits, unknown values as a dash."""
     rows = [[_text(value) for value in row] for row in frame.head(most).itertuples(index=False, name=None)]
     return PageTable([str(name) for name in frame.columns], rows, len(frame))
 
 
 def markdown(table: PageTable, name: str) -> str:
-    """A table of GitHub's Markdown; ends with a sentence when rows are left out."""
+    """Table in GitHub's Markdown; ends with a sentence if rows are left out."""
     rows = [table.header, *table.rows]
     lines = ["| " + " | ".join(_one_line(cell).translate(_MARKDOWN) for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(table.header))
@@ -96,9 +96,10 @@ def markdown(table: PageTable, name: str) -> str:
 
 
 def latex(table: PageTable, name: str) -> str:
-    """A ``tabular`` with rules by booktabs; a comment says what it needs, and a row when rows are left out."""
+    """A ``tabular`` with rules by booktabs. A comment names the package it needs; a last row says if rows are left
+    out."""
     columns = len(table.header)
-    # Cells are escaped here: pandas knows LaTeX's own signs, and none of the others of `_LATEX`.
+    # Cells are escaped here: pandas escapes LaTeX's special characters, but not the others in `_LATEX`.
     rows = [[_latex_cell(cell) for cell in row] for row in table.rows]
     frame = pd.DataFrame(rows, columns=[_latex_cell(name) for name in table.header])
     text = frame.to_latex(index=False, escape=False, column_format="l" * columns)
@@ -109,7 +110,7 @@ def latex(table: PageTable, name: str) -> str:
 
 
 def _latex_cell(text: str) -> str:
-    # A row that begins with "[" would be read as the argument of the line break before it.
+    # LaTeX would read a row that begins with "[" as the argument of the line break before it.
     return re.sub(r"^\[", "{[}", _one_line(text).translate(_LATEX))
 
 

@@ -1,4 +1,4 @@
-"""One figure as a page of its own: the picture as SVG, its caption and the table of its values, in one file."""
+"""A standalone page for one figure: the picture as SVG, its caption and the table of its values, in one file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from analysis.page import export
 from analysis.page.render import GENERATOR, DrawnFigure, environment, style_sheet
 
 MOST_ROWS = 200
-"""Rows of the table that the page shows."""
+"""Maximum number of rows of the page's table."""
 
 
 def render(figure: DrawnFigure, of: str, svg: str, data: pd.DataFrame) -> str:
@@ -22,7 +22,7 @@ def render(figure: DrawnFigure, of: str, svg: str, data: pd.DataFrame) -> str:
         .render(
             figure=figure,
             of=of,
-            # The picture stands in HTML: an XML declaration and a document type would be errors there.
+            # An XML declaration or a document type inside HTML would be an error.
             svg=re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>", "", svg, count=2, flags=re.DOTALL).strip(),
             table=table,
             style=style_sheet(),

@@ -12,9 +12,9 @@ from results.errors import InvalidResults
 
 
 def figure(name: str, frame: pd.DataFrame) -> Figure | str:
-    """The figure ``name`` of `analysis.figures.registry` from a cohort's frame.
+    """The figure ``name`` of `analysis.figures.registry`, drawn from a cohort's frame.
 
-    Where the rows cannot make it, a sentence that says why. Raises `InvalidResults` when no figure has that name.
+    Returns a sentence with the reason if the rows cannot make it. Raises `InvalidResults` if no figure has that name.
     """
     specs = {spec.name: spec for spec in registry.FIGURES}
     if name not in specs:

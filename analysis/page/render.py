@@ -1,6 +1,6 @@
-"""The report's page: one HTML file that holds its rows and scripts and asks no server for anything.
+"""The report's page: one HTML file that holds its rows and scripts and loads nothing from a server.
 
-Figures stand beside it as files; the gallery at its end shows them when it is opened.
+Figures are files beside it; the gallery at its end loads them when it is opened.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 GENERATOR = "ultrasweep analysis.report"
 
 
-class Said(NamedTuple):
-    """A sentence: what is concluded, which the page sets in bold, and what it rests on."""
+class Sentence(NamedTuple):
+    """A sentence in two parts: the conclusion, which the page sets in bold, and its basis."""
 
     concluded: str
     rest: str = ""
@@ -38,25 +38,25 @@ class DrawnFigure:
 
     @property
     def shown(self) -> str | None:
-        """The file that a browser shows small: the PNG, else the SVG."""
+        """File for the preview in a browser: the PNG, otherwise the SVG."""
         pictures = [file for kind in (".png", ".svg") for file in self.files if file.endswith(kind)]
         return pictures[0] if pictures else None
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table that is read: cells as texts, and how many rows there are in all."""
+    """Table for reading: cells as texts, and the total number of rows."""
 
     header: list[str]
     rows: list[list[str]]
     total: int
     title: str = ""
-    """Above the table; empty where the page has its own heading."""
+    """Heading above the table; empty if the page has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """What several training engines made of the same layouts (`analysis.page.engines_page`)."""
+    """Results of several training engines on the same layouts (`analysis.page.engines_page`)."""
 
     sentences: list[str]
     winners: PageTable
@@ -67,17 +67,17 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What Python writes into the page on a cohort. Answer, map, causes and cost are drawn from the rows by scripts."""
+    """Content on a cohort that Python writes into the page. Scripts draw answer, map, causes and cost from the rows."""
 
     slug: str
     title: str
     meaning: str
     cautions: list[str]
-    """What must be known before any number of these rows is read."""
-    headlines: list[Said]
+    """Warnings that apply to all numbers of these rows."""
+    headlines: list[Sentence]
     best: list[str]
     failed: list[str]
-    facts: list[Said]
+    facts: list[Sentence]
     trust: list[str]
     figures: list[DrawnFigure]
     winners: PageTable
@@ -96,7 +96,7 @@ class Section:
 class Page:
     title: str
     name: str
-    """The title in a word or two."""
+    """Short title, a word or two."""
     source: str
     made_at: str
     version: str
@@ -109,19 +109,19 @@ class Page:
     tables: list[str]
     """Names of the files under ``tables/``."""
     engines: SideBySide | None = None
-    """None where one engine ran everything."""
+    """Comparison of engines; None if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the page is made of beside its words. ``late`` and ``runs`` are deflated (`analysis.page.embed`)."""
+    """Parts of the page other than its words. ``late`` and ``runs`` are deflated (`analysis.page.embed`)."""
 
     styles: Sequence[str]
     scripts: Sequence[str]
     late: Mapping[str, str]
-    """Texts by the id of the element that they stand in."""
+    """Texts by the id of the element that holds them."""
     runs: Mapping[str, str]
-    """What ``explorer/runs.html`` wants."""
+    """Variables of ``explorer/runs.html``."""
 
 
 def render(page: Page, parts: Parts) -> str:
@@ -141,7 +141,7 @@ def render(page: Page, parts: Parts) -> str:
 
 
 def environment() -> Environment:
-    """Loads templates from ``templates/``; every value put into one is escaped."""
+    """Loads templates from ``templates/``; every inserted value is escaped."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -152,7 +152,7 @@ def environment() -> Environment:
 
 
 def source(name: str) -> str:
-    """The text of a file below ``templates/``."""
+    """Text of a file below ``templates/``."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""How far a report is: one line that renews itself on a terminal, a few plain lines elsewhere."""
+"""Progress of a report: one line that is updated on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.live import Live
 from rich.text import Text
 
 _EVERY_S = 5.0
-"""Elsewhere than on a terminal, at most one line in this time."""
+"""Shortest time between two lines when the output is not a terminal, in seconds."""
 
 
 class ReportProgress:
-    """Lines that stay (`say`), and the one that the next figure replaces (`step`)."""
+    """Permanent lines (`say`), and one line that the next figure replaces (`step`)."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
         self._last = clock()
-        # It is drawn again on request, not by a thread: figures are drawn in forked processes, which have no threads.
+        # Refreshed on request, not by a thread: figures are drawn in forked processes, which have no threads.
         self._line = Live(
             console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
@@ -30,7 +30,7 @@ class ReportProgress:
         self._print(text)
 
     def step(self, done: int, total: int, what: str) -> None:
-        """``done`` of ``total`` figures are drawn; ``what`` names the last one."""
+        """Report that ``done`` of ``total`` figures are drawn; ``what`` names the last one."""
         text = f"figure {done} of {total}: {what}"
         if self._console.is_terminal:
             self._line.start()

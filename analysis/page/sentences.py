@@ -16,9 +16,10 @@ from results.text.numbers import format_bytes, format_number, format_percent, li
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4
-"""With more groups than this, one size of each of so many models gets a sentence; the table has every group."""
+"""Number of groups up to which every winner gets a sentence; with more, one size of each of so many models gets one.
+The table has every group."""
 _ALONE = 0.1
-"""A winner further ahead than this of every other layout is less certain: nothing near it shows the same."""
+"""Lead over every other layout above which a winner is less certain, because no similar layout confirms it."""
 
 
 def what_was_run(results: Results) -> list[str]:
@@ -57,7 +58,7 @@ def _plan(results: Results) -> list[str]:
     names = {
         "run": "to run",
         "cached": "answered by the rows of another sweep",
-        "invalid": "against a rule",
+        "invalid": "excluded by a rule",
         "predicted_oom": "predicted not to fit",
         "over_budget": "over the budget",
     }
@@ -66,17 +67,21 @@ def _plan(results: Results) -> list[str]:
 
 
 def unfinished(results: Results) -> str | None:
-    """A sentence if planned points have no result yet, else None."""
+    """A sentence if planned points have no result yet, otherwise None."""
     left = len(waiting(results))
     if not left:
         return None
     points = plural(len(planned(results)), "planned point")
-    return f"Unfinished: {left:,} of {points} {'has' if left == 1 else 'have'} no result yet. What follows may change."
+    return f"Unfinished: {left:,} of {points} {'has' if left == 1 else 'have'} no result yet. These results may change."
 
 
 def what_is_best(frame: pd.DataFrame) -> list[str]:
-    """A sentence for each winner, those that tell most first: the largest model on the most devices whose winner can be
-    trusted. Of many, the largest such size of each model; then why the others are less certain."""
+    """A sentence for each winner, the most informative first: the largest model on the most devices among certain
+    winners.
+
+    With more than `_MOST_WINNERS` groups, only the first winner of each model gets one. Sentences on less certain
+    winners and mixed batches follow.
+    """
     best = metrics.best_configurations(frame)
     if best.empty:
         return ["No run has finished with a throughput, so nothing can be called best."]
@@ -87,24 +92,25 @@ def what_is_best(frame: pd.DataFrame) -> list[str]:
     shown = best
     if len(best) > _MOST_WINNERS:
         shown = best.drop_duplicates("workload").head(_MOST_WINNERS)
-    told = [_winner(row, noun, unit) for row in labels.records(shown)]
-    return told + _less_certain(best) + _batches(frame, noun)
+    winner_sentences = [_winner(row, noun, unit) for row in labels.records(shown)]
+    return winner_sentences + _less_certain(best) + _batches(frame, noun)
 
 
 def _doubts(best: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """Why each winner is less certain than others; empty for those that nothing speaks against."""
+    """Reason why each winner is less certain; empty if there is none."""
     rows = metrics.ranked(frame)
     rows = rows[rows["rank"].notna()]
     regimes = rows.groupby(metrics.GROUP)["network_regime"].nunique().to_dict() if "network_regime" in rows else {}
     doubts = []
     for row in labels.records(best):
         if regimes.get((row["workload"], row["world_size"]), 0) > 1:
-            doubts.append("the layouts ran in different regimes of the network")
+            doubts.append("the layouts ran in different network regimes")
         elif row["candidates"] < MIN_FOR_INTERVAL:
             doubts.append(f"fewer than {MIN_FOR_INTERVAL} layouts finished")
         elif row["slower_by"] > _ALONE:
             doubts.append(
-                f"the winner stands alone, the next layout being more than {format_percent(_ALONE, 0)} slower"
+                f"the next layout is more than {format_percent(_ALONE, 0)} slower, so no similar layout "
+                "confirms the winner"
             )
         else:
             doubts.append("")
@@ -112,7 +118,7 @@ def _doubts(best: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def _less_certain(best: pd.DataFrame) -> list[str]:
-    """One sentence on the winners that something speaks against."""
+    """One sentence on the winners that are less certain, with the reasons."""
     counts = best.loc[best["_doubt"] != "", "_doubt"].value_counts()
     if not len(counts) or len(best) == 1:
         return []
@@ -123,21 +129,23 @@ def _less_certain(best: pd.DataFrame) -> list[str]:
 
 
 def _batches(frame: pd.DataFrame, noun: str) -> list[str]:
-    """One sentence where runs of different batches are ranked together."""
+    """One sentence if runs of different batch sizes are ranked together."""
     rows = metrics.ranked(frame)
     rows = rows[rows["rank"].notna() & rows["tokens_per_step"].notna()]
-    told = []
+    mixed_groups = []
     for _, group in rows.groupby(metrics.GROUP, sort=False):
         counts = group["tokens_per_step"].value_counts()
         if len(counts) > 1:
             shown = listed([f"{tokens:,.0f} ({count:,})" for tokens, count in counts.items()])
-            told.append(f"{labels.group_name(group['workload'].iloc[0], group['world_size'].iloc[0], noun)}: {shown}")
-    if not told:
+            mixed_groups.append(
+                f"{labels.group_name(group['workload'].iloc[0], group['world_size'].iloc[0], noun)}: {shown}"
+            )
+    if not mixed_groups:
         return []
     return [
-        f"Runs of several batches are ranked together; a larger one spreads over more tokens what happens once a step. "
-        f"Tokens a step (runs): {'; '.join(told[:_MOST_WINNERS])}"
-        + (f"; and {len(told) - _MOST_WINNERS} more." if len(told) > _MOST_WINNERS else ".")
+        "Runs of several batch sizes are ranked together; a larger batch spreads the costs of a step over more tokens. "
+        f"Tokens per step (runs): {'; '.join(mixed_groups[:_MOST_WINNERS])}"
+        + (f"; and {len(mixed_groups) - _MOST_WINNERS} more." if len(mixed_groups) > _MOST_WINNERS else ".")
     ]
 
 
@@ -156,9 +164,8 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
         return text + "; there is nothing to compare it with."
     if pd.isna(row["tie"]):
         return (
-            text
-            + f"; the next one, {row['runner_up']}, is {format_percent(row['slower_by'])} slower, and nothing says "
-            "how much of that is noise: the spread of steps is not known, and there are no repeats."
+            text + f"; the next one, {row['runner_up']}, is {format_percent(row['slower_by'])} slower; the share "
+            "of noise in this difference is unknown, because there is no spread of steps and there are no repeats."
         )
     if metrics.is_tie(row["tie"]):
         named = listed(row["tied_layouts"].split("; "), 4)
@@ -173,7 +180,7 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
 
 
 def _stopped(count: int) -> list[str]:
-    """Of points whose last attempt was cancelled, or is to be tried again."""
+    """Sentence on the points whose last attempt was cancelled or will be retried."""
     has = "has" if count == 1 else "have"
     return [f"{plural(count, 'point')} had to stop and {has} not run yet."] if count else []
 
@@ -213,7 +220,7 @@ def what_failed(frame: pd.DataFrame) -> list[str]:
 
 
 def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
-    """Spread of steps, agreement of losses, prediction errors, and whatever differs between rows."""
+    """Spread of steps, agreement of losses, prediction errors, and differences between rows."""
     sentences = []
     spread = median_interval(metrics.step_spread(frame))
     if spread is not None:
@@ -224,8 +231,7 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
     once = frame["timed_steps"].eq(1) & frame[metrics.RANK_BY].notna()
     if once.any():
         sentences.append(
-            f"{plural(int(once.sum()), 'throughput')} stand on one timed step each: how far such a number moves by "
-            "itself is unknown."
+            f"{plural(int(once.sum()), 'throughput')} come from one timed step each, so their noise is unknown."
         )
     ranked = metrics.ranked(frame)
     repeated = ranked[ranked["repeats"] > 1]
@@ -238,11 +244,11 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
         sentences.append("No layout finished more than once: differences between runs of one layout are unknown.")
     sentences += _noise(ranked)
     sentences += _losses(frame)
-    for name, predicted, found in (
+    for name, predicted, measured in (
         ("peak memory", "predicted_peak_bytes", "peak_allocated_bytes"),
         ("step time", "predicted_step_time_s", "step_time_s"),
     ):
-        error = median_interval(metrics.prediction_errors(frame, predicted, found).abs())
+        error = median_interval(metrics.prediction_errors(frame, predicted, measured).abs())
         if error is not None:
             sentences.append(
                 f"The {name} predicted before the run was off by {_interval(error)} (median of {error.n:,})."
@@ -262,21 +268,21 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
         reasons = sorted(
             {r.strip() for text in frame["throttle_reasons"].dropna() for r in text.split(",") if r.strip()}
         )
-        sentences.append(f"The device clocks were held back in {plural(throttled, 'run')} ({listed(reasons)}).")
+        sentences.append(f"The device clocks were throttled in {plural(throttled, 'run')} ({listed(reasons)}).")
     return sentences + mixtures(frame)
 
 
 def _noise(ranked: pd.DataFrame) -> list[str]:
-    """What the order of layouts is judged by."""
-    told = []
+    """Sentence on the noise estimates that decide the order of layouts."""
+    sources = []
     for source, rows in ranked[ranked["noise"].notna()].groupby("noise_from", sort=False):
         low, high = format_percent(rows["noise"].min()), format_percent(rows["noise"].max())
         span = low if low == high else f"{low} to {high}"
-        told.append(f"{span} of one run, from {source} ({plural(len(rows), 'layout')})")
+        sources.append(f"{span} of one run, from {source} ({plural(len(rows), 'layout')})")
     unknown = int(ranked["noise"].isna().sum())
     if unknown:
-        told.append(f"not known for {plural(unknown, 'layout')}")
-    return [f"Noise by which the order of layouts is judged (standard deviation): {'; '.join(told)}."] if told else []
+        sources.append(f"not known for {plural(unknown, 'layout')}")
+    return [f"Noise used to judge the order of layouts (standard deviation): {'; '.join(sources)}."] if sources else []
 
 
 def _losses(frame: pd.DataFrame) -> list[str]:
@@ -297,8 +303,8 @@ def _losses(frame: pd.DataFrame) -> list[str]:
 
 
 def rehearsal_check(attempts: pd.DataFrame) -> list[str]:
-    """How rehearsed rows compare with measured ones of the same experiments, where both exist: peaks, and step times
-    with and without tensor parallelism, whose collectives a rehearsal only models."""
+    """Sentences that compare rehearsed rows with measured ones of the same experiments: peaks, and step times with and
+    without tensor parallelism, whose collectives a rehearsal only models."""
     both = metrics.rehearsed_beside_measured(attempts)
     sentences = []
     peaks = both["peak_difference"].dropna().abs()

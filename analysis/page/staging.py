@@ -1,4 +1,4 @@
-"""Where pages, figures and tables are written: beside the earlier ones, and in their place once all are whole."""
+"""Staging of pages, figures and tables: written beside the earlier ones, moved into place once all are complete."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from analysis.page.render import GENERATOR
 from results.errors import UltrasweepError
 
 _KINDS = {"figures": (".png", ".svg", ".html"), "tables": (".csv", ".md", ".tex")}
-"""What a report puts into each folder: files of other kinds there are somebody else's."""
+"""Suffixes of the files that a report writes into each folder; files with other suffixes are not the report's."""
 
 
 class UnwritableReport(UltrasweepError):
-    """The folder for a report or a comparison cannot be written, or has no room."""
+    """Raised if the folder of a report or comparison cannot be written or the disk is full."""
 
 
 class Staged:
-    """A folder below ``out`` with ``figures`` and ``tables``, for files that are being made.
+    """Context with a temporary folder below ``out`` (with ``figures`` and ``tables``) for unfinished files.
 
-    A context: what `publish` has not moved when it is left is removed, and ``out`` is as it was. ``what`` is being
-    written, for messages: ``a report``. Raises `UnwritableReport` for any `OSError` inside.
+    On exit, files that `publish` has not moved are removed, and ``out`` is unchanged. ``what`` names the output in
+    messages, e.g. ``a report``. Raises `UnwritableReport` for any `OSError` inside.
     """
 
     def __init__(self, out: Path, what: str) -> None:
@@ -35,7 +35,7 @@ class Staged:
     def __enter__(self) -> Staged:
         self._made = [path for path in (self.out, *self.out.parents) if not path.exists()]
         try:
-            shutil.rmtree(self.folder, ignore_errors=True)  # of a command that was killed
+            shutil.rmtree(self.folder, ignore_errors=True)  # left by a killed command
             self.figures.mkdir(parents=True)
             self.tables.mkdir()
         except OSError as error:
@@ -51,7 +51,8 @@ class Staged:
             raise self._unwritable(error) from None
 
     def publish(self, earlier: Iterable[Path] = ()) -> None:
-        """Move every file to its place in ``out``, pages last, and remove the ``earlier`` files that none replaced."""
+        """Move every file to its place in ``out``, pages last, and remove the ``earlier`` files that were not
+        replaced."""
         made = sorted(path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
         places = [self.out / path for path in made]
         for path in earlier:
@@ -63,10 +64,10 @@ class Staged:
 
     def _take_away(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        for path in self._made:  # the lowest first
+        for path in self._made:  # deepest first
             try:
                 path.rmdir()
-            except OSError:  # not empty: the report is there
+            except OSError:  # not empty: it holds the report
                 return
 
     def _unwritable(self, error: OSError) -> UnwritableReport:
@@ -74,15 +75,15 @@ class Staged:
 
 
 def earlier_report(out: Path) -> list[Path]:
-    """Files of the report that ``out`` holds, so that none outlives its data; none where it holds none.
+    """Files of the earlier report in ``out``, which would not match the new data; empty if there is none.
 
-    Raises `UnwritableReport` when the page there is not a report's.
+    Raises `UnwritableReport` if the page there is not a report's.
     """
     index = out / "index.html"
     if not index.exists():
         return []
     if not index.is_file() or GENERATOR not in index.read_text(errors="replace")[:4096]:
-        raise UnwritableReport(f"{index} is no report's page and would be overwritten; name another folder")
+        raise UnwritableReport(f"{index} is not a report page and would be overwritten; choose another folder")
     files = [path for name, kinds in _KINDS.items() for path in (out / name).glob("*") if path.suffix in kinds]
-    # explorer.html was beside the page before the page had every run.
+    # Earlier versions wrote explorer.html; its runs are now part of the page.
     return [*files, index, *(out / name for name in ("explorer.html", "claims.html", "report.json"))]

@@ -33,7 +33,7 @@ _MOST_FAILURES = 20
 
 
 def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame) -> list[FileTable]:
-    """``ranked``, ``failures``, ``claims`` and the values of every figure, each row with the cohort that it is of."""
+    """``ranked``, ``failures``, ``claims`` and the values of every figure; each row names its cohort."""
     ranked_columns = _ordered(*_FIRST, *_RANKING)
     ranked, failures = [], []
     values: dict[str, list[pd.DataFrame]] = {}
@@ -53,17 +53,18 @@ def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], clai
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """All frames as one; an empty table with the columns where none has a row."""
+    """All frames as one; an empty table with the columns if none has a row."""
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
 def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the columns that tell which cohort they are of, where they lack them."""
+    """Rows with the columns that identify their cohort added if missing."""
     return rows.assign(**{name: cohort[name].iloc[0] for name in _COHORT if name not in rows})
 
 
 def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
-    """Header and cells of the winners of every model and size. ``Slower by`` is 1 - runner-up over winner."""
+    """Header and cells of the winners of every model and size, and their number. ``Slower by`` is 1 - runner-up over
+    winner."""
     best, memory = metrics.best_configurations(frame), metrics.memory_column(frame)
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
     header = ["Model", noun, "Fastest layout", unit, metrics.MFU_NAME, _memory_header(memory)]
@@ -87,7 +88,7 @@ def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
 
 
 def _tied(row: dict[str, Any]) -> str:
-    """Which other layouts may be as fast, and what the noise was worked out from."""
+    """Layouts that may be as fast, and the source of the noise estimate."""
     if pd.isna(row["tie"]):
         return "–" if row["candidates"] == 1 else "not known"
     if not row["tie"]:
@@ -96,7 +97,7 @@ def _tied(row: dict[str, Any]) -> str:
 
 
 def failure_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
-    """Header and cells of the failures that memory does not explain, and how many of those there are in all."""
+    """Header and cells of the failures other than out of memory, at most `_MOST_FAILURES`, and their total number."""
     final = decided(frame)
     odd = final[~final["outcome"].isin(["ok", "oom"])]
     header = ["Outcome", "Model", labels.device_noun(frame), "Layout", "Phase", "Rank", "Evidence"]
@@ -116,7 +117,7 @@ def failure_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
 
 
 def _ordered(*first: str) -> list[str]:
-    """Every column whose values are scalars, with ``first`` in front."""
+    """Every column with scalar values, with ``first`` in front."""
     return [*first, *(name for name in _SCALARS if name not in first)]
 
 

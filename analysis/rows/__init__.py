@@ -1,1 +1,1 @@
-"""Attempts read, completed, named, matched and ranked: what every table, figure and sentence starts from."""
+"""Loading, completing, labelling, matching and ranking of attempts: the basis of every table, figure and sentence."""

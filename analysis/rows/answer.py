@@ -1,12 +1,12 @@
 """The answer for one model on one number of devices: what fits, at which batch, what is fastest, what a rule costs.
 
-The page computes the same in the browser for whatever limits its reader sets (``templates/page/answer.js``); tests hold
-the two together. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
+The page computes the same answer in the browser for the limits that its reader sets (``templates/page/answer.js``);
+tests compare the two. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
 
-Batches are not compared: unless another one is asked for, the answer is of the tokens a step that most finished layouts
-of the cell have. A winner is a set (`results.statistics.noise`). Where noise is not known, since there is no repeat and
-nothing says how far the steps of a run lie apart (it had one, or its row holds the median alone), layouts within
-`UNTIMED` of the best are taken for as fast: the answer then says so.
+Batches are not compared: unless the query names a batch, the answer uses the number of tokens per step that most
+finished layouts of the cell have. A winner is a set of layouts (`results.statistics.noise`). If the noise is unknown
+(the layout has no repeats and its row has no spread over steps: one timed step, or only the median), layouts within
+`UNTIMED` of the best count as ties, and the answer says so.
 """
 
 from __future__ import annotations
@@ -23,55 +23,58 @@ from analysis.rows.load import decided
 from results.statistics import noise, ranking
 
 UNTIMED = 0.05
-"""What may decide nothing where noise is not known, as in `analysis.compare`; a fraction of the best throughput."""
+"""Largest difference in throughput that counts as a tie if noise is unknown, as a fraction of the best;
+`analysis.compare` uses the same value."""
 FILTERS = ("network_regime", "engine_version")
-"""Columns whose values a reader may ask for: runs that differ in them are no fair comparison."""
+"""Columns whose values a reader may select: runs that differ in them are not comparable."""
 ANY = "any"
-"""Every number of tokens a step."""
+"""Value of `Query.tokens_per_step` that admits every batch."""
 Layout = Mapping[str, Any]
 """A row of `metrics.ranked` by column name, with ``tied`` (whether it may be as fast as the best), ``behind`` (1 - its
 throughput over the best's) and ``unknown`` (whether its noise is not known)."""
-_TOLD = (
+_LAYOUT_COLUMNS = (
     *("experiment_id", "attempt_id", "layout", "dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep"),
     *("micro_batch_size", "num_microbatches", "recompute", "compile", "pp_schedule", "tokens_per_step", *FILTERS),
     *("peak_allocated_bytes", "peak_reserved_bytes", "mfu_palm", "step_time_s", metrics.RANK_BY, *noise.COLUMNS),
 )
-"""Columns of a layout."""
+"""Columns that each layout keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for. Limits that are None exclude nothing."""
+    """Question of a reader. A limit of None excludes nothing."""
 
     workload: str
     world_size: int
     memory_bytes: float | None = None
-    """Layouts whose peak is known to be above this are left out."""
+    """Memory limit in bytes: layouts with a known peak above it are left out."""
     tokens_per_step: float | str | None = None
-    """None is the batch of most finished layouts, `ANY` all of them."""
+    """Tokens per step. None: the batch that most finished layouts have; `ANY`: all batches."""
     only: dict[str, str] = field(default_factory=dict)
-    """Values of columns of `FILTERS`."""
+    """Required values by column; columns are from `FILTERS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the rows say to a query. Counts are of points, the deciding attempt of each; layouts are repeats pooled."""
+    """Result of a query. ``points``, ``out_of_memory`` and ``failed`` count points by their deciding attempt; a layout
+    pools its repeats."""
 
     query: Query
     points: int
     out_of_memory: int
     failed: int
-    """Points that ended otherwise."""
+    """Points that ended neither ok nor out of memory."""
     finished: int
-    """Layouts with a throughput, whatever their losses, batch and memory."""
+    """Number of ranked layouts, at any batch and memory."""
     fits: int
-    """Of these, layouts within the memory limit."""
+    """Number of ranked layouts within the memory limit and with the required values."""
     tokens_per_step: float | None
-    """The batch of the answer; None for `ANY` and where nothing finished."""
+    """Batch of the answer in tokens per step; None for `ANY` and if nothing finished."""
     layouts: list[Layout]
-    """The layouts that the query leaves, best first."""
+    """Layouts that satisfy the query, best first."""
     faster_at: float | None
-    """Throughput of a faster layout that fits at another batch; None where there is none."""
+    """Throughput of the fastest layout that fits at another batch, if it is faster than the best of this one; else
+    None."""
 
     @property
     def best(self) -> Layout | None:
@@ -84,49 +87,51 @@ class Answer:
 
     @property
     def untimed(self) -> bool:
-        """Whether it rests on `UNTIMED` alone if the second layout is called a tie, or not."""
+        """Whether `UNTIMED`, not noise, decides if the second layout is a tie."""
         return len(self.layouts) > 1 and bool(self.layouts[1]["unknown"])
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
     outcomes: pd.Series
-    """Of the points that have ended."""
+    """Outcome of each point that has ended."""
     rows: pd.DataFrame
     """Trusted ranked rows."""
     usual: float | None
-    """The tokens a step that most of them have."""
-    told: pd.DataFrame
-    """Those of the usual batch, best first, see `_told_apart`."""
+    """Tokens per step that most trusted rows have."""
+    usual_rows: pd.DataFrame
+    """Trusted rows at the usual batch, best first, with the columns of `_with_ties`."""
     layouts: tuple[Layout, ...]
-    """The same as dicts: made for all cells at once, since most of the time goes into each table, not into its rows."""
+    """`usual_rows` as dicts, made for all cells at once: the conversion costs time per table, not per row."""
 
 
 @cache_per_frame
 def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], _Cell]:
-    """Every model and size, in the order of the page. All are told apart at once: cell by cell it takes ten times as
-    long."""
+    """Every model and size, in the order of the page. Ties are decided for all cells at once, ten times as fast as cell
+    by cell."""
     outcomes = dict(list(decided(frame).groupby(metrics.GROUP, sort=False)["outcome"]))
     ranked = metrics.ranked(frame)
-    ranked = ranked.loc[ranked["rank"].notna(), [*metrics.GROUP, *(name for name in _TOLD if name in ranked)]]
+    ranked = ranked.loc[ranked["rank"].notna(), [*metrics.GROUP, *(name for name in _LAYOUT_COLUMNS if name in ranked)]]
     rows = dict(list(ranked.groupby(metrics.GROUP, sort=False)))
-    told = _told_apart(ranking.of_usual_batch(ranked[ranked["tokens_per_step"].notna()], metrics.GROUP))
-    usual = dict(list(told.groupby(metrics.GROUP, sort=False)))
+    usual_rows = _with_ties(ranking.of_usual_batch(ranked[ranked["tokens_per_step"].notna()], metrics.GROUP))
+    usual = dict(list(usual_rows.groupby(metrics.GROUP, sort=False)))
     layouts: dict[tuple[Any, ...], list[Layout]] = {}
-    for layout in labels.records(told):
+    for layout in labels.records(usual_rows):
         layouts.setdefault(tuple(layout[name] for name in metrics.GROUP), []).append(layout)
     order = {name: place for place, name in enumerate(labels.workload_order(frame))}
-    found: dict[tuple[str, int], _Cell] = {}
+    cells_by_key: dict[tuple[str, int], _Cell] = {}
     for key, ended in outcomes.items():
-        of_batch = usual.get(key, told.iloc[:0])
+        of_batch = usual.get(key, usual_rows.iloc[:0])
         batch = float(of_batch["tokens_per_step"].iloc[0]) if len(of_batch) else None
         workload, size = key
-        own = rows.get(key, ranked.iloc[:0])
-        found[str(workload), int(float(str(size)))] = _Cell(ended, own, batch, of_batch, tuple(layouts.get(key, ())))
-    return {key: found[key] for key in sorted(found, key=lambda key: (order[key[0]], key[1]))}
+        rows_of_cell = rows.get(key, ranked.iloc[:0])
+        cells_by_key[str(workload), int(float(str(size)))] = _Cell(
+            ended, rows_of_cell, batch, of_batch, tuple(layouts.get(key, ()))
+        )
+    return {key: cells_by_key[key] for key in sorted(cells_by_key, key=lambda key: (order[key[0]], key[1]))}
 
 
-_NO_ROWS = pd.DataFrame({name: [] for name in (*metrics.GROUP, *_TOLD, "tied", "behind", "unknown")})
+_NO_ROWS = pd.DataFrame({name: [] for name in (*metrics.GROUP, *_LAYOUT_COLUMNS, "tied", "behind", "unknown")})
 _NOTHING = _Cell(pd.Series(dtype=object), _NO_ROWS, None, _NO_ROWS, ())
 
 
@@ -136,7 +141,7 @@ def cells(frame: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def answer(frame: pd.DataFrame, query: Query) -> Answer:
-    """The answer of a cohort's rows. A cell without rows gives counts of 0."""
+    """Answer from a cohort's rows. A cell without rows has counts of 0."""
     cell = _cells(frame).get((query.workload, query.world_size), _NOTHING)
     outcomes, rows = cell.outcomes, cell.rows
     memory = rows[metrics.memory_column(frame)]
@@ -145,7 +150,7 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         fit = fit[fit[name].astype("string").eq(value).fillna(False)]
     wanted = cell.usual if query.tokens_per_step is None else query.tokens_per_step
     left = fit if wanted == ANY else fit[fit["tokens_per_step"] == wanted]
-    as_usual = len(left) == len(cell.told) and left.index.isin(cell.told.index).all()
+    as_usual = len(left) == len(cell.usual_rows) and left.index.isin(cell.usual_rows.index).all()
     best = left[metrics.RANK_BY].max() if len(left) else None
     elsewhere = fit.loc[~fit.index.isin(left.index), metrics.RANK_BY]
     faster = elsewhere[elsewhere > best].max() if best is not None and len(elsewhere) else None
@@ -157,18 +162,18 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         finished=len(rows),
         fits=len(fit),
         tokens_per_step=None if wanted == ANY or wanted is None else float(wanted),
-        layouts=list(cell.layouts if as_usual else labels.records(_told_apart(left))),
+        layouts=list(cell.layouts if as_usual else labels.records(_with_ties(left))),
         faster_at=None if faster is None or pd.isna(faster) else float(faster),
     )
 
 
 @cache_per_frame
 def of_every_cell(frame: pd.DataFrame) -> list[Answer]:
-    """The answer of every cell of a cohort with which the page opens: its usual batch, and no limits."""
+    """Answer of every cell of a cohort as the page opens: usual batch, no limits."""
     return [answer(frame, Query(workload, size)) for workload, size in cells(frame)]
 
 
-def _told_apart(rows: pd.DataFrame) -> pd.DataFrame:
+def _with_ties(rows: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows of some cells, best first in each, with ``tied``, ``behind`` and ``unknown`` (see `Layout`)."""
     rows = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
     if rows.empty:
@@ -180,7 +185,7 @@ def _told_apart(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(tied=tied, behind=behind, unknown=unknown)
 
 
-# What a rule costs: the best layout that keeps it against the best of all
+# What a rule costs: the best layout that follows the rule against the best of all
 
 
 def _is(column: str, value: str | int) -> Callable[[Layout], bool]:
@@ -210,9 +215,10 @@ HALF_MEMORY = "half the memory"
 
 
 def rule_costs(found: Answer, memory: str, capacity: float | None) -> Iterator[tuple[str, int, Layout]]:
-    """(rule, layouts that keep it, the best of them) for every rule that some but not all layouts of an answer keep.
+    """Yield (rule, number of layouts that follow it, the best of them) for every rule that some but not all layouts
+    follow.
 
-    ``memory`` names the column of peaks, ``capacity`` is the device's memory in bytes.
+    ``memory`` names the column of peaks; ``capacity`` is the device's memory in bytes.
     """
     rules = dict(RULES)
     if capacity is not None and any(not _unknown(layout[memory]) for layout in found.layouts):
@@ -225,11 +231,11 @@ def rule_costs(found: Answer, memory: str, capacity: float | None) -> Iterator[t
 
 
 AXES = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "zero_stage", "recompute", "pp_schedule")
-"""Axes whose values are shown each with its best run."""
+"""Axes for which the page shows each value with its best run."""
 
 
 def best_at_each_value(found: Answer) -> dict[str, list[tuple[Any, int, Layout]]]:
-    """(value, layouts, the best of them) by axis, for the axes that vary among an answer's layouts."""
+    """(value, number of layouts, best layout) by axis, for the axes that vary among an answer's layouts."""
     table: dict[str, list[tuple[Any, int, Layout]]] = {}
     for axis in AXES:
         groups: dict[Any, list[Layout]] = {}

@@ -1,4 +1,5 @@
-"""Rows of other sweeps that answer points of a plan (``plan.reuse=true``): its ledger names attempt and sweep."""
+"""Rows of other sweeps that answer points of a plan (``plan.reuse=true``); the plan's ledger names attempt and
+sweep."""
 
 from __future__ import annotations
 
@@ -17,23 +18,23 @@ from results.text.numbers import listed, plural
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What `from_other_sweeps` found. A line in ``found`` or ``missing`` for each other sweep."""
+    """Result of `from_other_sweeps`. ``found`` and ``missing`` have one line for each other sweep."""
 
     rows: pa.Table | None
-    """Attempts with the columns of their own files; None where there are none."""
+    """Attempts with the columns of their own files; None if there are none."""
     folders: tuple[Path, ...]
     found: tuple[str, ...]
     missing: tuple[str, ...]
 
 
 def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Sequence[Path]) -> Answers:
-    """The attempts that ``ledger`` names as answers and that are not among ``attempts``, the rows of ``folders``.
+    """Attempts that ``ledger`` names as answers and that are not among ``attempts``, the rows of ``folders``.
 
-    Their sweeps are looked for beside the folders.
+    The other sweeps are searched for in and below the parents of ``folders``.
     """
     cached = ledger[(ledger["verdict"] == "cached") & ledger["cached_attempt"].notna() & ledger["cached_sweep"].notna()]
     wanted = cached[~cached["cached_attempt"].isin(attempts["attempt_id"])]
-    tables, homes, found, missing = [], [], [], []
+    tables, homes, shown, missing = [], [], [], []
     for name, rows in wanted.groupby("cached_sweep"):
         points = plural(len(rows), "point")
         home = _beside(str(name), folders)
@@ -41,7 +42,7 @@ def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Seq
         if home is not None and table is not None and table.num_rows:
             tables.append(table)
             homes.append(home)
-            found.append(f"{points} of this plan have run in the sweep {name} ({home}): its rows are shown here.")
+            shown.append(f"{points} of this plan have run in the sweep {name} ({home}): its rows are shown here.")
         else:
             where = listed(sorted({str(folder.resolve().parent) for folder in folders}))
             missing.append(
@@ -49,11 +50,11 @@ def from_other_sweeps(ledger: pd.DataFrame, attempts: pd.DataFrame, folders: Seq
                 "missing here"
             )
     rows_found = pa.concat_tables(tables, promote_options="permissive") if tables else None
-    return Answers(rows_found, tuple(homes), tuple(found), tuple(missing))
+    return Answers(rows_found, tuple(homes), tuple(shown), tuple(missing))
 
 
 def _beside(name: str, folders: Sequence[Path]) -> Path | None:
-    """The sweep of this name in the folder that holds one of ``folders``, or below it."""
+    """The sweep of this name in the parent of one of ``folders``, or below it; None if there is none."""
     for parent in dict.fromkeys(folder.resolve().parent for folder in folders):
         if (parent / name / files.MARKER).is_file():
             return parent / name

@@ -1,8 +1,8 @@
-"""How throughput changes with one degree of parallelism: a run for each degree, and the loss against the one before.
+"""Throughput over one degree of parallelism: one run for each degree, and the loss relative to the degree before.
 
 Each degree is represented by its fastest run, as in the study: runs of two degrees may also differ in micro-batch,
-accumulation and ZeRO stage. All runs of a workload have the same tokens a step, those that most of its rows have.
-Repeats count once (`analysis.rows.metrics.ranked`).
+accumulation and ZeRO stage. All runs of a workload have the same tokens per step: the number that most of its rows
+have. Repeats count once (`analysis.rows.metrics.ranked`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _KEPT = (
     *("experiment_id", "attempt_id"),
 )
 PLACE = ["workload", "world_size", "network_regime"]
-"""Runs that agree in these had the same devices and the same network."""
+"""Columns that identify the devices and the network regime of a run."""
 PP_SERIES = ("m = p − 1", "m = p", "m = 32")
 
 
 @cache_per_frame
 def data_parallel(frame: pd.DataFrame) -> pd.DataFrame:
-    """Pure data parallelism: the fastest run of each degree, of one ZeRO stage for each workload.
+    """Pure data parallelism: the fastest run of each degree, with one ZeRO stage for each workload.
 
-    The stage is the lowest of those that reach the most degrees.
+    The stage is the one that reaches the most degrees; the lowest of several.
     """
     rows = _comparable(frame)
     rows = rows[(rows["tp"] == 1) & (rows["pp"] == 1) & rows["zero_stage"].notna()]
     if rows.empty:
         return _table(rows)
-    # With one rank there is nothing to shard: such a run stands at the start of every stage's series.
+    # One rank has nothing to shard, so its run starts every stage's series.
     sizes = rows.groupby(["workload", "zero_stage"])["dp"].nunique().reset_index()
     sizes = sizes.sort_values(["workload", "dp", "zero_stage"], ascending=[True, False, True])
     stage = sizes.drop_duplicates("workload").set_index("workload")["zero_stage"]
@@ -47,9 +47,9 @@ def data_parallel(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
-    """Tensor parallelism without a pipeline, each degree on the fewest devices that it was run on.
+    """Tensor parallelism without a pipeline, each degree on the smallest number of devices that ran it.
 
-    ``largest_micro_batch`` is that of the runs that finished: a larger one may fit where none was run.
+    ``largest_micro_batch`` is the largest one that finished: larger ones may fit but were not run.
     """
     rows = _comparable(frame)
     rows = rows[rows["pp"] == 1]
@@ -60,21 +60,22 @@ def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
-    """Pipelines without tensor parallelism, with few micro-batches and with 32, for each number of devices and regime
-    of the network by itself: a deeper pipeline on more devices would show the network, not the pipeline.
+    """Pipelines without tensor parallelism, with few micro-batches and with 32.
 
-    ``m = p − 1`` is the study's short schedule; where micro-batches come in powers of two, ``m = p`` is the nearest.
-    The study's runs before its pipelines' communication was rewritten are left out.
-    ``bubble`` is what the schedule idles with equal ranks.
+    Each number of devices and network regime is separate: a deeper pipeline on more devices would show the network, not
+    the pipeline. ``m = p − 1`` is the study's short schedule; sweeps whose micro-batch counts are powers of two have
+    ``m = p`` instead. The study's runs before its pipeline communication was rewritten are left out. ``bubble`` is the
+    idle share of the schedule with equal ranks.
     """
     return _table(_fastest(pipelines(frame), PLACE), PLACE)
 
 
 def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
-    """Every run that `pipeline_parallel` chooses from, once for each ``series`` that it belongs to."""
+    """Every run that `pipeline_parallel` chooses from, once for each ``series`` it belongs to."""
     rows = _comparable(frame)
     rows = rows[(rows["tp"] == 1) & (rows["pp"] > 1)]
-    if "after_pp_fix" in rows:  # the study's pipelines before their communication was rewritten are another engine
+    # before the rewrite of its pipeline communication the study's engine was a different one
+    if "after_pp_fix" in rows:
         rows = rows[rows["after_pp_fix"].fillna(True).astype(bool)]
     rows = rows.assign(axis="pp", degree=rows["pp"], bubble=pipeline_bubble.of_rows(rows))
     asked = {PP_SERIES[0]: rows["pp"] - 1, PP_SERIES[1]: rows["pp"], PP_SERIES[2]: 32}
@@ -83,7 +84,7 @@ def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ranked rows without context parallelism, of the tokens a step that most rows of the workload have."""
+    """Ranked rows without context parallelism, at the tokens per step that most rows of the workload have."""
     rows = pairs.candidates(frame)
     return rows[rows["cp"].fillna(1) == 1]
 
@@ -105,7 +106,8 @@ def _fastest(rows: pd.DataFrame, within: Sequence[str] = ("workload",)) -> pd.Da
 
 
 def _table(rows: pd.DataFrame, within: Sequence[str] = ("workload",)) -> pd.DataFrame:
-    """The columns of a scaling figure; ``lost`` is by how much a degree is slower than the one before of its series."""
+    """Table with the columns of a scaling figure; ``lost`` is how much slower a degree is than the previous one of its
+    series."""
     if rows.empty:
         return pd.DataFrame(columns=list(_KEPT))
     order = {workload: i for i, workload in enumerate(labels.workload_order(rows))}

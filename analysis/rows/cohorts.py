@@ -1,9 +1,8 @@
 """Which rows may be compared in one figure or ranking, and what else differs between them.
 
-Rows are never pooled across how they were obtained (measured, rehearsed), the cluster they are of, the engine, or the
-version of the measurement. Rehearsed rows of different tp or cp are in one cohort but are ranked
-apart. Everything that may
-differ inside a set and can still move a number is said in words by `mixtures`.
+Rows are never pooled across method (measured, rehearsed), cluster, engine, or measurement version. Rehearsed rows of
+different tp or cp share a cohort but are ranked separately. `mixtures` names everything else that differs within a
+cohort and can move a number.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ METHOD_MEANING = {
     "measured": "Every rank ran.",
     "rehearsed": "Single ranks of each layout ran on one device under a fake process group: memory and compute time "
     "are measured, communication is modelled. These are not measurements of a whole run: steps with tensor or context "
-    "parallelism mostly come out too short, so that they rank both too high. Times are ranked between layouts of one "
-    "tp and one cp only: each stands by itself.",
+    "parallelism mostly come out too short, which would rank both too high. Times are ranked only between layouts of "
+    "equal tp and equal cp.",
     "rehearsed_fake": "Single ranks were traced without a device: memory is traced and times are estimates. These are "
     "not measurements.",
 }
@@ -36,9 +35,9 @@ METHOD_STAMPS = {
     "rehearsed": "rehearsed: communication is modelled, no whole run was measured",
     "rehearsed_fake": "traced without a device: times are estimates, nothing was measured",
 }
-"""Written on every figure of what was not measured."""
+"""Stamp on every figure of a cohort that was not measured."""
 _OTHER_DEVICE = re.compile(r"^none: ran on (.+), cluster (.+) describes (.+)$")
-"""What a row has in ``peak_flops_source`` when it ran on another device than its cluster's."""
+"""Pattern of ``peak_flops_source`` in rows that ran on a device other than their cluster's."""
 _MIXABLE = {
     "device_name": "devices",
     "driver_version": "drivers",
@@ -50,7 +49,7 @@ _MIXABLE = {
     "git_commit": "commits",
     "timed_steps": "numbers of timed steps",
 }
-"""Columns that should be the same over a set, and what to call several of their values."""
+"""Columns that should have one value in a cohort, each with a plural noun for several values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +57,16 @@ class Cohort:
     """Rows that may be compared with each other. ``frame`` is labelled (see `analysis.rows.labels.add_labels`)."""
 
     slug: str
-    """Safe in a file name, e.g. ``measured-h200``."""
+    """Name that is safe in a file name, e.g. ``measured-h200``."""
     title: str
     meaning: str
     frame: pd.DataFrame
     stamp: str = ""
-    """One line for every figure, empty for measured rows."""
+    """One line for every figure; empty for measured rows."""
 
 
 def split(attempts: pd.DataFrame) -> list[Cohort]:
-    """Cohorts of a frame of attempts: measured ones first, then by number of rows."""
+    """Cohorts of a frame of attempts: measured ones first, then by number of rows, largest first."""
     versions = attempts["measurement_version"].nunique(dropna=False) > 1
     keyed = attempts.assign(
         _cluster=attempts["cluster"].fillna("unknown cluster"),
@@ -96,14 +95,15 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
 
 
 def engine_limits(frame: pd.DataFrame) -> str:
-    """What an engine ran without, as its versions say it after a space; empty where they say nothing."""
+    """Limits of an engine, e.g. missing packages: the part of its versions after the first space; empty if there is
+    none."""
     return listed(
         sorted({str(version).partition(" ")[2] for version in frame["engine_version"].dropna().unique()} - {""})
     )
 
 
 def mixtures(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each column that should be the same over ``frame`` and is not."""
+    """One sentence for each column that should have one value in ``frame`` but has several."""
     sentences = []
     for column, name in _MIXABLE.items():
         counts = frame[column].dropna().value_counts()
@@ -114,10 +114,12 @@ def mixtures(frame: pd.DataFrame) -> list[str]:
 
 
 def cautions(frame: pd.DataFrame) -> list[str]:
-    """What must be said before any time of these rows is read: rows that ran on another device than the cluster's."""
-    said = frame["peak_flops_source"].where(frame["peak_flops"].isna()).astype("string").str.extract(_OTHER_DEVICE)
+    """Warnings that apply to every time of these rows: rows that ran on a device other than their cluster's."""
+    other_device = (
+        frame["peak_flops_source"].where(frame["peak_flops"].isna()).astype("string").str.extract(_OTHER_DEVICE)
+    )
     counts: dict[tuple[str, str, str], int] = {}
-    for ran, cluster, meant in said.dropna().itertuples(index=False, name=None):
+    for ran, cluster, meant in other_device.dropna().itertuples(index=False, name=None):
         counts[ran, cluster, meant] = counts.get((ran, cluster, meant), 0) + 1
     return [
         f"{plural(count, 'row')} ran on {ran} for cluster {cluster}, whose devices are {meant}: compute times are "

@@ -1,4 +1,4 @@
-"""Collective bandwidth over the number of nodes, from the bandwidths that runs measured before they trained."""
+"""Collective bandwidth over the number of nodes, as runs measured it before training."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BAND = (0.05, 0.95)
 def by_nodes(frame: pd.DataFrame) -> pd.DataFrame:
     """Quantiles and mean over the runs of each number of nodes, in GB/s (10⁹), one row for each collective and scope.
 
-    ``scope`` is ``world`` (all ranks) or ``node`` (inside a node); ``regime`` is ``all``, or ``fast`` and ``slow``
-    where runs are marked so. Empty when no row has a bandwidth.
+    ``scope`` is ``world`` (all ranks) or ``node`` (inside a node). ``regime`` is ``all``; if runs have a network
+    regime, there are also rows for ``fast`` and ``slow``. The table is empty if no row has a bandwidth.
     """
     rows = []
     for name in COLLECTIVES:

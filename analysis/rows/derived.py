@@ -1,7 +1,6 @@
-"""Columns that follow from others by a closed form, for rows that other tools wrote and that lack them.
+"""Parameter counts, FLOPs and MFU by closed form, for rows of other tools that lack these columns.
 
-Parameters, FLOPs and MFU of a row come from the same formulas as those of our own runs. A row whose shape is not
-fully known gets none of them.
+The formulas are those of our own runs. A row without its full model shape gets none of these columns.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ _UTILIZATION = {"palm": "mfu_palm", "causal": "mfu_causal", "playbook": "mfu_pla
 
 
 def add_formulas(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The frame with parameter counts, FLOPs per token and MFU by every convention.
+    """Copy of the frame with parameter counts, FLOPs per token and MFU by every convention.
 
-    Without recomputation the hardware computes what `causal` counts, so HFU is set where ``recompute`` is none.
+    Without recomputation the hardware computes exactly the FLOPs that `causal` counts, so HFU is set only where
+    ``recompute`` is none.
     """
     frame = attempts.copy()
     keys = frame[[*SHAPE, "seq_len", "pp"]].copy()
-    keys["pp"] = keys["pp"].clip(upper=2)  # one stage or several: nothing else of it counts
+    keys["pp"] = keys["pp"].clip(upper=2)  # the formulas only distinguish one stage from several
     known = keys.dropna().drop_duplicates()
     known = known.assign(**_columns(known))
     columns = [name for name in known.columns if name not in keys.columns]
-    found = keys.merge(known, on=list(keys.columns), how="left").set_index(frame.index)
-    frame[columns] = found[columns]
+    filled = keys.merge(known, on=list(keys.columns), how="left").set_index(frame.index)
+    frame[columns] = filled[columns]
     share = frame["tokens_per_s_per_gpu"] / frame["peak_flops"]
     for convention, name in _UTILIZATION.items():
         frame[name] = share * frame[f"flops_per_token_{convention}"]
@@ -45,7 +45,7 @@ def add_formulas(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def model_of(row: dict[str, Any]) -> ModelSpec:
-    """The shape of a row that has all of `SHAPE`."""
+    """Model shape of a row that has all of `SHAPE`."""
     fields = {name: int(row[name]) for name in SHAPE} | {"tie_embeddings": bool(row["tie_embeddings"])}
     return model_from_dict({"name": str(row.get("model", "model")), **fields})
 

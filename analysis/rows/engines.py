@@ -1,6 +1,6 @@
-"""Layouts that several training engines ran: what each engine made of them, its own winners, and where those differ.
+"""Layouts that several training engines ran: the results of each engine, its winners, and where the winners differ.
 
-Rows of different engines are never pooled (`analysis.rows.cohorts`); here they stand side by side.
+Rows of different engines are never pooled (`analysis.rows.cohorts`); here they are compared side by side.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ COLUMNS = (
     *("experiment_id", "outcome", "tokens_per_s_per_gpu", "ratio", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("first_loss", "loss_difference"),
 )
-"""Of `side_by_side`. ``ratio`` is the throughput over that of the layout's first engine, ``loss_difference`` the
-largest relative difference of the first steps' losses from that one's."""
+"""Columns of `side_by_side`. ``ratio`` is the throughput over that of the layout's first engine. ``loss_difference`` is
+the largest relative difference between its first steps' losses and those of the first engine."""
 WINNERS = (
     *("method", "cluster", "measurement_version", "workload", "world_size", "engine", "engine_version", "layout"),
     *("tokens_per_s_per_gpu", "peak_allocated_bytes", "candidates", "same"),
 )
-"""Of `winners`. ``same``: whether every engine's fastest layout is this one."""
+"""Columns of `winners`. ``same``: whether every engine has this fastest layout."""
 _OVER = ["method", "cluster", "measurement_version"]
-"""What rows must share to stand side by side; the engine is the rest of a cohort."""
+"""Columns that rows must share to be compared across engines."""
 _OF_ENGINE = ("engine", "engine_version")
 
 
 def side_by_side(attempts: pd.DataFrame) -> pd.DataFrame:
-    """One row for each layout and engine, of layouts that more than one engine was asked for: `COLUMNS`.
+    """One row for each layout and engine, of layouts that were planned for more than one engine; its columns are
+    `COLUMNS`.
 
-    A layout is the whole configuration but for the engine. Repeats count by their median throughput. This project's
-    engine is the first of a layout, the others follow by name.
+    A layout is the whole configuration except the engine. Repeats count by their median throughput. This project's
+    engine comes first in a layout; the others follow by name.
     """
-    found = []
+    table_rows = []
     for rows in _shared(attempts):
         final = decided(rows)
         final = final.assign(_layout=final["config_json"].map(_layout_of))
@@ -52,28 +53,28 @@ def side_by_side(attempts: pd.DataFrame) -> pd.DataFrame:
         final = final.assign(**{metrics.RANK_BY: final["experiment_id"].map(rates).astype(float)})
         order = {name: place for place, name in enumerate(_engines(rows))}
         for _, group in final.groupby("_layout", sort=False):
-            found += _layout_rows(labels.records(group.assign(_at=group["engine"].map(order)).sort_values("_at")))
-    return pd.DataFrame(found, columns=list(COLUMNS))
+            table_rows += _layout_rows(labels.records(group.assign(_at=group["engine"].map(order)).sort_values("_at")))
+    return pd.DataFrame(table_rows, columns=list(COLUMNS))
 
 
 def winners(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Each engine's fastest layout of every model and size where several engines have one: `WINNERS`."""
-    found: list[dict[str, Any]] = []
+    """Each engine's fastest layout of every model and size that several engines finished; its columns are `WINNERS`."""
+    winner_rows: list[dict[str, Any]] = []
     for rows in _shared(attempts):
         best: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for engine in _engines(rows):
-            own = rows[rows["engine"] == engine].reset_index(drop=True)
-            for row in labels.records(labels.in_group_order(metrics.best_configurations(own))):
+            rows_of_engine = rows[rows["engine"] == engine].reset_index(drop=True)
+            for row in labels.records(labels.in_group_order(metrics.best_configurations(rows_of_engine))):
                 best.setdefault((row["workload"], int(row["world_size"])), []).append(row)
         for group in best.values():
             if len(group) > 1:
                 same = len({row["layout"] for row in group}) == 1
-                found += [{name: row.get(name) for name in WINNERS} | {"same": same} for row in group]
-    return pd.DataFrame(found, columns=list(WINNERS))
+                winner_rows += [{name: row.get(name) for name in WINNERS} | {"same": same} for row in group]
+    return pd.DataFrame(winner_rows, columns=list(WINNERS))
 
 
 def _shared(attempts: pd.DataFrame) -> list[pd.DataFrame]:
-    """Rows by what they share, with labels that hold over all of their engines; those of one engine are left out."""
+    """Rows grouped by `_OVER`, with labels that hold over all engines of a group; groups of one engine are left out."""
     if attempts.empty or attempts["engine"].nunique(dropna=False) < 2:
         return []
     keyed = attempts.assign(engine=attempts["engine"].fillna(ENGINE))
@@ -87,7 +88,7 @@ def _engines(rows: pd.DataFrame) -> list[str]:
 
 
 def _layout_of(config_json: object) -> str | None:
-    """A stored configuration without its engine, as text; None where it is not stored."""
+    """Stored configuration without its engine, as JSON text; None if it is not stored."""
     if not isinstance(config_json, str):
         return None
     try:
@@ -100,13 +101,13 @@ def _layout_of(config_json: object) -> str | None:
 
 
 def _layout_rows(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of one layout, its first engine first."""
-    told = []
+    """Rows of one layout; its first engine comes first."""
+    table_rows = []
     first = group[0]
     for place, row in enumerate(group):
         losses = _losses(row)
         ratio = row[metrics.RANK_BY] / first[metrics.RANK_BY] if place else None
-        told.append(
+        table_rows.append(
             {name: row.get(name) for name in COLUMNS}
             | {
                 "ratio": None if ratio is None or pd.isna(ratio) else ratio,
@@ -114,7 +115,7 @@ def _layout_rows(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "loss_difference": largest_difference(losses, _losses(first)) if place else None,
             }
         )
-    return told
+    return table_rows
 
 
 def _losses(row: dict[str, Any]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Keeps what several figures, claims and sentences compute from the same frame, so that it is computed once."""
+"""Cache of what several figures, claims and sentences compute from the same frame."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ import pandas as pd
 P = ParamSpec("P")
 T = TypeVar("T")
 _DEEP = int(pd.__version__.partition(".")[0]) < 3
-"""Whether only a deep copy keeps a writer from changing what others see."""
+"""Whether a deep copy is needed so that a writer does not change what other readers see."""
 _MOST = 12
-"""So many results of one function are kept: of every cohort of a usual report, and of the frames made from it."""
+"""Number of results kept for one function: enough for every cohort of a usual report and the frames derived from
+them."""
 
 
 def cache_per_frame(
     function: Callable[Concatenate[pd.DataFrame, P], T],
 ) -> Callable[Concatenate[pd.DataFrame, P], T]:
-    """Keep the last results of a function of a frame (and of what is given after it) while those frames live.
+    """Cache the last `_MOST` results of a function of a frame and further arguments, while the frames are alive.
 
-    For functions of the rows alone, which nobody changes in place. A frame is given out as a
-    copy that shares its data until somebody writes to it (before pandas 3, one that shares nothing).
+    The function must depend only on the rows, and no caller may change them in place. A cached frame is returned as a
+    copy that shares its data until it is written to (before pandas 3, a full copy).
     """
     kept: list[tuple[weakref.ref[pd.DataFrame], object, T]] = []
-    """The one used last comes first."""
+    """Cached entries (frame, other arguments, result), most recently used first."""
 
     @functools.wraps(function)
     def remembering(frame: pd.DataFrame, /, *more: P.args, **named: P.kwargs) -> T:
-        for place, one in enumerate(kept):
-            if one[0]() is frame and one[1] == (more, named):
-                del kept[place]
+        for index, entry in enumerate(kept):
+            if entry[0]() is frame and entry[1] == (more, named):
+                del kept[index]
                 break
         else:
-            one = (weakref.ref(frame), (more, named), function(frame, *more, **named))
-        kept[:] = [one, *(other for other in kept if other[0]() is not None)][:_MOST]
-        found = one[2]
-        return cast(T, found.copy(deep=_DEEP)) if isinstance(found, pd.DataFrame) else found
+            entry = (weakref.ref(frame), (more, named), function(frame, *more, **named))
+        kept[:] = [entry, *(other for other in kept if other[0]() is not None)][:_MOST]
+        value = entry[2]
+        return cast(T, value.copy(deep=_DEEP)) if isinstance(value, pd.DataFrame) else value
 
     return remembering

@@ -1,4 +1,4 @@
-"""Names of rows and columns for people: workloads, layouts, devices, outcomes, parts of memory."""
+"""Names of rows and columns for people: workloads, layouts, devices, outcomes, memory categories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTCOME_NAMES = {
     "preempted": "preempted",
     "diverged": "diverged",
     "cancelled": "cancelled",
-    UNKNOWN_OUTCOME: "failed, not said how",
+    UNKNOWN_OUTCOME: "failed, cause not recorded",
 }
 MEMORY_CATEGORIES = {
     "memory_parameters_bytes": "parameters",
@@ -32,10 +32,10 @@ MEMORY_CATEGORIES = {
     "memory_optimizer_bytes": "optimizer",
     "memory_activations_bytes": "activations and rest",
 }
-"""Columns of the peak by category, and what they are called; they sum to the allocated peak."""
+"""Columns of the peak by category with their names; they sum to the allocated peak."""
 
 ROUTING = ("routing", "routing_imbalance", "capacity_factor")
-"""How tokens choose experts: what is not balanced is a workload of its own."""
+"""Columns that say how tokens choose experts; rows with unbalanced routing form a workload of their own."""
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split"),
@@ -44,8 +44,10 @@ _LABELLED_BY = (
 
 
 def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The frame with ``workload`` (model, sequence length where a model has several, routing that is not balanced),
-    ``degrees``, ``batching`` and ``layout`` as text columns."""
+    """Copy of the frame with the text columns ``workload``, ``degrees``, ``batching`` and ``layout``.
+
+    A workload is the model, its sequence length if the model has several, and its routing if that is not balanced.
+    """
     frame = attempts.copy()
     frame["workload"] = workloads(frame, lengths_of=frame)
     rows = records(frame[[*_LABELLED_BY]])
@@ -56,7 +58,7 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
-    """The workload of each row; its model's sequence length is named where ``lengths_of`` has several of that model."""
+    """Workload name of each row; the sequence length is included if ``lengths_of`` has several for that model."""
     several = lengths_of.groupby("model")["seq_len"].nunique()
     several_lengths = set(several[several > 1].index)
     names = [
@@ -68,8 +70,10 @@ def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
 
 
 def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """A labelled frame in which each tp and each cp of a model is a workload of its own, where there are several: for
-    rows whose times do not compare across them. Everything that is ranked is ranked within a workload."""
+    """Labelled frame with a separate workload for each tp and each cp of a model, if there are several.
+
+    Use for rows whose times are not comparable across tp or cp: ranking is always within a workload.
+    """
     for axis in ("tp", "cp"):
         if frame[axis].nunique() > 1:
             suffix = f", {axis} " + frame[axis].astype("Int64").astype(str)
@@ -78,7 +82,7 @@ def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as dicts by column name, with values of Python's own types."""
+    """Rows as dicts by column name, with native Python values."""
     names = [str(name) for name in frame.columns]
     columns = (frame.iloc[:, place] for place in range(len(names)))
     values = [
@@ -89,7 +93,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def degrees(row: Mapping[str, Any]) -> str:
-    """Parallel degrees and ZeRO stage, e.g. ``dp4 z3 tp2 pp2``; degrees of 1 are left out but for dp."""
+    """Parallel degrees and ZeRO stage, e.g. ``dp4 z3 tp2 pp2``; degrees of 1 are omitted except dp."""
     dp_replicate, dp_shard, dp = _int(row, "dp_replicate"), _int(row, "dp_shard"), _int(row, "dp")
     hybrid = (dp_replicate or 1) > 1 and (dp_shard or 1) > 1
     parts = [f"dp{dp_replicate}×{dp_shard}" if hybrid else f"dp{'?' if dp is None else dp}"]
@@ -109,7 +113,7 @@ def degrees(row: Mapping[str, Any]) -> str:
 
 
 def batching(row: Mapping[str, Any]) -> str:
-    """Micro-batch times number of micro-batches, and options that differ from the plain run: ``mbs 2×8, rc full``."""
+    """Micro-batch size times number of micro-batches, and options other than the defaults: ``mbs 2×8, rc full``."""
     parts = [f"mbs {_or_unknown(row, 'micro_batch_size')}×{_or_unknown(row, 'num_microbatches')}"]
     if row.get("recompute") not in (None, "none") and isinstance(row.get("recompute"), str):
         every = _int(row, "recompute_every") or 1
@@ -123,20 +127,21 @@ def batching(row: Mapping[str, Any]) -> str:
 
 @cache_per_frame
 def workload_order(frame: pd.DataFrame) -> list[str]:
-    """Workloads from the smallest model to the largest, then by sequence length, then by tp and cp where they tell
-    apart."""
+    """Workloads from the smallest model to the largest, then by sequence length, then by tp and cp where they
+    distinguish workloads."""
     first = {"params": ("num_params", "max"), "seq": ("seq_len", "max"), "tp": ("tp", "min"), "cp": ("cp", "min")}
     size = frame.groupby("workload").agg(**first)
     return list(size.reset_index().sort_values([*first, "workload"])["workload"])
 
 
 def study_label(frame: pd.DataFrame) -> pd.Series:
-    """What the study groups by: its own label of a model, which several shapes may share; else the workload."""
+    """Group label of the study: its own model label, which several shapes may share; without it the workload."""
     return frame["study_label"].fillna(frame["workload"]) if "study_label" in frame else frame["workload"]
 
 
 def under_study_labels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
-    """The frame with the study's labels as workloads, and a line that names labels under which other shapes ran."""
+    """Frame with the study's labels as workloads, and a line that names the labels used for several shapes (None if
+    there are none)."""
     label = study_label(frame)
     other = label[label != frame["workload"]]
     if other.empty:
@@ -157,13 +162,13 @@ def world_sizes(frame: pd.DataFrame) -> list[int]:
 
 
 def device_noun(frame: pd.DataFrame) -> str:
-    """What ranks run on, for axes and sentences: ``GPUs`` unless every row with a ``backend`` is of a CPU cluster."""
+    """Plural noun for what a rank runs on: ``GPUs``, unless every row with a ``backend`` has ``cpu``."""
     backends = frame["backend"].dropna()
     return "CPU processes" if len(backends) and backends.eq("cpu").all() else "GPUs"
 
 
 def group_name(workload: str, size: float, noun: str) -> str:
-    """``llama8b, 8 GPUs``."""
+    """Name of a group for people: ``llama8b, 8 GPUs``."""
     return f"{workload}, {devices(size, noun)}"
 
 

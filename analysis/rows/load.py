@@ -1,7 +1,7 @@
-"""Every attempt below a results folder as one frame, with what was planned and what could not be read.
+"""Loads every attempt below a results folder into one frame, with the plan's ledger and the problems found.
 
-The published table of the Ultra-Scale Playbook's study (a CSV file) is read in the same way, and so is a plan of which
-nothing has run: then there is no attempt, and the ledger is all there is.
+The published table of the Ultra-Scale Playbook's study (a CSV file) is read the same way. A plan that has not run has
+no attempts, only its ledger.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from results.tables.load import upgraded, upgraded_ledger
 from results.tables.schema import ATTEMPTS
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
-"""Attempts that agree in these columns are tries at the same point."""
+"""Columns that identify a point: attempts that agree in them are tries at the same point."""
 _NEEDED = ("experiment_id", "method", "outcome", "model", "world_size")
-"""A row that lacks one of these columns is excluded: it belongs to no group."""
+"""Required columns: a row that lacks one of them belongs to no group and is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What `load` found. Frames have the columns of `results.tables.schema`; what is missing is NaN or None."""
+    """Result of `load`. Frames have the columns of `results.tables.schema`; missing values are NaN or None."""
 
     path: Path
     sweeps: tuple[str, ...]
     attempts: pd.DataFrame
     ledger: pd.DataFrame
     problems: tuple[str, ...]
-    """One line for each file that could not be read, and for whatever else is missing."""
+    """One line for each file that could not be read, and for anything else that is missing."""
     notes: tuple[str, ...] = ()
-    """One line for each sweep whose rows are here because the plan has taken them over."""
+    """One line for each other sweep whose rows were taken over because the plan reuses them."""
 
 
 def load(path: Path) -> Results:
     """Attempts and ledgers of a sweep, of every sweep below a folder, of one Parquet file of attempts or of a plan, or
-    the study's published table (``.csv``). Points that finished attempts of other sweeps answer have those rows.
+    of the study's published table (``.csv``). Points of a plan that other sweeps answer get the rows of those sweeps.
 
-    Raises `InvalidResults` when there is nothing of that kind.
+    Raises `InvalidResults` if the path holds nothing of that kind.
     """
     path = Path(path)
     if path.suffix.lower() == ".csv" and not path.is_dir():
@@ -94,16 +94,16 @@ def load(path: Path) -> Results:
 
 
 def _remedies(folders: Sequence[Path], problems: Sequence[str]) -> list[str]:
-    """How to get the rows of a damaged file back, where the folders of its attempts are still there."""
+    """How to restore the rows of a damaged file, for sweeps that still have their attempt folders."""
     return [
-        f"the rows of {folder} can be made again from {folder / 'attempts'}: python -m sweep status {folder}"
+        f"the rows of {folder} can be rebuilt from {folder / 'attempts'}: python -m sweep status {folder}"
         for folder in folders
         if any(f"{folder}/" in problem for problem in problems) and (folder / "attempts").is_dir()
     ]
 
 
 def _is_plan(path: Path) -> bool:
-    """Whether a file is a ledger, as ``plan --out`` writes it."""
+    """Whether a file is a ledger as ``plan --out`` writes it."""
     try:
         names = pq.read_schema(path).names
     except (OSError, pa.ArrowException):
@@ -118,19 +118,19 @@ def _plan(path: Path) -> Results:
 
 
 def _study(path: Path) -> Results:
-    found = reference.read(path)
+    study = reference.read(path)
     return Results(
         path=path,
         sweeps=(reference.SWEEP,),
-        attempts=add_formulas(found.table.to_pandas()),
+        attempts=add_formulas(study.table.to_pandas()),
         ledger=store.empty_ledger().to_pandas(),
-        problems=found.problems,
+        problems=study.problems,
     )
 
 
 @cache_per_frame
 def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The attempt that decided each point: the last one of each experiment, sweep and method. Of a point that ran twice
+    """Deciding attempt of each point: the last one of each experiment, sweep and method. If two runners tried a point
     at once, the first row counts."""
     if attempts.empty:
         return attempts
@@ -141,14 +141,13 @@ def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def not_run_yet(final: pd.DataFrame) -> pd.Series:
-    """Which of `last_attempts` decided nothing: their point is to be tried again, or they were cancelled."""
+    """Mask over `last_attempts` of those that decided nothing: their point will be retried, or they were cancelled."""
     again = final["will_retry"].eq(True) if "will_retry" in final else pd.Series(False, index=final.index)
     return again | final["outcome"].eq("cancelled") if "outcome" in final else again
 
 
 def decided(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The attempts that say what became of their points: `last_attempts` without those of points that have not run
-    yet."""
+    """Attempts that decided their points: `last_attempts` without points that have not run yet."""
     final = last_attempts(attempts)
     return final[~not_run_yet(final)]
 
@@ -156,18 +155,18 @@ def decided(attempts: pd.DataFrame) -> pd.DataFrame:
 def planned(results: Results) -> pd.DataFrame:
     """Ledger rows of the points that a sweep is to run, or has run, itself.
 
-    A plan that is made again after a part was run calls that part ``cached``: its answer is then a row of the same
-    sweep. Points answered by other sweeps are not among these.
+    A plan repeated after part of it has run marks that part ``cached``, answered by rows of the same sweep. Points
+    answered by other sweeps are not included.
     """
     ledger = results.ledger
-    own = set(zip(results.attempts["sweep"], results.attempts["attempt_id"], strict=True))
+    attempts_here = set(zip(results.attempts["sweep"], results.attempts["attempt_id"], strict=True))
     answers = zip(ledger["sweep"], ledger["cached_attempt"], strict=True)
-    by_itself = pd.Series([answer in own for answer in answers], index=ledger.index, dtype=bool)
+    by_itself = pd.Series([answer in attempts_here for answer in answers], index=ledger.index, dtype=bool)
     return ledger[(ledger["verdict"] == "run") | ((ledger["verdict"] == "cached") & by_itself)]
 
 
 def waiting(results: Results) -> pd.DataFrame:
-    """Ledger rows that should run and have no attempt yet that decided them."""
+    """Ledger rows that should run and have no deciding attempt yet."""
     to_run = results.ledger[results.ledger["verdict"] == "run"]
     ended = decided(results.attempts)
     done = set(zip(ended["sweep"].fillna(""), ended["experiment_id"], strict=True))

@@ -12,16 +12,17 @@ from results.statistics.grade import INTERVAL
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
-"""The MFU shown where only one fits: PaLM's, as in most published tables. All definitions are in the tables."""
+"""MFU shown where there is room for one: PaLM's (arXiv:2204.02311, appendix B), as in most published tables. The tables
+have all definitions."""
 MFU_NAME = "MFU (PaLM)"
 MFU_PEAKS = (
-    "An MFU is of the device's peak in the precision of the run: that of FP8 is twice that of BF16, so that at the "
-    "same speed a run in FP8 has half the MFU."
+    "An MFU is relative to the device's peak in the precision of the run. The FP8 peak is twice the BF16 peak, so "
+    "at the same speed a run in FP8 has half the MFU."
 )
 GROUP = ["workload", "world_size"]
-"""Layouts are ranked within a group: one model (and sequence length) on one number of devices."""
+"""Columns within which layouts are ranked: one model (and sequence length) on one number of devices."""
 _RATES = (RANK_BY, "tokens_per_s", "mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu")
-"""Columns that are proportional to the throughput."""
+"""Columns proportional to the throughput."""
 OVERHEAD = {
     "spawn_s": "spawn",
     "rendezvous_s": "rendezvous",
@@ -37,46 +38,46 @@ losses_differ = ranking.losses_differ
 
 @cache_per_frame
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each layout that has a throughput, best first within each group:
-    `results.statistics.ranking.of_layouts`.
+    """One row for each layout that has a throughput, best first within each group
+    (`results.statistics.ranking.of_layouts`).
 
-    The row is that of its middle run by throughput, with the median of the rates (`_RATES`) and step times of all its
-    repeats, ``repeats``, ``repeat_spread``, ``rank``, and `results.statistics.noise.COLUMNS`.
+    The row is that of the middle run by throughput, with the median rates (`_RATES`) and step times of all repeats,
+    ``repeats``, ``repeat_spread``, ``rank``, and `results.statistics.noise.COLUMNS`.
     """
-    # A frame has some 150 columns: everything is worked out on the few that count, and the rows are taken once.
+    # A frame has some 150 columns: rank on the few that count, then take the rows once.
     rows = ranking.of_layouts(frame[(frame["outcome"] == "ok") & frame[RANK_BY].notna()], GROUP, RANK_BY)
-    found = frame.loc[rows.index].reset_index(drop=True)
-    pooled = rows["median"].array / found[RANK_BY].array
-    even = {name: found[name] * pooled for name in _RATES if name in found}
-    return found.assign(
+    representative = frame.loc[rows.index].reset_index(drop=True)
+    pooled = rows["median"].array / representative[RANK_BY].array
+    even = {name: representative[name] * pooled for name in _RATES if name in representative}
+    return representative.assign(
         **even,
-        step_time_s=found["step_time_s"] / pooled,
+        step_time_s=representative["step_time_s"] / pooled,
         **{name: rows[name].array for name in (*noise.COLUMNS, "repeat_spread", "rank")},
     )
 
 
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
-    """The fastest row of each group at the batch of most of its layouts (`results.statistics.ranking.of_usual_batch`),
-    with the layouts that may be as fast and how far the next one is behind; see `lead`."""
+    """Fastest row of each group at the batch of most of its layouts (`results.statistics.ranking.of_usual_batch`), with
+    the layouts that may be as fast and the gap to the next one; see `lead`."""
     rows = ranked(frame)
     rows = ranking.of_usual_batch(rows[rows["rank"].notna()], GROUP)
     return lead(rows.sort_values("rank", kind="stable"), RANK_BY)
 
 
 def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
-    """The first row of each group of ``rows``, which come best first in ``value``; see
+    """First row of each group of ``rows``, which must be sorted best first by ``value``; see
     `results.statistics.ranking.lead`."""
     return ranking.lead(rows, value, GROUP, "layout", candidates)
 
 
 def is_tie(tie: object) -> bool:
-    """Whether a value of the column ``tie`` says so; unknown is no tie."""
+    """Whether a value of the column ``tie`` is true; an unknown value is no tie."""
     return tie is not pd.NA and tie is not None and bool(tie)
 
 
 def memory_column(frame: pd.DataFrame) -> str:
-    """The peak that is known of these rows: allocated memory, or reserved memory where only that was recorded."""
+    """Column with the peak memory of these rows: allocated memory, or reserved memory if only that was recorded."""
     known = frame["peak_allocated_bytes"].notna().any() or frame["peak_reserved_bytes"].isna().all()
     return "peak_allocated_bytes" if known else "peak_reserved_bytes"
 
@@ -85,18 +86,18 @@ MEMORY_NAMES = {"peak_allocated_bytes": "peak allocated memory", "peak_reserved_
 
 
 def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Points of each group by outcome, the deciding attempt of each: index `GROUP`, one column for each outcome. Points
-    that have not run yet are left out."""
+    """Number of points of each group by outcome of the deciding attempt: index `GROUP`, one column for each outcome.
+    Points that have not run yet are left out."""
     return decided(frame).groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
 
 
 def device_hours(frame: pd.DataFrame) -> pd.Series:
-    """Hours times devices that the attempts of each outcome held, see `held_hours`."""
+    """Device-hours that the attempts of each outcome held, see `held_hours`."""
     return held_hours(frame).groupby(frame["outcome"]).sum()
 
 
 def held_hours(frame: pd.DataFrame) -> pd.Series:
-    """Hours times devices that each attempt held, NaN where its duration is unknown. A rehearsal holds one device."""
+    """Device-hours of each attempt, NaN if its duration is unknown. A rehearsal holds one device."""
     devices = frame["world_size"].where(frame["method"] == "measured", 1)
     return frame["duration_s"] * devices / 3600
 
@@ -104,7 +105,7 @@ def held_hours(frame: pd.DataFrame) -> pd.Series:
 def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Series:
     """``predicted / found - 1`` of the finished runs that have both.
 
-    A step time traced without a device is the prediction itself: there is nothing to compare it with.
+    The step time of a row traced without a device is itself a prediction, so such rows are left out of step times.
     """
     rows = frame[(frame["outcome"] == "ok") & frame[predicted].notna() & (frame[found] > 0)]
     if found == "step_time_s":
@@ -113,8 +114,8 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
 
 
 def inside_interval(frame: pd.DataFrame) -> tuple[int, int]:
-    """How many measured step times lie in the interval predicted before their run, ends included, and of how many:
-    rows whose interval was not recorded do not count."""
+    """How many measured step times lie in the interval predicted before the run (ends included), and of how many: rows
+    without a recorded interval do not count."""
     rows = frame[(frame["outcome"] == "ok") & (frame["method"] == "measured")]
     rows = rows.dropna(subset=[*INTERVAL, "step_time_s"])
     low, high = (rows[name] for name in INTERVAL)
@@ -122,7 +123,7 @@ def inside_interval(frame: pd.DataFrame) -> tuple[int, int]:
 
 
 def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Experiments that were both rehearsed (on a device) and measured on the same cluster: peaks and step times.
+    """Peaks and step times of experiments that were both rehearsed on a device and measured on the same cluster.
 
     Only rows of one measurement version are joined. Relative differences are rehearsed over measured, minus 1.
     """

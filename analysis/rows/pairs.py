@@ -33,10 +33,11 @@ SETTINGS = (
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )
-"""Columns in which both runs of a pair must agree, except for the one choice. ``replicas`` is the outer degree of HSDP,
-1 without it. A column that no row knows (mostly the network's regime) separates no runs."""
+"""Columns in which both runs of a pair must agree, except for the choice compared. ``replicas`` is the outer degree of
+HSDP, 1 without it. A column that is unknown in every row (mostly the network regime) separates no runs."""
 MAKE_ROOM = ("dp", "num_microbatches")
-"""What must change too when a degree or the micro-batch changes on the same devices at the same tokens a step."""
+"""Columns that must also change if a degree or the micro-batch changes on the same devices at the same tokens per
+step."""
 
 
 _NOISE = ("noise", "noise_freedom", "repeats")
@@ -48,7 +49,7 @@ class Ratio:
 
     value: MedianInterval
     slower: float
-    """Share of pairs below 1."""
+    """Share of pairs with a ratio below 1."""
 
     @property
     def text(self) -> str:
@@ -57,7 +58,7 @@ class Ratio:
 
 @cache_per_frame
 def candidates(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ranked rows of the tokens a step that most rows of their workload have, so that batches agree."""
+    """Ranked rows at the tokens per step that most rows of their workload have, so that batches agree."""
     rows = comparable(frame)
     if rows.empty:
         return rows
@@ -66,7 +67,7 @@ def candidates(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ranked rows of any number of tokens a step, with all of `SETTINGS` as columns."""
+    """Ranked rows at any number of tokens per step, with all of `SETTINGS` as columns."""
     rows = metrics.ranked(frame)
     rows = rows[rows["rank"].notna()]
     hybrid = (rows["dp_replicate"] > 1) & (rows["dp_shard"] > 1)
@@ -75,9 +76,9 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def once(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row for each setting: of runs that agree in everything (seeds may differ), the middle one by throughput.
+    """One row for each setting: of runs that agree in everything but the seed, the middle one by throughput.
 
-    Else two runs before and two after would count as four pairs.
+    Otherwise two runs before and two after a choice would count as four pairs.
     """
     rows = rows.sort_values([metrics.RANK_BY, "attempt_id"], kind="stable")
     groups = rows.groupby(Matching(rows).codes([]))[metrics.RANK_BY]
@@ -85,9 +86,10 @@ def once(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.DataFrame:
-    """Rows of ``one`` (``_one``) beside those of ``two`` (``_two``) that agree in all of `SETTINGS` but ``but_for``.
+    """Join rows of ``one`` (``_one``) with rows of ``two`` (``_two``) that agree in all of `SETTINGS` except
+    ``but_for``.
 
-    Both come from `comparable` or `candidates`. Columns that agree by that stand once.
+    Both come from `comparable` or `candidates`. Columns in which a pair agrees appear once.
     """
     same = [name for name in SETTINGS if name not in but_for]
     codes = Matching(pd.concat([one[[*SETTINGS]], two[[*SETTINGS]]])).codes(but_for)
@@ -96,9 +98,11 @@ def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.
 
 
 def best_against_best(rows: pd.DataFrame, column: str, before: object, after: object) -> pd.DataFrame:
-    """The fastest row with ``before`` in ``column`` (``_one``) beside the fastest with ``after`` (``_two``), of each
-    workload, number of devices, tokens a step and regime of the network. All other choices are free, so this is what a
-    user sees who chooses them anew; `matched` is what the one choice does by itself.
+    """The fastest row with ``before`` in ``column`` (``_one``) beside the fastest with ``after`` (``_two``), for each
+    workload, number of devices, tokens per step and network regime.
+
+    All other choices are free: this is the effect for a user who tunes them anew. `matched` gives the effect of the one
+    choice alone.
     """
     keys = ["workload", "world_size", "tokens_per_step", "network_regime"]
     rows = rows.loc[rows[column].isin([before, after]), list(dict.fromkeys([*keys, column, metrics.RANK_BY, *_NOISE]))]
@@ -111,7 +115,7 @@ def best_against_best(rows: pd.DataFrame, column: str, before: object, after: ob
 
 def within_noise(pairs: pd.DataFrame) -> pd.Series:
     """Which pairs (of `matched` or `best_against_best`) differ in throughput by no more than noise explains in 95 % of
-    pairs that do not differ at all; NA where the noise is not known."""
+    pairs without a true difference; NA if the noise is unknown."""
     one, two = (pairs[[f"{name}{end}" for name in _NOISE]].set_axis([*_NOISE], axis=1) for end in ("_one", "_two"))
     level = np.full(len(pairs), (1 + noise.CONFIDENCE) / 2)
     reach = noise.pair_spread(one, two) * noise.quantiles(level, noise.fewest_freedom(one, two))
@@ -120,7 +124,7 @@ def within_noise(pairs: pd.DataFrame) -> pd.Series:
 
 
 class Matching:
-    """Finds which rows agree. Settings are coded as numbers once, since many choices are asked about."""
+    """Finds rows that agree in their settings. Settings are coded as numbers once, for queries about many choices."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in SETTINGS}
@@ -128,19 +132,22 @@ class Matching:
         self._rows = len(rows)
 
     def codes(self, but_for: Sequence[str]) -> NDArray[np.int64]:
-        """A number for each row: equal where all of `SETTINGS` but ``but_for`` are, unknown counting as a value."""
-        found = np.zeros(self._rows, dtype=np.int64)
+        """A number for each row, equal for rows that agree in all of `SETTINGS` except ``but_for``; unknown counts as a
+        value."""
+        joint_codes = np.zeros(self._rows, dtype=np.int64)
         for name in self._varying:
             if name not in but_for:
                 codes = self._columns[name]
-                # Made dense again after each column, so that the product of their sizes cannot run over.
-                found = np.unique(found * (codes.max() + 1) + codes, return_inverse=True)[1].astype(np.int64)
-        return found
+                # Renumber densely after each column, so that the product of sizes cannot overflow.
+                joint_codes = np.unique(joint_codes * (codes.max() + 1) + codes, return_inverse=True)[1].astype(
+                    np.int64
+                )
+        return joint_codes
 
     def pairs(
         self, before: pd.Series, after: pd.Series, but_for: Sequence[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places of every row marked in ``before`` and of a row marked in ``after`` that agrees with it, pair by pair.
+        """Row indices of every pair of a row marked in ``before`` and a row marked in ``after`` that agree.
 
         A row that agrees with several is in several pairs.
         """
@@ -154,7 +161,7 @@ class Matching:
 
 
 def ratio(pairs: pd.DataFrame, column: str) -> Ratio | None:
-    """``column`` of the second over the first of each pair; None without a pair that has both."""
+    """Ratio of ``column``, second over first of each pair; None if no pair has both values."""
     values = (pairs[f"{column}_two"] / pairs[f"{column}_one"]).dropna()
     interval = median_interval(values)
     return None if interval is None else Ratio(interval, float((values < 1).mean()))

@@ -1,7 +1,7 @@
-"""Small statistics for few numbers: a median and how well it is known, rank correlation, and too few values to say.
+"""Small statistics for few numbers: a median with its interval, rank correlation, and minimum sample sizes.
 
-Warm-up steps are cut where rows are made: every time and rate of an attempt is over its timed steps alone, and nothing
-here or in any figure cuts again.
+Warm-up steps are cut where rows are made: every time and rate of an attempt covers its timed steps only. Neither this
+module nor any figure cuts steps again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = [
 ]
 
 MIN_FOR_INTERVAL = 5
-"""Fewer values than this say too little about their own spread for a bootstrap."""
+"""Smallest number of values for a bootstrap interval."""
 MOST_SHUFFLED = 200
-"""For at most so many values `chance_of_rank_correlation` shuffles them; for more it uses a formula."""
+"""Largest number of values for which `chance_of_rank_correlation` shuffles; above it a formula is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class MedianInterval:
     median: float
     low: float | None
-    """Lower end of the interval; None when there are too few values for one."""
+    """Lower end of the interval; None if there are too few values."""
     high: float | None
     n: int
 
@@ -48,10 +48,10 @@ class MedianInterval:
 def median_interval(
     values: Iterable[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> MedianInterval | None:
-    """Median with a percentile bootstrap interval (Efron 1979); NaN values are left out, None when none is left.
+    """Median with a percentile bootstrap interval (Efron 1979). NaN values are left out; None if no value is left.
 
-    A 95 % interval holds the median of the distribution in 92 to 95 % of samples of 5 values or more (87 % for 7,
-    where one order statistic carries much of the weight).
+    A 95 % interval holds the median of the distribution in 92 to 95 % of samples of 5 values or more (87 % for 7, where
+    one order statistic carries much of the weight).
     """
     known = np.asarray([value for value in values if value is not None], dtype=float)
     known = np.sort(known[np.isfinite(known)])
@@ -67,35 +67,35 @@ def median_interval(
 
 
 def supported_median(values: Iterable[float], fewest: int = MIN_FOR_INTERVAL) -> MedianInterval | None:
-    """`median_interval` of at least ``fewest`` known values. None with fewer, which a figure then says."""
+    """`median_interval` of at least ``fewest`` known values. Returns None with fewer; the figure then says so."""
     known = [value for value in values if value is not None and np.isfinite(value)]
     return median_interval(known) if len(known) >= max(fewest, MIN_FOR_INTERVAL) else None
 
 
 def chance_of_rank_correlation(one: ArrayLike, two: ArrayLike, *, shuffles: int = 1000, seed: int = 0) -> float | None:
-    """Share of random orders whose rank correlation is as far from 0 (a permutation test); None where it has none.
+    """Share of random orders whose rank correlation is at least as far from 0 (a permutation test); None if undefined.
 
-    Of more than `MOST_SHUFFLED` values by the normal distribution that it then has, of variance 1 / (n - 1) (Kendall
-    and Gibbons 1990, section 4.5).
+    Above `MOST_SHUFFLED` values the share comes from the normal approximation with variance 1 / (n - 1) (Kendall and
+    Gibbons 1990, section 4.5).
     """
-    found = rank_correlation(one, two)
-    if found is None:
+    correlation = rank_correlation(one, two)
+    if correlation is None:
         return None
     size = np.asarray(one).size
     if size > MOST_SHUFFLED:
-        return math.erfc(abs(found) * math.sqrt((size - 1) / 2))
+        return math.erfc(abs(correlation) * math.sqrt((size - 1) / 2))
     a, b = ((ranks - ranks.mean()).to_numpy() for ranks in (_ranks(one), _ranks(two)))
     shuffled = np.random.default_rng(seed).permuted(np.broadcast_to(b, (shuffles, b.size)), axis=1)
     others = shuffled @ a / np.sqrt((a @ a) * (b @ b))
-    # The order that was found is one of the possible ones: no chance is ever 0.
-    return float((1 + (np.abs(others) >= abs(found) - 1e-12).sum()) / (1 + shuffles))
+    # The observed order is one of the possible ones, so the chance is never 0.
+    return float((1 + (np.abs(others) >= abs(correlation) - 1e-12).sum()) / (1 + shuffles))
 
 
 def _resampled_medians(ordered: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Medians of samples drawn with replacement from n sorted values, without drawing the samples.
+    """Medians of bootstrap samples of n sorted values, computed without drawing the samples.
 
-    A sample picks places ``floor(n U)`` of n uniform U, and its median needs the middle one or two of them alone: the
-    k-th smallest of n uniforms is Beta(k, n - k + 1), and the next one above it the least of n - k more.
+    A sample picks indices ``floor(n U)`` of n uniform U; its median needs only the middle one or two of them. The k-th
+    smallest of n uniforms is Beta(k, n - k + 1), and the next larger one is the minimum of n - k uniforms above it.
     """
     n = ordered.size
     k = (n + 1) // 2

@@ -1,10 +1,9 @@
-"""The parts of a step's time: which columns hold them, and what share of the step each part takes.
+"""The parts of a step's time: their columns, and the share of the step that each part takes.
 
-Measured rows time forward and backward (with the collectives inside them: tensor parallelism's, ZeRO 3's gathers), the
-gradient reduction that is left exposed after the last backward, waiting for other pipeline stages, and the optimizer.
-Each is a mean over ranks of medians over steps. Rehearsed rows have compute (with bubble and optimizer) and the
-modelled communication. What those leave of the step is `REST`: a little above or below 0, as the step is the slowest
-rank's.
+Measured rows time forward and backward (including tensor-parallel collectives and ZeRO 3 all-gathers), the gradient
+reduction exposed after the last backward, waiting for other pipeline stages, and the optimizer. Each is a mean over
+ranks of medians over steps. Rehearsed rows have compute (with bubble and optimizer) and modelled communication. `REST`
+is the remainder of the step, a little above or below 0 because the step time is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REST = "rest"
 
 
 def parts_of(frame: pd.DataFrame) -> dict[str, str]:
-    """The columns that these rows split their steps by, with their names; empty when they have none."""
+    """Columns that split the steps of these rows, with their names; empty if there are none."""
     for parts in (MEASURED, REHEARSED):
         if frame[list(parts)].notna().all(axis=1).any():
             return parts
@@ -33,12 +32,12 @@ def parts_of(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def names_of(frame: pd.DataFrame) -> list[str]:
-    """The names of the parts that `shares` gives for these rows; empty when they have none."""
+    """Names of the parts that `shares` gives for these rows; empty if there are none."""
     parts = parts_of(frame)
     return [*parts.values(), REST] if parts else []
 
 
 def shares(rows: pd.DataFrame, parts: dict[str, str]) -> pd.DataFrame:
-    """Each part of the step as a fraction of it, by name, and `REST`; they sum to 1."""
-    found = pd.DataFrame({name: rows[column] / rows["step_time_s"] for column, name in parts.items()})
-    return found.assign(**{REST: 1 - found.sum(axis=1, skipna=False)})
+    """Each part as a fraction of the step, by name, and `REST`; the fractions sum to 1."""
+    part_shares = pd.DataFrame({name: rows[column] / rows["step_time_s"] for column, name in parts.items()})
+    return part_shares.assign(**{REST: 1 - part_shares.sum(axis=1, skipna=False)})

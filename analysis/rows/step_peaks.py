@@ -1,6 +1,6 @@
-"""Peak memory of the first steps, read for the few runs whose timeline may be drawn: the fastest run of each model.
+"""Peak memory of the first steps, read only for runs whose timeline may be drawn: the fastest run of each model.
 
-A table of steps has a line for each rank and step of every attempt. Only the lines of those runs are read.
+A table of steps has a line for each rank and step of every attempt; only the lines of these runs are read.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ FIRST_PEAKS = {
     "first_steps_peak_allocated_bytes": "peak_allocated_bytes",
     "first_steps_peak_reserved_bytes": "peak_reserved_bytes",
 }
-"""Columns that are added, and the column of the table of steps behind each. A value is a list: for each step from 0 on,
-the bytes of the rank that holds most."""
+"""Added columns, each with its column in the table of steps. A value is a list over steps from 0 on: the bytes of the
+rank with the highest peak."""
 KIND = ("method", "cluster", "engine", "measurement_version", "model")
-"""Rows that agree in these may stand for each other."""
+"""Columns that define a kind: one row stands for all rows that agree in them."""
 _READ = ("attempt_id", "step", *FIRST_PEAKS.values())
 
 
 def fastest_of_each_kind(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Of the finished rows with their memory by category, the fastest of each kind."""
+    """Fastest row of each kind, of the finished rows with memory by category."""
     finished = (attempts["outcome"] == "ok") & attempts[list(MEMORY_CATEGORIES)].notna().all(axis=1)
     rows = attempts.loc[finished, ["sweep", "attempt_id", "tokens_per_s_per_gpu", *KIND]]
     order = rows.sort_values(["tokens_per_s_per_gpu", "attempt_id"], ascending=[False, True], na_position="last")
@@ -36,30 +36,31 @@ def fastest_of_each_kind(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def add_first_steps(attempts: pd.DataFrame, sweeps: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
-    """The attempts with the columns of `FIRST_PEAKS`, and a line for each file that could not be read.
+    """Attempts with the columns of `FIRST_PEAKS`, and a line for each file that could not be read.
 
-    The columns are filled for the rows of `fastest_of_each_kind`.
+    The columns are filled only for the rows of `fastest_of_each_kind`.
     """
     wanted = fastest_of_each_kind(attempts)
     folders = {folder.resolve().name: folder for folder in sweeps}
     problems: list[str] = []
-    found: dict[str, dict[str, list[int]]] = {}
+    peaks_of_attempt: dict[str, dict[str, list[int]]] = {}
     for sweep, rows in wanted.groupby("sweep"):
         if (folder := folders.get(str(sweep))) is not None:
-            found |= _peaks(folder, list(rows["attempt_id"]), problems)
+            peaks_of_attempt |= _peaks(folder, list(rows["attempt_id"]), problems)
     known = set(attempts["sweep"].dropna())
     renamed = [folder for name, folder in folders.items() if name not in known]
     homeless = list(wanted.loc[~wanted["sweep"].isin(list(folders)), "attempt_id"])
     for folder in renamed if homeless else ():
-        found |= _peaks(folder, homeless, problems)
+        peaks_of_attempt |= _peaks(folder, homeless, problems)
     columns = {
-        name: attempts["attempt_id"].map({key: value[name] for key, value in found.items()}) for name in FIRST_PEAKS
+        name: attempts["attempt_id"].map({key: value[name] for key, value in peaks_of_attempt.items()})
+        for name in FIRST_PEAKS
     }
     return attempts.assign(**columns), problems
 
 
 def _peaks(folder: Path, attempt_ids: list[str], problems: list[str]) -> dict[str, dict[str, list[int]]]:
-    """By attempt, the peaks of its first steps. An attempt is in a part of its own, or in the compacted table."""
+    """Peaks of the first steps by attempt. An attempt is either in its own part file or in the compacted table."""
     parts = [files.part_path(folder, "steps", attempt_id) for attempt_id in attempt_ids]
     tables = [_read(path, attempt_ids, problems) for path in (*parts, files.compacted_path(folder, "steps"))]
     known = [table for table in tables if table is not None and table.num_rows]
@@ -67,13 +68,13 @@ def _peaks(folder: Path, attempt_ids: list[str], problems: list[str]) -> dict[st
         return {}
     rows = pa.concat_tables(known, promote_options="permissive").to_pandas()
     highest = rows.groupby(["attempt_id", "step"], as_index=False)[list(FIRST_PEAKS.values())].max()
-    found: dict[str, dict[str, list[int]]] = {}
-    for row in records(highest):  # in the order of steps; what follows a gap is not told
-        peaks = found.setdefault(str(row["attempt_id"]), {name: [] for name in FIRST_PEAKS})
+    peaks_of_attempt: dict[str, dict[str, list[int]]] = {}
+    for row in records(highest):  # in the order of steps; steps after a gap are dropped
+        peaks = peaks_of_attempt.setdefault(str(row["attempt_id"]), {name: [] for name in FIRST_PEAKS})
         for name, column in FIRST_PEAKS.items():
             if row["step"] == len(peaks[name]) and pd.notna(row[column]):
                 peaks[name].append(int(row[column]))
-    return found
+    return peaks_of_attempt
 
 
 def _read(path: Path, attempt_ids: list[str], problems: list[str]) -> pa.Table | None:

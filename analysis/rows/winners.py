@@ -1,7 +1,7 @@
 """The best configuration of each model and number of devices, by two rules: the published MFU and the throughput.
 
-The study ranked by an MFU whose FLOPs count tied embeddings twice once a pipeline splits them, so that it favours
-pipelines; throughput per device has no such term. `best_by` ranks by either.
+The FLOPs of the study's MFU count tied embeddings twice if a pipeline splits them, which favours pipelines. Throughput
+per device has no such term. `best_by` ranks by either.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ RULES = ("published_mfu", "tokens_per_s")
 
 
 def published_mfu(frame: pd.DataFrame) -> pd.Series:
-    """The MFU that the study ranks by, a fraction: as published, else by the same formula (``mfu_playbook``)."""
-    own = frame["mfu_playbook"]
-    return frame["published_mfu"].fillna(own) if "published_mfu" in frame else own
+    """The MFU that the study ranks by, a fraction: as published, otherwise by the same formula (``mfu_playbook``)."""
+    playbook_mfu = frame["mfu_playbook"]
+    return frame["published_mfu"].fillna(playbook_mfu) if "published_mfu" in frame else playbook_mfu
 
 
 def node_count(frame: pd.DataFrame) -> pd.Series:
-    """Number of nodes that the ranks ran on, where recorded. Unknown for rehearsals, which run on one device."""
+    """Number of nodes that the ranks ran on, if recorded. Unknown for rehearsals, which run on one device."""
 
     def several(value: object) -> float:
         return float(len(set(value))) if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else float("nan")  # type: ignore[call-overload]
@@ -40,7 +40,7 @@ def node_count(frame: pd.DataFrame) -> pd.Series:
 
 @cache_per_frame
 def _by_study_label(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ranked rows, grouped by the study's labels; ``_shape`` is the workload."""
+    """Ranked rows grouped by the study's labels; ``_shape`` is the workload."""
     return metrics.ranked(frame.assign(workload=labels.study_label(frame), _shape=frame["workload"]))
 
 
@@ -48,9 +48,9 @@ def _by_study_label(frame: pd.DataFrame) -> pd.DataFrame:
 def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
     """The best row of each label and number of devices by one of `RULES`, like `metrics.best_configurations`.
 
-    ``label``, ``rank_by``, ``mfu_percent`` (as the study counts it) and ``memory_gb`` (reserved, GiB, as in the study)
-    stand beside them. Rows without a value have no rank; nor have rows whose losses contradict the reference. By
-    throughput the rows of the usual batch alone are ranked (`results.statistics.ranking.of_usual_batch`).
+    Added columns: ``label``, ``rank_by``, ``mfu_percent`` (as the study counts it) and ``memory_gb`` (reserved, GiB, as
+    in the study). Rows without a value, and rows whose losses contradict the reference, have no rank. By throughput
+    only rows at the usual batch are ranked (`results.statistics.ranking.of_usual_batch`).
     """
     rows = _by_study_label(frame)
     rows = rows[rows["rank"].notna()]

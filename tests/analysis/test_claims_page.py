@@ -52,8 +52,8 @@ def test_what_the_study_says_stands_apart_from_our_audits(page: Path) -> None:
     assert {name for source, name in ids if source == "study"} == PUBLISHED
     assert {name for source, name in ids if source == "audit"} == {claim.name for claim in claims.CLAIMS} - PUBLISHED
     said = text_of(page)
-    assert said.index("What the study says") < said.index("Audits of our own")
-    assert "These are not the study's rows: the question is whether the same holds here." in said
+    assert said.index("What the study says") < said.index("Our audits")
+    assert "These are not the study's rows: the question is whether the claims hold here too." in said
 
 
 def test_every_claim_says_what_was_computed_what_was_found_and_when_it_holds(checked: pd.DataFrame, page: Path) -> None:

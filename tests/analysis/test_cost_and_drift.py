@@ -136,7 +136,7 @@ def test_short_sweeps_say_so_and_long_ones_tell_a_trend() -> None:
     assert chance < 0.01
     flat = drift.data(labelled(*repeated(30, 600)))
     assert drift.trend(flat) is None
-    assert any("all alike" in text for text in words(NAMES["drift"].draw(labelled(*repeated(30, 600)))))
+    assert any("all equal" in text for text in words(NAMES["drift"].draw(labelled(*repeated(30, 600)))))
 
 
 def test_a_trend_of_predictions_by_several_commits_is_said_not_to_be_the_nodes() -> None:
@@ -148,7 +148,7 @@ def test_a_trend_of_predictions_by_several_commits_is_said_not_to_be_the_nodes()
         row["step_time_s"] = 1.0 + 0.001 * i
     text = next(text for text in words(NAMES["drift"].draw(labelled(*rows))) if "rank correlation" in text)
     assert "(p < 0.001 without drift)" in text
-    assert "Predictions are of 2 commits: a planner that changed between them shows as a trend, too" in text
+    assert "Predictions are of 2 commits: a change of the planner between them also shows as a trend" in text
     same = [row | {"git_commit": "a"} for row in rows]
     assert not any("commits" in text for text in words(NAMES["drift"].draw(labelled(*same))))
 
@@ -173,7 +173,7 @@ def test_nodes_stand_apart_with_their_medians() -> None:
 @pytest.mark.slow
 def test_unknown_clock_events_are_not_none(frame: pd.DataFrame) -> None:
     shown = words(NAMES["drift"].draw(frame))
-    assert {"no clock event seen", "clocks held back (sw_power_cap)"} <= shown
+    assert {"no clock event seen", "clocks throttled (sw_power_cap)"} <= shown
     assert "clock events not known" not in shown
     unknown = frame.assign(throttle_reasons=None)
     assert "clock events not known" in words(NAMES["drift"].draw(unknown))

@@ -96,7 +96,7 @@ def test_runs_of_other_drivers_devices_or_versions_are_no_pair(other: dict[str, 
     mixed = [row | (other if i // 2 % 2 else {}) for i, row in enumerate(rows)]
     mixed += [row | {"experiment_id": f"again-{i}"} for i, row in enumerate(mixed)]
     assert any(
-        "one median has pairs of several" in " ".join(text.split()) for text in words(effects.draw(labelled(*mixed)))
+        "one median has pairs from several" in " ".join(text.split()) for text in words(effects.draw(labelled(*mixed)))
     )
 
 
@@ -150,7 +150,7 @@ def test_loss_of_runs_without_parts_is_not_attributed() -> None:
     table = efficiency.data(frame)
     assert table["lost to not attributed"].tolist() == pytest.approx([0.0, 0.3])
     figure = efficiency.draw(frame)
-    assert any("not attributed: no run has the parts" in text for text in words(figure))
+    assert any("not attributed: no run has timed the parts" in text for text in words(figure))
     half = labelled(
         run(point(dp=2), 0, 1000.0),
         run(point(dp=4), 1, 700.0, forward_backward_s=1.0, reduce_exposed_s=0.1, pipeline_idle_s=0.0, optimizer_s=0.1),

@@ -270,7 +270,7 @@ def test_heatmaps_rank_one_batch_and_say_which() -> None:
     assert metrics.ranked(cohort.frame)["tokens_per_s_per_gpu"].max() == 500.0
     tokens = small[0].tokens_per_step
     assert any(
-        f"All cells at {tokens:,} tokens a step" in text for text in words(best_configurations.draw(cohort.frame))
+        f"All cells at {tokens:,} tokens per step" in text for text in words(best_configurations.draw(cohort.frame))
     )
 
 

@@ -211,7 +211,7 @@ def test_one_row_gives_the_closed_form_and_says_so(axis: str) -> None:
     assert "pale: closed form, not measured" in words(figure)
     if axis != axis_panels.ALL_AXES:
         [legend] = figure.legends
-        assert legend.get_title().get_text() == "Closed form: no rows differ in this only"
+        assert legend.get_title().get_text() == "Closed form: no rows differ only in this"
     for line in table[table["variant"] != "without sequence parallelism"].to_dict("records"):
         value = line["value"].replace(",", "")
         if axis in ("seq_len", "cp", "pp", "tp"):

@@ -92,7 +92,7 @@ def test_one_timed_step_without_a_repeat_is_unknown_and_not_false() -> None:
     best = metrics.best_configurations(frame)
     assert best[["tie", "tied", "noise"]].isna().all(axis=None)
     assert tables.best_rows(frame)[1][0][-1] == "not known"
-    assert "nothing says how much of that is noise" in " ".join(sentences.what_is_best(frame))
+    assert "the share of noise in this difference is unknown" in " ".join(sentences.what_is_best(frame))
     assert any("noise not known" in text for text in words(best_configurations.draw(frame)))
 
 
@@ -195,7 +195,7 @@ def test_the_winners_set_is_in_the_table_the_figure_and_the_sentences() -> None:
     [said, *_] = sentences.what_is_best(frame)
     assert "and 2 more layouts within the noise may be as fast: dp2 z1 · mbs 2×16 and dp2 z1 · mbs 4×8" in said
     assert "up to 1.0 % slower (noise 0.8 %, from its timed steps)" in said
-    assert any("Noise by which the order" in text for text in sentences.how_far_to_trust(frame))
+    assert any("Noise used to judge the order" in text for text in sentences.how_far_to_trust(frame))
 
 
 def test_the_second_of_two_runs_at_once_is_no_repeat() -> None:

@@ -24,7 +24,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    """The study's rows of Llama 8.86B that finished with 1,048,576 tokens a step, fastest first."""
+    """The study's rows of Llama 8.86B that finished with 1,048,576 tokens per step, fastest first."""
     rows = load(STUDY).attempts
     ok = rows[(rows["model"] == "8.86B") & (rows["outcome"] == "ok") & (rows["tokens_per_step"] == 2**20)]
     return ok.sort_values("tokens_per_s_per_gpu", ascending=False)

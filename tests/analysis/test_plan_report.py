@@ -29,7 +29,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plan_alone_opens_as_predictions(plan: Path, tmp_path: Path, browser: Browser) -> None:
     index = report.build(plan, tmp_path / "out")
     text = text_of(index)
-    assert "Nothing has been run yet: there is no attempt to report on. What follows is what the plan predicts." in text
+    assert "Nothing has been run yet: there is no attempt to report on. The page shows what the plan predicts." in text
     assert "Every winner as a table" not in text
     browser.open(index, size=(1400, 900))
     browser.wait("window.Report?.ready")
@@ -42,7 +42,7 @@ def test_a_plan_alone_opens_as_predictions(plan: Path, tmp_path: Path, browser: 
     ]
     fits = chosen[(chosen["verdict"] == "run") & (chosen["predicted_peak_bytes"] <= ledger["limit_bytes"].min())]
     assert f"{len(fits)} of {len(chosen)}" in browser.text("#winner .funnel")
-    assert "makes no winner" in browser.text("#winner")
+    assert "make no winner" in browser.text("#winner")
     assert "a prediction, not a ranking" in browser.text("#h-ten")
     first = fits.sort_values("predicted_tokens_per_s_per_gpu").iloc[-1]
     assert f"{first['predicted_tokens_per_s_per_gpu']:,.0f}" in browser.text("#ten tbody tr")
@@ -83,7 +83,7 @@ def test_a_point_of_a_plan_opens_with_its_verdict(plan: Path, tmp_path: Path, br
 def test_a_sweep_of_which_nothing_has_run_has_the_same_page(tmp_path: Path) -> None:
     sweep = synthetic.make_sweep(tmp_path / "empty", [], waiting=POINTS[:5])
     index = report.build(sweep, tmp_path / "out", QUICK)
-    assert "What follows is what the plan predicts." in text_of(index)
+    assert "The page shows what the plan predicts." in text_of(index)
     assert 'id="finder"' in index.read_text()
 
 

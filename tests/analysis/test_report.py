@@ -38,7 +38,7 @@ def test_page_says_what_was_run_and_what_is_missing(whole: Path) -> None:
     text = text_of(whole)
     assert "32 points attempted in 2 sweeps (eight and one): 24 measured and 8 rehearsed" in text
     assert "Unfinished: 6 of 38 planned points have no result yet" in text
-    assert "42 grid points: 38 to run, 2 against a rule and 2 predicted not to fit" in text
+    assert "42 grid points: 38 to run, 2 excluded by a rule and 2 predicted not to fit" in text
     assert "they are not ranked, since a wrong layout can be fast" in text
     assert re.search(
         r"[678] experiments were both rehearsed and measured: the rehearsed peak memory is off by 0.00 %", text
@@ -136,8 +136,8 @@ def test_points_that_the_sweep_answered_itself_are_planned_points(tmp_path: Path
     store.write_ledger(sweep, rows)
     text = text_of(report.build(sweep, tmp_path / "out", QUICK))
     assert (
-        "6 grid points: 3 to run, 1 answered by the rows of another sweep, 1 against a rule and 1 predicted not to fit"
-        in text
+        "6 grid points: 3 to run, 1 answered by the rows of another sweep, 1 excluded by a rule and "
+        "1 predicted not to fit" in text
     )
 
 
@@ -153,7 +153,7 @@ def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> N
     ]
     synthetic.make_sweep(folder / "one", rehearsed)
     text = text_of(report.build(folder, tmp_path / "out", QUICK))
-    assert "steps with tensor or context parallelism mostly come out too short, so that they rank both too high" in text
+    assert "steps with tensor or context parallelism mostly come out too short, which would rank both too high" in text
     assert (
         "Rehearsed step times differ from the measured ones by −20.0 % to −20.0 % (median −20.0 %, n = 1) with tensor "
         "parallelism and +0.0 % to +0.0 % (median +0.0 %, n = 1) without it." in text

@@ -66,7 +66,7 @@ def test_what_is_no_result_is_one_line_and_exit_2(tmp_path: Path, what: str) -> 
         (["--price-per-gpu-hour", "-1"], "'-1' is not a price"),
         (["--figures", "outcome"], "there is no figure 'outcome'; did you mean outcomes"),
         (["--figurs", "outcomes"], "unrecognized arguments: --figurs outcomes"),
-        (["second", "third"], "and not second and third as well; RESULTS may be a folder that holds many sweeps"),
+        (["second", "third"], "so second and third cannot be added; it may be a folder that holds many sweeps"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_exit_2(

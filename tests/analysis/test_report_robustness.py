@@ -259,7 +259,7 @@ def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path:
     os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
     _, told = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert told.splitlines()[-1] == "error: interrupted; an earlier report is as it was"
+    assert told.splitlines()[-1] == "error: interrupted; an earlier report is unchanged"
     assert "Traceback" not in told
     assert files_of(out) == before
 
@@ -337,4 +337,4 @@ def test_a_damaged_table_says_how_its_rows_come_back(tmp_path: Path) -> None:
     (sweep / "attempts.parquet").write_bytes(b"PAR1")
     (sweep / "attempts").mkdir()
     text = text_of(report.build(sweep, tmp_path / "out", QUICK))
-    assert f"the rows of {sweep} can be made again from {sweep / 'attempts'}: python -m sweep status {sweep}" in text
+    assert f"the rows of {sweep} can be rebuilt from {sweep / 'attempts'}: python -m sweep status {sweep}" in text

@@ -88,7 +88,7 @@ def test_a_cell_won_by_another_model_is_marked_and_models_are_ranked_apart(study
     apart = best[(best["world_size"] == 64) & best["model"].str.startswith("80B")]
     assert set(apart["model"]) == {"80B", "80B (8 kv heads)", "80B (vocabulary 49,152)"}
     shown = words(registry.FIGURES[1].draw(study))
-    assert any("another model than the rest of its row: 80B (8 kv heads)" in text for text in shown)
+    assert any("a different model from the rest of its row: 80B (8 kv heads)" in text for text in shown)
     assert {"44.32 %", "41.8 GiB", "dp1 tp4 pp16 †"} <= shown
 
 

@@ -94,7 +94,7 @@ def test_a_restless_point_is_noise_beyond_the_others_noise() -> None:
     judged_by = moved.noise_of(a, b)
     pairs = verdicts.with_verdicts(moved.judged(matching_points.match(a, b).pairs, judged_by), judged_by)
     assert set(pairs["verdict"]) == {verdicts.NOISE}
-    assert pairs["verdict_reason"][0].startswith("throughput +20.0 %, but its own interval (")
+    assert pairs["verdict_reason"][0].startswith("throughput +20.0 %, but its interval (")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_restless_point_is_noise_beyond_the_others_noise() -> None:
         ("ok", "oom", verdicts.REGRESSION, "no longer finishes: out of memory"),
         ("ok", "diverged", verdicts.REGRESSION, "no longer finishes: diverged"),
         ("hang", "ok", verdicts.IMPROVEMENT, "finishes now (before: hang)"),
-        ("ok", "cancelled", verdicts.UNKNOWN, "did not finish in B (cancelled), which is not the layout's doing"),
+        ("ok", "cancelled", verdicts.UNKNOWN, "did not finish in B (cancelled), which the layout did not cause"),
         ("node_failure", "ok", verdicts.UNKNOWN, "did not finish in A (node failure)"),
         ("oom", "oom", None, "finished on neither side (out of memory, out of memory)"),
         ("oom", "hang", None, "finished on neither side (out of memory, hang)"),
@@ -161,7 +161,7 @@ def test_every_verdict_is_counted_on_the_terminal_on_the_page_and_in_the_table(
     said = capsys.readouterr().out
     told = "Verdicts on 4 matched points: 1 regression, 1 improvement, 1 hardware changed and 1 noise."
     assert told in said
-    assert "not held against B: 1 point slower or failing in B (1 hardware changed)" in said
+    assert "not counted as failed: 1 point slower or failing in B (1 hardware changed)" in said
     assert "failed: 1 of 4 points slower by more than 5 % or failing in B" in said
     page = (out / "compare.html").read_text()
     assert told in page
@@ -174,4 +174,4 @@ def test_every_verdict_is_counted_on_the_terminal_on_the_page_and_in_the_table(
     assert command.main([str(a), str(only_hardware), "--out", str(out), "--fail-if-slower", "5"]) == 0
     other_method = sweep(tmp_path / "d", *(run(point, 80.0, measurement_version=1, **QUIET) for point in POINTS[:4]))
     assert command.main([str(a), str(other_method), "--out", str(out), "--fail-if-slower", "5"]) == 2
-    assert "of every matched point the method changed" in capsys.readouterr().err
+    assert "every matched point has the verdict 'method changed'" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_several_timed_steps_without_their_spread_are_not_called_one() -> None:
     rows = [row | unknown for row in (*cell(ONE_B, 2, 100.0, 99.0), *cell(THREE_B, 2, 50.0, 49.5, start=20))]
     [part] = split(frame_of(rows))
     page = " ".join("".join(said[:2]) for said in headlines.of_part(part))
-    assert "and how far the steps of a run lie apart is not known" in page
+    assert "and the spread of steps within a run is not known" in page
     words_of = [*sentences.what_is_best(part.frame), page, *words(best_configurations.draw(part.frame))]
     assert not any("one timed step" in text for text in words_of)
 
@@ -107,17 +107,17 @@ def test_the_largest_model_whose_winner_can_be_trusted_leads() -> None:
     assert fourth.startswith("llama3b on 8 GPUs:")
     assert why.startswith("2 of 4 winners are less certain: ")
     assert "1 because fewer than 5 layouts finished" in why
-    assert "1 because the winner stands alone, the next layout being more than 10 % slower" in why
+    assert "1 because the next layout is more than 10 % slower, so no similar layout confirms the winner" in why
 
 
 @pytest.mark.slow
 def test_the_study_is_not_led_by_its_worst_cells(study: pd.DataFrame) -> None:  # noqa: F811
     said = sentences.what_is_best(study)
     assert not re.match(r".* on 512 GPUs", said[0])
-    # The largest sizes whose layouts ran in one regime of the network: for 80B 256 GPUs, for smaller models 32.
+    # The largest sizes whose layouts ran in one network regime: for 80B 256 GPUs, for smaller models 32.
     sizes = [int(match.group(1)) for text in said if (match := re.match(r"\S+(?: \([^)]*\))? on (\d+) GPUs:", text))]
     assert sizes == [256, 32, 32, 32]
-    assert any("different regimes of the network" in text for text in said)
+    assert any("different network regimes" in text for text in said)
 
 
 # Cells that a claim leaves out
@@ -173,13 +173,13 @@ def test_rehearsed_times_are_ranked_within_one_tp_only() -> None:
 
 def test_figures_across_tp_are_not_made_of_rehearsed_times() -> None:
     frame = rehearsed().frame
-    with pytest.raises(style.NothingToDraw, match="no rehearsed times compare across tp"):
+    with pytest.raises(style.NothingToDraw, match="rehearsed times are not comparable across tp"):
         scaling.draw_tensor_parallel(frame)
     assert by_degree.tensor_parallel(frame)["lost_share"].isna().all()
     assert not effects.data(frame)["choice"].eq("tp").any()
     shown = words(best_configurations.draw(frame))
     assert {"llama1b, tp 1", "llama1b, tp 2", "llama1b, tp 4"} <= shown
-    assert any("cells of one model and different tp do not compare" in text for text in shown)
+    assert any("cells of one model with different tp are not comparable" in text for text in shown)
 
 
 @pytest.mark.slow
@@ -201,13 +201,13 @@ def test_effects_and_the_claim_on_tp_show_both_numbers_and_what_is_held(study: p
     assert row["throughput_ratio"] < row["best_ratio"]
     [claim] = [claim for claim in claims.CLAIMS if claim.name == "tensor_beyond_node"]
     evidence = claim.check(study).evidence
-    assert "whatever else it has chosen" in evidence
-    assert "With all other choices held" in evidence
+    assert "all other choices free" in evidence
+    assert "With all other choices fixed" in evidence
     assert evidence.count("tp 4 → 8:") == 2
 
 
 CELL = ("num_layers", "hidden_size", "num_kv_heads", "vocab_size", "nodes", "batch", "regime")
-"""Of the raw table: the model, the size, the sequences a step and the regime of the network."""
+"""Of the raw table: the model, the size, the sequences per step and the network regime."""
 HELD = (*CELL, "pp", "mbs", "zero_stage", "after_pp_fix")
 """All choices but tp and what makes room for it: dp and the number of micro-batches."""
 
@@ -218,7 +218,7 @@ def raw_runs() -> list[dict[str, Any]]:
         runs: list[dict[str, Any]] = [row for row in csv.DictReader(file) if row["status"] == "Success"]
     for row in runs:
         row["batch"] = int(row["dp"]) * int(row["mbs"]) * float(row["batch_accum"])
-        many = float(row["nodes"]) >= 8  # on fewer the two regimes of the network cannot be told apart
+        many = float(row["nodes"]) >= 8  # on fewer the two network regimes cannot be told apart
         row["regime"] = float(row["AllReduce (GB/s)"]) >= 120 if many else None
     return runs
 
@@ -257,7 +257,7 @@ def test_both_numbers_on_tp_are_those_of_the_raw_table(
     assert [(round(ratio, 2), count) for ratio, count in shown] == [(round(r, 2), n) for r, n in expected[:2]]
 
     [claim] = [claim for claim in claims.CLAIMS if claim.name == "tensor_beyond_node"]
-    best, held = claim.check(study).evidence.split("With all other choices held")
+    best, held = claim.check(study).evidence.split("With all other choices fixed")
     for text, (ratio, count) in ((held, expected[2]), (best, expected[3])):
         found = re.search(rf"tp {tp} → {2 * tp}: (\S+) \([^)]*\), n = (\d+)", text)
         assert found is not None
@@ -286,7 +286,7 @@ def test_pipelines_of_different_sizes_and_regimes_are_not_one_line() -> None:
     figure = scaling.draw_pipeline_parallel(frame)
     [told] = [text for text in words(figure) if text.startswith("All on ")]
     assert told in (
-        f"All on {place} regime of the network; in per cent: against the depth before"
+        f"All on {place} network regime; in per cent: against the depth before"
         for place in ("8 GPUs, fast", "16 GPUs, slow")
     )
 
@@ -295,9 +295,9 @@ def test_pipelines_of_different_sizes_and_regimes_are_not_one_line() -> None:
 def test_each_pipeline_panel_of_the_study_is_of_one_size_and_network(study: pd.DataFrame) -> None:  # noqa: F811
     shown = words(scaling.draw_pipeline_parallel(study))
     assert {"1.34B", "3.57B", "8.86B"} <= shown
-    assert "All on 256 GPUs, slow regime of the network; in per cent: against the depth before" in shown
+    assert "All on 256 GPUs, slow network regime; in per cent: against the depth before" in shown
     assert scaling.FIGURES[2].conclude(study) == (
-        "pp 4 → 8 on 256 GPUs, slow regime of the network gains 12 % of the throughput of a device "
+        "pp 4 → 8 on 256 GPUs, slow network regime gains 12 % of the throughput of a device "
         "(median, n = 2 models, +11 % to +13 %)."
     )
 

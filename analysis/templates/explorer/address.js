@@ -1,22 +1,22 @@
 "use strict";
 
-/* The view as the address's hash: `key=value` pairs, so that a view can be passed on and survives a reload. Several
-   parts of a page share the hash: each claims its keys, and no part touches another's. */
+/* The view as `key=value` pairs in the address's hash, so that a view can be shared and survives a reload. Several
+   parts of a page share the hash: each claims its keys and leaves the keys of the others alone. */
 const Address = (() => {
-  const claims = new Map(); // owner -> its keys
+  const claims = new Map(); // keys by owner
 
-  /** Escaped, but what filters are written with stays readable. */
+  /** Escapes a text but keeps the characters of filters readable. */
   const escape = (text) => encodeURIComponent(text).replace(/%(3A|2C|2F)/g, (code) => decodeURIComponent(code));
 
   function unescape(text) {
     try {
       return decodeURIComponent(text);
     } catch {
-      return text; // not ours: somebody typed a % of their own
+      return text; // not written by this page: somebody typed a %
     }
   }
 
-  /** [key, value as it stands] of everything in the hash. */
+  /** [key, raw value] of everything in the hash. */
   function parts() {
     const pairs = location.hash.replace(/^#/, "").split("&").filter(Boolean);
     return pairs.map((pair) => [unescape(pair.split("=")[0]), pair]);
@@ -25,11 +25,11 @@ const Address = (() => {
   const matches = (names, key) => names.some((name) => (name.endsWith("*") ? key.startsWith(name.slice(0, -1)) : key === name));
 
   /**
-   * The keys of one part of the page.
-   * @param {string} owner Names the part in the message when two parts want the same key.
-   * @param {Iterable<string>} keys Names; one that ends in `*` stands for all that begin so.
-   * @returns {Claim} `read`: the
-   *   part's pairs of the hash as it is now; `write` replaces them all, and leaves everything else where it stands.
+   * Claim the keys of one part of the page.
+   * @param {string} owner Name of the part, for the error message if two parts want the same key.
+   * @param {Iterable<string>} keys Names; one that ends in `*` stands for all with this prefix.
+   * @returns {Claim} `read` returns the
+   *   part's current pairs of the hash; `write` replaces them and keeps all other pairs.
    */
   function claim(owner, keys) {
     const own = [...keys];
@@ -52,14 +52,17 @@ const Address = (() => {
       try {
         history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
       } catch {
-        location.replace(`#${text}`); // pages of a disk are not trusted with their own history everywhere
+        location.replace(`#${text}`); // some browsers deny pages from disk access to their history
       }
     }
 
     return { read, write };
   }
 
-  /** A filter as text and back. Between values stands `~`; one inside a value has a backslash before it. @param {Filter} filter */
+  /**
+   * Text of a filter; `filterOf` is the inverse. `~` separates values; one inside a value is escaped by a backslash.
+   * @param {Filter} filter
+   */
   function filterText(filter) {
     if (filter.values) return `is:${[...filter.values].map((value) => value.replace(/[\\~]/g, "\\$&")).join("~")}`;
     if (filter.holds !== undefined) return `holds:${filter.holds}`;

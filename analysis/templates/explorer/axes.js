@@ -1,6 +1,6 @@
 "use strict";
 
-/* The choices above the plot: what is across, up, in colour, in size, and what a press and a move do. */
+/* The controls above the plot: axes, colour, size, and the action of the pointer. */
 const Axes = (() => {
   const MODES = [["rect", "Box"], ["polygon", "Lasso"], ["zoom", "Zoom"]];
 
@@ -37,7 +37,7 @@ const Axes = (() => {
       return this.root.querySelector(`select[data-axis=${axis}]`);
     }
 
-    /** Bring the controls up to the state. */
+    /** Update the controls to the state. */
     update(mode, zoomed) {
       const { state } = this;
       for (const axis of ["x", "y", "colour", "size"]) this.choice(axis).value = state[axis];

@@ -1,6 +1,6 @@
 "use strict";
 
-/* One stacked bar and its legend, and how seconds and bytes are written beside it. */
+/* A stacked bar with its legend, labelled in seconds or bytes. */
 const Bars = (() => {
   const COLOURS = 8;
 
@@ -14,8 +14,8 @@ const Bars = (() => {
   /**
    * @param {[string, number, string?][]} entries Label, value, colour.
    * @param {(value: number) => string} write
-   * @param {number} total What shares are of.
-   * @param {string} of The same in words: "of the step".
+   * @param {number} total Total for the shares.
+   * @param {string} of The total in words: "of the step".
    */
   function stacked(entries, write, total, of) {
     const sum = entries.reduce((all, [, value]) => all + Math.max(0, value), 0) || 1;

@@ -1,12 +1,13 @@
 "use strict";
 
-/* The embedded columns, unpacked when first asked for: values, how they are written, how they sort. Also `element`,
-   the only way in which this page makes elements: texts are always texts. */
+/* The embedded columns, unpacked on first use: values, how they are written, how they sort. Also `element`, the only
+   way in which this page makes elements: texts are always inserted as text. */
 
 /**
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag
- * @param {Record<string, unknown>} [attributes] Those that begin with `on` are listeners; null, undefined and false: none.
+ * @param {Record<string, unknown>} [attributes] Names that begin with `on` are listeners; null, undefined and false are
+ *    skipped.
  * @param {...(Node|string|null|undefined)} children
  * @returns {HTMLElementTagNameMap[Tag]}
  */
@@ -45,13 +46,13 @@ const Columns = (() => {
     _keys;
     /** @type {number[]|undefined} */
     _sorted;
-    /** Where `PlotPoints.values` keeps what it has made of the column. @type {Float64Array|undefined} */
+    /** Cache of `PlotPoints.values` for this column. @type {Float64Array|undefined} */
     axis;
 
     /**
      * @param {PackedColumn} packed
      * @param {number} rows
-     * @param {Record<string, string>} [names] Words for the values of a column of texts, where they are codes.
+     * @param {Record<string, string>} [names] Words for the values of a column of texts that holds codes.
      */
     constructor(packed, rows, names = {}) {
       this.names = names;
@@ -72,13 +73,13 @@ const Columns = (() => {
       this.isId = /(^|_)(id|job|row|seed)$|version$/.test(packed.name);
     }
 
-    /** The different values, or null for numbers of which there are many. */
+    /** The distinct values, or null for numbers with many. */
     get levels() {
       this._levels ??= this.packed.levels ?? (this.packed.texts ? joined(this.packed.texts) : null);
       return this._levels;
     }
 
-    /** Codes into `levels`, -1 where the value is not known; for texts, and for numbers with few values. */
+    /** Codes into `levels`, -1 for an unknown value; for texts, and for numbers with few values. */
     get codes() {
       if (!this._codes && this.levels) {
         const { codes, code, codeSteps } = this.packed;
@@ -87,7 +88,7 @@ const Columns = (() => {
       return this._codes;
     }
 
-    /** Numbers of a column that is no text, NaN where the value is not known. */
+    /** Numbers of a numeric column, NaN for an unknown value. */
     get numbers() {
       if (!this._numbers) {
         this._numbers = new Float64Array(this.rows);
@@ -105,7 +106,7 @@ const Columns = (() => {
       return this.values[row];
     }
 
-    /** As people read it, without the unit. */
+    /** The value as shown to people, without the unit. */
     text(row) {
       return this.write(this.value(row));
     }
@@ -118,7 +119,7 @@ const Columns = (() => {
       return this.isId ? String(value) : writeNumber(value / this.scale);
     }
 
-    /** A text as people read it: an outcome's name for its code. @param {string} value */
+    /** A text as shown to people: an outcome's name for its code. @param {string} value */
     say(value) {
       return Object.hasOwn(this.names, value) ? this.names[value] : value;
     }
@@ -131,7 +132,7 @@ const Columns = (() => {
       return this.levels ? this.levels.length + (this.codes.includes(-1) ? 1 : 0) > 1 : true;
     }
 
-    /** For each row its place among the sorted values: numbers and natural order of texts; unknown is NaN. */
+    /** Sort key of each row: its rank among the values (natural order for texts); NaN if unknown. */
     get keys() {
       if (!this.isText) return this.numbers;
       if (!this._keys) {
@@ -156,13 +157,13 @@ const Columns = (() => {
   /** @type {(unit: string) => [number, string]} */
   const usual = (unit) => [1, unit];
 
-  /** Numbers of which each says what it adds to the one before. @param {number[]} steps */
+  /** Cumulative sums of differences. @param {number[]} steps */
   function summed(steps) {
     let sum = 0;
     return steps.map((step) => (sum += step));
   }
 
-  /** Texts that analysis/explorer/pack_texts.py has cut into their parts. @param {PackedTexts} packed */
+  /** Texts joined from the parts of analysis/explorer/pack_texts.py. @param {PackedTexts} packed */
   function joined({ forms, form }) {
     const texts = forms.map(({ cuts, places }) => {
       const parts = places.map((place) => (Array.isArray(place) ? place : place.steps ? summed(place.steps) : place.codes.map((code) => place.levels[code])));

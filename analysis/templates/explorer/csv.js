@@ -1,11 +1,11 @@
 "use strict";
 
-/* Rows as a CSV file (RFC 4180): a column's name as its heading, values as the page has them, nothing where not known. */
+/* Rows as a CSV file (RFC 4180): column names as headings, values as on the page, empty fields for unknown values. */
 const Csv = (() => {
   const cell = (value) => (value === null || value === undefined ? "" : /[",\r\n]/.test(String(value)) || value === "" ? `"${String(value).replaceAll('"', '""')}"` : String(value));
   const time = (seconds) => new Date(seconds * 1000).toISOString();
 
-  /** The text of `rows` (row numbers), all columns, in the units of the tables beside the report. */
+  /** CSV text of `rows` (row numbers), all columns, in the units of the report's tables. */
   function text(columns, rows) {
     const shown = [...columns.values()];
     const lines = [shown.map((column) => cell(column.name)).join(",")];

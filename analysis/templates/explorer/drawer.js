@@ -1,12 +1,12 @@
 "use strict";
 
-/* The drawer at the side: all of one row, its memory in closed form, its pipeline. Without a row, the last two. */
+/* The drawer at the side: all values of one row, its memory in closed form, its pipeline. Without a row, the last two. */
 const Drawer = (() => {
   const VIEWS = [["run", "Run"], ["memory", "Memory"], ["pipeline", "Pipeline"]];
-  const MODELS = "runs-models"; // the script element of both models
+  const MODELS = "runs-models"; // the script element with both models
 
   class View {
-    /** Views that hold the row that is shown. @type {Set<string>} */
+    /** Views already built for the shown row. @type {Set<string>} */
     made;
 
     /**
@@ -69,7 +69,7 @@ const Drawer = (() => {
       return this.columns.get(name)?.value(this.row) ?? null;
     }
 
-    /** The same of a column of texts. @param {string} name */
+    /** Value of a column of texts. @param {string} name */
     said(name) {
       return /** @type {string|null} */ (this.read(name));
     }

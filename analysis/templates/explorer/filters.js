@@ -1,10 +1,10 @@
 "use strict";
 
-/* Filters over the columns and their controls. Each filter keeps which rows it turns down, so that a change costs one
-   pass over one column, and the counts beside a filter's values are of the rows that all *other* filters let through. */
+/* Filters over the columns and their controls. Each filter stores which rows it rejects, so that a change costs one
+   pass over one column. The counts beside a filter's values are of the rows that all *other* filters accept. */
 const Filters = (() => {
   const MOST_CHIPS = 14;
-  const MOST_NAMED = 40; // of the columns that other parts of the page choose by
+  const MOST_NAMED = 40; // columns that other parts of the page also filter by
   const NAMED = new Set(["cohort", "workload", "model", "world_size"]);
 
   class Model {
@@ -19,11 +19,11 @@ const Filters = (() => {
       this.active = new Map();
       /** @type {Map<string, Uint8Array>} */
       this.fails = new Map();
-      this.failed = new Uint16Array(rows); // filters that turn a row down
+      this.failed = new Uint16Array(rows); // number of filters that reject each row
     }
 
     /**
-     * Replace the filter of one column; null takes it away.
+     * Replace the filter of one column; null removes it.
      * @param {string} name
      * @param {Filter|null} filter
      */
@@ -48,7 +48,10 @@ const Filters = (() => {
       return this.failed[row] === 0;
     }
 
-    /** Rows per level of a column (last entry: unknown) that the other filters let through. @param {Column} column */
+    /**
+     * Number of rows per level of a column (last entry: unknown) that the other filters accept.
+     * @param {Column} column
+     */
     counts(column) {
       const own = this.fails.get(column.name);
       const counts = new Int32Array(column.levels.length + 1);
@@ -62,7 +65,7 @@ const Filters = (() => {
   }
 
   /**
-   * Per row 1 where the filter turns it down.
+   * For each row, 1 if the filter rejects it.
    * @param {Column} column
    * @param {Filter} filter
    * @param {number} rows
@@ -80,7 +83,7 @@ const Filters = (() => {
     } else {
       const low = filter.low === null ? -Infinity : filter.low * column.scale;
       const high = filter.high === null ? Infinity : filter.high * column.scale;
-      // The value as it is written in the table may be the bound that was typed: it must pass.
+      // A typed bound may be the rounded value of the table, which must pass.
       const slack = 1e-9 * Math.max(Math.abs(low), Math.abs(high)) || 0;
       const reach = Number.isFinite(slack) ? slack : 0;
       for (let row = 0; row < rows; row++) {
@@ -122,7 +125,7 @@ const Filters = (() => {
       return facet;
     }
 
-    /** Bring controls and counts up to what the model says. */
+    /** Update controls and counts from the model. */
     update() {
       for (const [name, facet] of this.facets) facet.update(this.model.active.get(name), this.model);
     }

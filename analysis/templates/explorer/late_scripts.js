@@ -1,10 +1,10 @@
 "use strict";
 
-/* Scripts that the page holds deflated and runs when they are first needed: the chart library, the models. */
+/* Scripts that are stored deflated and run on first use: the chart library, the models. */
 const LateScripts = (() => {
   const asked = new Map(); // id -> promise
 
-  /** Run the script in the element `id` (text, deflated, in base64); once, however often it is asked for. */
+  /** Run the script in the element `id` (deflated text in base64); later calls do nothing more. */
   function run(id) {
     if (!asked.has(id)) asked.set(id, inflate(id));
     return asked.get(id);

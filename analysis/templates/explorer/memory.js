@@ -1,10 +1,10 @@
 /* The memory view: sliders for model and layout, the bytes of one rank as tiles, and the devices that they fit on.
 
-The numbers are the planner's (memory_model.js), so are the rules and their sentences (widget.rules, memory_rules.js). */
+   The numbers are the planner's (memory_model.js), as are the rules and their messages (widget.rules, memory_rules.js). */
 "use strict";
 const Memory = (() => {
   const GIB = 2 ** 30, MOST_STAGES = 1024;
-  /** Colours of the report's figures (Okabe and Ito), each with the ink that reads best on it. */
+  /** Colours of the report's figures (Okabe and Ito), each with its most readable text colour. */
   const CATEGORIES = {
     parameters: { ground: "#0072B2", ink: "#ffffff" },
     gradients: { ground: "#E69F00", ink: "#000000" },
@@ -66,7 +66,7 @@ const Memory = (() => {
   }
 
   /**
-   * What the planner would say of a peak on a cluster, in one word and one sentence (sweep.planning.plan).
+   * The planner's verdict on a peak on a cluster, in one word and one sentence (sweep.planning.plan).
    * @param {number} peak
    * @param {ClusterAbout} cluster
    * @param {Widget} widget
@@ -88,7 +88,10 @@ const Memory = (() => {
     return { kind: "yes", mark: "✓", word: "fits", text: `${gib(usable - peak)} GiB to spare` };
   }
 
-  /** Clusters with equal devices and equal room are one line. @param {ClusterAbout[]} clusters */
+  /**
+   * One line for each group of clusters with equal devices and equal usable memory.
+   * @param {ClusterAbout[]} clusters
+   */
   function devices(clusters) {
     const found = new Map();
     for (const cluster of clusters) {
@@ -99,7 +102,7 @@ const Memory = (() => {
     return [...found.values()].sort((a, b) => a.usable_bytes - b.usable_bytes);
   }
 
-  /** The names of the devices of one kind of verdict, short enough for a line. */
+  /** Device names with one kind of verdict, shortened to a line. */
   function named(lines, kind) {
     const names = lines.filter((line) => line.kind === kind).map(({ device }) => device.device.replace("NVIDIA ", ""));
     return names.join(", ");
@@ -121,10 +124,10 @@ const Memory = (() => {
     return line;
   }
 
-  /** [part, bytes] of a category; empty where it has only itself. */
+  /** [part, bytes] of a category; empty if it has no separate parts. */
   const partsOf = (stage, category) => Object.entries(stage.parts[category]).filter(([part]) => part !== category);
 
-  /** The stage's bytes as two bars over each other: categories, and under each its parts. */
+  /** The stage's bytes as two stacked bars: categories, and below each its parts. */
   function drawTiles(root, stage) {
     const tile = (name, bytes, colour, kind) => {
       const made = element("span", "", { class: `w-tile ${kind}`, title: `${name}: ${gib(bytes)} GiB, ${percent(bytes / stage.peak_bytes)}` });
@@ -167,7 +170,7 @@ const Memory = (() => {
   /**
    * @param {Element} root
    * @param {Widget} widget `data.widget`: shapes, clusters, rules.
-   * @param {?Experiment} experiment What the inputs begin with; a layout of eight billion parameters when null.
+   * @param {?Experiment} experiment Initial values of the inputs; if null, a layout of eight billion parameters.
    */
   function mount(root, widget, experiment = null) {
     root.innerHTML = PAGE;

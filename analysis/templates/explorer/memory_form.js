@@ -1,4 +1,4 @@
-/* The inputs of the memory view: what they are, how they are drawn, and the experiment that they spell. */
+/* The inputs of the memory view: their fields, their HTML, and the experiment that they describe. */
 "use strict";
 const MemoryForm = (() => {
   const POWERS = (most) => Array.from({ length: Math.log2(most) + 1 }, (_, i) => 2 ** i);
@@ -21,7 +21,7 @@ const MemoryForm = (() => {
     ["num_shared_experts", "Shared experts", [0, 1, 2, 4]],
     ["num_dense_layers", "Dense layers first", [0, 1, 2, 3, 4, 8]],
   ];
-  /** What the form has no control for, as `MoESpec` has it by default. */
+  /** Fields without a control, with the defaults of `MoESpec`. */
   const ROUTED = { gate: "softmax", normalize_weights: true, weight_scale: 1, balance: "none", balance_coefficient: 0 };
   const NEW_EXPERTS = {
     num_experts: 8, experts_per_token: 2, expert_hidden_size: 4096, num_shared_experts: 0, num_dense_layers: 0,
@@ -78,7 +78,7 @@ const MemoryForm = (() => {
         ${options.map((o) => `<option value="${o}">${WORDS[name]?.[o] ?? o}</option>`).join("")}
       </select>
     </div>`;
-  /** A number with a fraction, without a slider. */
+  /** Input for a number with a fraction, without a slider. */
   const decimalField = (name, label, least) => `
     <div class="w-field w-choice">
       <label for="runs-m-${name}">${label}</label>
@@ -88,7 +88,7 @@ const MemoryForm = (() => {
     `<label class="w-check"><input type="checkbox" id="runs-m-${name}" name="${name}"> ${label}</label>`;
   const group = (title, fields) => `<fieldset><legend>${title}</legend>${fields}</fieldset>`;
 
-  /** HTML of the whole form; names of models come later, as text (they may be a user's). */
+  /** HTML of the whole form; model names are added later as text, because users may choose them. */
   function html(choices) {
     const schedules = choices.pp_schedule.filter((name) => name !== "none");
     return [
@@ -125,19 +125,21 @@ const MemoryForm = (() => {
     ].join("");
   }
 
-  /** The form in `form`. Every edit calls `changed(experiment, complaint)`, also one that makes no sense. The complaint
-   *  is null, or a sentence about a number that is no field of an experiment: no rule speaks of it. It begins with
-   *  `start`, an experiment, where there is one. */
+  /**
+   * Build the form in `form`. Every edit calls `changed(experiment, complaint)`, also an invalid one. The complaint is
+   * null, or a sentence about a number that no field of an experiment accepts, which the rules do not cover. The inputs
+   * begin with the experiment `start`, if there is one.
+   */
   function build(form, widget, changed, start = null) {
     form.innerHTML = html(widget.choices);
     const field = (name) => form.elements[name];
     const sliders = Object.fromEntries(
       [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS, EXPERT_TP].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
-    let model = null; // the shape as it is, edits included
+    let model = null; // the shape as given, including edits
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
 
-    /** Puts the slider of `name` where its number is; between two steps, on the nearer one. */
+    /** Move the slider of `name` to its number, or to the nearest step. */
     function follow(name) {
       const { element, steps } = sliders[name], value = Number(field(name).value);
       const distances = steps.map((step) => Math.abs(step - value));
@@ -176,7 +178,10 @@ const MemoryForm = (() => {
     }
     const whole = (name) => (field(name).value === "" ? NaN : Number(field(name).value));
 
-    /** What the controls spell. What has no effect is set to its one canonical value, as Experiment.canonical does. */
+    /**
+     * The experiment that the controls describe. Fields without effect get their canonical value, as in
+     * Experiment.canonical.
+     */
     function experiment() {
       const e = { model, ...widget.engine, seed: 42 };
       for (const [name] of LAYOUT) e[name] = whole(name);
@@ -207,7 +212,7 @@ const MemoryForm = (() => {
       return e.capacity_factor === null || e.capacity_factor > 0 ? null : "Most copies of an expert over the mean: must be a number above 0, or empty";
     }
 
-    /** Greys out what has no effect. */
+    /** Disable controls without effect. */
     function enable(e) {
       const off = {
         pp_schedule: e.pp === 1,

@@ -1,7 +1,7 @@
-/* What a pipeline rank holds during a step: micro-batches, and how far each of its chunks is. No DOM here.
+/* Micro-batches that a pipeline rank holds during a step, and the state of each of its chunks. This file does not use
+   the DOM.
 
-A port of workloads/costs/shape/schedule.py (`Chunk`, `held_by_rank`, `held_by_chunk`), which explains it.
-*/
+   A port of workloads/costs/shape/schedule.py (`Chunk`, `held_by_rank`, `held_by_chunk`), which explains it. */
 "use strict";
 const MemoryHeld = (() => {
   const { numMicrobatches } = ModelCosts;

@@ -1,9 +1,10 @@
-/* Device memory of one training step in closed form: the planner's own formulas, for the page. No DOM here.
+/* Device memory of one training step in closed form: the planner's formulas, for the page. This file does not use the
+   DOM.
 
-A line-by-line port of memory.py and of the files with moments in workloads/costs, which explain the formulas; names, order of arithmetic
-and integer divisions are theirs, and a test compares both on a thousand random layouts. Beyond the port, every number
-comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws: doubles count no further.
-*/
+   A line-by-line port of memory.py and of the files with moments in workloads/costs, which explain the formulas. Names,
+   order of arithmetic and integer divisions are the same, and a test compares both on a thousand random layouts. Beyond
+   the port, every number comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank)
+   `estimateMemory` throws, because doubles are not exact there. */
 "use strict";
 const MemoryModel = (() => {
   const {
@@ -24,7 +25,7 @@ const MemoryModel = (() => {
   /** moments.accumulates_unsharded @param {Experiment} e */
   const accumulatesUnsharded = (e) => e.zero_stage <= 1 && (numMicrobatches(e) > 1 || SPLIT_BACKWARD.includes(e.pp_schedule));
 
-  /** moments.Shared.of: what is the same on every stage. @param {Experiment} e */
+  /** moments.Shared.of: values that are equal on every stage. @param {Experiment} e */
   function shared(e) {
     const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
     const hasDense = numDenseLayers(model) > 0, hasRouted = Boolean(model.moe), none = { saved: 0, working: 0, parts: {} };
@@ -92,20 +93,20 @@ const MemoryModel = (() => {
   /** moments.pending_reduce_buffer */
   const waiting = (x, units, turn) => (turn.prior && !x.whole ? x.g * units.first : 0);
 
-  /** `factor` times every part; what rounding takes from them, up to `total`, is in the largest. */
+  /** `factor` times every part; the rounding difference to `total` goes into the largest. */
   function scaled(parts, factor, total) {
     const entries = Object.entries(parts).map(([name, bytes]) => [name, Math.trunc(factor * bytes)]);
     if (!Number.isInteger(factor)) largest(entries)[1] += total - sum(Object.fromEntries(entries));
     return Object.fromEntries(entries);
   }
 
-  /** `total` bytes of saved activations in their parts: `factor` times the stage's and `head` of the loss. */
+  /** `total` bytes of saved activations by part: `factor` times the stage's and `head` of the loss. */
   const savedInParts = (stage, factor, total, head) => ({
     ...scaled(stage.parts, factor, total - head),
     "loss of other micro-batches": head,
   });
 
-  /** moments.held_bytes, in its parts. */
+  /** moments.held_bytes, by part. */
   function held(x, turn, stage, hasHead) {
     const head = (turn.in_flight - 1) * (hasHead ? x.head.saved : 0);
     const total = Math.trunc(turn.in_flight * stage.saved + head);
@@ -351,7 +352,7 @@ const MemoryModel = (() => {
     return higherOf(found);
   }
 
-  /** The first of the highest. */
+  /** The first moment with the highest bytes. */
   const bytesOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
   const higherOf = (moments) => moments.reduce((most, one) => (bytesOf(one) > bytesOf(most) ? one : most));
 
@@ -365,7 +366,7 @@ const MemoryModel = (() => {
     }];
   }
 
-  /** moments.Shared.saved, with what `outputs` chunks pass on, in its parts. */
+  /** moments.Shared.saved, plus the outputs that `outputs` chunks pass on, by part. */
   function savedBy(x, holds, outputs) {
     const output = outputs * x.stream, parts = { "stage output": output };
     const layerKinds = [
@@ -378,7 +379,7 @@ const MemoryModel = (() => {
     return { saved: layerKinds.reduce((total, [layer, count]) => total + count * layer.saved, output), parts };
   }
 
-  /** What the layers of a stage hold between the halves of a split backward. */
+  /** Bytes that the layers of a stage hold between the halves of a split backward. */
   const waitingOf = (x, holds) => holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
 
   /** memory._stage_memory: the moments of a rank with one chunk. @param {Experiment} e */
@@ -396,7 +397,7 @@ const MemoryModel = (() => {
     ]);
   }
 
-  /** chunk_moments._bytes_of: what one chunk of a rank may hold. @param {Experiment} e */
+  /** chunk_moments._bytes_of: bytes that one chunk of a rank may hold. @param {Experiment} e */
   function chunkBytes(e, x, holds) {
     const [layers, experts] = localParams(e, holds.layers);
     const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm, params = layers + experts + ends;
@@ -440,8 +441,10 @@ const MemoryModel = (() => {
     return { ...x, dense, denseKept: dense, routed, routedKept: routed, working, workingKept: working, ...ofExperts };
   }
 
-  /** chunk_moments._second_half: the moments of its layers, and the head's reduction, where that comes after all blocks.
-   * @param {Experiment} e */
+  /**
+   * chunk_moments._second_half: the moments of its layers, and the head's reduction if that comes after all blocks.
+   * @param {Experiment} e
+   */
   function secondHalf(e, x, turn, own, blocks) {
     let ofEmbedding = 0;
     if (own.has_embedding && !turn.prior) ofEmbedding = x.whole ? x.g * own.units.first : shardOf(x, own.units.first, 0);
@@ -502,7 +505,10 @@ const MemoryModel = (() => {
     return moments;
   }
 
-  /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. @param {Experiment} e */
+  /**
+   * memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` names the stage's highest moment. @param
+   * {Experiment} e
+   */
   function stageMemory(e, x, index, holds) {
     const [layers, experts] = localParams(e, holds.layers);
     const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm;
@@ -548,8 +554,10 @@ const MemoryModel = (() => {
     };
   }
 
-  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest, and
-   * what that cannot take into the next. */
+  /**
+   * Parts to show, without zeros. A negative part (a buffer that replaces another) is subtracted from the largest part,
+   * and the remainder from the next.
+   */
   function tidy(parts) {
     const kept = Object.entries(parts).filter(([, bytes]) => bytes > 0);
     let below = kept.reduce((total, [, bytes]) => total + bytes, 0) - sum(parts);
@@ -562,7 +570,10 @@ const MemoryModel = (() => {
     return Object.fromEntries(kept);
   }
 
-  /** memory.estimate_memory. Expects an experiment that breaks no rule; RangeError beyond exact whole numbers. @param {Experiment} e */
+  /**
+   * memory.estimate_memory. The experiment must satisfy all rules; throws RangeError beyond exact whole numbers. @param
+   * {Experiment} e
+   */
   function estimateMemory(e) {
     const x = shared(e);
     const result = experimentStages(e).map((holds, index) => stageMemory(e, x, index, holds));

@@ -1,9 +1,10 @@
-/* The planner's rules on a layout, evaluated from the data that the page carries. No DOM here.
+/* The planner's rules on a layout, evaluated from data in the page. This file does not use the DOM.
 
-The rules themselves, conditions and sentences, are those of workloads/rules/layout_rules.py; analysis/explorer/rule_data.py writes them
-as JSON (data.widget.rules). An expression is a number, a name, or a list of an operation and its operands; see as_data in
-workloads/spec/expressions.py. A test compares every sentence with the planner's on random layouts.
-An experiment is the plain dict of workloads.spec.experiment.to_dict, a cluster an entry of analysis.explorer.model_data. */
+   The rules, i.e. conditions and messages, are those of workloads/rules/layout_rules.py; analysis/explorer/rule_data.py
+   writes them as JSON (data.widget.rules). An expression is a number, a name, or a list of an operation and its
+   operands; see as_data in workloads/spec/expressions.py. A test compares every message with the planner's on random
+   layouts. An experiment is the dict of workloads.spec.experiment.to_dict, a cluster an entry of
+   analysis.explorer.model_data. */
 "use strict";
 const MemoryRules = (() => {
   const { dataParallel, div, numMicrobatches, worldSize } = ModelCosts;
@@ -21,7 +22,7 @@ const MemoryRules = (() => {
     return [...low, ...high];
   }
 
-  /** By sign or name: from the values of the operands. Numbers are whole. */
+  /** Operations by sign or name, on the values of the operands. Numbers are whole. */
   const OPERATIONS = {
     "+": (a, b) => a + b, "-": (a, b) => (b === undefined ? -a : a - b), "*": (a, b) => a * b, "/": (a, b) => a / b, "//": div,
     "%": (a, b) => a % b, "==": (a, b) => a === b, "!=": (a, b) => a !== b,
@@ -29,14 +30,14 @@ const MemoryRules = (() => {
     in: (part, all) => all.includes(part), "not in": (part, all) => !all.includes(part),
     not: (a) => !isTrue(a), list: (...members) => members, gcd, divisors,
   };
-  /** By sign: from the operands themselves, of which not all may have a value. */
+  /** Operations by sign, on the unevaluated operands, some of which may have no value. */
   const LAZY = {
     text: ([text]) => text,
     and: (operands, names) => operands.every((operand) => isTrue(evaluate(operand, names))),
     or: (operands, names) => operands.some((operand) => isTrue(evaluate(operand, names))),
     if: ([test, then, otherwise], names) => evaluate(isTrue(evaluate(test, names)) ? then : otherwise, names),
   };
-  /** As in Python an empty list is false. @param {number} value */
+  /** Truth as in Python: an empty list is false. @param {number} value */
   const isTrue = (value) => (Array.isArray(value) ? value.length > 0 : Boolean(value));
 
   function evaluate(expression, names) {
@@ -51,14 +52,14 @@ const MemoryRules = (() => {
     return names[expression];
   }
 
-  /** The sentence of a rule: texts, and between them expressions. */
+  /** The message of a rule, with its expressions evaluated. */
   function filled(message, names) {
     const shown = (value) => (Array.isArray(value) ? value.join(", ") : String(value));
     return message.map((part, i) => (i % 2 ? shown(evaluate(part, names)) : part)).join("");
   }
 
   /**
-   * What the rules may read (rules.names_of); without a cluster, those of scope "cluster" cannot be asked.
+   * Names that the rules may read (rules.names_of); without a cluster, rules of scope "cluster" cannot be evaluated.
    * @param {Experiment} e
    * @param {ClusterAbout} cluster
    */
@@ -90,7 +91,7 @@ const MemoryRules = (() => {
   }
 
   /**
-   * Every rule that the experiment breaks on this cluster, or with null on any: its name, scope and sentence.
+   * Every rule that the experiment violates on this cluster (null: on any cluster): name, scope and message.
    * @param {Experiment} e
    * @param {ClusterAbout|null} cluster
    */
@@ -101,7 +102,7 @@ const MemoryRules = (() => {
       .map(({ rule, scope, message }) => ({ rule, scope, message: filled(message, names) }));
   }
 
-  /** What the constructors of workloads.spec.experiment refuse: one sentence, or null. */
+  /** The first error of the constructors of workloads.spec.experiment, as one sentence, or null. */
   function refusal({ refusals }, e) {
     const say = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
     const uncounted = (label, holder, fields) => {

@@ -1,8 +1,11 @@
-/* Peak memory of each step of a run, as the allocator told it, beside the device's and the planner's. */
+/* Peak memory of each step of a run as the allocator reported it, with the device's and the planner's memory. */
 "use strict";
 const MemorySteps = (() => {
   const SVG = "http://www.w3.org/2000/svg", HEIGHT = 150, WIDTH = 640, LEFT = 52, BASE = 126, MOST = 60;
-  /** The highest of each `size` steps in turn; of steps that are not known, null. @type {(steps: (number|null)[], size: number) => (number|null)[]} */
+  /**
+   * The highest of each group of `size` steps; null for unknown steps.
+   * @type {(steps: (number|null)[], size: number) => (number|null)[]}
+   */
   const highestOf = (steps, size) => Array.from({ length: Math.ceil(steps.length / size) }, (_, bar) => {
     const known = steps.slice(bar * size, (bar + 1) * size).filter((value) => value !== null);
     return known.length ? Math.max(...known) : null;
@@ -17,7 +20,7 @@ const MemorySteps = (() => {
   }
 
   /**
-   * The figure; null for a row whose steps were not kept.
+   * The figure; null for a row without stored steps.
    * @param {RowSeries|undefined} series
    * @param {Read} read The row's value of a column.
    */

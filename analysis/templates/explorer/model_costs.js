@@ -1,10 +1,9 @@
-/* What a model and its layers weigh, in closed form: the planner's own formulas, for the page. No DOM here.
+/* Sizes of a model and its layers in closed form: the planner's formulas, for the page. This file does not use the DOM.
 
-A line-by-line port of workloads/costs/{params,partition,activations,expert_activations,fp8}.py and of what they need of
-workloads/{experiment,mesh}.py,
-which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
-Experiments are the plain dicts of workloads.spec.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
-parts. Numbers are doubles: whole ones are exact below 2^53. */
+   A line-by-line port of workloads/costs/{params,partition,activations,expert_activations,fp8}.py and of the parts of
+   workloads/{experiment,mesh}.py that they use, which explain the formulas. Names, order of arithmetic and integer
+   divisions are the same (tests compare both sides). Experiments are the dicts of workloads.spec.experiment.to_dict.
+   Beyond the port, a layer's saved bytes come with their parts. Numbers are doubles: whole ones are exact below 2^53. */
 "use strict";
 const ModelCosts = (() => {
   const STATISTICS_BYTES = 4;
@@ -58,7 +57,7 @@ const ModelCosts = (() => {
 
   /* ---- workloads/costs/shape/params.py ---- */
 
-  /** params.Counts, and its + and *. */
+  /** params.Counts, with its + and *. */
   const counts = (split = 0, replicated = 0, experts = 0) => ({ split, replicated, experts });
   /**
    * @param {Counts} a
@@ -85,7 +84,7 @@ const ModelCosts = (() => {
       return counts(h * q + 2 * h * kv + q * h, normsInAttention(model));
     }
     const qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-    const queries = mla.q_lora_rank || h; // without a latent for queries one matrix makes them
+    const queries = mla.q_lora_rank || h; // without a query latent, one matrix makes the queries
     const up = queries * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
     const down = h * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim);
     return counts(model.num_heads * (up + mla.v_head_dim * h), down + normsInAttention(model));
@@ -176,17 +175,17 @@ const ModelCosts = (() => {
     return layers.map((size) => [start, (start += size)]);
   }
 
-  /** partition.experiment_stages: what each pipeline rank holds. @param {Experiment} e */
+  /** partition.experiment_stages: the layers of each pipeline rank. @param {Experiment} e */
   const experimentStages = (e) => Array.from({ length: e.pp }, (_, rank) => holding(e, stagesOf(e, rank)));
 
-  /** partition.experiment_chunks: what each chunk of one pipeline rank holds. @param {Experiment} e */
+  /** partition.experiment_chunks: the layers of each chunk of one pipeline rank. @param {Experiment} e */
   const experimentChunks = (e, rank) => stagesOf(e, rank).map((stage) => holding(e, [stage]));
 
   /** The stages of a pipeline rank, in the order of its chunks. @param {Experiment} e */
   const stagesOf = (e, rank) => Array.from({ length: e.pp * e.virtual_stages }, (_, stage) => stage)
     .filter((stage) => rankOf(e.pp_schedule, stage, e.pp) === rank);
 
-  /** What some stages of a model hold together. @param {Experiment} e @param {number[]} own */
+  /** The layers that some stages of a model hold together. @param {Experiment} e @param {number[]} own */
   function holding(e, own) {
     const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
     const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
@@ -246,7 +245,7 @@ const ModelCosts = (() => {
   }
 
   /**
-   * activations.layer_tensors, and what activations._tensors_of makes of them under Ulysses
+   * activations.layer_tensors, with the changes that activations._tensors_of makes under Ulysses
    * @param {Experiment} e
    * @param {boolean} routed
    * @param {number} c
@@ -371,7 +370,7 @@ const ModelCosts = (() => {
   /** fp8.cast_bytes @param {Experiment} e */
   const castBytes = (e, elements) => elements + (e.precision === "fp8_blockwise" ? div(elements * 4, 128) : 0);
 
-  /** fp8.kept_inputs: of attention_norm, latent_norms, ffn_norm @param {Experiment} e */
+  /** fp8.kept_inputs for attention_norm, latent_norms, ffn_norm @param {Experiment} e */
   function keptInputs(e, attentionNorm, latentNorms, ffnNorm, routed, c) {
     const { hidden_size: h, mla } = e.model, alone = e.tp === 1;
     const cast = (kept, width, statistics) => {
@@ -405,7 +404,7 @@ const ModelCosts = (() => {
     );
   }
 
-  /** Saved tensors by where they belong; `t` without what is made again in backward. */
+  /** Saved tensors by part; `t` without the tensors that the backward recomputes. */
   function savedParts(t, attentionAgain, ffnAgain, residualAgain) {
     return {
       "residual stream": t.input + t.residual - residualAgain,
@@ -416,7 +415,7 @@ const ModelCosts = (() => {
     };
   }
 
-  /** Ulysses keeps what it has received. @param {Experiment} e */
+  /** Ulysses keeps the received tensors. @param {Experiment} e */
   const receives = (e) => e.cp > 1 && e.cp_kind === "ulysses";
 
   /** activations._normed_latents @param {Experiment} e */
@@ -484,7 +483,7 @@ const ModelCosts = (() => {
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const remade = (name) => (named.includes(name) ? of[name] : 0);
       saved = total - named.reduce((all, name) => all + of[name], 0);
-      let ofExperts = 0; // beside what swiglu makes again
+      let ofExperts = 0; // in addition to what swiglu recomputes
       if (named.includes("experts")) {
         again = x.gate_up + x.product;
         ofExperts = named.includes("swiglu") ? x.gate_up : again;
@@ -545,7 +544,7 @@ const ModelCosts = (() => {
   }
 
   /**
-   * Experiment.compiles, of layers without experts
+   * Experiment.compiles, for layers without experts
    * @param {Experiment} e
    * @param {boolean} recomputed
    */

@@ -1,6 +1,6 @@
 "use strict";
 
-/* All that is known of one row. What the row does not say is left out or said to be missing, never filled in. */
+/* All known values of one row. Missing values are left out or named as missing, never filled in. */
 const Panel = (() => {
   const CONFIGURATION = [
     "model", "num_params", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "world_size",
@@ -12,7 +12,7 @@ const Panel = (() => {
   const REHEARSED_TIME = [["compute_time_s", "compute, slowest stage"], ["communication_time_s", "communication, modelled"]];
   const WALL_TIME = [["spawn_s", "spawn"], ["rendezvous_s", "rendezvous"], ["build_s", "build"], ["warmup_s", "warm-up"], ["timed_s", "timed steps"], ["teardown_s", "teardown"]];
   const MEMORY = [["memory_parameters_bytes", "parameters"], ["memory_gradients_bytes", "gradients"], ["memory_optimizer_bytes", "optimizer"], ["memory_activations_bytes", "activations and rest"]];
-  /** Of one profiled step, by what the device did. */
+  /** Parts of a profiled step, by kind of device work. */
   const KINDS = [["breakdown_matmul_s", "matrix products"], ["breakdown_attention_s", "attention"], ["breakdown_memory_bound_s", "other kernels"], ["breakdown_comm_exposed_s", "exposed communication"], ["breakdown_bubble_s", "waiting for stages"], ["breakdown_optimizer_s", "optimizer"], ["breakdown_launch_gaps_s", "nothing to run"]];
   const ENVIRONMENT = [
     "device_name", "hosts", "nodes", "cluster", "launcher", "scheduler_job", "git_commit", "git_dirty", "ultrasweep_version", "engine", "engine_version", "measurement_version",
@@ -20,11 +20,11 @@ const Panel = (() => {
   ];
 
   class View {
-    /** Number of the row that is shown. @type {number} */
+    /** Number of the shown row. @type {number} */
     row;
-    /** The value of a column in that row. @type {Read} */
+    /** Value of a column in that row. @type {Read} */
     raw;
-    /** The same as people read it. @type {(name: string) => string} */
+    /** Value of a column in that row as shown to people. @type {(name: string) => string} */
     text;
 
     /**
@@ -40,13 +40,13 @@ const Panel = (() => {
       this.on = on;
     }
 
-    /** A value of a column of numbers. @param {string} name */
+    /** Value of a column of numbers. @param {string} name */
     number(name) {
       return /** @type {number|null} */ (this.raw(name));
     }
 
     /**
-     * Label and value of those of the columns that the row has.
+     * Label and value of those given columns that the row has.
      * @param {string[][]} columns Name and label.
      * @returns {[string, number, string?][]}
      */
@@ -61,7 +61,7 @@ const Panel = (() => {
       this.raw = raw;
       this.text = (name) => columns.get(name)?.text(row) ?? Columns.UNKNOWN;
       this.row = row;
-      const planned = raw("verdict") !== null; // a point of a plan: nothing of it has run
+      const planned = raw("verdict") !== null; // a point of a plan: it has not run
       const parts = [planned ? this.verdict() : this.outcome(raw("outcome")), this.result(), this.command(), this.time(), this.memory(), this.predicted(), this.configuration(), this.environment(), this.config(), this.others(), this.everything()];
       this.root.replaceChildren(...parts.filter(Boolean));
     }
@@ -70,7 +70,7 @@ const Panel = (() => {
       return element("section", { "data-part": name }, element("h3", {}, title), ...parts);
     }
 
-    /** Name and value of the columns that the row has. */
+    /** Name and value of those given columns that the row has. */
     list(names) {
       const items = names.filter((name) => this.raw(name) !== null).map((name) => {
         const column = this.columns.get(name);
@@ -97,7 +97,7 @@ const Panel = (() => {
         else {
           const known = this.known(chosen);
           const rest = step - known.reduce((sum, [, value]) => sum + value, 0);
-          // Means over ranks need not add up to the slowest rank's step; what is left is said, not shared out.
+          // Means over ranks need not add up to the slowest rank's step; the difference is shown, not distributed.
           if (rest > 0.001 * step) known.push(["not in any of these", rest]);
           parts.push(Bars.stacked(known, Bars.seconds, step, "of the step"));
         }
@@ -110,7 +110,7 @@ const Panel = (() => {
       return parts.length ? this.section("time", "Time of a step", ...parts) : null;
     }
 
-    /** Where the trace of the profiled step lies; a link where the page knows the folder. */
+    /** Location of the trace of the profiled step; a link if the page knows the folder. */
     trace() {
       const file = String(this.raw("trace_file"));
       const href = this.data.traces?.[this.row];
@@ -123,7 +123,7 @@ const Panel = (() => {
       return list && this.section("environment", "Environment and versions", list);
     }
 
-    /** The whole experiment, as the row's `config_json` has it. */
+    /** The whole experiment, as in the row's `config_json`. */
     config() {
       const made = RowExperiment.of(this.raw, this.data.widget);
       if (made.missing || !made.exact) return null;
@@ -159,7 +159,10 @@ const Panel = (() => {
       return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)), ...(interval === null ? [] : [element("p", { class: "quiet" }, interval)]));
     }
 
-    /** The interval that the step time was predicted in, and on which side of it a measured one lies; null without one. */
+    /**
+     * The interval predicted for the step time, and whether the measured one lies in, below or above it; null without
+     * one.
+     */
     interval() {
       const [low, high] = [this.number("predicted_step_time_low_s"), this.number("predicted_step_time_high_s")];
       if (low === null || high === null) return null;
@@ -169,7 +172,7 @@ const Panel = (() => {
       return `${said}; the measured one lies ${found < low ? "below" : found > high ? "above" : "inside"}.`;
     }
 
-    /** What the plan says of a point before it runs, and what it would cost. */
+    /** The plan's verdict on a point before it runs, and its expected cost. */
     verdict() {
       const list = this.list(["verdict", "rule", "detail", "predicted_tokens_per_s_per_gpu", "limit_bytes", "expected_gpu_hours", "worst_gpu_hours", "cached_attempt", "cached_sweep"]);
       return this.section("verdict", "What the plan says", list, element("p", { class: "quiet" }, "Nothing of this point has run: all numbers are predictions."));

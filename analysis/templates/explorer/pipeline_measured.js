@@ -1,13 +1,13 @@
-/* What a run measured of its pipeline, over what the schedule's simulation comes to. */
+/* Measured times of a run's pipeline, compared with the simulated schedule. */
 "use strict";
 const PipelineMeasured = (() => {
   const plain = (seconds) => `${Columns.writeNumber(seconds)} s`;
 
   /**
-   * What the pipeline view begins with for a row; null for a row without a pipeline.
+   * Initial state of the pipeline view for a row; null for a row without a pipeline.
    * @param {Read} read The row's value of a column.
    * @param {RowSeries} [series] The row's lists.
-   * @returns {?PipelineRun} `times` in seconds, mean over ranks; null where nothing was measured.
+   * @returns {?PipelineRun} `times` in seconds, mean over ranks; null if nothing was measured.
    */
   function of(read, series) {
     /** @type {(name: string) => number|null} */
@@ -23,7 +23,7 @@ const PipelineMeasured = (() => {
   }
 
   /**
-   * Seconds of one micro-batch on each stage, and of its step; null where a stage's work is not known.
+   * Seconds of one micro-batch and of a step on each stage; null if a stage's work is unknown.
    * @param {RowSeries|undefined} series
    * @param {PipelineRun["fields"]} fields
    * @returns {PipelineRun["stages"]}
@@ -42,7 +42,7 @@ const PipelineMeasured = (() => {
   }
 
   /**
-   * What each stage waits when the schedule is executed with its own times and messages take none, in seconds.
+   * Waiting of each stage in seconds when the schedule runs with the stage's own times and free messages.
    * @param {PipelineRun["fields"]} fields
    * @param {NonNullable<PipelineRun["stages"]>} stages
    */
@@ -54,7 +54,10 @@ const PipelineMeasured = (() => {
     return PipelineModel.simulate(schedule, actions, lengths, 0).idle;
   }
 
-  /** What `waitsOf` takes for equal, since no run times it apart. @param {PipelineRun["fields"]} fields */
+  /**
+   * Times that `waitsOf` assumes to be equal, because no run times them separately.
+   * @param {PipelineRun["fields"]} fields
+   */
   function takenAsEqual({ schedule, chunks }) {
     const halves = PipelineModel.SPLIT_BACKWARD.includes(schedule)
       ? " Where the schedule splits a backward, the gradients of inputs and those of weights take half of it each: a run times them together." : "";
@@ -89,7 +92,7 @@ const PipelineMeasured = (() => {
   }
 
   /**
-   * The run's times over those of `found`, the simulation that is shown: as long as it is of the run's own layout.
+   * Show the run's times over those of the simulation `found`, as long as it has the run's layout.
    * @param {HTMLElement} root
    * @param {?PipelineRun} run
    * @param {PipelineInputs & {busy: number, meanIdle: number}} found
@@ -106,7 +109,7 @@ const PipelineMeasured = (() => {
       root.replaceChildren(element("p", { class: "quiet" }, "The run's own times are shown beside the run's own schedule."));
       return;
     }
-    const second = times.work / found.busy; // the simulated work of a rank takes as long as the measured one
+    const second = times.work / found.busy; // scaled so that the simulated work of a rank equals the measured one
     const idle = found.meanIdle * second;
     const most = Math.max(times.work + times.idle, times.work + idle, times.slowest ?? 0);
     const share = (waiting) => `${((100 * waiting) / (waiting + times.work)).toFixed(1)} %`;

@@ -1,7 +1,7 @@
-/* Pipeline schedules and how long they take, for the page. No DOM here.
+/* Pipeline schedules and their duration, for the page. This file does not use the DOM.
 
-A port of workloads/costs/shape/schedule.py and of `simulate` in workloads/costs/time/pipeline.py, which explain them; a test
-compares both on random pipelines. Times have no unit: whatever the given ones have. */
+   A port of workloads/costs/shape/schedule.py and of `simulate` in workloads/costs/time/pipeline.py, which explain
+   them; a test compares both on random pipelines. Results have the unit of the given times. */
 "use strict";
 const PipelineModel = (() => {
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
@@ -117,7 +117,7 @@ const PipelineModel = (() => {
     SCHEDULES[name](rank, numRanks, numMicrobatches, virtualStages)
       .filter((action) => action.microbatch < numMicrobatches);
 
-  /** The most micro-batches between the actions of two lists of kinds; those of each chunk count alone. */
+  /** The largest number of micro-batches between actions of two lists of kinds; each chunk of a micro-batch counts. */
   function mostBetween(actions, begins, ends) {
     let now = 0, most = 0;
     for (const { kind } of actions) {
@@ -128,7 +128,7 @@ const PipelineModel = (() => {
   }
   /** schedule.microbatches_in_flight */
   const microbatchesInFlight = (actions) => mostBetween(actions, ["F"], ["B", "I"]);
-  /** The most micro-batches whose weights' gradient waits. */
+  /** The largest number of micro-batches with a pending weight gradient. */
   const weightsWaiting = (actions) => mostBetween(actions, ["I"], ["W"]);
 
   /** pipeline.simulate: execute the action list of every rank; `lengths[kind][rank][chunk]` are the times. */

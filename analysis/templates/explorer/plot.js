@@ -1,8 +1,8 @@
 "use strict";
 
-/* The plot: rows as points on a canvas (Apache ECharts), failures beyond the device's memory or under the axis. What
-   cannot be placed is counted and said, never put at zero. What is under the pointer, or in a box, is worked out here
-   from the pixels of the points: the same for a hundred rows and for fifty thousand. */
+/* The plot: rows as points on a canvas (Apache ECharts); failures beyond the device's memory or under the axis. Rows
+   that cannot be placed are counted in a note, never put at zero. The rows under the pointer, or in a box, are computed
+   here from the pixels of the points, in the same way for a hundred rows and for fifty thousand. */
 const Plot = (() => {
   const { aside, values, within } = PlotPoints;
   const CROSS = "path://M0,1L1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5Z", HOLLOW = "path://M0,0H8V8H0ZM1,1V7H7V1Z";
@@ -70,7 +70,10 @@ const Plot = (() => {
       this.chart.on("datazoom", () => this.zoomed());
     }
 
-    /** Draw `rows`; what could not be placed, and the promise of being drawn. Asked for as the state has it. @param {Asked} asked */
+    /**
+     * Draw the rows asked for. Returns the numbers of rows without a place or size, and the promise of the drawing.
+     * @param {Asked} asked
+     */
     show(asked) {
       this.asked = asked;
       if (!this.chart) this.start();
@@ -159,7 +162,7 @@ const Plot = (() => {
       return [...groups.map((group, at) => layer(group, apart[at][0], 0.1)), ...groups.map((group, at) => layer(group, apart[at][1], 0.95))].filter((made) => made.data.length);
     }
 
-    /** Marks of the band at the right: failures of memory first, from below. */
+    /** Marks of the band at the right: out-of-memory failures first, from below. */
     beyond(rows) {
       const { right, top, bottom, band, small } = this.area;
       if (!rows.length) return;
@@ -169,7 +172,7 @@ const Plot = (() => {
       offsets.forEach(([dx, dy], at) => this.marks.push([right + (small ? 8 : 20) + dx, bottom - dy, sorted[at]]));
     }
 
-    /** Marks of the strip under the plot, each at its value across; laid out anew after a zoom. */
+    /** Marks of the strip under the plot, each at its x value; laid out again after a zoom. */
     below() {
       const rows = this.found.below;
       if (!rows.length) return;
@@ -209,7 +212,7 @@ const Plot = (() => {
       });
     }
 
-    /** The devices' memory, dashed, and the front, in steps. */
+    /** The devices' memory as dashed lines, and the front in steps. */
     lines(limits, front, colour) {
       const [low, high] = this.extents[1];
       const line = { type: "line", silent: true, xAxisIndex: 0, yAxisIndex: 0, symbol: "none", clip: true };
@@ -228,7 +231,7 @@ const Plot = (() => {
       ];
     }
 
-    /** A ring around the row that the table is at. */
+    /** A ring around the current row of the table. */
     rings(front, colour) {
       const { current } = this.asked;
       const at = current >= 0 && this.found.placed.includes(current) ? [[this.xs(current), this.ys(current)]] : [];
@@ -278,13 +281,15 @@ const Plot = (() => {
 
     // ---- pointing -----------------------------------------------------------------------------------------------
 
-    /** A value's place on an axis, in per cent of the whole of it. The library's own per cents are not logarithmic. */
+    /**
+     * Position of a value on an axis, in per cent of the whole axis. The library's percentages are not logarithmic.
+     */
     share(at, value) {
       const [least, most] = this.extents[at].map(this.read(at));
       return Math.round((1e8 * (this.read(at)(value) - least)) / (most - least)) / 1e6;
     }
 
-    /** The value at a per cent. */
+    /** The value at a percentage of the axis. */
     value(at, share) {
       const [least, most] = this.extents[at].map(this.read(at));
       const place = least + ((most - least) * share) / 100;
@@ -295,21 +300,21 @@ const Plot = (() => {
       return (at ? this.asked.logY : this.asked.logX) ? Math.log : Number;
     }
 
-    /** From values of an axis to fractions of the window that is zoomed to. */
+    /** Function from values of an axis to fractions of the zoomed window. */
     along(at) {
       const read = this.read(at);
       const [least, most] = this.window[at].map((share) => read(this.value(at, share)));
       return (value) => (read(value) - least) / (most - least);
     }
 
-    /** From a value across and one up to pixels of the canvas. @returns {(a: number, b: number) => Pair} */
+    /** Function from values on both axes to pixels of the canvas. @returns {(a: number, b: number) => Pair} */
     get toPixels() {
       const { left, right, top, bottom } = this.area;
       const [across, up] = [this.along(0), this.along(1)];
       return (a, b) => [left + across(a) * (right - left), bottom - up(b) * (bottom - top)];
     }
 
-    /** [x, y, row] of every point and mark in the canvas, made when first asked for after a drawing. @returns {Spot[]} */
+    /** [x, y, row] of every point and mark in the canvas, computed on first use after a drawing. @returns {Spot[]} */
     get spots() {
       const stamp = `${this.window}`;
       if (this.spotsOf !== this.found || this.spotsAt !== stamp) {
@@ -347,7 +352,7 @@ const Plot = (() => {
       if (row >= 0) this.on.open(row);
     }
 
-    /** What a press and a move do: "rect" and "polygon" select, "zoom" looks closer, "" scrolls the page. */
+    /** Set the action of the pointer: "rect" and "polygon" select, "zoom" zooms in, "" scrolls the page. */
     setMode(mode) {
       this.mode = mode;
       this.chart?.dispatchAction({ type: "takeGlobalCursor", key: "brush", brushOption: { brushType: mode === "zoom" ? "rect" : mode || false, brushMode: "single" } });

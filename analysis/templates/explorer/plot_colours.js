@@ -1,12 +1,12 @@
 "use strict";
 
-/* Which colour, shape and size a row's point has. A column with few values has a colour a value, one with many a ramp. */
+/* Colour, shape and size of a row's point. A column with few values has one colour per value, one with many a ramp. */
 const PlotColours = (() => {
   const MOST_COLOURS = 8, RAMP = 12, SIZES = [4, 7, 11, 15, 20, 25];
   const SHAPES = [["circle", "●"], ["diamond", "◆"], ["triangle", "▲"], ["rect", "■"], ["pin", "⬟"], ["roundRect", "▢"], ["arrow", "▼"]];
 
   /**
-   * The page's colours as they are now: `colour("--c1")`.
+   * The page's current colours: `colour("--c1")`.
    * @param {HTMLElement} root
    */
   function theme(root) {
@@ -25,7 +25,7 @@ const PlotColours = (() => {
   }
 
   /**
-   * The colour of a share from 0 to 1: the page's ramp without the end that its ground swallows.
+   * The colour for a share from 0 to 1: the page's ramp without the end that is invisible on its background.
    * @param {(name: string) => string} colour
    * @param {number} share
    */
@@ -36,7 +36,7 @@ const PlotColours = (() => {
   }
 
   /**
-   * {key(row), look(key)} of a column; null: one colour for all. Keys: the smaller, the earlier in the legend.
+   * {key(row), look(key)} of a column; null: one colour for all. Smaller keys come first in the legend.
    * @param {Column|undefined} column
    * @param {number[]} rows
    * @param {(name: string) => string} colour
@@ -51,7 +51,7 @@ const PlotColours = (() => {
     const named = known.length <= MOST_COLOURS ? known : known.toSorted((a, b) => counts.get(b) - counts.get(a)).slice(0, MOST_COLOURS - 1).sort((a, b) => a - b);
     const places = new Map(named.map((key, index) => [key, index]));
     const all = column.levels && !column.isText ? column.sortedLevels.map((code) => column.levels[code]) : null;
-    // A value keeps its colour whatever the filters let through, where there are colours for all of them.
+    // If there are colours for all values, a value keeps its colour under every filter.
     const slot = (key, index) => (all && all.length <= MOST_COLOURS ? all.indexOf(key) : column.isText && column.levels.length <= MOST_COLOURS ? key : index);
     const OTHERS = 1e5, UNKNOWN = 1e6;
     const key = (row) => {
@@ -103,7 +103,7 @@ const PlotColours = (() => {
   }
 
   /**
-   * Rows that share colour, shape and size, those without a value first (the others lie on them).
+   * Rows that share colour, shape and size; rows without a value come first, so that the others are drawn above them.
    * @returns {{groups: {rows: number[], name: string, colour: string, size: number, shape: string, sign: string,
    *   cohort: string}[], scale: ?object, unsized: number}}
    */

@@ -1,19 +1,22 @@
 "use strict";
 
-/* Where rows stand on the plot, without drawing: axes, points, the failures that have no place of their own, the front. */
+/* Positions of rows on the plot, without drawing: axes, points, failures without a position, the front. */
 const PlotPoints = (() => {
   const MOST_STEPS = 14;
   const MEMORY = /^(peak_allocated|peak_reserved|predicted_peak|allocated_after_step)_bytes$/;
   const RATE = /^((predicted_)?tokens_per_s(_per_gpu)?|mfu_\w+|hfu|published_mfu)$/;
   const SHARED = ["cohort", "workload", "world_size"];
 
-  /** Columns that are read in steps: texts, and whole numbers of which there are few. */
+  /** Whether a column is shown in steps: texts, and whole numbers with few values. */
   const isStepped = (column) => column.isText || (column.kind === "number" && Boolean(column.levels) && column.levels.length <= MOST_STEPS && column.levels.every(Number.isInteger));
 
   const isMemory = (column) => MEMORY.test(column.name);
   const isRate = (column) => RATE.test(column.name);
 
-  /** Numbers to place points by: in the table's unit, steps by their place in order, times in ms. NaN: not known. @param {Column} column */
+  /**
+   * Numbers that place points: in the table's unit, steps by their rank, times in ms. NaN: unknown.
+   * @param {Column} column
+   */
   function values(column) {
     if (column.axis) return column.axis;
     if (isStepped(column)) {
@@ -28,7 +31,7 @@ const PlotPoints = (() => {
   }
 
   /**
-   * Whether a row has failed: 0 no (or nothing of it has run), 1 out of memory, 2 otherwise.
+   * Failure of a row: 0 none (or not run), 1 out of memory, 2 other.
    * @param {ColumnMap} columns
    * @returns {(row: number) => number}
    */
@@ -40,9 +43,9 @@ const PlotPoints = (() => {
   }
 
   /**
-   * Sorts rows by where they can stand.
-   * `placed`: both values known; `beyond`: failures that stand in the band at the right; `below`: failures with only
-   * the value across, in the strip under the plot; `unplaced`: how many are in the table only.
+   * Sorts rows by the area in which they can be drawn. `placed`: both values known; `beyond`: failures in the band at
+   * the right; `below`: failures with only the x value, in the strip under the plot; `unplaced`: number of rows that
+   * are only in the table.
    * @param {Asked & {fails: (row: number) => number}} asked
    * @returns {{placed: number[], beyond: number[], below: number[], unplaced: number}}
    */
@@ -70,7 +73,8 @@ const PlotPoints = (() => {
   }
 
   /**
-   * [least, most] of an axis over the values of `rows`, and over `more`; rates and bytes begin at 0 unless far from it.
+   * [least, most] of an axis over the values of `rows` and `more`; rates and bytes begin at 0 unless all are far from
+   * it.
    * @param {Column} column
    * @param {number[]} rows
    * @param {boolean} log
@@ -93,7 +97,7 @@ const PlotPoints = (() => {
   }
 
   /**
-   * Places of the steps that are named, of `count`, where there is room for `most`.
+   * Positions of the labelled steps among `count`, with room for `most` labels.
    * @param {number} count
    * @param {number} most
    */
@@ -102,7 +106,11 @@ const PlotPoints = (() => {
     return Array.from({ length: Math.ceil(count / every) }, (_, at) => at * every);
   }
 
-  /** Round places on a logarithmic axis: 1, 2, 5 and their tens, or tens alone where they are many. @param {number[]} ends */
+  /**
+   * Round positions on a logarithmic axis: 1, 2, 5 and their multiples of ten, or powers of ten alone if there are
+   * many.
+   * @param {number[]} ends
+   */
   function decades([low, high]) {
     const wide = high / low > 2000;
     const found = [];
@@ -114,7 +122,7 @@ const PlotPoints = (() => {
   }
 
   /**
-   * What devices hold, in the unit of `x`: what the plan allows, or else the memory of the devices; at most two.
+   * Memory limits in the unit of `x`: the plan's limits, otherwise the memory of the devices; at most two.
    * @param {ColumnMap} columns
    * @param {Int32Array} rows
    * @param {Column} x
@@ -131,7 +139,7 @@ const PlotPoints = (() => {
   }
 
   /**
-   * Rows that no row with as little memory outruns, least memory first; none where rows are not of one kind.
+   * Rows for which no row with as little memory is faster, least memory first; none if the rows are of several kinds.
    * @param {ColumnMap} columns
    * @param {number[]} placed
    * @param {Column} x
@@ -152,12 +160,13 @@ const PlotPoints = (() => {
     return best;
   }
 
-  /** Offsets [dx, dy] in pixels from the lower left corner, row by row from below, that fit `count` into a box; and
-   *  the distance between two.
+  /**
+   * Offsets [dx, dy] in pixels from the lower left corner, row by row from below, that fit `count` marks into a box;
+   * and the distance between two marks.
    * @param {number} count
    * @param {number} width
    * @param {number} height
-   * @param {number} [most] Of the distance.
+   * @param {number} [most] Largest distance.
    */
   function packed(count, width, height, most = 10) {
     let step = most;
@@ -167,7 +176,10 @@ const PlotPoints = (() => {
     return { offsets, step };
   }
 
-  /** From -0.5 to 0.5, the same for a row each time: points of one step stand beside each other. @type {(row: number, factor: number) => number} */
+  /**
+   * A fixed offset of a row from -0.5 to 0.5, which spreads the points of one step.
+   * @type {(row: number, factor: number) => number}
+   */
   const aside = (row, factor) => ((row * factor) % 997) / 997 - 0.5;
 
   /**

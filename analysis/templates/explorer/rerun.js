@@ -4,11 +4,11 @@
 const Rerun = (() => {
   const ALWAYS = ["dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute"];
   const DEFAULTS = { cp: 1, ep: 1, pp_schedule: "none", virtual_stages: 1, sequence_parallel: "yes", precision: "bf16", attention: "auto", compile: "none", seed: 42 };
-  /** Choices that rows of engines before version 3 do not have, with what those engines did. */
+  /** Fields that rows of engines before version 3 lack, with the behaviour of those engines. */
   const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1], etp: [1, 1], routing: ["balanced", "balanced"], routing_imbalance: [1, 1], capacity_factor: ["null", "null"] };
   const FLAGS = { yes: "true", no: "false" };
 
-  /** {words, notes} or {missing: why there is none}. `read(name)` is the row's value of a column, null if not known. */
+  /** {words, notes} or {missing: the reason}. `read(name)` is the row's value of a column, null if unknown. */
   function command(read, engine) {
     const made = read("engine");
     if (made !== engine.name) return { missing: made ? `It was recorded by ${made}, not by this project's engine: no command runs it again.` : "The row does not say which engine ran it." };
@@ -28,7 +28,7 @@ const Rerun = (() => {
       if (String(value) !== String(usual)) words.push(`grid.axes.${name}=${hydra(value)}`);
     }
     for (const name of ["warmup_steps", "timed_steps"]) if (read(name) !== null) words.push(`measure.${name}=${read(name)}`);
-    // It is to run, whatever the plan predicts; under a name of its own it has no row yet.
+    // The point must run even if it is predicted not to fit; under a new sweep name it has no row yet.
     words.push("plan.run_predicted_oom=true", `name=rerun-${hash(read("experiment_id"))}`);
     const version = read("engine_version");
     const notes = version === engine.version ? [] : [`The row is of engine version ${version ?? "unknown"}; this command runs version ${engine.version}, which gives the point another id.`];
@@ -38,8 +38,8 @@ const Rerun = (() => {
   const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"];
 
   /**
-   * The command that measures a row's layout: as it ran, or with this project's engine where another one ran it, if a model
-   * file has the row's shape.
+   * The command that measures a row's layout: as it ran, or with this project's engine if another engine ran it and a
+   * model file has the row's shape.
    * @param {(name: string) => any} read
    * @param {RunsData} data
    * @returns {Command}
@@ -65,7 +65,7 @@ const Rerun = (() => {
     return `'${text.replace(/(\\*)'/g, "$1$1\\'").replace(/(\\+)$/, "$1$1")}'`;
   }
 
-  /** Words of the row's own command line on where and with whose files it ran. */
+  /** Words of the row's original command line that say where and with whose files it ran. */
   function kept(line, launcher) {
     const prefixes = ["cluster.", ...(launcher ? ["launcher."] : [])];
     return split(line).filter((word) => prefixes.some((prefix) => word.startsWith(prefix)));

@@ -1,19 +1,22 @@
 "use strict";
 
-/* A row's experiment in full (`config_json`), put together from its columns and the shapes that the page has. */
+/* A row's full experiment (`config_json`), rebuilt from its columns and the page's model shapes. */
 const RowExperiment = (() => {
   const FIELDS = [
     "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "routing", "routing_imbalance", "capacity_factor", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every",
     "pp_schedule", "virtual_stages", "pp_split", "cp_kind", "precision", "attention", "compile", "seed", "engine", "engine_version",
   ];
   const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"];
-  /** Of engines before these choices were there. */
+  /** Values for engines older than these choices. */
   const USUAL = { pp_split: "even", cp_kind: "ring", recompute_every: 1, etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null, attention: "auto", compile: "none", seed: 42 };
-  /** What may be null in an experiment. */
+  /** Fields that may be null in an experiment. */
   const NULLABLE = ["capacity_factor"];
   const TRUTH = { yes: true, no: false };
 
-  /** The row's shape: the page's one of that name and those sizes, or else a dense one of the row's sizes; null where one is not known. */
+  /**
+   * The row's shape: the page's shape of that name and those sizes, otherwise a dense one of the row's sizes; null if a
+   * size is unknown.
+   */
   function model(read, models) {
     const same = (shape) => SHAPE.every((name) => read(name) === null || read(name) === shape[name]);
     const name = read("model");
@@ -27,8 +30,9 @@ const RowExperiment = (() => {
   /**
    * @param {Read} read The row's value of a column.
    * @param {Widget} widget `data.widget`: shapes and choices.
-   * @returns {{experiment?: Experiment, config?: object, exact?: boolean, missing?: string}} `missing`: why there is none; `experiment` has every field
-   *   that the closed forms read; `config` only what the row says; `exact`: its shape is one that the page has in full.
+   * @returns {{experiment?: Experiment, config?: object, exact?: boolean, missing?: string}} `missing`: the reason if
+   *   there is none; `experiment` has every field
+   *   that the closed forms read; `config` only the row's values; `exact`: whether the page has its full shape.
    */
   function of(read, widget) {
     if (!widget) return { missing: "This page has no shapes of models." };
@@ -48,7 +52,7 @@ const RowExperiment = (() => {
     return { experiment, config: sorted(config), exact: shape.known };
   }
 
-  /** With the names in the order in which `config_json` has them. */
+  /** The fields with their names in the order of `config_json`. */
   const sorted = (fields) => Object.fromEntries(Object.keys(fields).sort().map((name) => [name, fields[name] !== null && typeof fields[name] === "object" ? sorted(fields[name]) : fields[name]]));
 
   return { of };

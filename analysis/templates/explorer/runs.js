@@ -1,6 +1,6 @@
 "use strict";
 
-/* "Every run": one state, the views that show it, and what each action does to it. */
+/* "Every run": one state, the views that show it, and the actions that change it. */
 const Runs = (() => {
   const CHART = "runs-echarts"; // the script element of the chart library
   const KEYS = ["r.*"];
@@ -52,10 +52,10 @@ const Runs = (() => {
 
     function tableColumns() {
       const names = new Set([...data.table, state.x, state.y, state.colour, state.size]);
-      const said = (name) => filters.active.get(name)?.values?.size === 1; // the filter above the table has it
+      const said = (name) => filters.active.get(name)?.values?.size === 1; // the filter above the table names it
       const hidden = { cohort: data.cohorts.length < 2 || said("cohort"), model: said("model") || said("workload"), world_size: said("world_size") };
       const found = [...names].map((name) => columns.get(name)).filter((column) => column && !hidden[column.name]);
-      const place = (column) => ["layout", state.y, state.x].indexOf(column.name) >>> 0; // those of none of them last
+      const place = (column) => ["layout", state.y, state.x].indexOf(column.name) >>> 0; // columns without a place come last
       return narrow.matches ? found.toSorted((a, b) => place(a) - place(b)) : found;
     }
 
@@ -81,7 +81,7 @@ const Runs = (() => {
       return `${shown.length} parts in view, not comparable with each other: each has a marker of its own. ${shown.map((cohort) => `${cohort.title}${cohort.stamp ? ` (${cohort.stamp})` : ""}`).join("; ")}.`;
     }
 
-    /** Draw after the browser has shown the table; of several asked for at once, the last one counts. */
+    /** Draw after the browser has shown the table; of several requests, only the last one is drawn. */
     function schedulePlot(keepZoom = false) {
       if (!charts || !data.rows) return;
       cancelAnimationFrame(drawing);
@@ -108,7 +108,7 @@ const Runs = (() => {
       });
     }
 
-    /** The lines beside a point under the pointer. */
+    /** The lines of text for the point under the pointer. */
     function lines(row) {
       const shown = [...new Set(["outcome", state.x, state.y, state.colour, state.size])].map((name) => columns.get(name)).filter((column) => column && column.value(row) !== null);
       return [`${columns.get("workload")?.text(row) ?? ""}, ${columns.get("layout")?.text(row) ?? ""}`, ...shown.map((column) => `${column.label}: ${column.text(row)} ${column.unit}`.trim())];
@@ -135,7 +135,7 @@ const Runs = (() => {
       render({ rows: false, keepZoom: true });
     }
 
-    /** Open the drawer of a row; -1: of no row, for the models alone. */
+    /** Open the drawer of a row; -1: without a row, for the models only. */
     function open(row, name = "run") {
       Object.assign(state, { current: row < 0 ? state.current : row, open: true, view: name });
       if (row >= 0) table.reveal(row);
@@ -158,7 +158,7 @@ const Runs = (() => {
       table.focus();
     }
 
-    /** Add a row to the selection or take it out; `extend`: all rows of the table from the last one toggled. */
+    /** Add a row to the selection or remove it; `extend`: all rows of the table since the last toggled one. */
     function toggle(row, extend) {
       const from = Array.prototype.indexOf.call(order, state.anchor);
       const to = Array.prototype.indexOf.call(order, row);
@@ -209,7 +209,7 @@ const Runs = (() => {
 
     function restore() {
       const pairs = hash.read();
-      if (JSON.stringify([...pairs]) === written) return; // another part's change
+      if (JSON.stringify([...pairs]) === written) return; // changed by another part of the page
       const notices = state.restore(pairs);
       for (const name of filters.active.keys()) facets.add(columns.get(name));
       by("notice").textContent = notices.join(" ");
@@ -226,7 +226,9 @@ const Runs = (() => {
 
     // ---- start -----------------------------------------------------------------------------------------------
 
-    /** The library takes longer to start than all else together: it runs when the section is near the screen. */
+    /**
+     * The library takes longer to start than everything else together, so it runs when the section is near the screen.
+     */
     async function loadCharts() {
       await LateScripts.run(CHART);
       timing.charts = performance.now();
@@ -287,9 +289,9 @@ const Runs = (() => {
       state,
       plot,
       /**
-       * Filter by exactly these columns, as if the user had; filters on other columns stay.
+       * Set exactly these filters, as if the user had; filters on other columns stay.
        * @param {Object<string, ?(string|number|Array)>} wanted Value, or values, of `cohort` (its title), `workload`,
-       *   `world_size` and any other column; null or missing of these three: not filtered by it.
+       *   `world_size` and any other column; null or missing for these three: no filter on it.
        */
       focus(wanted) {
         refilter(() => {
@@ -300,14 +302,14 @@ const Runs = (() => {
           }
         });
       },
-      /** The first view: first part, no other filter, nothing selected or open. */
+      /** Reset to the first view: first part, no other filter, nothing selected or open. */
       clear() {
         if (state.open) drawer.hide();
         state.reset();
         axes.update(plot.mode, plot.isZoomed);
         render();
       },
-      /** Open the drawer of an attempt; false when no row is its. `name`: "run", "memory" or "pipeline". */
+      /** Open the drawer of an attempt; returns false if it has no row. `name`: "run", "memory" or "pipeline". */
       open(attemptId, name = "run") {
         const row = state.find(attemptId);
         if (row >= 0) open(row, name);
@@ -315,7 +317,7 @@ const Runs = (() => {
       },
       /** Row numbers of the table, in its order. */
       order: () => [...order],
-      /** {words, notes} of the command that runs a row again, or {missing}: why there is none. */
+      /** {words, notes} of the command that runs a row again, or {missing}: the reason why there is none. */
       rerun: (row) => Rerun.anywhere((name) => columns.get(name)?.value(row) ?? null, data),
     };
   }

@@ -1,13 +1,13 @@
-/* The pipeline view: a schedule drawn as the engine executes it, and what its idle time comes to.
+/* The pipeline view: a schedule drawn as the engine executes it, and its idle time.
 
-Times have no unit: only their ratio matters. Of a run that measured its own they are seconds. The actions and their
-times come from pipeline_model.js, what the run measured from pipeline_measured.js. */
+   Times have no unit, only their ratio matters; for a run that measured its own they are seconds. The actions and their
+   times come from pipeline_model.js, measured times from pipeline_measured.js. */
 "use strict";
 const Pipeline = (() => {
   const { INTERLEAVED, SCHEDULES, SPLIT_BACKWARD, V_SHAPED } = PipelineModel;
   const ROW = 34, BAR = 26, LEFT = 4, TOP = 6, AXIS = 22;
   const SVG = "http://www.w3.org/2000/svg";
-  /** Name, and what a rank does. */
+  /** Name of each schedule, and what a rank does. */
   const NAMES = {
     gpipe: ["GPipe", "Each rank runs all forwards, then all backwards (arXiv:1811.06965)."],
     "1f1b": ["1F1B", "Each rank alternates one forward and one backward as soon as it can (arXiv:2006.09503)."],
@@ -22,9 +22,9 @@ const Pipeline = (() => {
   };
   const schedules = Object.keys(SCHEDULES).filter((name) => name !== "none");
   const KINDS = { F: "forward", B: "backward", I: "backward, input's gradient", W: "backward, weights' gradient" };
-  /** More cannot be told apart, and take long to draw. */
+  /** Largest number of actions drawn; more are illegible and slow. */
   const MOST_ACTIONS = 30000;
-  /** [field, label, smallest, largest, step, at first] */
+  /** [field, label, smallest, largest, step, initial value] */
   /** @type {[string, string, number, number, number, number][]} */
   const FIELDS = [
     ["ranks", "Pipeline ranks p", 1, 64, 1, 4],
@@ -35,7 +35,7 @@ const Pipeline = (() => {
     ["weights", "Weights' gradient, % of a backward", 5, 95, 1, 50],
     ["p2p", "Time between ranks (p2p)", 0, 5, 0.1, 0],
   ];
-  /** The fewest and the most chunks that a rank may have. */
+  /** The smallest and largest number of chunks of a rank. */
   function chunkLimits(schedule) {
     if (V_SHAPED.includes(schedule)) return [2, 2];
     if (!INTERLEAVED.includes(schedule)) return [1, 1];
@@ -115,7 +115,7 @@ const Pipeline = (() => {
       <line x1="0" y1="0" x2="0" y2="6" class="g-hatch"/></pattern>`;
   const VARIABLES = { F: "forward", I: "input", W: "weight" };
 
-  /** Without the noise of sums of tenths: 4.800000001 is 4.8. */
+  /** A number without the rounding noise of sums of tenths: 4.8 for 4.800000001. */
   const plain = (value) => value.toLocaleString("en", { maximumFractionDigits: 2 });
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
@@ -126,7 +126,7 @@ const Pipeline = (() => {
     return made;
   }
 
-  /** A round distance between ticks, so that about `count` of them fit. */
+  /** A round distance between ticks, so that about `count` ticks fit. */
   function tickStep(total, count) {
     const rough = total / Math.max(1, count), power = 10 ** Math.floor(Math.log10(rough));
     return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
@@ -134,7 +134,7 @@ const Pipeline = (() => {
 
   /**
    * @param {Element} root
-   * @param {?PipelineRun} run What the inputs begin with, and what was measured: see `PipelineMeasured.of`.
+   * @param {?PipelineRun} run Initial inputs and measured times: see `PipelineMeasured.of`.
    */
   function mount(root, run = null) {
     root.innerHTML = PAGE;
@@ -152,7 +152,7 @@ const Pipeline = (() => {
     let bars = [];
     let chosen = [0, 0];
 
-    /** The inputs, or the sentence that says which of them makes no sense. @returns {PipelineInputs|{wrong: string}} */
+    /** The inputs, or a sentence on the invalid one. @returns {PipelineInputs|{wrong: string}} */
     function read() {
       const given = /** @type {PipelineInputs} */ ({ schedule: input("schedule").value });
       for (const [name, label, first, last, step] of FIELDS) {
@@ -191,7 +191,10 @@ const Pipeline = (() => {
       };
     }
 
-    /** (p − 1) / (v m) is what 1F1B and GPipe idle with v = 1, and interleaved 1F1B; of the others 1F1B is shown. */
+    /**
+     * (p − 1) / (v m) is the idle share of 1F1B and GPipe with v = 1, and of interleaved 1F1B; other schedules show
+     * 1F1B's.
+     */
     function showFacts() {
       const { schedule, ranks: p, microbatches: m, total, busy, meanIdle } = found;
       const split = SPLIT_BACKWARD.includes(schedule), v = split ? 1 : found.chunks, closed = (p - 1) / (v * m);
@@ -281,7 +284,9 @@ const Pipeline = (() => {
       at("labels").replaceChildren(...labels);
     }
 
-    /** Shows one action: outlined in the chart, in words below it, and in the table what is in flight as it starts. */
+    /**
+     * Show one action: outlined in the chart, described below it, and in the table what is in flight when it starts.
+     */
     function choose(rank, index, scroll) {
       chosen = [rank, index];
       const { action, start, end } = found.spans[rank][index], before = index ? found.spans[rank][index - 1].end : 0;
@@ -320,7 +325,7 @@ const Pipeline = (() => {
     }
 
     const control = (name) => [input(name), sliderOf(name)];
-    /** Brings the number of chunks into the schedule's limits, and greys out what has no effect. */
+    /** Clamp the number of chunks to the schedule's limits, and disable inputs without effect. */
     function follow() {
       const schedule = input("schedule").value, [least, most] = chunkLimits(schedule);
       const chunks = Math.min(most, Math.max(least, input("chunks").valueAsNumber || least));

@@ -1,14 +1,14 @@
 "use strict";
 
-/* The table: sortable, and as long as it likes, since only the rows in sight are elements. One tab stop: arrows move the
-   current row, Enter opens it, Space selects it. */
+/* The table: sortable, of any length, since only the rows in sight are elements. One tab stop: arrows move the current
+   row, Enter opens it, Space selects it. */
 const Table = (() => {
   const AHEAD = 8; // rows drawn above and below those in sight
 
   class View {
-    /** Of a row, in pixels; 0 before the first drawing. */
+    /** Height of a row in pixels; 0 before the first drawing. */
     height = 0;
-    /** What the head was drawn for. */
+    /** Key of the state for which the head was drawn. */
     headKey = "";
 
     /**
@@ -128,7 +128,7 @@ const Table = (() => {
       event.preventDefault();
     }
 
-    /** Scroll as little as needed for a row to be in sight. */
+    /** Scroll as little as needed to bring a row into sight. */
     reveal(row) {
       const place = this.order.indexOf(row);
       if (place < 0) return;
@@ -146,7 +146,7 @@ const Table = (() => {
   /** @param {Column} column */
   const longest = (column) => column.levels.map((level) => String(level).length).reduce((most, length) => Math.max(most, length), column.title.length);
 
-  /** Rows that `keep` lets through, sorted; unknown values come last either way. */
+  /** Rows that `keep` accepts, sorted; unknown values come last in both directions. */
   function order(rows, keep, column, descending) {
     /** @type {number[]} */
     const kept = [];

@@ -1,12 +1,12 @@
 "use strict";
 
-/* What is shown of the rows: axes, order, filters, selection. Its first view, and its way into the address and back. */
+/* State of the view of rows: axes, order, filters, selection. It has a default view and is stored in the address. */
 const ViewState = (() => {
-  const AXES = [["x", "x"], ["y", "y"], ["c", "colour"], ["s", "size"]]; // key in the address, field
+  const AXES = [["x", "x"], ["y", "y"], ["c", "colour"], ["s", "size"]]; // field by key in the address
   const PREFIX = "r.";
 
   class State {
-    /** Names of columns: what is across, up, in colour, in size; empty for none. */
+    /** Names of columns for x, y, colour and size; empty for none. */
     x = "";
     y = "";
     colour = "";
@@ -17,14 +17,14 @@ const ViewState = (() => {
     sort = { name: "", descending: false };
     /** Numbers of selected rows. @type {Set<number>} */
     selected = new Set();
-    /** The row that the table is at; -1: none. */
+    /** The current row of the table; -1: none. */
     current = -1;
-    /** Whether the drawer is open, and on which of its views. */
+    /** Whether the drawer is open, and which of its views is shown. */
     open = false;
     view = "run";
-    /** Whether the table shows the selection alone. */
+    /** Whether the table shows only the selection. */
     only = false;
-    /** The row that was toggled last; -1: none. */
+    /** The row toggled last; -1: none. */
     anchor = -1;
 
     /**
@@ -44,7 +44,7 @@ const ViewState = (() => {
       return column !== undefined && (column.several || this.data.rows < 2);
     }
 
-    /** Peak memory across, throughput up, one colour a tp; the first part's rows only. */
+    /** Reset: peak memory on x, throughput on y, one colour per tp; only the first part's rows. */
     reset() {
       const { columns } = this;
       const first = (...names) => names.find((name) => this.usable(columns.get(name))) ?? this.plottable[0]?.name ?? "";
@@ -61,7 +61,7 @@ const ViewState = (() => {
       this.resetFilters();
     }
 
-    /** Parts are not comparable: unless asked for, only the first is in view. */
+    /** Parts are not comparable, so by default only the first is shown. */
     resetFilters() {
       this.filters.clear();
       const { cohorts } = this.data;
@@ -73,13 +73,13 @@ const ViewState = (() => {
       if (axis === "x" || axis === "y") this[axis === "x" ? "logX" : "logY"] = wide(this.columns.get(name));
     }
 
-    /** Whether an axis is logarithmic: as asked, and never one that is read in steps. */
+    /** Whether an axis is logarithmic: as asked, but never for a column shown in steps. */
     onLog(axis) {
       const column = this.columns.get(this[axis.toLowerCase()]);
       return this[`log${axis}`] && Boolean(column) && !PlotPoints.isStepped(column);
     }
 
-    /** Everything as pairs of the address, the first view's too. */
+    /** The whole state as pairs of the address, including defaults. */
     everything() {
       /** @type {Map<string, string>} */
       const pairs = new Map(AXES.map(([key, field]) => [key, this[field] ?? ""]));
@@ -90,7 +90,7 @@ const ViewState = (() => {
     }
 
     /**
-     * What differs from the first view, for the address.
+     * Pairs that differ from the first view, for the address.
      * @param {Map<string, string>} usual
      */
     pairs(usual) {
@@ -98,7 +98,7 @@ const ViewState = (() => {
       const pairs = new Map();
       for (const [key, value] of this.everything()) {
         if (value === usual.get(key)) continue;
-        pairs.set(PREFIX + key, key === "f" ? "1" : value); // the filters are all named: the first view's are not added
+        pairs.set(PREFIX + key, key === "f" ? "1" : value); // all active filters are named, and those of the first view are not added
         if (key === "f") for (const [name, filter] of this.filters.active) pairs.set(`${PREFIX}f.${name}`, Address.filterText(filter));
       }
       if (this.selected.size) pairs.set(`${PREFIX}sel`, `${this.data.fingerprint}:${Address.rowsText(this.selected)}`).set(`${PREFIX}only`, this.only ? "1" : "0");
@@ -108,7 +108,7 @@ const ViewState = (() => {
     }
 
     /**
-     * Take over what the address says, over the first view; the sentences on what it names that is not here.
+     * Apply the pairs of the address to the first view; returns sentences on names that this page lacks.
      * @param {Map<string, string>} pairs
      */
     restore(pairs) {
@@ -145,7 +145,7 @@ const ViewState = (() => {
       return notices;
     }
 
-    /** The number of the row with an attempt's id; -1 when there is none. */
+    /** The number of the row with an attempt's id; -1 if there is none. */
     find(id) {
       const ids = this.columns.get("attempt_id");
       for (let row = 0; ids && row < this.data.rows; row++) if (ids.value(row) === id) return row;
@@ -153,7 +153,10 @@ const ViewState = (() => {
     }
   }
 
-  /** A column whose positive values span more than two decades is read on a logarithmic axis. @param {Column|undefined} column */
+  /**
+   * Whether a column's positive values span more than two decades; it then gets a logarithmic axis. @param
+   * {Column|undefined} column
+   */
   function wide(column) {
     if (!column || column.kind !== "number") return false;
     let [low, high] = [Infinity, -Infinity];

@@ -1,7 +1,7 @@
 "use strict";
 
 /* The answer for one model on one number of devices under the reader's limits: a port of analysis/rows/answer.py, which
-   explains each step; a test compares both in every cell. No DOM here. */
+   explains each step; a test compares both in every cell. This file does not use the DOM. */
 const Answer = (() => {
   const UNTIMED = 0.05;
   const ANY = /** @type {"any"} */ ("any");
@@ -39,7 +39,7 @@ const Answer = (() => {
   }
 
   /**
-   * The tokens a step that most layouts have, the smallest of several; null where none is known.
+   * The number of tokens per step that most layouts have, the smallest of several; null if it is unknown.
    * @param {Part} part
    * @param {number[]} places
    */
@@ -55,7 +55,7 @@ const Answer = (() => {
   }
 
   /**
-   * Layouts of one cell best first.
+   * Layouts of one cell, best first, with ties marked.
    * @param {Part} part
    * @param {number[]} places
    */
@@ -90,7 +90,7 @@ const Answer = (() => {
   ];
 
   /**
-   * What rules cost: [{name, count, best}] for rules that some but not all layouts of the answer keep.
+   * Costs of rules: [{name, count, best}] for rules that some but not all layouts of the answer follow.
    * @param {Part} part
    * @param {Found} found
    */
@@ -106,7 +106,7 @@ const Answer = (() => {
   const AXES = ["tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "zero_stage", "recompute", "pp_schedule"];
 
   /**
-   * [{axis, values: [{value, count, best}]}] for the axes that vary among the answer's layouts.
+   * Best layouts by axis: [{axis, values: [{value, count, best}]}] for the axes that vary among the answer's layouts.
    * @param {Part} part
    * @param {Found} found
    */

@@ -1,7 +1,7 @@
 "use strict";
 
-/* Runs the page's scripts, which it holds deflated: two thirds smaller. Browsers that cannot unpack them say so; the tables
-   that Python has written stay. */
+/* Runs the page's scripts, which are stored deflated (two thirds smaller). In browsers that cannot unpack them the page
+   says so, and the tables written by Python stay. */
 LateScripts.run("page-scripts").catch(() => {
   document.getElementById("old-browser").hidden = false;
 });

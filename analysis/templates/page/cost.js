@@ -1,7 +1,7 @@
 "use strict";
 
-/* Cost: what training takes on each number of devices, by the fastest layout there: days against GPU-hours, or money where
-   a price was given. */
+/* Cost of training on each number of devices, by the fastest layout there: days against GPU-hours, or against the price
+   if one was given. */
 const Cost = (() => {
   const by = (id) => document.getElementById(id);
   /** @typedef {{cell: Cell, best: Layout, hours: number, days: number, paid: number}} Point */

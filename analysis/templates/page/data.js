@@ -1,6 +1,6 @@
 "use strict";
 
-/* What Python put into the page: JSON, deflated, in base64 (`analysis/page/embed.py`). */
+/* Data that Python put into the page: deflated JSON in base64 (`analysis/page/embed.py`). */
 const Data = (() => {
   /**
    * The object in the script element `id`. Rejects in browsers without `DecompressionStream` (before 2023).

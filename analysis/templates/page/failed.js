@@ -1,6 +1,6 @@
 "use strict";
 
-/* What failed: the outcomes of every model and size. A click shows those rows among all runs. */
+/* Outcomes of every model and size. A click shows the rows of an outcome among all runs. */
 const Failed = (() => {
   const by = (id) => document.getElementById(id);
 

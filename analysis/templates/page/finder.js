@@ -1,10 +1,11 @@
 "use strict";
 
-/* The reader's limits, and the answer: the fastest layout within them, what else may be as fast, what it takes. */
+/* The reader's limits, and the answer: the fastest layout within them, other layouts that may be as fast, and its
+   costs. */
 const Finder = (() => {
   const by = (id) => document.getElementById(id);
 
-  /** Fill the lists of the form for the part and cell that are chosen. @param {PageState} state */
+  /** Fill the lists of the form for the chosen part and cell. @param {PageState} state */
   function showForm(state) {
     const { part, cell } = state;
     fill("f-model", part.workloads.map((name) => [name, name]), cell.workload);
@@ -44,7 +45,7 @@ const Finder = (() => {
   }
 
   /**
-   * The answer for what is chosen.
+   * Show the answer for the chosen cell.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -109,7 +110,7 @@ const Finder = (() => {
   }
 
   /**
-   * Fit, batch, throughput: how many layouts each step leaves.
+   * The funnel: how many layouts remain after each of fit, batch and throughput.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -123,7 +124,7 @@ const Finder = (() => {
     if (above) lost.push(`${Words.fixed(above)} above the limits`);
     if (found.cell.waiting) lost.push(`${Words.fixed(found.cell.waiting)} have not run`);
     /** @type {(string|Node)[]} */
-    const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens a step`];
+    const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens per step`];
     if (found.fasterAt) batch.push("; at other batches up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY })));
     const close = found.ties.length > 1 ? "within a tie of the fastest" : found.list.length > 1 ? "clearly fastest" : found.list.length ? "alone: nothing to compare" : "nothing is left";
     return element("div", { class: "funnel" },
@@ -138,7 +139,7 @@ const Finder = (() => {
   const strong = (text) => element("b", {}, text);
 
   /**
-   * How sure the winner is, and what else the runs differ in.
+   * Notes on how certain the winner is, and on other differences between the runs.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -152,10 +153,10 @@ const Finder = (() => {
       const spread = noise === null ? null : `${Words.percent(noise)} of one run, from ${part.ranked.sources[part.ranked.from[best.place]]}`;
       if (found.ties.length > 1) {
         const lean = Math.min(...found.ties.map(({ place }) => part.memoryOf(place) ?? Infinity));
-        const why = next.unknown ? "; how far the steps of a run lie apart is not known, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
+        const why = next.unknown ? "; the spread of steps within a run is not known, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
         told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : "", ...settle(found, command)));
       } else {
-        const why = next.unknown ? ", more than the 5 % that are taken for chance where the spread of a run's steps is not known." : `, more than noise explains (${spread}).`;
+        const why = next.unknown ? ", more than the 5 % that count as chance if the spread of a run's steps is not known." : `, more than noise explains (${spread}).`;
         told.push(callout(true, strong("Clear winner:"), " the next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`));
       }
     }
@@ -164,8 +165,8 @@ const Finder = (() => {
       if (own === null || !others.length || state.only[column]) continue;
       const same = found.list.length - others.length;
       const words = column === "network_regime"
-        ? [strong(`${String(own)[0].toUpperCase()}${String(own).slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared did not see this regime, so part of a lead may be the network's. `]
-        : [strong("Engine versions differ."), ` This run is of ${own}, ${others.length} of the ${found.list.length} compared are not. `];
+        ? [strong(`${String(own)[0].toUpperCase()}${String(own).slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared ran in another regime, so part of a lead may come from the network. `]
+        : [strong("Engine versions differ."), ` This run has ${own}, ${others.length} of the ${found.list.length} compared have another one. `];
       told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
     }
     told.push(...toRunNext(state.cell));
@@ -174,7 +175,7 @@ const Finder = (() => {
   }
 
   /**
-   * What the plan still has for a cell.
+   * Points of the plan that a cell still has to run.
    * @param {Cell} cell
    */
   function toRunNext({ next }) {
@@ -183,11 +184,11 @@ const Finder = (() => {
     const which = predicted ? "the fastest by prediction is " : "one of them is ";
     const rate = predicted ? ` (${Words.short(next.predicted)} tokens/s predicted)` : "";
     const points = `${Words.plural(next.points, "point")} of the plan ${next.points === 1 ? "has" : "have"} no result here`;
-    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's own command goes on with them.`)];
+    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's command continues with them.`)];
   }
 
   /**
-   * A button for the commands that run each layout of a tie again: repeats tell them apart.
+   * A button for the commands that repeat each layout of a tie; repeats may resolve the tie.
    * @param {Found} found
    * @param {Commander} command
    */
@@ -199,7 +200,7 @@ const Finder = (() => {
   }
 
   /**
-   * What to do where nothing is left: each a click away.
+   * Suggestions when no layout is left, each one click away.
    * @param {PageState} state
    * @param {Found} found
    * @param {Act} act
@@ -210,7 +211,7 @@ const Finder = (() => {
     if (found.finished && !found.fits) {
       const lean = found.cell.layouts.map((place) => part.memoryOf(place)).filter((bytes) => bytes !== null).sort((a, b) => a - b)[0];
       if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.memory(lean)}. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
-      return ["The limits leave nothing. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
+      return ["No layout satisfies the limits. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
     }
     if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any batch", () => act.set({ batch: Answer.ANY }))];
     const sizes = part.sizes.filter(within);
@@ -220,7 +221,7 @@ const Finder = (() => {
   }
 
   /**
-   * The command that measures the layout, with a button that copies it; why there is none.
+   * The command that measures the layout, with a button that copies it, or the reason why there is none.
    * @param {Command} found
    * @param {Part} part
    */
@@ -242,7 +243,7 @@ const Finder = (() => {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      const field = element("textarea", { class: "vh", "aria-hidden": "true" }, text); // some pages of a disk may not
+      const field = element("textarea", { class: "vh", "aria-hidden": "true" }, text); // some browsers deny the clipboard to pages opened from disk
       document.body.append(field);
       field.select();
       document.execCommand("copy");

@@ -1,6 +1,6 @@
 "use strict";
 
-/* On a phone the sections below the runs are folded to their headings, which open them. Wider screens and paper show all. */
+/* On a phone, the sections below the runs fold to their headings, which open them. Wider screens and paper show all. */
 const Folds = (() => {
   const FOLDED = ["why", "cost", "failed", "trust", "files"];
   const narrow = window.matchMedia("(max-width: 640px)");
@@ -17,7 +17,7 @@ const Folds = (() => {
     show();
   }
 
-  /** A heading is a button only where it does something. */
+  /** Make headings buttons only where they fold a section. */
   function show() {
     for (const button of document.querySelectorAll(".folds > h2 > button")) /** @type {HTMLButtonElement} */ (button).disabled = !narrow.matches;
   }
@@ -32,7 +32,7 @@ const Folds = (() => {
   }
 
   /**
-   * The section that holds a part of the page is about to be shown.
+   * Open the section that holds a part of the page about to be shown.
    * @param {Element|null} inside
    */
   function open(inside) {

@@ -1,6 +1,6 @@
 "use strict";
 
-/* The page: one state, the sections that show it, and what each action does to it. */
+/* The page: one state, the sections that show it, and the actions that change it. */
 (async () => {
   const by = (id) => document.getElementById(id);
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -16,7 +16,7 @@
   const parts = data.page.parts.map((packed) => new Part(packed, columns));
   if (!parts.length) return;
   const state = new State.Model(parts, data.page.price, Address.claim("page", State.KEYS));
-  /** Of the cells under today's limits. @type {Map<Cell, Found>} */
+  /** Answers of the cells under the current limits. @type {Map<Cell, Found>} */
   let answers = new Map();
   /** @type {RunsSection|null} */
   let runs = null;
@@ -29,7 +29,7 @@
 
   /** @type {Act} */
   const act = {
-    /** Change what is asked for: any of State.Model's fields. */
+    /** Change fields of State.Model. */
     set(changes) {
       if (changes.cell && changes.cell !== state.cell) changes = { batch: null, ...changes };
       Object.assign(state, changes);
@@ -83,7 +83,7 @@
   }
 
   /**
-   * The command that measures a row's layout: as it ran, or with this project's engine where another one ran it.
+   * The command that measures a row's layout: as it ran, or with this project's engine if another engine ran it.
    * @param {number} row
    * @returns {Command}
    */
@@ -105,7 +105,7 @@
   /**
    * @param {string} id
    * @param {"change"|"input"} event
-   * @param {(value: string) => void} then Called with what the field holds.
+   * @param {(value: string) => void} then Called with the value of the field.
    */
   function onField(id, event, then) {
     const field = /** @type {HTMLInputElement|HTMLSelectElement} */ (by(id));
@@ -153,7 +153,7 @@
   }
 
   /**
-   * To a section without losing the view that the hash holds.
+   * Scroll to a section without losing the view stored in the hash.
    * @param {MouseEvent} event
    */
   function jump(event) {

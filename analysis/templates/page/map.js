@@ -1,7 +1,7 @@
 "use strict";
 
-/* The map: every model and number of devices with its best layout, coloured by one measure. It is a grid of buttons with
-   one tab stop: arrows move, Enter chooses, hover or focus shows the first five. */
+/* The map: every model and number of devices with its best layout, coloured by one measure. It is a grid of buttons
+   with one tab stop: arrows move, Enter chooses, hover or focus shows the first five layouts. */
 const CellMap = (() => {
   const RAMP = ["--r0", "--r1", "--r2", "--r3", "--r4"];
   const by = (id) => document.getElementById(id);
@@ -10,7 +10,7 @@ const CellMap = (() => {
   /** @typedef {[string, string, (cell: Cell, found: CellAnswer) => number|null, (value: number) => string]} Measure name, label, value of a cell, how it is written */
 
   /**
-   * The measures that a part has.
+   * Measures that a part has.
    * @param {Part} part
    * @param {number} tokens
    * @returns {Measure[]}
@@ -63,7 +63,7 @@ const CellMap = (() => {
   }
 
   /**
-   * 0 to 1; GPU-hours, which span decades, by their logarithm and the fewest darkest.
+   * Share from 0 to 1. GPU-hours span decades, so they use the logarithm, with the fewest darkest.
    * @param {number|null} value
    * @param {number} low
    * @param {number} top
@@ -112,7 +112,7 @@ const CellMap = (() => {
   }
 
   /**
-   * The colour of a share of the ramp, and black or white text by its luminance.
+   * Set the colour for a share of the ramp, and black or white text by its luminance.
    * @param {HTMLElement} node
    * @param {number} share
    */
@@ -131,7 +131,7 @@ const CellMap = (() => {
   /**
    * @param {PageState} state
    * @param {string[]} rows
-   * @param {string} name Of the measure.
+   * @param {string} name Name of the measure.
    * @param {(value: number) => string} write
    * @param {number} low
    * @param {number} top
@@ -147,7 +147,7 @@ const CellMap = (() => {
     if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));
     if (!part.isPlan) items.push(element("span", {}, "≈ a tie"));
     if (part.valuesOf("network_regime", part.ranked.row).length > 1) items.push(element("span", {}, "▾ the winner saw the slow network"));
-    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is of the peak in each run's precision: that of FP8 is twice that of BF16."));
+    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is relative to the peak in each run's precision; the FP8 peak is twice the BF16 peak."));
     if (part.minor.size) {
       const count = part.minor.size;
       items.push(element("button", { type: "button", class: "more", id: "minor", onclick: () => act.set({ minor: !state.minor }) }, state.minor ? "Hide variants with few runs" : `Show ${Words.plural(count, "variant")} with few runs`));
@@ -156,7 +156,7 @@ const CellMap = (() => {
   }
 
   /**
-   * The first five of a cell beside it.
+   * Show the first five layouts of a cell beside it.
    * @param {HTMLElement} node
    * @param {PageState} state
    * @param {CellAnswer} answer
@@ -194,7 +194,7 @@ const CellMap = (() => {
     const rows = [...new Set(all.map((cell) => cell.dataset.m))], here = event.currentTarget;
     let row = rows.indexOf(here.dataset.m), size = Number(here.dataset.g);
     const sizes = [...new Set(all.map((cell) => Number(cell.dataset.g)))].sort((a, b) => a - b);
-    for (;;) { // over places without a cell
+    for (;;) { // skip places without a cell
       row += step[0];
       size = sizes[sizes.indexOf(size) + step[1]];
       if (size === undefined || !rows[row]) return undefined;

@@ -1,11 +1,11 @@
 "use strict";
 
-/* Which layouts cannot be told from the fastest one: a port of results/statistics/noise.py, which explains the formulas. A test holds
-   both together over every cell of the study and of the recorded rows. No DOM here. */
+/* Which layouts are within noise of the fastest one: a port of results/statistics/noise.py, which explains the
+   formulas. A test compares both over every cell of the study and of the recorded rows. This file does not use the DOM. */
 const Noise = (() => {
   const CONFIDENCE = 0.95;
 
-  /** Variance of the median of so many normal values, over that of one. */
+  /** Variance of the median of this many normal values, over that of one value. */
   const ofMedian = (repeats) => Math.PI / 2 / (repeats + Math.PI / 2 - 1);
 
   /**
@@ -53,8 +53,8 @@ const Noise = (() => {
   }
 
   /**
-   * For layouts of one cell, best first: whether each is behind the first by no more than noise explains; null where noise
-   * is not known. Each of the others is compared at a level of 0.05 / (their number).
+   * For layouts of one cell, best first: whether each is behind the first by no more than noise explains; null if noise
+   * is unknown. Each of the others is compared at a level of 0.05 / (their number).
    * @param {{rate: number, noise: number|null, freedom: number|null, repeats: number}[]} layouts
    * @returns {(boolean|null)[]}
    */

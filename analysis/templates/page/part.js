@@ -1,7 +1,7 @@
 "use strict";
 
-/* One part of the results, rows that may be compared with each other: its cells (a model on a number of devices), its
-   ranked layouts, and what is known of each. No DOM here. */
+/* One part of the results, i.e. comparable rows: its cells (a model on a number of devices) and its ranked layouts with
+   their values. This file does not use the DOM. */
 class Part {
   /** @type {Set<string>|undefined} */
   _minor;
@@ -47,7 +47,7 @@ class Part {
   }
 
   /**
-   * The cell of a model and a number of devices; undefined, or with `make` a new one, where there is none.
+   * The cell of a model and a number of devices. If there is none: undefined, or with `make` a new one.
    * @param {string} workload
    * @param {number} size
    */
@@ -65,17 +65,17 @@ class Part {
     return this.columns.get(name)?.value(row) ?? null;
   }
 
-  /** The same of a column of numbers. @returns {number|null} */
+  /** Value of a column of numbers. @returns {number|null} */
   number(name, row) {
     return /** @type {number|null} */ (this.value(name, row));
   }
 
-  /** The same of a column of texts. @returns {string|null} */
+  /** Value of a column of texts. @returns {string|null} */
   text(name, row) {
     return /** @type {string|null} */ (this.value(name, row));
   }
 
-  /** What `Words.layout` and `Rerun.command` read a row by. */
+  /** Function that reads a row's columns, for `Words.layout` and `Rerun.command`. */
   reader(row) {
     return (name) => this.value(name, row);
   }
@@ -84,12 +84,12 @@ class Part {
     return this.ranked.row[place];
   }
 
-  /** Tokens a second and device of a layout, its repeats pooled. */
+  /** Tokens per second and device of a layout, with its repeats pooled. */
   rate(place) {
     return this.ranked.rate[place];
   }
 
-  /** The row's value of a column that is proportional to the throughput, for the pooled repeats. */
+  /** The row's value of a column proportional to the throughput, scaled to the pooled repeats. */
   pooled(name, place) {
     const [value, own] = [this.number(name, this.row(place)), this.number("tokens_per_s_per_gpu", this.row(place))];
     return value === null || !own ? value : (value * this.rate(place)) / own;
@@ -104,7 +104,7 @@ class Part {
     return value === null || !own ? value : (value * own) / this.rate(place);
   }
 
-  /** Peak memory in bytes, as far as these rows know it. */
+  /** Peak memory in bytes by the column that these rows have. */
   memoryOf(place) {
     return this.number(this.memory, this.row(place));
   }
@@ -113,13 +113,13 @@ class Part {
     return this.text("layout", this.row(place));
   }
 
-  /** GPU-hours for so many tokens at the speed of the timed steps. */
+  /** GPU-hours for this many tokens at the speed of the timed steps. */
   hours(place, tokens) {
     return tokens / this.rate(place) / 3600;
   }
 
   /**
-   * Whether this part has values in a column, and which.
+   * Distinct values that the given rows have in a column.
    * @param {string} name
    * @param {number[]} rows
    */
@@ -129,7 +129,7 @@ class Part {
     return [...new Set(rows.map((row) => column.value(row)))].filter((value) => value !== null).sort((a, b) => (a < b ? -1 : 1));
   }
 
-  /** Workloads with few points beside the others: variants that the map folds away. */
+  /** Workloads with few points compared with the others: variants that the map folds away. */
   get minor() {
     if (!this._minor) {
       const count = new Map(this.workloads.map((name) => [name, 0]));

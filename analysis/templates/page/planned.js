@@ -1,10 +1,10 @@
 "use strict";
 
-/* The answer of a plan: what should fit and what is predicted, before anything has run. Predictions are listed, and said
-   to be predictions; they make no winner. */
+/* The answer of a plan before anything has run: layouts that should fit and their predictions. Predictions are marked
+   as such, and there is no winner. */
 const Planned = (() => {
   /**
-   * Points of a cell that the plan would run and that keep the memory limit, by predicted throughput.
+   * Points of a cell that the plan would run and that fit the memory limit, by predicted throughput.
    * @param {PageState} state
    * @param {Cell} [cell]
    */
@@ -29,16 +29,16 @@ const Planned = (() => {
     const rows = candidates(state);
     const verdicts = new Map();
     for (const row of cell.points) verdicts.set(part.value("verdict", row), (verdicts.get(part.value("verdict", row)) ?? 0) + 1);
-    const name = { invalid: "against a rule", predicted_oom: "predicted not to fit", over_budget: "over the budget" };
+    const name = { invalid: "excluded by a rule", predicted_oom: "predicted not to fit", over_budget: "over the budget" };
     const left = [...verdicts].filter(([verdict]) => name[verdict]).map(([verdict, count]) => `${Words.fixed(count)} ${name[verdict]}`);
     const step = element("div", { class: "funnel" },
       element("div", {}, element("span", { class: "k" }, "Should fit"), element("br"), element("b", {}, Words.fixed(rows.length)), ` of ${Words.fixed(cell.points.length)}`, element("small", {}, left.join(", ") || "every point")));
-    const words = rows.length ? "Nothing of this has run. What follows is the planner's prediction, which makes no winner." : "Nothing of this plan is predicted to fit here.";
+    const words = rows.length ? "None of these points has run. The list shows the planner's predictions, which make no winner." : "No point of this plan is predicted to fit here.";
     box.replaceChildren(element("p", { class: "layout" }, rows.length ? `${Words.plural(rows.length, "layout")} to run` : "Nothing fits here"), step, element("p", { class: "callout" }, words));
   }
 
   /**
-   * Where the middle 90 % of a predicted step time lies; a dash where the ledger has no interval.
+   * The 90 % interval of a predicted step time; a dash if the ledger has none.
    * @param {Part} part
    * @param {number} row
    */
@@ -48,7 +48,7 @@ const Planned = (() => {
   }
 
   /**
-   * The first ten by predicted throughput, as rows of the table below the answer.
+   * The first ten points by predicted throughput, as rows of the table below the answer.
    * @param {PageState} state
    */
   function table(state) {

@@ -1,14 +1,14 @@
 "use strict";
 
-/* What the reader has asked for: part, model, number of devices, limits, and how the map is coloured. The address's hash
-   holds it, so that a link shows what its sender saw; what is not in the hash is as the page opens. */
+/* The reader's choices: part, model, number of devices, limits, and the colouring of the map. The address's hash stores
+   them, so that a link shows what its sender saw; choices missing from the hash have their defaults. */
 const State = (() => {
   const KEYS = ["part", "m", "g", "mem", "batch", "net", "engine", "price", "tok", "by", "minor"];
   const FILTER_KEYS = { net: "network_regime", engine: "engine_version" };
   const TRILLION = 1e12;
 
   /**
-   * Positive number of a text, else null.
+   * The positive number of a text, otherwise null.
    * @param {string} text
    */
   function positive(text) {
@@ -21,24 +21,24 @@ const State = (() => {
     part;
     /** @type {Cell|undefined} */
     cell;
-    /** Limit in GiB; null: none. @type {number|null} */
+    /** Memory limit in GiB; null: none. @type {number|null} */
     memory;
-    /** Tokens a step; null: those of most layouts. @type {number|"any"|null} */
+    /** Tokens per step; null: the number that most layouts have. @type {number|"any"|null} */
     batch;
-    /** The values, as texts, that columns must have. @type {Record<string, string>} */
+    /** Values, as texts, that columns must have. @type {Record<string, string>} */
     only;
-    /** Of a device hour. @type {number|null} */
+    /** Price of a device-hour. @type {number|null} */
     price;
     /** Tokens to train on, in 10^12. @type {number} */
     trillions;
-    /** By which the map is coloured; null: the first that the part has. @type {string|null} */
+    /** Measure that colours the map; null: the first that the part has. @type {string|null} */
     measure;
     /** Whether the map shows variants with few runs. @type {boolean} */
     minor;
 
     /**
      * @param {Part[]} parts
-     * @param {number|null} price of a device hour, as the report was made with
+     * @param {number|null} price Price of a device-hour that the report was made with.
      * @param {Claim} hash `Address.claim("page", State.KEYS)`
      */
     constructor(parts, price, hash) {
@@ -48,7 +48,7 @@ const State = (() => {
       this.read();
     }
 
-    /** Take everything from the address, and what it does not say from the rows. */
+    /** Read all choices from the address, with defaults from the rows. */
     read() {
       const said = this.hash.read();
       this.part = this.parts.find((part) => part.slug === said.get("part")) ?? this.parts[0];
@@ -65,7 +65,7 @@ const State = (() => {
       this.minor = said.has("minor");
     }
 
-    /** Memory limit in GiB with which the page opens: what the device has. */
+    /** Default memory limit in GiB: the memory of the device. */
     get usualMemory() {
       return this.part.capacity === null ? null : Math.round((10 * this.part.capacity) / Words.GIB) / 10;
     }
@@ -74,7 +74,7 @@ const State = (() => {
       return this.trillions * TRILLION;
     }
 
-    /** The query of a cell, by default the one that is chosen; a batch asked for is asked of that cell alone. */
+    /** The query of a cell, by default the chosen one; a chosen batch applies to that cell alone. */
     query(cell = this.cell) {
       const bytes = this.memory === null ? null : this.memory === this.usualMemory ? this.part.capacity : this.memory * Words.GIB;
       /** @type {Query["batch"]} */
@@ -82,7 +82,7 @@ const State = (() => {
       return { workload: cell.workload, size: cell.size, memory: bytes, batch, only: this.only };
     }
 
-    /** A model's cell of the size nearest to the one that is chosen; undefined for a model that is not here. */
+    /** A model's cell whose size is nearest to the chosen one; undefined for a model that this part lacks. */
     nearest(workload, size = this.cell?.size ?? 0) {
       const found = [...this.part.cells.values()].filter((cell) => cell.workload === workload);
       const order = (cell) => (cell.layouts.length ? 0 : 1e9) + Math.abs(cell.size - size);
@@ -112,7 +112,10 @@ const State = (() => {
     }
   }
 
-  /** The cell with which a part opens: that with most layouts, of those the largest; without any, with most points. @param {Part} part */
+  /**
+   * The default cell of a part: the one with most layouts, of several the largest; without layouts, with most points.
+   * @param {Part} part
+   */
   function usualCell(part) {
     const cells = [...part.cells.values()];
     cells.sort((a, b) => b.layouts.length - a.layouts.length || b.points.length - a.points.length || b.size - a.size);

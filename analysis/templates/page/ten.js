@@ -1,6 +1,6 @@
 "use strict";
 
-/* The first ten layouts of the answer: how far behind each is, and what choosing it would cost. */
+/* The first ten layouts of the answer: how far behind the best each is, and the cost of choosing it. */
 const TopTen = (() => {
   const by = (id) => document.getElementById(id);
 
@@ -42,7 +42,7 @@ const TopTen = (() => {
       element("tbody", {}, ...list.map(line))));
   }
 
-  /** `narrow`: the columns that a phone has room for. */
+  /** `narrow`: columns that fit on a phone. */
   function planned({ head, cells, title, narrow }, open) {
     by("h-ten").textContent = title;
     const hide = (place) => (narrow.includes(place) ? "" : "hide");

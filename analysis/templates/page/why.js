@@ -1,7 +1,8 @@
 "use strict";
 
-/* Why: what each rule costs, the best run at each value of each axis, one choice by itself, where a step and the memory
-   go. The first two follow the reader's limits; matched pairs are of the whole part (figure `effects`). */
+/* Causes: the cost of each rule, the best run at each value of each axis, the effect of one choice by itself, and where
+   a step's time and the memory go. The first two follow the reader's limits; matched pairs cover the whole part (figure
+   `effects`). */
 const Why = (() => {
   const by = (id) => document.getElementById(id);
   const AXIS_NAMES = { micro_batch_size: "micro-batch", num_microbatches: "micro-batches", zero_stage: "ZeRO", recompute: "recompute", pp_schedule: "schedule" };
@@ -59,7 +60,7 @@ const Why = (() => {
   }
 
   /**
-   * A forest of ratios on a logarithmic axis: median and 95 % interval.
+   * A forest plot of ratios on a logarithmic axis: median and 95 % interval.
    * @param {Part} part
    */
   function pairs(part) {
@@ -106,7 +107,7 @@ const Why = (() => {
   }
 
   /**
-   * Stacked bars of up to four layouts with one legend; `whole(row)` is what a full bar stands for, null: the largest sum.
+   * Stacked bars of up to four layouts with one legend; `whole(row)` is the value of a full bar, null: the largest sum.
    * @param {Part} part
    * @param {Layout[]} layouts
    * @param {string[][]} kinds

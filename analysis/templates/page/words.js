@@ -1,6 +1,6 @@
 "use strict";
 
-/* Numbers and layouts as people read them: a unit beside every number, a dash where nothing is known. */
+/* Numbers and layouts as text: a unit with every number, a dash for unknown values. */
 const Words = (() => {
   const UNKNOWN = "–";
   const GIB = 2 ** 30;
@@ -9,7 +9,7 @@ const Words = (() => {
   const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
   /**
-   * With thousands' separators and so many decimals.
+   * A number with thousands' separators and this many decimals.
    * @param {number|null|undefined} value
    * @param {number} [digits]
    */
@@ -19,7 +19,7 @@ const Words = (() => {
   }
 
   /**
-   * About three significant digits, none behind the point from 100 on.
+   * About three significant digits, without decimals from 100 on.
    * @param {number|null|undefined} value
    */
   function short(value) {
@@ -33,7 +33,7 @@ const Words = (() => {
   const gib = (bytes, digits = 1) => (known(bytes) ? fixed(bytes / GIB, bytes < GIB ? 3 : digits) : UNKNOWN);
 
   /**
-   * With its unit: MiB below a tenth of a GiB.
+   * Bytes with their unit: MiB below a tenth of a GiB.
    * @param {number|null|undefined} bytes
    */
   function memory(bytes) {
@@ -49,7 +49,7 @@ const Words = (() => {
   }
 
   /**
-   * In the currency of the price that was given, which the page does not know.
+   * An amount without a currency, since the page only knows the price as a number.
    * @param {number|null|undefined} amount
    */
   function money(amount) {
@@ -66,11 +66,12 @@ const Words = (() => {
   /** "1 layout", "2 layouts". */
   const plural = (count, noun) => `${fixed(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-  /** The noun for one of them: GPU, CPU process. */
+  /** The singular of a noun for devices: GPU, CPU process. */
   const one = (nouns) => nouns.replace(/(?<=ss)es$|s$/, "");
 
   /**
-   * The parts of a layout, spelled out: ["dp 32", "pp 2", "ZeRO 1", "micro-batch 1 × 8"]. `read(name)` is a value or null.
+   * The parts of a layout, spelled out: ["dp 32", "pp 2", "ZeRO 1", "micro-batch 1 × 8"]. `read(name)` is a value or
+   * null.
    * @param {Read} read
    */
   function layout(read) {

@@ -1,39 +1,40 @@
-/* What Python puts into the page, for the type checker of its scripts (../tsconfig.json); nothing of this is in the page. */
+/* Types of the data that Python puts into the page, for the type checker of its scripts (../tsconfig.json); this file
+   is not part of the page. */
 
-/** A value of a row: in the unit of the table, null where it is not known. */
+/** A value of a row, in the unit of the table; null if unknown. */
 type Value = string | number | null;
 
-/** A column of analysis/explorer/row_data.py: its values as they are, as codes into `levels` or `texts`, or as steps. */
+/** A column of analysis/explorer/row_data.py: plain values, codes into `levels` or `texts`, or differences. */
 interface PackedColumn {
   name: string;
   label: string;
   unit: string;
   description: string;
   kind: "text" | "number" | "time";
-  /** The different values; codes are places in it, -1 where a value is not known. */
+  /** The distinct values; codes are indices into it, -1 for an unknown value. */
   levels?: (string | number)[];
   texts?: PackedTexts;
   codes?: number[];
-  /** The one code of all rows. */
+  /** The code that all rows have. */
   code?: number;
-  /** What each code adds to the one before it. */
+  /** Differences of consecutive codes. */
   codeSteps?: number[];
   values?: (number | null)[];
-  /** What each value adds to the one before it. */
+  /** Differences of consecutive values. */
   steps?: number[];
 }
 
-/** Many different texts, cut into their parts: analysis/explorer/pack_texts.py. */
+/** Many different texts, split into their parts: analysis/explorer/pack_texts.py. */
 interface PackedTexts {
   forms: { cuts: string; places: PackedPlace[] }[];
-  /** Which form each text has, where there are several. */
+  /** The form of each text, if there are several. */
   form?: number[];
 }
 
-/** The parts that stand in one place of a form: as they are, counted up, or as codes. */
+/** The parts at one position of a form: plain, as differences, or as codes. */
 type PackedPlace = string[] | { steps?: number[]; levels?: string[]; codes?: number[] };
 
-/** Rows that may be compared with each other, as the explorer names them. */
+/** Comparable rows, as the explorer names them. */
 interface CohortAbout {
   title: string;
   meaning: string;
@@ -60,7 +61,7 @@ interface RowSeries {
 /** The page's data: analysis.explorer.parts.page_data, with `page` from analysis/index_page/page_data.py. */
 interface RunsData {
   rows: number;
-  /** Of the rows' ids: a selection in the address is of these rows or of none. */
+  /** Fingerprint of the rows' ids: a selection in the address applies only to rows with this fingerprint. */
   fingerprint: string;
   cohorts: CohortAbout[];
   columns: PackedColumn[];
@@ -84,12 +85,12 @@ interface RunsData {
 
 /** Shapes, devices and rules of the memory view: analysis/explorer/model_data.py. */
 interface Widget {
-  /** Smallest first. */
+  /** Model shapes, smallest first. */
   models: ModelShape[];
   clusters: ClusterAbout[];
-  /** A layout is left out when its peak exceeds this many times a cluster's usable bytes. */
+  /** A layout is left out if its peak exceeds this many times a cluster's usable bytes. */
   oom_margin: number;
-  /** The words that a field of an experiment may hold. */
+  /** The allowed values of an experiment's fields. */
   choices: Record<string, string[]>;
   engine: { engine: string; engine_version: string | number };
   rules: RuleData;
@@ -107,7 +108,7 @@ interface ModelShape {
   vocab_size: number;
   tie_embeddings: boolean;
   qk_norm: boolean;
-  /** These two are not known of a shape that the page has put together from a row; nothing here reads them. */
+  /** Unknown for a shape that the page has built from a row; no script reads these two. */
   rope_theta?: number;
   norm_eps?: number;
   moe: ExpertShape | null;
@@ -137,18 +138,18 @@ interface LatentShape {
   v_head_dim: number;
 }
 
-/** A cluster whose devices' memory is known, in bytes. */
+/** A cluster with known device memory, in bytes. */
 interface ClusterAbout {
   name: string;
   device: string;
   memory_bytes: number;
   usable_bytes: number;
-  /** What matrix products keep beside tensors. */
+  /** Workspace of matrix products, in addition to tensors. */
   workspace_bytes: number;
   devices_per_node: number;
   single_node: boolean;
   backend: string;
-  /** For which its device's speed is known. */
+  /** Precisions for which the device's speed is known. */
   precisions: string[];
 }
 
@@ -160,7 +161,7 @@ interface RuleData {
   refusals: { model_sizes: string[]; counts: string[]; not_a_count: string; heads_do_not_divide: string };
 }
 
-/** A rule: broken where its expression is true; its message is texts, each followed by an expression until the last. */
+/** A rule, violated if its expression is true; in its message texts and expressions alternate. */
 interface Rule {
   rule: string;
   scope: "layout" | "engine" | "cluster";
@@ -203,7 +204,7 @@ interface Experiment {
   engine_version: string | number;
 }
 
-/** One part of the results, as analysis/index_page/page_data.py gives it; numbers of rows are places in the rows' table. */
+/** One part of the results, from analysis/index_page/page_data.py; row numbers are indices into the rows' table. */
 interface PackedPart {
   slug: string;
   title: string;
@@ -213,7 +214,7 @@ interface PackedPart {
   method: string;
   first: number;
   rows: number;
-  /** What its devices are called, several of them. */
+  /** Plural noun of its devices. */
   noun: string;
   workloads: string[];
   device: string | null;
@@ -221,15 +222,15 @@ interface PackedPart {
   capacity: number | null;
   /** Name of the column with the peak memory. */
   memory: string;
-  /** The deciding attempt of each point; `again`: 1 where it is to be tried again. */
+  /** The deciding attempt of each point; `again`: 1 if it will be retried. */
   points: { rows: number[]; again: number[] };
-  /** Nothing is ranked of a plan. */
+  /** Ranked layouts; missing for a plan. */
   ranked?: Ranked;
   effects?: EffectRow[];
   waiting: WaitingPoints[];
 }
 
-/** Points of the plan without a result, and the layout and tokens a second of the one that is predicted fastest. */
+/** Points of the plan without a result, with layout and tokens per second of the one predicted fastest. */
 interface WaitingPoints {
   workload: string;
   world_size: number;
@@ -238,14 +239,14 @@ interface WaitingPoints {
   predicted: number | null;
 }
 
-/** The layouts that have a rank, as columns: row number, pooled tokens a second and device, and noise. */
+/** The layouts that have a rank, as columns: row number, pooled tokens per second and device, and noise. */
 interface Ranked {
   row: number[];
   rate: number[];
   repeats: number[];
   noise: (number | null)[];
   freedom: (number | null)[];
-  /** Codes into `sources`: where the noise is from. */
+  /** Codes into `sources`, the origins of the noise estimates. */
   from: number[];
   sources: string[];
 }

@@ -1,4 +1,4 @@
-/* What the page's scripts make of their data and share, for their type checker (../tsconfig.json); nothing of this is in
+/* Types that the page's scripts derive and share, for their type checker (../tsconfig.json); this file is not part of
    the page. */
 
 /** A column of all rows: the class of columns.js. */
@@ -7,21 +7,21 @@ type Column = ReturnType<ReturnType<typeof Columns.unpack>["get"]>;
 /** All columns by name, in the order of the file. */
 type ColumnMap = Map<string, Column>;
 
-/** The value of a column in one row; null too where there is no such column. */
+/** The value of a column in one row; null also if there is no such column. */
 type Read = (name: string) => Value;
 
-/** A model on a number of devices: row numbers of its points, places of its ranked layouts, points not run. */
+/** A model on a number of devices: row numbers of its points, indices of its ranked layouts, points not run. */
 interface Cell {
   workload: string;
   size: number;
   points: number[];
   layouts: number[];
   waiting: number;
-  /** What the plan still has for it. */
+  /** Points of the plan that it still has to run. */
   next?: WaitingPoints;
 }
 
-/** The reader's limits on one cell: `memory` in bytes; a `batch` of null is that of most finished layouts. */
+/** The reader's limits on one cell: `memory` in bytes; a null `batch` is that of most finished layouts. */
 interface Query {
   workload: string;
   size: number;
@@ -31,7 +31,7 @@ interface Query {
   only: Record<string, string>;
 }
 
-/** A ranked layout of an answer; `behind` is the share by which the fastest outruns it. */
+/** A ranked layout of an answer; `behind` is its loss relative to the fastest, a fraction. */
 interface Layout {
   place: number;
   row: number;
@@ -40,9 +40,9 @@ interface Layout {
   freedom: number | null;
   repeats: number;
   behind?: number;
-  /** Whether its noise is not known. */
+  /** Whether its noise is unknown. */
   unknown?: boolean;
-  /** Whether it cannot be told from the fastest. */
+  /** Whether it is within noise of the fastest. */
   tied?: boolean;
 }
 
@@ -53,7 +53,7 @@ type Found = ReturnType<typeof Answer.find>;
 type PageState = InstanceType<typeof State.Model>;
 type RunsState = InstanceType<typeof ViewState.State>;
 
-/** What the page's buttons do. */
+/** Actions of the page's buttons. */
 interface Act {
   set(changes: Partial<Pick<PageState, "cell" | "batch" | "only" | "memory" | "price" | "trillions" | "measure" | "minor">>): void;
   choose(cell: Cell): void;
@@ -63,7 +63,7 @@ interface Act {
 /** What `Runs.mount` returns. */
 type RunsSection = ReturnType<typeof Runs.mount>;
 
-/** Moments at which parts of the page were ready, in ms since it was opened; `plotted`: nothing is left to draw. */
+/** Times at which parts of the page were ready, in ms since it was opened; `plotted`: the drawing is complete. */
 interface Timing {
   inflated?: number;
   answer?: number;
@@ -76,7 +76,7 @@ interface Timing {
   plotted?: boolean;
 }
 
-/** What tests and the console reach of the page. */
+/** Access to the page for tests and the console. */
 interface ReportOnPage {
   timing: Timing;
   ready: boolean;
@@ -87,7 +87,7 @@ interface ReportOnPage {
   command?: (row: number) => Command;
 }
 
-/** The page keeps it in place of the browser's own `Report`, which nothing here uses. */
+/** The page replaces the browser's own `Report` with it, which no script uses. */
 interface PageWindow {
   Report: ReportOnPage;
 }
@@ -101,14 +101,16 @@ interface Claim {
 /** The command that measures the layout of a row. */
 type Commander = (row: number) => Command;
 
-/** The words of a command and what is to be said of it, or why there is none. */
+/** The words of a command with notes, or the reason why there is none. */
 interface Command {
   words?: string[];
   notes?: string[];
   missing?: string;
 }
 
-/** A filter of one column: its values as texts, a part of its text, or bounds (null: none) in the unit of the table. */
+/**
+ * A filter of one column: its values as texts, a part of its text, or bounds (null: none) in the unit of the table.
+ */
 interface Filter {
   values?: Set<string>;
   holds?: string;
@@ -123,13 +125,13 @@ interface Facet {
 }
 type FilterModel = InstanceType<typeof Filters.Model>;
 
-/** The column that rows are sorted by; without a name they stand as in the data. */
+/** The column that rows are sorted by; without a name they keep the order of the data. */
 interface Sort {
   name: string;
   descending: boolean;
 }
 
-/** The state that the plot is to draw. */
+/** The state that the plot draws. */
 interface Asked {
   rows: Int32Array;
   selected: Set<number>;
@@ -146,16 +148,16 @@ interface Asked {
 /** Rows that share colour, shape and size. */
 type PlotGroup = ReturnType<typeof PlotColours.groups>["groups"][number];
 
-/** Where rows stand: see `PlotPoints.place`. */
+/** Areas of rows: see `PlotPoints.place`. */
 type Placed = ReturnType<typeof PlotPoints.place>;
 
-/** From and to on an axis. */
+/** Start and end on an axis. */
 type Pair = [number, number];
 
-/** Pixels across and up, and the row that is drawn there. */
+/** Pixels on x and y, and the row drawn there. */
 type Spot = [number, number, number];
 
-/** Where in the plot's canvas points stand, in pixels; `band` and `strip` are what failures take of it. */
+/** The area of the plot's canvas that holds points, in pixels; `band` and `strip` are the areas of failures. */
 interface PlotArea {
   left: number;
   top: number;
@@ -166,7 +168,7 @@ interface PlotArea {
   small: boolean;
 }
 
-/** What a press, a box and a move in the plot do. */
+/** Actions of a press, a box and a pointer move in the plot. */
 interface PlotActions {
   open(row: number): void;
   select(rows: number[]): void;
@@ -174,13 +176,13 @@ interface PlotActions {
   zoom?(zoomed: boolean): void;
 }
 
-/** A box or a lasso in pixels, as the chart library tells of it. */
+/** A box or a lasso in pixels, as the chart library reports it. */
 interface Brushed {
   brushType: string;
   range: Pair[];
 }
 
-/** What the page uses of a chart of Apache ECharts. */
+/** The parts of an Apache ECharts chart that the page uses. */
 interface Chart {
   resize(): void;
   getWidth(): number;
@@ -193,10 +195,10 @@ interface Chart {
   dispatchAction(action: object): void;
 }
 
-/** The chart library, which runs late. */
+/** The chart library, which is loaded late. */
 declare const echarts: { init(root: HTMLElement, theme: null, options: { renderer: string }): Chart };
 
-/** An action of a pipeline's rank: forward, backward, or a backward's halves (inputs, weights). */
+/** An action of a pipeline rank: forward, backward, or the halves of a backward (inputs, weights). */
 interface PipelineAction {
   kind: "F" | "B" | "I" | "W";
   microbatch: number;
@@ -211,16 +213,16 @@ interface PipelineInputs {
   chunks: number;
   forward: number;
   backward: number;
-  /** Share of the backward that the weights' gradients take, in per cent. */
+  /** Share of the weight gradients in the backward, in per cent. */
   weights: number;
   p2p: number;
 }
 
-/** A row's pipeline, and what was measured of it in seconds; null where nothing was. */
+/** A row's pipeline with its measured times in seconds; null if not measured. */
 interface PipelineRun {
   fields: Pick<PipelineInputs, "schedule" | "ranks" | "microbatches" | "chunks">;
   times: { work: number; idle: number; slowest: number | null; profiled: number | null } | null;
-  /** Seconds by rank: of a micro-batch (`measured`: forward and backward were recorded apart), and of a step. */
+  /** Seconds by rank, of a micro-batch (`measured`: forward and backward were recorded separately) and of a step. */
   stages: { work: number[]; idle: number[]; forward: number[]; backward: number[]; measured: boolean } | null;
 }
 
