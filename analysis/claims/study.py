@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.claims import mfu_claims, pair_claims, pipeline_claims, published, scaling_claims, winner_claims
-from analysis.claims.verdicts import AUDIT, STUDY, Claim, is_study
+from analysis.claims.verdicts import AUDIT, STUDY, StudyClaim, is_study
 from analysis.rows.cohorts import Cohort
 from results.text.numbers import format_percent
 
 CLAIMS = (
-    Claim(
+    StudyClaim(
         name="published_winners",
         statement="The published best configurations are the best by the study's MFU",
         source=STUDY,
@@ -30,7 +30,7 @@ CLAIMS = (
         tables=("best_configurations.csv",),
         check=winner_claims.published_winners,
     ),
-    Claim(
+    StudyClaim(
         name="mfu_formula",
         statement="(6 N + 12 L h s) · tokens/s/GPU over the peak gives every recorded MFU",
         source=STUDY,
@@ -41,7 +41,7 @@ CLAIMS = (
         tables=("ranked.csv",),
         check=mfu_claims.mfu_formula,
     ),
-    Claim(
+    StudyClaim(
         name="data_parallel_falls",
         statement="Each doubling of pure data parallelism costs throughput per GPU",
         source=STUDY,
@@ -52,7 +52,7 @@ CLAIMS = (
         tables=("dp_scaling.csv",),
         check=scaling_claims.data_parallel_falls,
     ),
-    Claim(
+    StudyClaim(
         name="zero_one_matched",
         statement="ZeRO 1 saves memory and costs no throughput against ZeRO 0",
         source=STUDY,
@@ -66,7 +66,7 @@ CLAIMS = (
         tables=("effects.csv", "ranked.csv"),
         check=pair_claims.zero_one_matched,
     ),
-    Claim(
+    StudyClaim(
         name="tensor_beyond_node",
         statement="Tensor parallelism beyond the node costs more than inside it",
         source=STUDY,
@@ -80,7 +80,7 @@ CLAIMS = (
         tables=("tp_scaling.csv", "effects.csv"),
         check=pair_claims.tensor_beyond_node,
     ),
-    Claim(
+    StudyClaim(
         name="pipeline_rewrite",
         statement="Rewriting the pipeline's communication made pipelines faster",
         source=STUDY,
@@ -91,7 +91,7 @@ CLAIMS = (
         tables=("ranked.csv",),
         check=pipeline_claims.pipeline_rewrite,
     ),
-    Claim(
+    StudyClaim(
         name="bubble_is_waited",
         statement="A pipeline waits at least (p − 1) / (v m) of its busy time",
         source=STUDY,
@@ -102,7 +102,7 @@ CLAIMS = (
         tables=("bubble.csv",),
         check=pipeline_claims.bubble_is_waited,
     ),
-    Claim(
+    StudyClaim(
         name="short_pipelines_are_slower",
         statement="A pipeline with 32 micro-batches is faster than one with m = p − 1 (or m = p)",
         source=STUDY,
@@ -116,7 +116,7 @@ CLAIMS = (
         tables=("pp_scaling.csv",),
         check=scaling_claims.short_pipelines_are_slower,
     ),
-    Claim(
+    StudyClaim(
         name="no_pipeline_wins_from_16_nodes",
         statement="From 16 nodes on, pp = 1 with tensor parallelism wins",
         source=STUDY,
@@ -127,7 +127,7 @@ CLAIMS = (
         tables=("best_configurations.csv",),
         check=pipeline_claims.no_pipeline_wins_from_16_nodes,
     ),
-    Claim(
+    StudyClaim(
         name="bandwidths_are_medians",
         statement="The published bandwidths are medians over the runs, as captioned",
         source=STUDY,
@@ -138,7 +138,7 @@ CLAIMS = (
         tables=("bandwidth.csv",),
         check=scaling_claims.bandwidths_are_medians,
     ),
-    Claim(
+    StudyClaim(
         name="winners_by_throughput",
         statement="Ranked by tokens/s/GPU, other configurations win",
         source=AUDIT,
@@ -149,7 +149,7 @@ CLAIMS = (
         tables=("best_configurations.csv",),
         check=winner_claims.winners_by_throughput,
     ),
-    Claim(
+    StudyClaim(
         name="tied_embeddings",
         statement="The study's MFU counts tied embeddings twice in pipelines",
         source=AUDIT,
@@ -160,7 +160,7 @@ CLAIMS = (
         tables=("ranked.csv",),
         check=mfu_claims.tied_embeddings,
     ),
-    Claim(
+    StudyClaim(
         name="cells_are_of_their_model",
         statement="Every published winner has the model of its label",
         source=AUDIT,
@@ -171,7 +171,7 @@ CLAIMS = (
         tables=("best_configurations.csv",),
         check=winner_claims.cells_are_of_their_model,
     ),
-    Claim(
+    StudyClaim(
         name="no_pipeline_wins_in_one_regime",
         statement="From 16 nodes on, pp = 1 wins among runs on the same network regime",
         source=AUDIT,
@@ -185,7 +185,7 @@ CLAIMS = (
         tables=("ranked.csv",),
         check=pipeline_claims.no_pipeline_wins_in_one_regime,
     ),
-    Claim(
+    StudyClaim(
         name="published_bars",
         statement="Every bar of the published scaling figures is a row of the table",
         source=AUDIT,
@@ -196,7 +196,7 @@ CLAIMS = (
         tables=("ranked.csv",),
         check=scaling_claims.published_bars,
     ),
-    Claim(
+    StudyClaim(
         name="bandwidth_falls_in_one_regime",
         statement="From 8 nodes on, more nodes slow the all-reduce down also inside one network regime",
         source=AUDIT,
@@ -207,7 +207,7 @@ CLAIMS = (
         tables=("bandwidth.csv",),
         check=scaling_claims.bandwidth_falls_in_one_regime,
     ),
-    Claim(
+    StudyClaim(
         name="failures_take_devices",
         statement=f"Runs that fail take about {format_percent(published.FAILED_SHARE, 0)} of the requested GPUs",
         source=AUDIT,
@@ -218,7 +218,7 @@ CLAIMS = (
         tables=("outcomes.csv", "failures.csv"),
         check=scaling_claims.failures_take_devices,
     ),
-    Claim(
+    StudyClaim(
         name="throughputs_repeat",
         statement="Runs of one configuration have the same throughput",
         source=AUDIT,

@@ -45,7 +45,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class StudyClaim:
     name: str
     statement: str
     """The claim in one sentence."""

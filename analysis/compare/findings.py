@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare import moved
-from analysis.compare.matching import MOST_EXAMINED, Matching
+from analysis.compare.matching import MOST_EXAMINED, PointMatching
 from analysis.compare.moved import change, interval
 from analysis.page.render import PageTable
 from analysis.rows import labels
@@ -74,7 +74,7 @@ def beside(a: pd.DataFrame, b: pd.DataFrame) -> str | None:
     return f"They differ in {'; '.join(differences)}." if differences else None
 
 
-def matched(matching: Matching, why_a: Counter[str], why_b: Counter[str], across: Sequence[str]) -> list[str]:
+def matched(matching: PointMatching, why_a: Counter[str], why_b: Counter[str], across: Sequence[str]) -> list[str]:
     """Sentences on how points were matched, and on why the others were not."""
     counts = matching.pairs["matched_by"].value_counts()
     how = [

@@ -48,7 +48,7 @@ MOST_EXAMINED = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class PointMatching:
     """Result of `match`. ``pairs`` has every column of `points` twice, ending in ``_a`` and ``_b``, and ``matched_by``:
     ``experiment_id`` or ``configuration``."""
 
@@ -137,7 +137,7 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     return pd.concat([result, summary], axis=1)
 
 
-def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Matching:
+def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> PointMatching:
     """Match two frames of `points`. ``across`` names settings in which partners may differ.
 
     Raises `InvalidResults` for an unknown setting, if a side has several configurations that differ only in ``across``,
@@ -157,7 +157,7 @@ def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Match
     newest_a, newest_b = (_newest(side, key, across, name) for side, name in ((left_a, "A"), (left_b, "B")))
     by_configuration = _merged(newest_a, newest_b, key, "configuration")
     pairs = pd.concat([part for part in (by_id, by_configuration) if len(part)] or [by_id], ignore_index=True)
-    return Matching(
+    return PointMatching(
         pairs=pairs.drop(columns=["place_a", "place_b"]),
         only_a=newest_a[~newest_a["place"].isin(by_configuration["place_a"])].drop(columns="place"),
         only_b=newest_b[~newest_b["place"].isin(by_configuration["place_b"])].drop(columns="place"),

@@ -14,7 +14,7 @@ from analysis.explorer.model_data import models_json
 from analysis.page.embed import deflated
 from analysis.page.render import source
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import Results
+from analysis.rows.load import LoadedResults
 
 SCRIPTS = (
     *("page/data.js", "explorer/late_scripts.js", "explorer/columns.js", "explorer/address.js", "explorer/filters.js"),
@@ -40,7 +40,7 @@ def late() -> dict[str, str]:
     return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(source(name) for name in MODELS))}
 
 
-def page_data(results: Results, frame: pd.DataFrame, cohorts: Sequence[Cohort], folder: Path) -> dict[str, Any]:
+def page_data(results: LoadedResults, frame: pd.DataFrame, cohorts: Sequence[Cohort], folder: Path) -> dict[str, Any]:
     """``data`` of the page in ``folder``: the rows of ``frame`` (see `row_data.table`), logs, traces, lists, shapes."""
     return row_data.encode(frame, cohorts) | {
         "source": str(results.path),

@@ -28,7 +28,7 @@ _PREDICTED: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.4, "linestyle":
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class MemoryTimeline:
     """One run: the memory held between its operations, and the peaks of its steps."""
 
     row: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Timeline:
     """Peak allocated bytes of each step; empty if the steps were not kept."""
 
 
-def timeline(frame: pd.DataFrame) -> Timeline | None:
+def timeline(frame: pd.DataFrame) -> MemoryTimeline | None:
     """First steps of the fastest finished run, of the largest model, that has its memory by category.
 
     None if there is no such run with a known shape and schedule.
@@ -58,7 +58,7 @@ def timeline(frame: pd.DataFrame) -> Timeline | None:
         if experiment is not None and measured is not None:
             estimate = estimate_memory(experiment)
             peaks = row.get("first_steps_peak_allocated_bytes")
-            return Timeline(
+            return MemoryTimeline(
                 row=row,
                 measured=measured,
                 predicted=Stack(PREDICTED, categories(estimate.stages[estimate.peak_stage])),
@@ -118,7 +118,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _steps(ax: Axes, found: Timeline, unit: int) -> None:
+def _steps(ax: Axes, found: MemoryTimeline, unit: int) -> None:
     at = [moment.step + moment.at for moment in found.moments]
     heights = np.array([moment.bytes for moment in found.moments]).T / unit
     edges = np.vstack([np.zeros(len(at)), np.cumsum(heights, axis=0)])

@@ -64,7 +64,7 @@ _HEIGHT = 0.86
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class DrawnPipeline:
     """The representative run, with the times of one micro-batch on one of its ranks."""
 
     row: dict[str, Any]
@@ -86,7 +86,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnSchedule:
     """One simulated schedule."""
 
     done: Simulation
@@ -97,7 +97,7 @@ class Drawn:
     """Largest number of micro-batches of which a rank holds activations or tensors for a weight gradient."""
 
 
-def representative(frame: pd.DataFrame) -> Pipeline | None:
+def representative(frame: pd.DataFrame) -> DrawnPipeline | None:
     """The fastest run of the deepest pipelines of up to `MOST_RANKS` ranks; None without a finished pipeline.
 
     A backward counts as two forwards (twice the matrix products), under full recomputation of all layers as three.
@@ -112,7 +112,7 @@ def representative(frame: pd.DataFrame) -> Pipeline | None:
     forwards = 3.0 + _forwards_again(row)
     busy = row["forward_backward_s"]
     forward, unit = (busy / m / forwards, "s") if pd.notna(busy) else (1.0, "forwards")
-    return Pipeline(
+    return DrawnPipeline(
         row=row,
         ranks=int(row["pp"]),
         micro_batches=min(m, MOST_MICRO_BATCHES),
@@ -130,7 +130,7 @@ def _forwards_again(row: Mapping[str, Any]) -> float:
     return -(-layers // int(row["recompute_every"])) / layers
 
 
-def schedules(pipeline: Pipeline) -> dict[str, Drawn]:
+def schedules(pipeline: DrawnPipeline) -> dict[str, DrawnSchedule]:
     """Each schedule simulated for these ranks and micro-batches."""
     p, m = pipeline.ranks, pipeline.micro_batches
     forward, backward, inputs, weights = _times(pipeline)
@@ -141,7 +141,7 @@ def schedules(pipeline: Pipeline) -> dict[str, Drawn]:
         v = pipeline.chunks(name)
         actions = [schedule_actions(name, rank, p, m, v) for rank in range(p)]
         moments = [moment for of_rank in actions for moment in held(of_rank)]
-        drawn_by_name[name] = Drawn(
+        drawn_by_name[name] = DrawnSchedule(
             done=simulate(actions, forward, backward, name=name, input_s=inputs, weight_s=weights),
             chunks=v,
             in_flight=max(microbatches_in_flight(of_rank) for of_rank in actions) / v,
@@ -150,7 +150,7 @@ def schedules(pipeline: Pipeline) -> dict[str, Drawn]:
     return drawn_by_name
 
 
-def _times(pipeline: Pipeline) -> list[list[float]]:
+def _times(pipeline: DrawnPipeline) -> list[list[float]]:
     """Times of F, B, I and W by rank. W has a forward's matrix products; recomputation belongs to I."""
     forward, backward = pipeline.forward, pipeline.backward
     return [[one] * pipeline.ranks for one in (forward, backward, backward - forward, forward)]
@@ -214,7 +214,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, drawn: Drawn, ranks: int, last: float) -> None:
+def _panel(ax: Axes, drawn: DrawnSchedule, ranks: int, last: float) -> None:
     ax.axhspan(-0.5, ranks - 0.5, color="#f1f1f1", linewidth=0, zorder=0)
     spans = drawn.done.spans
     boxes: dict[tuple[float, ...], list[list[tuple[float, float]]]] = {}
@@ -245,7 +245,7 @@ def _box(span: Span) -> list[tuple[float, float]]:
     return [(span.start_s, low), (span.end_s, low), (span.end_s, high), (span.start_s, high)]
 
 
-def _handles(found: dict[str, Drawn]) -> list[Patch]:
+def _handles(found: dict[str, DrawnSchedule]) -> list[Patch]:
     kinds = {span.action.kind for drawn in found.values() for span in drawn.done.spans}
     handles = [
         Patch(facecolor=colour, edgecolor="white", label=name)
@@ -259,7 +259,7 @@ def _handles(found: dict[str, Drawn]) -> list[Patch]:
     ]
 
 
-def _note(pipeline: Pipeline) -> str:
+def _note(pipeline: DrawnPipeline) -> str:
     row, m = pipeline.row, int(pipeline.row["num_microbatches"])
     text = f"{row['workload']}, {row['layout']}, as equal ranks"
     ran = str(row["pp_schedule"])

@@ -20,7 +20,7 @@ from analysis.page.embed import deflated
 from analysis.page.render import Page, PageTable, Parts, Section, SideBySide, source
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import Results
+from analysis.rows.load import LoadedResults
 from results.text.numbers import plural
 
 _OWN = (
@@ -32,7 +32,7 @@ _BOOT = ("page/data.js", "explorer/late_scripts.js", "page/boot.js")
 """The only scripts stored uncompressed in the page: they unpack the others."""
 
 
-def with_plan(results: Results, parts: Sequence[Cohort]) -> list[Cohort]:
+def with_plan(results: LoadedResults, parts: Sequence[Cohort]) -> list[Cohort]:
     """The parts of the page: ``parts``; for a plan without attempts, its points."""
     if parts or results.ledger.empty:
         return list(parts)
@@ -63,7 +63,7 @@ def section(part: Cohort) -> Section:
     )
 
 
-def data(results: Results, parts: Sequence[Cohort], folder: Path, price: float | None) -> dict[str, Any]:
+def data(results: LoadedResults, parts: Sequence[Cohort], folder: Path, price: float | None) -> dict[str, Any]:
     """Data for the scripts: the rows of all parts, and `page_data` of each part. ``folder`` is the page's."""
     rows = runs.page_data(results, row_data.table(parts), parts, folder)
     return rows | {"page": page_data.of_parts(results, parts, price)}
@@ -81,7 +81,7 @@ def scripts(embedded: dict[str, Any]) -> Parts:
 
 
 def page(
-    results: Results,
+    results: LoadedResults,
     source_path: Path,
     sections: list[Section],
     claims: pd.DataFrame,

@@ -15,14 +15,14 @@ from analysis.explorer import plan_rows
 from analysis.figures import effects
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import Results, last_attempts, not_run_yet, waiting
+from analysis.rows.load import LoadedResults, last_attempts, not_run_yet, waiting
 
 _DIGITS = 7
 """Significant digits of a stored number, as in the rows."""
 _EFFECT = ("effect", "pairs", "throughput_ratio", "throughput_low", "throughput_high", "held", "best_ratio")
 
 
-def of_parts(results: Results, parts: Sequence[Cohort], price: float | None) -> dict[str, Any]:
+def of_parts(results: LoadedResults, parts: Sequence[Cohort], price: float | None) -> dict[str, Any]:
     """Data of ``parts``, in the order of the rows' table; ``price`` is that of a device-hour, None if not given."""
     first = 0
     made = []
@@ -32,7 +32,7 @@ def of_parts(results: Results, parts: Sequence[Cohort], price: float | None) -> 
     return {"parts": made, "price": price}
 
 
-def _part(part: Cohort, first: int, results: Results) -> dict[str, Any]:
+def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
     frame = part.frame
     about = {
         "slug": part.slug,
@@ -103,7 +103,7 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
 
 
-def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _waiting(results: LoadedResults, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Number of points without a result, by model and size, with the layout predicted to be fastest. Sweeps of this
     part and sweeps without any row count."""
     rows = waiting(results)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.memory.families import Axis, Family, countable, families, like, twin
+from analysis.memory.families import Family, FamilyAxis, countable, families, like, twin
 from analysis.memory.peak_split import PREDICTED, Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
@@ -95,7 +95,7 @@ class Panel:
 
 
 @cache_per_frame
-def along(frame: pd.DataFrame, axis: Axis) -> list[Panel]:
+def along(frame: pd.DataFrame, axis: FamilyAxis) -> list[Panel]:
     """Panels of one axis, smallest model first; empty if no finished run's memory is known or computable.
 
     For tensor parallelism each model has two panels: with and without sequence parallelism.
@@ -165,7 +165,7 @@ def _bar(label: str, stack: Stack, row: Mapping[str, Any] | None) -> Bar:
     return Bar(label, stack, row, None if experiment is None else predicted(experiment))
 
 
-def _of_family(rows: pd.DataFrame, family: Family, axis: Axis) -> list[Panel]:
+def _of_family(rows: pd.DataFrame, family: Family, axis: FamilyAxis) -> list[Panel]:
     held = _held(family.rows[-1], axis.name, family.fixed)
     if axis.name != "tp":
         return [Panel(family.model, "", held, _bars(family, axis))]
@@ -175,12 +175,12 @@ def _of_family(rows: pd.DataFrame, family: Family, axis: Axis) -> list[Panel]:
     return [other, family_panel] if with_it else [family_panel, other]
 
 
-def _bars(family: Family, axis: Axis) -> tuple[Bar, ...]:
+def _bars(family: Family, axis: FamilyAxis) -> tuple[Bar, ...]:
     stacks = [(row, stack_of(row)) for row in family.rows]
     return tuple(_bar(_text(row[axis.column]), stack, row) for row, stack in stacks if stack is not None)
 
 
-def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: bool) -> tuple[Bar, ...]:
+def _flipped(rows: pd.DataFrame, family: Family, axis: FamilyAxis, sequence_parallel: bool) -> tuple[Bar, ...]:
     """The family with the other setting of sequence parallelism: matching rows, otherwise the closed form."""
     others = twin(rows, family, axis, sequence_parallel=sequence_parallel)
     bars = []
@@ -195,7 +195,7 @@ def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: 
     return tuple(bars)
 
 
-def _of_variants(base: Mapping[str, Any], axis: Axis) -> list[Panel]:
+def _of_variants(base: Mapping[str, Any], axis: FamilyAxis) -> list[Panel]:
     """Closed form for one row's layout with the axis changed."""
     experiment = experiment_of(base)
     assert experiment is not None

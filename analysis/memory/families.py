@@ -44,7 +44,7 @@ _BATCHES = ("num_microbatches", "global_batch_size")
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class FamilyAxis:
     """A column of the configuration along which memory is drawn."""
 
     name: str
@@ -64,13 +64,15 @@ _POWERS = (1, 2, 4, 8, 16, 32, 64)
 AXES = {
     axis.name: axis
     for axis in (
-        Axis("seq_len", "seq_len", "Sequence length, tokens", tuple(1024 * power for power in _POWERS[:6])),
-        Axis("recompute", "recompute", "Recomputation of activations", ("none", "selective", "full"), "none", _EVERY),
-        Axis("dp", "dp", "Data-parallel degree", _POWERS, 1, ("zero_stage", _REPLICAS)),
-        Axis("zero", "zero_stage", "ZeRO stage", (0, 1, 2, 3), 0, (_REPLICAS,)),
-        Axis("tp", "tp", "Tensor-parallel degree", _POWERS[:5], 1, ("sequence_parallel",)),
-        Axis("cp", "cp", "Context-parallel degree", _POWERS[:5]),
-        Axis("pp", "pp", "Pipeline-parallel degree (stages)", _POWERS[:5], 1, ("pp_schedule", "virtual_stages")),
+        FamilyAxis("seq_len", "seq_len", "Sequence length, tokens", tuple(1024 * power for power in _POWERS[:6])),
+        FamilyAxis(
+            "recompute", "recompute", "Recomputation of activations", ("none", "selective", "full"), "none", _EVERY
+        ),
+        FamilyAxis("dp", "dp", "Data-parallel degree", _POWERS, 1, ("zero_stage", _REPLICAS)),
+        FamilyAxis("zero", "zero_stage", "ZeRO stage", (0, 1, 2, 3), 0, (_REPLICAS,)),
+        FamilyAxis("tp", "tp", "Tensor-parallel degree", _POWERS[:5], 1, ("sequence_parallel",)),
+        FamilyAxis("cp", "cp", "Context-parallel degree", _POWERS[:5]),
+        FamilyAxis("pp", "pp", "Pipeline-parallel degree (stages)", _POWERS[:5], 1, ("pp_schedule", "virtual_stages")),
     )
 }
 
@@ -100,7 +102,7 @@ def countable(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{_REPLICAS: rows["dp_replicate"].where(rows["zero_stage"] > 0, 1)})
 
 
-def families(rows: pd.DataFrame, axis: Axis) -> list[Family]:
+def families(rows: pd.DataFrame, axis: FamilyAxis) -> list[Family]:
     """The best family of each model along an axis, from the smallest model to the largest.
 
     The best family has the most values of the axis, then the most finished runs, then the highest peak. A family has at
@@ -117,7 +119,7 @@ def families(rows: pd.DataFrame, axis: Axis) -> list[Family]:
     )
 
 
-def twin(rows: pd.DataFrame, family: Family, axis: Axis, **changes: Any) -> dict[Any, dict[str, Any]]:
+def twin(rows: pd.DataFrame, family: Family, axis: FamilyAxis, **changes: Any) -> dict[Any, dict[str, Any]]:
     """Rows that agree with a family except for ``changes`` (columns and their values), by value of the axis."""
     example = family.rows[-1]
     fixed = [name for name in (*_CONFIG, family.fixed) if name != axis.column]
@@ -140,7 +142,7 @@ def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
     return same
 
 
-def _with_off_rows(rows: pd.DataFrame, axis: Axis, batch: str) -> pd.DataFrame:
+def _with_off_rows(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> pd.DataFrame:
     """Rows with their family in ``_family``; a row whose axis is off is repeated for each family that it belongs to."""
     rows = rows[rows[axis.column].notna()]
     # Most columns have one value in most frames; grouping without them is faster.
@@ -156,7 +158,7 @@ def _with_off_rows(rows: pd.DataFrame, axis: Axis, batch: str) -> pd.DataFrame:
     return rows.assign(_family=rows.groupby(keys, dropna=False, sort=False).ngroup())
 
 
-def _best_by_model(rows: pd.DataFrame, axis: Axis, batch: str) -> list[tuple[tuple[float, ...], Family]]:
+def _best_by_model(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> list[tuple[tuple[float, ...], Family]]:
     if rows.empty:
         return []
     ok = rows["outcome"] == "ok"

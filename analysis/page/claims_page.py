@@ -25,7 +25,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ClaimCard:
     """One claim checked on one set of rows, as texts."""
 
     name: str
@@ -52,7 +52,7 @@ class Part:
     about: str
     counts: tuple[tuple[str, int], ...]
     """(words, number of claims) for each of `WORDS`, singular or plural to match the number."""
-    cards: tuple[Card, ...]
+    cards: tuple[ClaimCard, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def sections(checked: pd.DataFrame, there: Sequence[str] | set[str]) -> list[Row
     return rows_shown
 
 
-def _card(row: dict[str, object], there: Sequence[str] | set[str]) -> Card:
+def _card(row: dict[str, object], there: Sequence[str] | set[str]) -> ClaimCard:
     counts = []
     if isinstance(row["holds_in"], str):
         counts.append(f"{_grouped(row['holds_in'])} {row['counted']}")
@@ -103,7 +103,7 @@ def _card(row: dict[str, object], there: Sequence[str] | set[str]) -> Card:
         before, after = (_whole(str(row[name])) for name in ("holds_in", "holds_in_kept"))
         left = f"{before - after:,} left out" if after < before else "nothing left out"
         counts.append(f"{_grouped(row['holds_in_kept'])} with {left} by the rule: {row['left_out']}")
-    return Card(
+    return ClaimCard(
         name=str(row["name"]),
         statement=str(row["claim"]),
         verdict=WORDS[str(row["verdict"])],

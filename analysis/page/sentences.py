@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
-from analysis.rows.load import Results, decided, last_attempts, not_run_yet, planned, waiting
+from analysis.rows.load import LoadedResults, decided, last_attempts, not_run_yet, planned, waiting
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
 from results.statistics import noise
 from results.text.numbers import format_bytes, format_number, format_percent, listed, plural
@@ -22,7 +22,7 @@ _ALONE = 0.1
 """Lead over every other layout above which a winner is less certain, because no similar layout confirms it."""
 
 
-def what_was_run(results: Results) -> list[str]:
+def what_was_run(results: LoadedResults) -> list[str]:
     """Sentences on the whole folder: its sweeps, points, dates, and what the plan ran or excluded."""
     attempts, final = results.attempts, last_attempts(results.attempts)
     sentences = []
@@ -49,7 +49,7 @@ def what_was_run(results: Results) -> list[str]:
     return sentences + _plan(results)
 
 
-def _plan(results: Results) -> list[str]:
+def _plan(results: LoadedResults) -> list[str]:
     verdict = results.ledger["verdict"].copy()
     verdict[planned(results).index] = "run"
     verdicts = verdict.value_counts()
@@ -66,7 +66,7 @@ def _plan(results: Results) -> list[str]:
     return [f"The plan has {plural(int(verdicts.sum()), 'grid point')}: {listed(parts)}."]
 
 
-def unfinished(results: Results) -> str | None:
+def unfinished(results: LoadedResults) -> str | None:
     """A sentence if planned points have no result yet, otherwise None."""
     left = len(waiting(results))
     if not left:

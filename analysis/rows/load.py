@@ -31,7 +31,7 @@ _NEEDED = ("experiment_id", "method", "outcome", "model", "world_size")
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class LoadedResults:
     """Result of `load`. Frames have the columns of `results.tables.schema`; missing values are NaN or None."""
 
     path: Path
@@ -44,7 +44,7 @@ class Results:
     """One line for each other sweep whose rows were taken over because the plan reuses them."""
 
 
-def load(path: Path) -> Results:
+def load(path: Path) -> LoadedResults:
     """Attempts and ledgers of a sweep, of every sweep below a folder, of one Parquet file of attempts or of a plan, or
     of the study's published table (``.csv``). Points of a plan that other sweeps answer get the rows of those sweeps.
 
@@ -90,7 +90,7 @@ def load(path: Path) -> Results:
     attempts = with_rehearsals(attempts)
     attempts, unread = add_first_steps(attempts, folders)
     problems += unread
-    return Results(path, sweeps, attempts, ledger, tuple(problems), tuple(notes))
+    return LoadedResults(path, sweeps, attempts, ledger, tuple(problems), tuple(notes))
 
 
 def _remedies(folders: Sequence[Path], problems: Sequence[str]) -> list[str]:
@@ -111,15 +111,15 @@ def _is_plan(path: Path) -> bool:
     return "verdict" in names and "attempt_id" not in names
 
 
-def _plan(path: Path) -> Results:
+def _plan(path: Path) -> LoadedResults:
     ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
     attempts, _ = add_first_steps(ATTEMPTS.empty_table().to_pandas(), [])
-    return Results(path, tuple(sorted(ledger["sweep"].dropna().unique())), attempts, ledger, ())
+    return LoadedResults(path, tuple(sorted(ledger["sweep"].dropna().unique())), attempts, ledger, ())
 
 
-def _study(path: Path) -> Results:
+def _study(path: Path) -> LoadedResults:
     study = reference.read(path)
-    return Results(
+    return LoadedResults(
         path=path,
         sweeps=(reference.SWEEP,),
         attempts=add_formulas(study.table.to_pandas()),
@@ -152,7 +152,7 @@ def decided(attempts: pd.DataFrame) -> pd.DataFrame:
     return final[~not_run_yet(final)]
 
 
-def planned(results: Results) -> pd.DataFrame:
+def planned(results: LoadedResults) -> pd.DataFrame:
     """Ledger rows of the points that a sweep is to run, or has run, itself.
 
     A plan repeated after part of it has run marks that part ``cached``, answered by rows of the same sweep. Points
@@ -165,7 +165,7 @@ def planned(results: Results) -> pd.DataFrame:
     return ledger[(ledger["verdict"] == "run") | ((ledger["verdict"] == "cached") & by_itself)]
 
 
-def waiting(results: Results) -> pd.DataFrame:
+def waiting(results: LoadedResults) -> pd.DataFrame:
     """Ledger rows that should run and have no deciding attempt yet."""
     to_run = results.ledger[results.ledger["verdict"] == "run"]
     ended = decided(results.attempts)

@@ -18,7 +18,7 @@ from analysis.page.embed import deflated
 from analysis.page.render import environment, source
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import Results, load
+from analysis.rows.load import LoadedResults, load
 from results.tables import store
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser
@@ -77,11 +77,11 @@ START = """(async () => {
 """
 
 
-def results_of(attempts: pd.DataFrame, path: Path) -> Results:
-    return Results(path=path, sweeps=(), attempts=attempts, ledger=store.empty_ledger().to_pandas(), problems=())
+def results_of(attempts: pd.DataFrame, path: Path) -> LoadedResults:
+    return LoadedResults(path=path, sweeps=(), attempts=attempts, ledger=store.empty_ledger().to_pandas(), problems=())
 
 
-def rendered(results: Results, split: Sequence[Cohort], path: Path) -> Path:
+def rendered(results: LoadedResults, split: Sequence[Cohort], path: Path) -> Path:
     """Write the page of ``results``, split into cohorts, to ``path``; returns ``path``."""
     data = parts.page_data(results, row_data.table(split), split, path.parent)
     html = (
@@ -99,7 +99,7 @@ def rendered(results: Results, split: Sequence[Cohort], path: Path) -> Path:
     return path
 
 
-def written(results: Results, folder: Path) -> Path:
+def written(results: LoadedResults, folder: Path) -> Path:
     return rendered(results, cohorts.split(results.attempts), folder / "explorer.html")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.rows.load import Results, load
+from analysis.rows.load import LoadedResults, load
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys
 from tests.analysis.conftest import frame_of
@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFra
     return of_recorded(tmp_path_factory.mktemp("recorded"))
 
 
-def sources(kind: str, folder: Path) -> Results:
+def sources(kind: str, folder: Path) -> LoadedResults:
     if kind == "study":
         if not STUDY.exists():
             pytest.skip(f"the study's table is not at {STUDY}")
