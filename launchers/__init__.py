@@ -1,1 +1,1 @@
-"""Pilots, their nodes and attempts, on this machine or through Slurm."""
+"""Pilots, their nodes and attempts: on this machine or through Slurm."""

@@ -1,4 +1,5 @@
-"""Collects Ctrl-C and SIGTERM in a list that a loop can look at, instead of an exception in the middle of a step."""
+"""Collects Ctrl-C and SIGTERM in a list that a loop can poll, instead of raising an exception in the middle of a
+step."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 def interrupts(limit: int | None = None) -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list instead of letting them end this process.
 
-    ``limit``: from this many signals on, each raises `KeyboardInterrupt`, so that it also ends what blocks.
+    ``limit``: from this many signals on, each raises `KeyboardInterrupt`, which also ends blocking calls.
     """
     received: list[int] = []
 

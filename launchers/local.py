@@ -32,18 +32,18 @@ from workloads.contract.protocol import write_json
 
 PILOT = (sys.executable, "-m", "launchers.pilot")
 POLL_S = 0.5
-"""Seconds between two looks at the sweep's files, and at Ctrl-C."""
+"""Seconds between two checks of the sweep's files and of Ctrl-C."""
 _RESTARTS = 2
-"""So many pilots in a row may die without finishing a point and be replaced."""
+"""Number of pilots in a row that may die without finishing a point and are replaced."""
 _LOG_LINES = 8
-_STOPPING = "stopping: the running point will wait again (Ctrl-C again: at once)"
-_KILLED = "killed; the next run records what was running, and runs it again"
+_STOPPING = "stopping: the running point goes back to the queue (Ctrl-C again: stop at once)"
+_KILLED = "killed; the next run records the points that were running, and runs them again"
 _READ_LIMIT_S = 20.0
-"""How long to wait for a filesystem on which the queue cannot be read now."""
+"""Seconds to wait for a filesystem on which the queue cannot be read now."""
 
 
 class PilotFailed(UltrasweepError):
-    """A pilot could not start, or died again and again."""
+    """A pilot could not start, or died repeatedly."""
 
 
 def run_local(
@@ -57,9 +57,9 @@ def run_local(
     """Run every waiting point of ``sweep`` that fits this machine's devices, and return when none is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``feed`` is
-    called at every look at the files: it may add points, and returns a line to show or nothing. Ctrl-C ends the
-    running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises
-    `PilotFailed` when a pilot cannot start or keeps dying.
+    called at every check of the files: it may add points, and returns a line to show or nothing. Ctrl-C ends the
+    running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises `PilotFailed`
+    when a pilot cannot start or keeps dying.
     """
     reader = StatusReader(sweep)
     before = reader.read()
@@ -95,7 +95,7 @@ def _run_pilots(
     """Run pilots until one ends regularly. Returns whether the user interrupted, and why the pilot stopped early."""
     deaths = 0
     while True:
-        known = len(reader.read().attempts)
+        attempts_before = len(reader.read().attempts)
         pilot_id, status, interrupted = _run_pilot(sweep, settings, reader, view, command, feed)
         state = pilot_state.read_state(sweep, pilot_id)
         if interrupted or status == STOPPED:
@@ -107,7 +107,7 @@ def _run_pilots(
         log = pilot_state.log_path(sweep, pilot_id)
         if status == 2:
             raise PilotFailed(tail_in_one_line(log, _LOG_LINES) or "the pilot could not start")
-        deaths = 1 if len(reader.read().attempts) > known else deaths + 1
+        deaths = 1 if len(reader.read().attempts) > attempts_before else deaths + 1
         ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         if deaths > _RESTARTS:
             raise PilotFailed(
@@ -143,7 +143,7 @@ def _run_pilot(
             while process.poll() is None:
                 if (now := disk_trouble(sweep.path)) is not None and now != trouble:
                     _refuse_if_gone(sweep)
-                    view.print_line(f"{sweep.path} {now}; what cannot be written waits, nothing is lost")
+                    view.print_line(f"{sweep.path} {now}; writing is retried, nothing is lost")
                 trouble = now
                 if len(signals) > handled:
                     handled = len(signals)
@@ -165,19 +165,18 @@ def _run_pilot(
 
 
 def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
-    """Note in a pilot's attempts that the user has killed it, so that whoever records them takes it for no failure of
-    the machine."""
+    """Record in a pilot's attempts that the user killed it, so that the next pilot does not blame the machine."""
     state = pilot_state.read_state(sweep, pilot_id)
     killed = Outcome(outcome="cancelled", evidence="killed by the user (Ctrl-C twice)")
     for one in state.running if state is not None else ():
         path = sweep.attempts / one.attempt_id / "outcome.json"
         with contextlib.suppress(OSError):
-            if not path.exists():  # else the attempt had ended, and the pilot had judged it
+            if not path.exists():  # if it exists, the attempt had ended and the pilot had recorded its outcome
                 write_json(path, killed)
 
 
 def _show(sweep: SweepDir, reader: StatusReader, view: View) -> OSError | None:
-    """Show where the sweep stands. A file system that fails costs one look, not the run: returns its error."""
+    """Show the current status. A failing file system costs one update, not the run; its error is returned."""
     try:
         view.show(reader.read(limit_s=0.0))
     except OSError as error:
@@ -187,11 +186,11 @@ def _show(sweep: SweepDir, reader: StatusReader, view: View) -> OSError | None:
 
 
 def _refuse_if_gone(sweep: SweepDir) -> None:
-    """Raise `PilotFailed` when somebody has removed the sweep's folder."""
+    """Raise `PilotFailed` when the sweep's folder has been removed."""
     try:
         sweep.marker.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise PilotFailed(f"{sweep.path} was removed while its points ran; nothing is left to go on with") from None
+        raise PilotFailed(f"{sweep.path} was removed while its points ran; the run cannot continue") from None
     except OSError:
         return
 
@@ -208,11 +207,12 @@ def _too_wide(point: Point, settings: LaunchSettings) -> bool:
 
 
 def _refuse_other_methods(sweep: SweepDir, settings: LaunchSettings, points: list[Point], before: SweepStatus) -> None:
-    """A pilot only claims points of its own method. Raises `UltrasweepError` when none of the waiting ones is."""
+    """Raise `UltrasweepError` when no waiting point has the method of this run: a pilot only claims points of its own
+    method."""
     methods = Counter(point.method for point in points)
     if points and not methods[settings.method] and not before.claimed:
         others = ", ".join(f"{count} {method}" for method, count in methods.items())
-        raise UltrasweepError(f"{sweep.path}: no waiting point is to be {settings.method} (waiting: {others})")
+        raise UltrasweepError(f"{sweep.path}: no waiting point has the method {settings.method} (waiting: {others})")
 
 
 def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: LaunchSettings) -> str:
@@ -220,10 +220,11 @@ def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: Lau
         return ""
     if too_wide and too_wide >= status.todo:
         return (
-            f"{too_wide} of the points need more than the {settings.num_devices} devices that this machine gives them"
+            f"{too_wide} of the points need more than the {settings.num_devices} devices of this machine "
+            "(launcher.num_devices)"
         )
     if status.claimed and not status.todo:
-        return f"{status.claimed} of {status.total} points are claimed by other pilots, which run now"
+        return f"{status.claimed} of {status.total} points are claimed by other pilots, which still run"
     if paused := paused_kinds(sweep, status.attempts, settings.breaker_failures):
         return f"{status.left} of {status.total} points are left; {paused_message(paused)}"
     return f"{status.left} of {status.total} points are left"

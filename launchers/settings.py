@@ -1,4 +1,4 @@
-"""The settings of a launcher: which devices points run on, how they are measured, and how long everything may take."""
+"""The settings of a launcher: the devices, how points are measured, and all time limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PHASE_LIMITS_S: Mapping[str, float] = {
     "step": 600.0,
     "teardown": 10.0,
 }
-"""How many seconds a rank may stay in a phase without a new heartbeat before that counts as a hang. Warm-up includes
+"""Seconds that a rank may stay in a phase without a new heartbeat before this counts as a hang. Warm-up includes
 compilation. Once a rank has made some steps, the watchdog expects the next heartbeat much sooner."""
 
 
@@ -42,29 +42,30 @@ class LaunchSettings:
     max_attempts: int = 3
     """Attempts at a point that fails because of the infrastructure. A hang is tried twice, out of memory once."""
     phase_limits_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase, in the place of those in `PHASE_LIMITS_S`."""
+    """Seconds by phase that replace those in `PHASE_LIMITS_S`."""
     point_deadline_s: float | None = None
-    """Longest time from the start of a point's processes to their end; None: each point's own ``deadline_s``."""
+    """Maximum time from the start of a point's processes to their end; None: each point's own ``deadline_s``."""
     collective_timeout_s: float = 120.0
-    """After this long a collective that does not end makes its ranks fail."""
+    """Time after which an unfinished collective makes its ranks fail."""
     failure_grace_s: float = 0.5
-    """How long the other ranks may go on after one has failed, so that they can write down errors of their own."""
+    """Time that the other ranks may continue after one has failed, so that they can record their own errors."""
     device_free_limit_s: float = 30.0
-    """How long device memory may take to become free after a point's processes have ended."""
+    """Time that device memory may take to become free after a point's processes have ended."""
     lease_s: float = 60.0
     """Another pilot takes over the claims of a pilot whose heartbeat has stalled for this long."""
     breaker_failures: int = 4
-    """So many points of one kind must fail alike, and none succeed, before the rest of that kind is paused."""
+    """Number of points of one kind that must fail alike, with no success, before the rest of that kind is paused."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every rank (NCCL's, gloo's)."""
     node_check: bool | None = None
-    """Measure what every node can do before the first point (`launchers.pilot.node_check`). None: on GPUs."""
+    """Whether to measure the speed of every node before the first point (`launchers.pilot.node_check`). None: on
+    GPUs."""
     exclude_slow_nodes: bool = False
-    """Use no node that the check finds far slower than its peers."""
+    """Whether to exclude nodes that the check finds far slower than their peers."""
     linger_s: float = 0.0
-    """A pilot that finds no point waits so long for one before it ends: whoever feeds the queue may be about to."""
+    """Time that a pilot without a point waits before it ends: new points may be about to be added."""
     probe: ProbeKind | None = None
-    """What points do besides training steps; of ``python -m sweep probe``."""
+    """Measurement that points make instead of training steps, for ``python -m sweep probe``."""
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "max_attempts", "breaker_failures"):
@@ -88,7 +89,7 @@ class LaunchSettings:
         return self.device == "cuda" if self.node_check is None else self.node_check
 
     def phase_limit_s(self, phase: str) -> float:
-        """Longest time without a heartbeat in ``phase``. ``done`` counts as teardown: only the exit is left."""
+        """Maximum seconds without a heartbeat in ``phase``. ``done`` counts as teardown: only the exit is left."""
         key = "teardown" if phase == "done" else phase
         return self.phase_limits_s.get(key, PHASE_LIMITS_S[key])
 
@@ -99,7 +100,7 @@ def settings_to_dict(settings: LaunchSettings) -> dict[str, Any]:
 
 
 def settings_from_dict(fields: Mapping[str, Any]) -> LaunchSettings:
-    """Inverse of `settings_to_dict`; raises `InvalidSweep` naming an unknown or missing field."""
+    """Inverse of `settings_to_dict`. Raises `InvalidSweep` with the name of an unknown or missing field."""
     values = dict(fields)
     if "cluster" in values:
         values["cluster"] = cluster_from_dict(mapping("launcher: cluster", values["cluster"]))

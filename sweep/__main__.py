@@ -1,6 +1,6 @@
 """The command line: ``python -m sweep COMMAND`` (or ``ultrasweep COMMAND``).
 
-A mistake of the user ends in one line on standard error and exit code 2. The options of each command are in
+A mistake of the user ends with one line on standard error and exit code 2. The options of each command are in
 `sweep.cli.parsers`, the commands in `sweep.cli.commands`.
 """
 
@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ultrasweep: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output (head, less) has ended
+    except BrokenPipeError:  # the reader of the output (head, less) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a full disk, no permission, a folder that is gone: not a bug
+    except OSError as error:  # a full disk, no permission, a missing folder: not a bug
         what = f"use {error.filename}" if error.filename else "go on"
         print(one_line(f"ultrasweep: cannot {what}: {error.strerror or error}"), file=sys.stderr)
         return USAGE

@@ -1,4 +1,4 @@
-"""What keeps predictions from being nearer: how far machines are apart, and how near the host's part has to be."""
+"""Limits of the accuracy of predictions: differences between machines, and the error of host-bound rows."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ DRAWS = 200
 
 
 def host_sets_pace(rows: pd.DataFrame) -> Any:
-    """Of rows that can all be predicted, by the form before any fit: whether a layer waits more for the host than for
-    the device."""
+    """Whether each row is host-bound by the form before any fit: a layer waits more for the host than for the device.
+
+    All rows must be predictable.
+    """
     profiles = read_profiles()
     points = read_points(rows.reset_index(drop=True), read_clusters(), profiles, profiles[GENERAL]).points
     return Predictor.learn(None, profiles).host_share(points) > 0.5
 
 
 def machines_apart(*folders: Path) -> pd.DataFrame:
-    """Layouts of dense models that ran on two machines or more: ``ratio`` of the longest step to the shortest, each the
-    median of one machine's runs, and whether the host sets the pace on a usual host (``waits``).
+    """Layouts of dense models that ran on two machines or more.
 
-    A machine is a set of devices, by their identifiers. Runs whose allocator stopped to free its cache are left out.
+    ``ratio``: longest step over shortest, each the median of one machine's runs. ``waits``: whether the layout is
+    host-bound on a usual host. A machine is a set of devices, by their identifiers. Runs whose allocator had to free
+    its cache are left out.
     """
     parts = []
     for folder in folders:
@@ -48,21 +51,22 @@ def machines_apart(*folders: Path) -> pd.DataFrame:
         machines = rows["device_ids"].map(lambda ids: ",".join(sorted(ids)))
         parts.append(columns_of_attempts(rows).assign(layout=layouts, machine=machines))
     every = pd.concat(parts, ignore_index=True)
-    # With its own host's launches a layout would be of one kind here and of another there.
+    # With the launch time of each host a layout could be host-bound on one machine and device-bound on another.
     every["waits"] = host_sets_pace(every.drop(columns="host_launch_s"))
     times = every.groupby(["gpu", "layout", "waits", "machine"])["step_time_s"].median()
-    found = times.groupby(["gpu", "layout", "waits"]).agg(["size", "max", "min"]).reset_index()
-    found = found[found["size"] > 1]
-    return found.assign(ratio=found["max"] / found["min"])[["gpu", "layout", "waits", "ratio"]].reset_index(drop=True)
+    extremes = times.groupby(["gpu", "layout", "waits"]).agg(["size", "max", "min"]).reset_index()
+    extremes = extremes[extremes["size"] > 1]
+    return extremes.assign(ratio=extremes["max"] / extremes["min"])[["gpu", "layout", "waits", "ratio"]].reset_index(
+        drop=True
+    )
 
 
 def with_random_hosts(found: pd.DataFrame, waits: Any, spread: float) -> tuple[float, float, float]:
-    """What scores would be if rows whose pace the host sets had random errors, each row by itself, and all others the
-    errors that they have.
+    """Scores if host-bound rows had independent random errors and all other rows kept their errors.
 
-    ``found``: rows as `accuracy_scores.scores` takes them; ``waits``: which of them the host paces; ``spread``:
-    standard deviation of the error's logarithm. Returns the mean error of those rows, the 90th percentile of all errors
-    and Spearman within a cell, each the mean of `DRAWS` draws.
+    ``found``: rows as `accuracy_scores.scores` takes them; ``waits``: whether each row is host-bound; ``spread``:
+    standard deviation of the error's logarithm. Returns the mean error of host-bound rows, the 90th percentile of all
+    errors and the mean Spearman correlation within a cell, each the mean of `DRAWS` draws.
     """
     draw = np.random.default_rng(14)
     waiting, p90, ranks = [], [], []
@@ -77,17 +81,17 @@ def with_random_hosts(found: pd.DataFrame, waits: Any, spread: float) -> tuple[f
 
 
 def section(left: pd.DataFrame, waits: Any) -> str:
-    """``left``: own rows with predictions, one model left out; ``waits``: which of them wait for the host."""
+    """``left``: rows of this engine with predictions, one model left out; ``waits``: whether each row is host-bound."""
     apart = machines_apart(RECORDED, ON_OTHER_HOSTS)
     lines = []
     for gpu in sorted(set(apart["gpu"])):
         for name, waits_here in (("device", False), ("host", True)):
-            own = apart[(apart["gpu"] == gpu) & (apart["waits"] == waits_here)]["ratio"]
-            root = np.sqrt(own)
+            ratios = apart[(apart["gpu"] == gpu) & (apart["waits"] == waits_here)]["ratio"]
+            root = np.sqrt(ratios)
             cells = {
-                "layouts": str(len(own)),
-                "longest over shortest, geometric mean": f"{np.exp(np.log(own).mean()):.2f}",
-                "largest": f"{own.max():.2f}",
+                "layouts": str(len(ratios)),
+                "longest over shortest, geometric mean": f"{np.exp(np.log(ratios).mean()):.2f}",
+                "largest": f"{ratios.max():.2f}",
                 "mean error of the time between": percent((root - 1 / root).mean() / 2),
             }
             lines.append((f"{gpu}, the {name}", cells))

@@ -1,4 +1,5 @@
-"""The table of docs/accuracy.md on hosts: how much slower each was than usual, and what its launches say of that."""
+"""The table of docs/accuracy.md on hosts: slowdown of each host against the usual one, and the slowdown by its launch
+time."""
 
 from __future__ import annotations
 
@@ -18,25 +19,29 @@ from workloads.predict.probed import LAUNCH_S, pace_of
 from workloads.spec.experiment import ENGINE
 
 LATER = ("h100x2_gradient_memory/apart.parquet", "h100x2_gradient_memory/shared.parquet")
-"""Rows of hosts that had no say in the law."""
+"""Rows of hosts that were not used to fit the law."""
 LATER_SWEEPS = ("h200x4_expert_schedules",)
-"""Of `results/recorded`, the same."""
+"""Sweeps of `results/recorded` that were not used to fit the law."""
 OWN_CHECKPOINT = "2026-11-26T12:38:48Z"
-"""From then on full recomputation of eager blocks goes through this engine's own checkpoint. What older rows took with
-torch's tells of that, not of their host."""
+"""Date since which full recomputation of eager blocks uses this engine's own checkpoint. Older rows show the cost of
+torch's checkpoint, not of their host."""
 LEAST = 8
-"""Layouts that a host must have run, and of these, whose time depends on it, `LEAST_DEPENDING`."""
+"""Least number of layouts of a host; at least `LEAST_DEPENDING` of them must depend on the host."""
 LEAST_DEPENDING = 4
 DEPENDS = 1.5
-"""Times as long as with the shortest of `PACES` a step has to be with the longest."""
+"""A layout depends on the host if its step is this many times longer with the longest of `PACES` than with the
+shortest."""
 PACES = np.exp(np.linspace(np.log(0.5), np.log(3.0), 49))
-"""Tried for each host."""
+"""Paces tried for each host."""
 
 
 def hosts() -> pd.DataFrame:
-    """One row for each host (told by its devices) whose rows tell of launches: their middle in seconds, the pace with
-    which the form without any fit is nearest to its rows, and the mean error with the pace of a usual host (1), with
-    that of its launches (`pace_of`) and with the nearest."""
+    """One row for each host (identified by its devices) whose rows record launch times.
+
+    Columns are the median launch time in seconds, the pace with which the unfitted form is closest to the host's rows,
+    and the mean error with the pace of a usual host (1), with that of its launches (`pace_of`) and with the closest
+    pace.
+    """
     tables = [load(folder).table for folder in (RECORDED, ON_OTHER_HOSTS)]
     later = [read_table(ON_OTHER_HOSTS / name) for name in LATER]
     parts = [
@@ -113,6 +118,6 @@ def section() -> str:
 
 
 def _law(found: pd.DataFrame) -> tuple[float, float]:
-    """Exponent of the launch, and the launch of pace 1 in seconds."""
+    """Fits the law. Returns the exponent of the launch time, and the launch time in seconds with pace 1."""
     power, intercept = np.polyfit(np.log(found["launch_s"]), np.log(found["nearest"]), 1)
     return float(power), float(np.exp(-intercept / power))

@@ -1,4 +1,4 @@
-"""The tables of docs/accuracy.md on what plans predict: before, as the shipped rows have it, and now."""
+"""The tables of docs/accuracy.md on the predictions of plans: as recorded before the runs, and as predicted now."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ from workloads.predict.probed import LAUNCH_S
 from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
 
 CLUSTER = "h200"
-"""On which most shipped rows were measured."""
+"""Cluster of most shipped rows."""
 COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
 
 
 GRADIENTS_SHARE_MEMORY = pd.Timestamp("2026-11-26", tz="UTC")
-"""Before, reduced gradients had memory of their own, and devices were nearly full earlier: from `FULL_BEFORE` on."""
+"""Before this date reduced gradients had separate memory, and devices were nearly full earlier: from `FULL_BEFORE`
+on."""
 FULL_BEFORE = 0.76
-"""As `near_full.FROM`. The engine's version is the same: what it computes and what its tensors take is."""
+"""Same meaning as `near_full.FROM`. The engine's version did not change, because its results and tensors did not."""
 DRAWS = {
     "third": "h100x2_validation_probed",
     "fourth": "h100x2_validation_growing",
     "fifth": "h100x2_validation_gradients",
 }
-"""Sweeps of layouts drawn by a seed, each of one host with a probe of its own."""
+"""Sweeps of layouts drawn by a seed, each on one host with its own probe."""
 
 
 def recorded_attempts() -> pd.DataFrame:
-    """The shipped measurements of this project's engine that ended well."""
+    """Shipped measurements of this project's engine that succeeded."""
     rows: pd.DataFrame = load(RECORDED).table.to_pandas()
     return rows[(rows["method"] == "measured") & (rows["outcome"] == "ok") & (rows["engine"] == ENGINE)]
 
 
 def points_of(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Their points, as ``grade`` takes them, with their ``experiment`` beside."""
+    """Points of attempts as ``grade`` takes them, with a column ``experiment``."""
     points = grade.measured_points(attempts)
     experiments = pd.Series([from_dict(json.loads(text)) for text in points["config_json"]], dtype="object")
     return points.assign(experiment=experiments)
 
 
 def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> pd.DataFrame:
-    """What a plan predicts of these points, as a file of predictions has it. ``known``: by cluster; None: nothing."""
+    """Predictions of a plan for these points, as in a file of predictions. ``known``: measurements by cluster; None:
+    none."""
     parts = []
     for name, own in points.groupby("cluster", sort=True):
         experiments: Sequence[Experiment] = own["experiment"].tolist()
@@ -74,7 +76,7 @@ def _row(experiment_id: str, time: StepTime | None) -> dict[str, str | float | N
 
 
 def without_its_model(points: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
-    """The same, of each model from the measured attempts at all others on its cluster."""
+    """As `planned`, but predicts each model from the measured attempts at all other models on its cluster."""
     parts = []
     for (_, model), own in points.groupby(["cluster", "model"], sort=True):
         cluster = str(own["cluster"].iloc[0])
@@ -86,13 +88,13 @@ def without_its_model(points: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFr
 
 
 def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
-    """The same of the points of one cluster from those of another, and the shipped probes of both."""
+    """As `planned`, but predicts the points of one cluster from rows of another, with the shipped probes of both."""
     return planned(points[points["cluster"] == cluster], {cluster: _of_another(cluster, other)})
 
 
 def at_own_hosts(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
-    """The same, each host (told by its devices) with the middle of what its own rows took to launch an operation in the
-    place of the probe's."""
+    """As `from_another`, but uses each host's own median launch time instead of the probe's. Hosts are identified by
+    devices."""
     known, parts = _of_another(cluster, other), []
     probe = {name: value for name, value in known.probe.items() if name != "pace"}
     own = points[points["cluster"] == cluster]
@@ -109,13 +111,16 @@ def _of_another(cluster: str, other: str) -> Known:
 
 
 def has_experts_or_latents(experiment: Experiment) -> bool:
-    """Routed experts or latent attention."""
+    """Whether the model has routed experts or latent attention."""
     return experiment.model.moe is not None or experiment.model.mla is not None
 
 
 def kinds_of(points: pd.DataFrame, attempts: pd.DataFrame, cluster: str) -> pd.DataFrame:
-    """Of points of one cluster: whether a run stopped to free memory (``stopped``), and whether the host sets the pace
-    by the form before any fit (``waits``)."""
+    """Points of one cluster with two more columns.
+
+    ``stopped``: whether a run had to free cached memory. ``waits``: whether the point is host-bound by the unfitted
+    form.
+    """
     stops = attempts.groupby("experiment_id")["allocator_retries"].max() > 0
     experiments = points["experiment"].tolist()
     structures = layouts.Structures(read_clusters()[cluster])
@@ -126,7 +131,7 @@ def kinds_of(points: pd.DataFrame, attempts: pd.DataFrame, cluster: str) -> pd.D
 
 
 def section() -> str:
-    """Two tables: all points by cluster and by where the prediction comes from; and by axis those of `CLUSTER`."""
+    """Two tables: all points by cluster and source of the prediction, and points of `CLUSTER` by axis."""
     attempts = recorded_attempts()
     points = points_of(attempts)
     on, elsewhere = (points[(points["cluster"] == CLUSTER) == here] for here in (True, False))

@@ -38,23 +38,29 @@ PAIRS = (
     ("rehearsed_h100x2_validation", "h100x2_validation_gradients"),
     ("rehearsed_h200x4_half_node", "h200x4_half_node"),
 )
-"""Sweeps: rehearsed, and real. Rehearsals before these filled buffers of messages with zeros, on which products are
+"""Pairs of sweeps: rehearsed, and real. Earlier rehearsals filled message buffers with zeros, which makes products
 faster."""
 LATER = ("h100x2_tensor_parallel", "h100x2_validation_gradients", "h200x4_half_node")
-"""Real sweeps that ran after the factors of `workloads.contract.stages` had been set: a test of them."""
+"""Real sweeps that ran after the factors of `workloads.contract.stages` were set: an out-of-sample test of them."""
 SLOW_HOST = "h200x2_tensor_parallel"
 """The real runs of a host that took 1.4 times as long as usual (docs/tools/rows_of_other_hosts/h200x2_host_bound)."""
 FULL_CLOCK_MHZ = 1800.0
-"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 474
-rows with it, of H100 and H200, five in six are sorted alike, and three of 179 that waited are missed."""
+"""Clock in MHz, of 1,980, above which no power limit holds the device down, so it had time to wait.
+
+Used for rows without ``host_lead_s``: of 474 rows with it, on H100 and H200, it sorts five in six alike, and misses
+three of 179 that waited.
+"""
 FORWARD = {"none": 1 / 3, "selective": 0.3, "full": 0.25}
-"""Share of a micro-batch's compute, where a backward takes twice a forward and computes nothing, about a third, or all
-of it again. Of other recomputation that of ``selective`` is taken."""
+"""Share of the forward in a micro-batch's compute, by recomputation: a backward takes twice a forward, and recomputes
+nothing, about a third, or all of it. Other recomputation uses the share of ``selective``."""
 
 
 def pairs() -> pd.DataFrame:
-    """One row for each rehearsal and its real run: seconds of both, of the compute that was rehearsed and of the step
-    as it is put together today, and whether devices waited for the host while it was rehearsed."""
+    """One row for each rehearsal and its real run.
+
+    Columns are the seconds of both, of the rehearsed compute and of the step as it is put together today, and whether
+    the rehearsal was host-bound.
+    """
     rows = pd.concat([load(folder).table.to_pandas() for folder in (RECORDED, ON_OTHER_HOSTS)], ignore_index=True)
     rows = rows[
         (rows["outcome"] == "ok") & (rows["pp"] == 1) & rows["sweep"].isin([name for both in PAIRS for name in both])
@@ -88,7 +94,8 @@ def _pairs_of(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 
 def _waited(row: pd.Series[Any]) -> bool | None:
-    """As `workloads.contract.stages` sees it; None: not known, as the allocator stopped."""
+    """Whether a row was host-bound, as in `workloads.contract.stages`; None: unknown, because the allocator freed its
+    cache."""
     if row["allocator_retries"] > 0:
         return None
     if pd.isna(row["host_lead_s"]):
@@ -113,7 +120,7 @@ def section() -> str:
         "the allocator stopped to free memory": ~device & ~host,
     }
     lines = [("all", found), *((name, found[rows]) for name, rows in groups.items())]
-    return table([(name, _line(own)) for name, own in lines], "pairs")
+    return table([(name, _line(group_rows)) for name, group_rows in lines], "pairs")
 
 
 def _line(own: pd.DataFrame) -> dict[str, str]:

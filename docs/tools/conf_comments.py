@@ -1,6 +1,6 @@
-"""Options of a YAML file with their meanings, which stand in its comments: behind an option or on the lines above it.
+"""Reads the options of a YAML file with their meanings from its comments: behind an option or on the lines above it.
 
-Only what the files of ``sweep/conf`` use is understood: nested mappings, and values that fit on one line.
+Only what the files of ``sweep/conf`` need is supported: nested mappings, and values that fit on one line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _OPTION = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>.*))?"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     name: str
-    """With the names of the mappings around it: ``plan.deadline.base_s``."""
+    """Name with those of the enclosing mappings: ``plan.deadline.base_s``."""
     default: str
-    """As the file has it."""
+    """Value as in the file."""
     meaning: str
 
 
@@ -41,7 +41,7 @@ class FileOptions:
 
 
 def read_options(path: Path) -> FileOptions:
-    """The options of one file in its order; a ``defaults`` list (Hydra's) is not among them."""
+    """The options of one file in order, without Hydra's ``defaults`` list."""
     sections = [Section()]
     intro = ""
     comment: list[str] = []
@@ -56,16 +56,16 @@ def read_options(path: Path) -> FileOptions:
         if not stripped:
             sections.append(Section())
             continue
-        found = _OPTION.fullmatch(line)
-        if found is None:  # an entry of a list, or a text over several lines
+        match = _OPTION.fullmatch(line)
+        if match is None:  # an entry of a list, or a text over several lines
             comment = []
             continue
         section = sections[-1]
-        if not section.options and comment and not found["indent"]:
+        if not section.options and comment and not match["indent"]:
             section.heading, comment = " ".join(comment), []
-        above = [(indent, key) for indent, key in above if indent < len(found["indent"])]
-        above.append((len(found["indent"]), found["key"]))
-        value, _, behind = (found["value"] or "").partition("# ")
+        above = [(indent, key) for indent, key in above if indent < len(match["indent"])]
+        above.append((len(match["indent"]), match["key"]))
+        value, _, behind = (match["value"] or "").partition("# ")
         if value.strip():
             meaning = " ".join([*comment, behind.strip()]).strip()
             name = ".".join(key for _, key in above)

@@ -1,5 +1,4 @@
-"""``python -m docs.tools.draw_search_regret FILE --out FIGURE``: draws how soon ways to choose runs find the best
-layout."""
+"""``python -m docs.tools.draw_search_regret FILE --out FIGURE``: draws how fast strategies find the best layout."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from results.text import command_line
 COLUMNS = ("fitted_on", "strategy", "draw", "cell", "run", "regret")
 WITHIN = 0.01
 _SHARE = 0.75
-"""Of the cells, whose regret the upper panel shows."""
+"""Quantile of the cells' regret shown in the upper panel."""
 _MOST_RUNS = 32
 _SIZE_IN = (6.4, 6.2)
 _UNFITTED = "–"
@@ -30,7 +29,7 @@ _PERCENT = 100.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 2 after a user's mistake."""
+    """Returns 0, or 2 after a user's mistake."""
     parser = command_line.Parser(
         prog="python -m docs.tools.draw_search_regret",
         description="Draws the runs that python -m sweep search --replay TABLE --out FILE has written: how far the "
@@ -59,26 +58,30 @@ def _picture(text: str) -> Path:
 
 
 def regrets(frame: pd.DataFrame, runs: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Regret of every cell after each of the first ``runs`` runs, shape (cells, runs); infinite before one ran. What a
-    cell ended with stands for it from then on."""
-    found = []
+    """Regret of every cell after each of the first ``runs`` runs, shape (cells, runs); infinite before the first
+    success.
+
+    The last regret of a cell fills the remaining runs.
+    """
+    regrets_of_cells = []
     for _, cell in frame.sort_values("run").groupby(["draw", "cell"], sort=True):
         values = cell["regret"].fillna(np.inf).to_numpy(float)[:runs]
-        found.append(np.concatenate([values, np.full(runs - len(values), values[-1])]))
-    return np.array(found)
+        regrets_of_cells.append(np.concatenate([values, np.full(runs - len(values), values[-1])]))
+    return np.array(regrets_of_cells)
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Two panels over runs a cell: the regret that three quarters of the cells are below, and the share within 1 %."""
+    """Draws two panels over runs per cell: the regret that three quarters of the cells are below, and the share within
+    1 %."""
     if frame.empty:
         raise style.NothingToDraw("the file has no rows")
     figure = style.new_figure(*_SIZE_IN)
     above, below = figure.subplots(2, 1, sharex=True)
     runs = np.arange(1, _MOST_RUNS + 1)
     names = list(dict.fromkeys(frame["strategy"]))
-    for (fitted_on, strategy), own in frame.groupby(["fitted_on", "strategy"], sort=False):
-        values = regrets(own, _MOST_RUNS)
+    for (fitted_on, strategy), strategy_rows in frame.groupby(["fitted_on", "strategy"], sort=False):
+        values = regrets(strategy_rows, _MOST_RUNS)
         colour = style.SERIES_COLOURS[names.index(strategy) % len(style.SERIES_COLOURS)]
         look = {"color": colour, "linestyle": _DASHES.get(str(fitted_on), "-"), "linewidth": 1.4}
         quantile = np.quantile(values, _SHARE, axis=0, method="higher")

@@ -1,4 +1,4 @@
-"""``python -m docs.tools.draw_training_curves FILE --out FIGURE``: draws training curves and how far they are apart."""
+"""``python -m docs.tools.draw_training_curves FILE --out FIGURE``: draws training curves and their differences."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Rows = Sequence[Mapping[str, Any]]
 _WIDTH_IN, _PANEL_IN = 5.2, 2.3
 _LABEL_SIZE = 7.5
 _LEAST_GAP = 0.085
-"""Between the middles of two labels, over the height of a panel."""
+"""Least distance between the middles of two labels, as a share of the panel's height."""
 _COLOURS = (*style.SERIES_COLOURS, "#222222")
 _DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
-"""So that lines also differ without their colours."""
+"""Line styles, so that lines also differ without colours."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 2 after a user's mistake."""
+    """Returns 0, or 2 after a user's mistake."""
     parser = command_line.Parser(
         prog="python -m docs.tools.draw_training_curves",
         description="Draws the training curves of a file of python -m docs.tools.curves, and prints how far they are "
@@ -69,19 +69,19 @@ def _picture(text: str) -> Path:
 
 @style.styled
 def draw(rows: Rows) -> Figure:
-    """One column a model: loss, precisions against fp32, layouts against one rank, and the routers' load."""
+    """Draws one column per model: loss, precisions against fp32, layouts against one rank, and the routers' load."""
     runs = by_run(rows)
-    models = list(dict.fromkeys(str(own[0]["model"]) for own in runs.values()))
+    models = list(dict.fromkeys(str(rows_of_run[0]["model"]) for rows_of_run in runs.values()))
     if not models:
         raise style.NothingToDraw("the file has no rows")
     panels = [panel for panel in _PANELS if any(panel(None, _of_model(runs, model)) for model in models)]
     figure = style.new_figure(_WIDTH_IN * len(models), _PANEL_IN * len(panels) + 0.4)
     axes = figure.subplots(len(panels), len(models), squeeze=False, sharex=True)
     for column, model in enumerate(models):
-        own = _of_model(runs, model)
+        rows_of_run = _of_model(runs, model)
         for line, panel in enumerate(panels):
             ax = axes[line, column]
-            if not panel(ax, own):
+            if not panel(ax, rows_of_run):
                 ax.axis("off")
                 axes[line - 1, column].tick_params(labelbottom=True)
         lowest = max(line for line in range(len(panels)) if axes[line, column].axison)
@@ -91,23 +91,27 @@ def draw(rows: Rows) -> Figure:
 
 
 def _of_model(runs: Mapping[str, Rows], model: str) -> dict[str, Rows]:
-    return {name: own for name, own in runs.items() if own[0]["model"] == model}
+    return {name: rows_of_run for name, rows_of_run in runs.items() if rows_of_run[0]["model"] == model}
 
 
 def _find(runs: Mapping[str, Rows], precision: str, layout: str = ONE_RANK) -> Rows | None:
-    for own in runs.values():
-        if (own[0]["precision"], own[0]["layout"]) == (precision, layout):
-            return own
+    for rows_of_run in runs.values():
+        if (rows_of_run[0]["precision"], rows_of_run[0]["layout"]) == (precision, layout):
+            return rows_of_run
     return None
 
 
 def _loss(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
     if ax is None:
         return bool(runs)
-    for own in runs.values():
-        ax.plot(_column(own, "step"), _column(own, "loss"), color="#0072B2", linewidth=0.7, alpha=0.5)
-    held_out = [own[-1]["held_out_loss"] for own in runs.values() if own[-1]["held_out_loss"] is not None]
-    shortest = min(_column(own, "step")[-1] for own in runs.values())
+    for rows_of_run in runs.values():
+        ax.plot(_column(rows_of_run, "step"), _column(rows_of_run, "loss"), color="#0072B2", linewidth=0.7, alpha=0.5)
+    held_out = [
+        rows_of_run[-1]["held_out_loss"]
+        for rows_of_run in runs.values()
+        if rows_of_run[-1]["held_out_loss"] is not None
+    ]
+    shortest = min(_column(rows_of_run, "step")[-1] for rows_of_run in runs.values())
     if held_out:
         ax.plot([shortest] * len(held_out), held_out, "o", color="#D55E00", markersize=3, clip_on=False, zorder=4)
         _label_ends(ax, [(sum(held_out) / len(held_out), "held out", "#D55E00")])
@@ -121,9 +125,9 @@ def _loss(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
 def _precisions(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
     reference = _find(runs, "fp32")
     others = {
-        str(own[0]["precision"]): own
-        for own in runs.values()
-        if own[0]["layout"] == ONE_RANK and own[0]["precision"] != "fp32"
+        str(rows_of_run[0]["precision"]): rows_of_run
+        for rows_of_run in runs.values()
+        if rows_of_run[0]["layout"] == ONE_RANK and rows_of_run[0]["precision"] != "fp32"
     }
     if reference is None or not others:
         return False
@@ -134,12 +138,14 @@ def _precisions(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
 
 
 def _layouts(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
-    precision = next((str(own[0]["precision"]) for own in runs.values() if own[0]["layout"] != ONE_RANK), "")
+    precision = next(
+        (str(rows_of_run[0]["precision"]) for rows_of_run in runs.values() if rows_of_run[0]["layout"] != ONE_RANK), ""
+    )
     reference = _find(runs, precision)
     others = {
-        str(own[0]["layout"]): own
-        for own in runs.values()
-        if own[0]["precision"] == precision and own[0]["layout"] != ONE_RANK
+        str(rows_of_run[0]["layout"]): rows_of_run
+        for rows_of_run in runs.values()
+        if rows_of_run[0]["precision"] == precision and rows_of_run[0]["layout"] != ONE_RANK
     }
     if reference is None or not others:
         return False
@@ -150,40 +156,41 @@ def _layouts(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
 
 
 def _loads(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
-    own = next((own for own in runs.values() if own[-1]["load_entropy"]), None)
-    own = _find(runs, "bf16") or own
-    if own is None or not own[-1]["load_entropy"]:
+    rows_of_run = next((rows_of_run for rows_of_run in runs.values() if rows_of_run[-1]["load_entropy"]), None)
+    rows_of_run = _find(runs, "bf16") or rows_of_run
+    if rows_of_run is None or not rows_of_run[-1]["load_entropy"]:
         return False
     if ax is not None:
-        lines = np.array([row["load_entropy"] for row in own], dtype=np.float64)
+        lines = np.array([row["load_entropy"] for row in rows_of_run], dtype=np.float64)
         ends = []
         for layer in range(lines.shape[1]):
             colour = _COLOURS[layer % len(_COLOURS)]
             dashes = _DASHES[layer % len(_DASHES)]
-            ax.plot(_column(own, "step"), lines[:, layer], color=colour, linestyle=dashes, linewidth=1.0)
+            ax.plot(_column(rows_of_run, "step"), lines[:, layer], color=colour, linestyle=dashes, linewidth=1.0)
             ends.append((float(lines[-1, layer]), f"routed layer {layer + 1}", colour))
         ax.axhspan(0, LEAST_ENTROPY, color="#eeeeee", zorder=0)
         ax.set_ylim(0, 1.02)
-        ax.set_title(f"Entropy of the experts' load, {own[0]['precision']} (grey: a collapse)")
+        ax.set_title(f"Entropy of the experts' load, {rows_of_run[0]['precision']} (grey: a collapse)")
         ax.set_ylabel("Entropy over\nan even load's")
         _label_ends(ax, ends)
     return True
 
 
 _PANELS: tuple[Callable[[Axes | None, Mapping[str, Rows]], bool], ...] = (_loss, _precisions, _layouts, _loads)
-"""Each draws one panel and says whether there is anything to draw; without axes it only says."""
+"""Functions that draw one panel each. They return whether there is anything to draw; without axes they draw nothing."""
 
 
 def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: Mapping[str, Band]) -> None:
-    """Means of differences over `WINDOW` steps, each single step faintly behind them, and the widest band in grey."""
+    """Draws means of differences over `WINDOW` steps, each single step faintly behind them, and the widest band in
+    grey."""
     ends: list[tuple[float, str, str]] = []
     expected = _column(reference, "loss")
-    for place, (name, own) in enumerate(others.items()):
+    for place, (name, rows_of_run) in enumerate(others.items()):
         colour = _COLOURS[place % len(_COLOURS)]
         dashes = _DASHES[place % len(_DASHES)]
-        count = min(len(own), len(expected))
-        apart = _column(own, "loss")[:count] - expected[:count]
-        steps = _column(own, "step")[:count]
+        count = min(len(rows_of_run), len(expected))
+        apart = _column(rows_of_run, "loss")[:count] - expected[:count]
+        steps = _column(rows_of_run, "step")[:count]
         ax.plot(steps, apart, color=colour, linewidth=0.4, alpha=0.25, zorder=1)
         width = min(WINDOW, count)
         means = np.convolve(apart, np.ones(width) / width, mode="valid")
@@ -199,7 +206,7 @@ def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: M
 
 
 def _label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Names right of the axes, at the ends of their lines or as near as they fit."""
+    """Puts names right of the axes, at the ends of their lines or as near as they fit."""
     low, high = ax.get_ylim()
     ends = sorted(ends)
     places = [(value - low) / (high - low) for value, _, _ in ends]
@@ -208,7 +215,7 @@ def _label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
             if (lack := _LEAST_GAP - (places[k + 1] - places[k])) > 1e-6:
                 places[k] -= lack / 2
                 places[k + 1] += lack / 2
-    too_high = max(max(places) - 0.95, 0.0)  # above it the title begins
+    too_high = max(max(places) - 0.95, 0.0)  # the title is above it
     for place, (value, name, colour) in zip(places, ends, strict=True):
         ax.annotate(
             name,
@@ -236,25 +243,25 @@ def _column(rows: Rows, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def table(rows: Rows) -> str:
-    """Markdown: of every run its last losses, and how far it is from the run that it is held to."""
-    held = {found.run: found for found in distances(rows)}
+    """Markdown table with the last losses of every run, and its distance from its reference run."""
+    held = {distance.run: distance for distance in distances(rows)}
     lines = [
         f"| run | end | held out | against | first {FIRST_STEPS} steps (allowed) | mean of {WINDOW} (allowed) "
         "| end, held out (allowed) |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, own in by_run(rows).items():
-        last = own[-WINDOW:]
+    for name, rows_of_run in by_run(rows).items():
+        last = rows_of_run[-WINDOW:]
         end = sum(row["loss"] for row in last) / len(last)
-        held_out = own[-1]["held_out_loss"]
+        held_out = rows_of_run[-1]["held_out_loss"]
         cells = [name, f"{end:.4f}", "" if held_out is None else f"{held_out:.4f}"]
-        if (found := held.get(name)) is not None:
-            apart = "" if found.held_out is None else f", {found.held_out:.3f}"
+        if (distance := held.get(name)) is not None:
+            apart = "" if distance.held_out is None else f", {distance.held_out:.3f}"
             cells += [
-                found.reference,
-                f"{found.first:.5f} ({found.band.first:g})",
-                "" if found.mean is None else f"{found.mean:.3f} ({found.band.mean:g})",
-                f"{found.end:.3f}{apart} ({found.band.end:g})",
+                distance.reference,
+                f"{distance.first:.5f} ({distance.band.first:g})",
+                "" if distance.mean is None else f"{distance.mean:.3f} ({distance.band.mean:g})",
+                f"{distance.end:.3f}{apart} ({distance.band.end:g})",
             ]
         else:
             cells += ["", "", "", ""]

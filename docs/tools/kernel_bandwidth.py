@@ -1,8 +1,8 @@
-"""Measures the bandwidth that the kernels reach on this GPU: ``python -m docs.tools.kernel_bandwidth``.
+"""Measures the memory bandwidth of the kernels on this GPU: ``python -m docs.tools.kernel_bandwidth``.
 
-Shapes of an 8B Llama at 16,384 tokens in bf16. Bytes are what a kernel must at least read and write; the time is the
-median of runs that each start with a cold L2 cache. These kernels are bound by memory, so the bandwidth of
-a device copy, which is printed first, is the most that they can reach.
+Shapes are those of an 8B Llama at 16,384 tokens in bf16. Bytes are the least that a kernel must read and write; the
+time is the median of runs that each start with a cold L2 cache. These kernels are memory-bound, so their upper limit is
+the bandwidth of a device copy, which is printed first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEQ_LEN, HEADS, KV_HEADS, HEAD_DIM = 4096, 32, 8, 128
 class Case:
     name: str
     elements: int
-    """bf16 numbers read and written."""
+    """Number of bf16 values read and written."""
     run: Callable[[], object]
 
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def cases() -> Iterator[Case]:
-    """The copy first."""
+    """Yields the cases; the copy comes first."""
     source = _random(TOKENS, 8 * HIDDEN)
     target = torch.empty_like(source)
     yield Case("copy", 2 * source.numel(), lambda: target.copy_(source))

@@ -1,4 +1,4 @@
-"""Writes docs/accuracy.md: how far predictions of tables are off, measured by leaving out what is predicted.
+"""Writes docs/accuracy.md: errors of predicted tables, measured on rows that were left out of the fit.
 
 ``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv]`` computes every number
 from rows. The shipped rows are read from results/recorded; the study's and the A100 runs' files do not ship, and a
@@ -25,17 +25,18 @@ from sweep.predicting.predict_table import predict_frame
 
 PAGE = Path(__file__).parents[1] / "accuracy.md"
 DEVICE = "NVIDIA H200"
-"""Of most shipped rows."""
+"""Device of most shipped rows."""
 TEN = 5
-"""How often ten rows are drawn."""
+"""Number of draws of ten rows."""
 CUTS = tuple(float(gib) for gib in range(56, 93, 4))
 """GiB of reserved memory above which a row of an 80 GB device would be refused."""
 FINE_CUTS = tuple(gib / 4 for gib in range(4 * 60, 4 * 88))
-"""The same, fine enough to find the best one."""
+"""Finer cuts in GiB, to find the best one."""
 
 
 def leave_out(rows: pd.DataFrame, given: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
-    """Predictions of ``rows``, each group of equal ``key`` from the rows of ``given`` of all other groups."""
+    """Predictions of ``rows``; each group of equal ``key`` is predicted from the rows of ``given`` of all other
+    groups."""
     parts = []
     for _, group in rows.groupby(list(key), sort=True):
         same = (given[list(key)] == group.iloc[0][list(key)]).all(axis=1)
@@ -44,7 +45,7 @@ def leave_out(rows: pd.DataFrame, given: pd.DataFrame, key: Sequence[str]) -> pd
 
 
 def ten_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Predictions of all rows but ten, fitted on these ten, for several draws."""
+    """Predictions of all rows except ten, fitted on these ten, for several draws."""
     parts = []
     for seed in range(TEN):
         drawn = rows.sample(10, random_state=seed).index
@@ -54,9 +55,9 @@ def ten_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _predicted(rows: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame:
     known = rows.reset_index(drop=True).drop(columns=["status", "step_time_s", "reserved_gib"])
-    found = predict_frame(known, None if given is None else given.reset_index(drop=True)).predictions
-    found = found.set_index(rows.index).drop(columns="reason").astype(float)
-    return rows.join(found.add_prefix("of_"))
+    predictions = predict_frame(known, None if given is None else given.reset_index(drop=True)).predictions
+    predictions = predictions.set_index(rows.index).drop(columns="reason").astype(float)
+    return rows.join(predictions.add_prefix("of_"))
 
 
 def recorded_section() -> str:
@@ -76,10 +77,10 @@ def recorded_section() -> str:
         ("same, without their launches", scores(leave_out(blind, measured[DEVICE], ("layers", "hidden")))),
         (f"{DEVICE}, ten rows, {TEN} draws", scores(ten_rows(_ran(measured[DEVICE])))),
     ]
-    for name, own in measured.items():
+    for name, rows_of_device in measured.items():
         if name != DEVICE:
-            lines.append((f"{name}, nothing fitted", scores(_predicted(_ran(own), None))))
-            lines.append((f"{name}, rows of {DEVICE}", scores(_predicted(_ran(own), measured[DEVICE]))))
+            lines.append((f"{name}, nothing fitted", scores(_predicted(_ran(rows_of_device), None))))
+            lines.append((f"{name}, rows of {DEVICE}", scores(_predicted(_ran(rows_of_device), measured[DEVICE]))))
     axes = [
         line
         for name in ("hidden", "tp", "pp", "cp", "sharding", "recompute", "seq", "precision")
@@ -173,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def put_section(text: str, name: str, contents: str) -> str:
-    """The page with what stands between the marks of a section replaced."""
+    """The page with the text between a section's marks replaced."""
     pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
     assert re.search(pattern, text, re.DOTALL), f"the page has no section {name}"
     return re.sub(pattern, lambda found: f"{found[1]}\n{contents}\n\n{found[2]}", text, flags=re.DOTALL)

@@ -1,7 +1,7 @@
-"""Writes docs/performance.md: this engine and torchtitan at the same layouts, each table of one lease.
+"""Writes docs/performance.md: this engine and torchtitan at the same layouts, each table from one lease.
 
-``python -m docs.tools.write_performance`` reads the shipped rows of `PAIRS`, `SCHEDULES` and `EXPERTS` and, beside
-them, what other programs measured in the same lease: the bound of the devices, and torchtitan's own ``train.py``.
+``python -m docs.tools.write_performance`` reads the shipped rows of `PAIRS`, `SCHEDULES` and `EXPERTS`, and files with
+what other programs measured in the same lease: the bound of the devices, and torchtitan's own ``train.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 def measured(sweep: Path) -> pd.DataFrame:
-    """The last attempt at each point, with its layout in words, of which compiled or not is no part."""
+    """The last attempt at each point. ``layout`` is its layout in words, without compilation."""
     rows: pd.DataFrame = load(sweep).table.to_pandas()
     rows = rows.sort_values("started_at").drop_duplicates("experiment_id", keep="last")
     rows["experiment"] = pd.Series(
@@ -52,9 +52,9 @@ def _layout(experiment: Experiment) -> str:
 
 
 def pairs_section(rows: pd.DataFrame, bound: Mapping[str, Any]) -> str:
-    """Both engines' throughput by layout, the better of ours over the better of theirs, and its share of the bound.
+    """Table of both engines' throughput by layout, our best over the peer's best, and our share of the bound.
 
-    Of `COLUMNS` those that have rows; ``bound`` is of bf16, and of fp8 where that was measured.
+    Only `COLUMNS` with rows are shown. ``bound`` covers bf16, and fp8 if that was measured.
     """
     shown = [name for name, (engine, how) in COLUMNS.items() if ((rows.engine == engine) & (rows.compile == how)).any()]
     of_fp8 = bound.get("fp8_tokens_per_s_per_gpu")
@@ -71,13 +71,13 @@ def pairs_section(rows: pd.DataFrame, bound: Mapping[str, Any]) -> str:
         theirs = _fastest(cells[PEER], cells[f"{PEER}, compiled"])
         ratio = "–" if ours is None or theirs is None else f"{ours / theirs:.3f}"
         of_columns = [_cell(cells[name]) for name in shown]
-        found = [*of_columns, ratio, _share(same, ours, bound), _off(cells["ultrasweep"])]
-        lines.append(f"| {layout_name} | {' | '.join(found)} |")
+        cells_of_row = [*of_columns, ratio, _share(same, ours, bound), _off(cells["ultrasweep"])]
+        lines.append(f"| {layout_name} | {' | '.join(cells_of_row)} |")
     return "\n".join(lines)
 
 
 def experts_section(rows: pd.DataFrame, peer: Mapping[str, Any]) -> str:
-    """Our rows, and the range of the peer's own log."""
+    """Table of our rows, and the range in the peer's own log."""
     lines = [
         _when(rows),
         "",
@@ -85,13 +85,13 @@ def experts_section(rows: pd.DataFrame, peer: Mapping[str, Any]) -> str:
         "|---|---|---:|---:|---:|---:|",
     ]
     for row in rows.sort_values("tokens_per_s_per_gpu", ascending=False).to_dict("records"):
-        found = (
+        numbers = (
             f"{row['tokens_per_s_per_gpu']:,.0f}",
             f"{row['peak_allocated_bytes'] / 2**30:.1f} allocated",
             f"{row['energy_per_token_mj']:.1f}",
             _off({str(key): value for key, value in row.items()}),
         )
-        lines.append(f"| ultrasweep | {row['layout']} | {' | '.join(found)} |")
+        lines.append(f"| ultrasweep | {row['layout']} | {' | '.join(numbers)} |")
     for name in ("compiled", "eager"):
         of = peer[name]
         speed = f"{min(of['tokens_per_s_per_gpu']):,} to {max(of['tokens_per_s_per_gpu']):,}"
@@ -111,8 +111,8 @@ def _when(rows: pd.DataFrame) -> str:
 
 
 def _row(rows: pd.DataFrame, engine: str, compiled: str) -> Mapping[str, Any] | None:
-    found = rows[(rows["engine"] == engine) & (rows["compile"] == compiled)]
-    return None if found.empty else {str(key): value for key, value in found.iloc[0].items()}
+    matching_rows = rows[(rows["engine"] == engine) & (rows["compile"] == compiled)]
+    return None if matching_rows.empty else {str(key): value for key, value in matching_rows.iloc[0].items()}
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -131,15 +131,15 @@ def _fastest(*rows: Mapping[str, Any] | None) -> float | None:
 
 
 def _off(row: Mapping[str, Any] | None) -> str:
-    """How far the step time that was predicted before the run is off."""
+    """Relative error of the step time that was predicted before the run."""
     if row is None or row["outcome"] != "ok" or pd.isna(row["predicted_step_time_s"]):
         return "–"
     return f"{row['predicted_step_time_s'] / row['step_time_s'] - 1:+.1%}".replace("%", " %")
 
 
 def _share(rows: pd.DataFrame, ours: float | None, bound: Mapping[str, Any]) -> str:
-    """The bound is of bf16, and of fp8 where that was measured, and of sequences of 4,096 tokens: longer ones have more
-    attention in a token."""
+    """Share of the bound, which covers bf16, fp8 if measured, and sequences of 4,096 tokens only: longer ones have more
+    attention per token."""
     if ours is None or (rows["seq_len"] != 4096).any():
         return "–"
     kinds = {precision.partition("_")[0] for precision in rows["precision"]}
@@ -151,15 +151,15 @@ def _share(rows: pd.DataFrame, ours: float | None, bound: Mapping[str, Any]) -> 
 
 
 def page(text: str) -> str:
-    """The page with its tables anew."""
+    """The page with its tables regenerated."""
     text = put_section(text, "pairs", pairs_section(measured(PAIRS), _beside(PAIRS / "bound.json")))
     text = put_section(text, "schedules", pairs_section(measured(SCHEDULES), _beside(SCHEDULES / "bound.json")))
     return put_section(text, "experts", experts_section(measured(EXPERTS), _beside(EXPERTS / "torchtitan.json")))
 
 
 def _beside(path: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(path.read_text())
-    return found
+    content: Mapping[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ command_line.md     help of every command, from its parser
 tables.md           columns of every table, from `results.tables.schema`
 configuration.md    options with defaults and meaning, from the files and comments of ``sweep/conf``
 
-A test fails when a page does not say what the code says.
+A test fails if a page differs from the code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
 COMMAND = "python -m docs.tools.write_reference"
 _OTHER_COMMANDS = ("analysis.report", "analysis.compare")
-"""Modules of the room above this one: their help is asked for in a process of its own."""
+"""Modules that this one may not import: their help is read from a separate process."""
 _WIDTH = 100
 _TYPES = {
     pa.string(): "text",
@@ -44,7 +44,7 @@ _TYPES = {
 
 
 def main() -> int:
-    """Write every page; 0."""
+    """Write every page; returns 0."""
     FOLDER.mkdir(exist_ok=True)
     for name, make in PAGES.items():
         (FOLDER / name).write_text(make(), encoding="utf-8")
@@ -57,7 +57,7 @@ def command_line() -> str:
     parts = [_heading("Command line"), _block(help_text())]
     for name, make in PARSERS.items():
         parser = make()
-        # A width of its own: argparse would take the terminal's.
+        # Fix the width: argparse would take the terminal's.
         parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=_WIDTH)
         if parser.epilog == OVERRIDES:
             parser.epilog = "overrides: see the top of this page"
@@ -98,7 +98,7 @@ def tables() -> str:
 
 
 def configuration() -> str:
-    """Every option of a sweep, and the grids, models and clusters that are shipped."""
+    """Every option of a sweep, and the shipped grids, models and clusters."""
     folders = ConfFolders()
     whole = read_options(PACKAGED / "config.yaml")
     measures = {name: read_options(PACKAGED / "measure" / f"{name}.yaml") for name in folders.names("measure")}
@@ -161,15 +161,15 @@ def _options_table(options: Iterable[Option], prefix: str = "") -> str:
 
 
 def _compared(group: str, files: dict[str, FileOptions]) -> str:
-    """The options that at least two files of a group have, with a column of defaults for each file."""
+    """Table of the options that at least two files of a group have, with a column of defaults for each file."""
     by_file = [file.by_name() for file in files.values()]
     rows: list[Sequence[str]] = []
     for name in dict.fromkeys(name for options in by_file for name in options):
-        found = [options[name] for options in by_file if name in options]
-        if len(found) < 2 or name == group:  # launcher.launcher is the file's kind, not a choice
+        options_of_files = [options[name] for options in by_file if name in options]
+        if len(options_of_files) < 2 or name == group:  # launcher.launcher is the file's kind, not an option to choose
             continue
         defaults = [f"`{options[name].default}`" if name in options else "" for options in by_file]
-        rows.append((f"`{group}.{name}`", *defaults, found[0].meaning))
+        rows.append((f"`{group}.{name}`", *defaults, options_of_files[0].meaning))
     return _table(("option", *(f"`{group}={name}`" for name in files), "meaning"), rows)
 
 

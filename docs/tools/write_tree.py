@@ -29,11 +29,10 @@ DATA = {
     "sweep/conf/device": "Memory and peak rates of one accelerator.",
     "sweep/conf/launcher": "Options of the three launchers, with their defaults.",
     "sweep/conf/measure": "How many steps run before the timing, and how many are timed.",
-    "workloads/text": "The public-domain book that the training curves learn.",
     "results/recorded": "Rows of measured sweeps that ship with the code, each with a note.",
     "analysis/notebooks": "Notebooks over the same functions as the report; the tests run them.",
 }
-"""Folders that hold data: one line each, whatever files are in them."""
+"""Folders that hold data, with one line each whatever files are in them."""
 _SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)[.:?!]\)?(?=\s|$)")
 _SOURCES = (".py", ".js")
 
@@ -41,7 +40,7 @@ _SOURCES = (".py", ".js")
 def tree_lines() -> list[str]:
     """The tree as a Markdown list: a heading line for each folder that holds code, then a line for each of its files.
 
-    An ``__init__.py`` has no line of its own: its sentence, where it has one, is that of its folder.
+    An ``__init__.py`` has no line: its sentence, if any, describes its folder.
     """
     lines: list[str] = []
     for room in FOLDERS:
@@ -58,13 +57,13 @@ def tree_lines() -> list[str]:
 
 
 def source_files(room: str) -> list[Path]:
-    """Every source file of a room but ``__init__.py``, without folders of data."""
-    found = [path for path in (ROOT / room).rglob("*") if path.suffix in _SOURCES and path.name != "__init__.py"]
-    return sorted(path for path in found if not any(path.is_relative_to(ROOT / folder) for folder in DATA))
+    """Every source file of a room except ``__init__.py`` and folders of data."""
+    sources = [path for path in (ROOT / room).rglob("*") if path.suffix in _SOURCES and path.name != "__init__.py"]
+    return sorted(path for path in sources if not any(path.is_relative_to(ROOT / folder) for folder in DATA))
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of what a source file says about itself; empty where it says nothing."""
+    """The first sentence of a source file's docstring or comment; empty if it has none."""
     if not path.exists():
         return ""
     text = path.read_text()
@@ -76,13 +75,13 @@ def first_sentence(path: Path) -> str:
     paragraph = " ".join(re.split(r"\n\s*\n", about.strip())[0].split()).replace("``", "`")
     end = _SENTENCE_END.search(paragraph)
     while end is not None and end.group().startswith(":") and len(paragraph[: end.start()].split()) < 12:
-        end = _SENTENCE_END.search(paragraph, end.end())  # a colon ends the sentence only where it is long enough
+        end = _SENTENCE_END.search(paragraph, end.end())  # a colon ends the sentence only if it is long enough
     sentence = (paragraph[: end.end()] if end else paragraph).rstrip(":").replace("|", "\\|")
     return sentence if not sentence or sentence.endswith((".", "?", "!", ".)")) else f"{sentence}."
 
 
 def rooms_lines() -> list[str]:
-    """The table of rooms: each package from its lowest room to its highest, its duty, and which of them it imports."""
+    """The table of rooms: each package from its lowest room to its highest, its duty, and the rooms that it imports."""
     lines = ["| room | duty | imports, of its package |", "|---|---|---|"]
     for package in PACKAGES:
         for room in ORDER[package]:

@@ -1,1 +1,1 @@
-"""One attempt at a point: its folder, the watchdog, the outcome, its rows, the comparison of losses."""
+"""Runs one attempt at a point: its folder, watchdog, outcome, table rows and loss comparison."""

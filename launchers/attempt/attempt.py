@@ -1,4 +1,4 @@
-"""One attempt at one point: its folder and task, and what another pilot needs if this one dies while it runs."""
+"""`Attempt`: one attempt at one point with its folder and task, and all that another pilot needs to take it over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workloads.contract.protocol import RankResult, Task
 from workloads.spec.experiment import shortened_id
 
 LONGEST_IN_ATTEMPT = 56
-"""Characters of an experiment's id that stand in an attempt's."""
+"""Maximum number of characters of the experiment's id that an attempt's id repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt at one point, as it was started. It never changes."""
+    """One attempt at one point, as it was started. Immutable."""
 
     attempt_id: str
     number: int
@@ -41,12 +41,12 @@ class Attempt:
     """Names of the nodes, in the order of the ranks."""
     devices_per_node: int = 1
     node_check: Mapping[str, float | None] | None = None
-    """What its nodes could do when their pilot started, see `launchers.pilot.node_check`; None: not measured."""
+    """Measurements of its nodes when their pilot started, see `launchers.pilot.node_check`; None: not measured."""
     clock: SteadyClock = field(default_factory=SteadyClock, compare=False)
-    """By which the attempt was started, and by which its end is told in the process that started it."""
+    """Clock that gave ``started_at``; the process that started the attempt also takes its end from this clock."""
 
     def node_of(self, rank: int) -> str | None:
-        """The node on which ``rank`` runs; None where it is not known. A rehearsal runs on the first node."""
+        """The node on which ``rank`` runs; None if unknown. A rehearsal runs on the first node."""
         index = rank // self.devices_per_node if self.task.method == "measured" else 0
         return self.nodes[index] if index < len(self.nodes) else None
 
@@ -55,27 +55,27 @@ class Attempt:
         return range(self.point.experiment.world_size)
 
     def results(self) -> dict[int, RankResult]:
-        """The results of the ranks that have written one so far. A damaged file counts as missing. Raises `OSError`
-        when a file cannot be read now."""
-        found = {}
+        """Results of the ranks that have written one so far. A damaged file counts as missing. Raises `OSError` when a
+        file cannot be read now."""
+        results_by_rank = {}
         for rank in self.ranks():
             try:
                 result = protocol.read_result(self.folder, rank)
             except (ValueError, TypeError, KeyError):
                 continue
             if result is not None:
-                found[rank] = result
-        return found
+                results_by_rank[rank] = result
+        return results_by_rank
 
 
 def new_attempt_id(point: Point, number: int) -> str:
-    """An id that names the experiment and the attempt, and is never used twice. It stands beside the experiment's own
-    id in names of files, so that of a long one only the beginning and the hash are taken."""
+    """Returns a new unique id that names the experiment and the attempt. File names contain it next to the experiment's
+    own id, so a long experiment id is shortened to its beginning and its hash."""
     return f"{attempt_prefix(point)}{number}.{secrets.token_hex(3)}"
 
 
 def attempt_prefix(point: Point) -> str:
-    """What the ids of all attempts at this experiment begin with, before the attempt's number."""
+    """Common prefix of the ids of all attempts at this experiment; the attempt's number follows."""
     return f"{shortened_id(point.experiment.id, LONGEST_IN_ATTEMPT)}.a"
 
 
@@ -93,8 +93,8 @@ def start_attempt(
 ) -> Attempt:
     """Write the folder of a new attempt.
 
-    ``attempt_id``: of `new_attempt_id`; a call that has failed is repeated with the same one, so that it leaves no
-    second folder. ``host`` and ``port``: of the rendezvous. Raises `OSError`.
+    ``attempt_id``: from `new_attempt_id`; repeat a failed call with the same id, so that no second folder is left
+    behind. ``host`` and ``port``: address of the rendezvous. Raises `OSError`.
     """
     point = claim.point
     folder = claim.sweep.attempts / attempt_id
@@ -146,7 +146,7 @@ def start_attempt(
 
 
 def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | None:
-    """The attempt that another pilot had started; None when its folder is not complete. Raises `OSError` when a file
+    """Loads an attempt that another pilot started; None when its folder is incomplete. Raises `OSError` when a file
     cannot be read now."""
     folder = sweep.attempts / attempt_id
     try:

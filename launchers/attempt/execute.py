@@ -24,16 +24,16 @@ from workloads.contract.stages import RehearsedTimes, assemble, rehearsed_ranks,
 from workloads.spec.mesh import coordinates
 
 FILES_LIMIT_S = 600.0
-"""How long to wait for a filesystem on which the files of the ranks cannot be read."""
+"""Seconds to wait for a filesystem on which the files of the ranks cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What came out of one attempt."""
+    """Result of running one attempt."""
 
     outcome: Outcome
     results: Mapping[int, RankResult]
-    """By rank, of those that finished."""
+    """Results of the ranks that finished, by rank."""
     rehearsed: RehearsedTimes | None = None
     survivors: tuple[str, ...] = ()
     """Processes that did not end when they were killed."""
@@ -41,22 +41,23 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What an execution asks of the pilot that runs it."""
+    """Callbacks through which an execution talks to the pilot that runs it."""
 
     start: Callable[[Sequence[int]], RankGroup]
-    """Start these ranks. Raises `StartFailed` when not all could be started; the others have been killed then."""
+    """Start these ranks. Raises `StartFailed` when a rank could not be started; the ranks already started are killed
+    first."""
     stop_reason: Callable[[], StopReason | None]
-    """Why the attempt should stop now; None: it should go on."""
+    """Reason to stop the attempt now; None: continue."""
     on_progress: Callable[[Progress], None]
-    """Called a few times a second."""
+    """Called about five times a second."""
     wait_until_free: Callable[[], str | None]
-    """Wait for device memory between two ranks of a rehearsal; what is still in use, or None."""
+    """Wait for device memory between two ranks of a rehearsal. Returns a line about memory still in use, or None."""
 
 
 def execute(attempt: Attempt, settings: LaunchSettings, control: Control, stages: Path) -> Execution:
-    """Run the attempt to its end. No process of it is left then, except `Execution.survivors`.
+    """Run the attempt to its end. Afterwards no process of the attempt is left, except `Execution.survivors`.
 
-    ``stages``: the folder of stages that earlier rehearsals have measured.
+    ``stages``: folder with the stages that earlier rehearsals measured.
     """
     if attempt.task.method == "measured":
         return _run(attempt, attempt.ranks(), settings, control)
@@ -64,46 +65,46 @@ def execute(attempt: Attempt, settings: LaunchSettings, control: Control, stages
 
 
 def internal_error(error: Exception) -> Execution:
-    """The execution to record when this program itself has failed: its row says so, and the sweep goes on."""
+    """The execution to record when the launcher itself has failed: the row says so, and the sweep continues."""
     lines = traceback.format_exception(error)
-    found = Outcome(
+    outcome = Outcome(
         outcome="crash",
         evidence=f"error of the launcher, not of the point: {''.join(lines)[-1500:]}",
         infrastructure=isinstance(error, OSError),
     )
-    return Execution(outcome=found, results={})
+    return Execution(outcome=outcome, results={})
 
 
 def _run(attempt: Attempt, ranks: Sequence[int], settings: LaunchSettings, control: Control) -> Execution:
-    """Start these ranks, watch them to their end and judge them. The results are also those of ranks that were
-    rehearsed before."""
+    """Start these ranks, watch them until they end and classify the outcome. The results include ranks rehearsed
+    earlier."""
     try:
         group = control.start(ranks)
     except StartFailed as error:
         return _not_started(error)
     watched = _watch(attempt, group, settings, control)
     try:
-        results, found = _judge(attempt, ranks, watched, control)
-    except Exception as error:  # processes that could not be killed must not be forgotten
+        results, outcome = _judge(attempt, ranks, watched, control)
+    except Exception as error:  # do not lose track of processes that could not be killed
         return dataclasses.replace(internal_error(error), survivors=watched.survivors)
-    return Execution(outcome=found, results=results, survivors=watched.survivors)
+    return Execution(outcome=outcome, results=results, survivors=watched.survivors)
 
 
 def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stages: Path) -> Execution:
-    """Run the ranks that stand for all others, each alone on the first device. A stage that an earlier point has
-    rehearsed already is not run again."""
+    """Run the ranks that represent all others, each alone on the first device. A stage that an earlier point has
+    already rehearsed is reused."""
     experiment = attempt.point.experiment
     chosen = rehearsed_ranks(experiment)
-    found = Outcome(outcome="ok", phase="done")
+    outcome = Outcome(outcome="ok", phase="done")
     for rank in chosen:
         cached = stages / f"{stage_key(attempt.task, rank)}.json"
         if _reuse_stage(cached, attempt, rank):
             continue
         done = _run(attempt, [rank], settings, control)
-        found = done.outcome
-        if found.outcome != "ok" or done.survivors:
+        outcome = done.outcome
+        if outcome.outcome != "ok" or done.survivors:
             return done
-        with contextlib.suppress(OSError):  # without this file the next point with this stage runs it again
+        with contextlib.suppress(OSError):  # without this file the next point with this stage rehearses it again
             protocol.write_json(cached, done.results[rank])
         if rank != chosen[-1] and (in_use := control.wait_until_free()) is not None:
             failed = Outcome(outcome="crash", phase="teardown", failed_rank=rank, evidence=in_use, infrastructure=True)
@@ -111,14 +112,14 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
     results = patiently(attempt.results, limit_s=FILES_LIMIT_S)
     peaks = [peak for result in results.values() if (peak := rows.peak_bytes(result)) is not None]
     cluster = settings.cluster
-    found = oc.check_target_memory(found, max(peaks, default=None), cluster.usable_bytes, cluster.name)
-    return Execution(outcome=found, results=results, rehearsed=assemble(experiment, cluster, results))
+    outcome = oc.check_target_memory(outcome, max(peaks, default=None), cluster.usable_bytes, cluster.name)
+    return Execution(outcome=outcome, results=results, rehearsed=assemble(experiment, cluster, results))
 
 
 def _judge(
     attempt: Attempt, ranks: Sequence[int], watched: WatchResult, control: Control
 ) -> tuple[dict[int, RankResult], Outcome]:
-    """The results of ``ranks`` and of those that were rehearsed before, and how ``ranks`` ended."""
+    """Results of ``ranks`` and of earlier rehearsed ranks, and the outcome of ``ranks``."""
     measured = attempt.task.method == "measured"
 
     def judge() -> tuple[dict[int, RankResult], Outcome]:
@@ -153,8 +154,8 @@ def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control
 
 
 def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
-    """Use the result of an equal stage, ``cached``, as that of ``rank``; False when there is none, or one without the
-    profile that is asked for."""
+    """Use ``cached``, the result of an equal stage, as the result of ``rank``. False when there is no cached result, or
+    it lacks the requested profile."""
     try:
         if not cached.exists():
             return False
@@ -169,6 +170,6 @@ def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
         return False
     position = coordinates(attempt.point.experiment, rank)
     data = position["dp_replicate"] * attempt.point.experiment.dp_shard + position["dp_shard"]
-    own = dataclasses.replace(result, rank=rank, coordinates={**position, "dp": data})
-    protocol.write_json(protocol.result_path(attempt.folder, rank), own)
+    own_result = dataclasses.replace(result, rank=rank, coordinates={**position, "dp": data})
+    protocol.write_json(protocol.result_path(attempt.folder, rank), own_result)
     return True

@@ -14,18 +14,18 @@ _SHOWN = 3
 
 
 def summary(folder: Path, ranks: Iterable[int]) -> str:
-    """For example ``waiting: all_reduce #17 [4096] on ranks 0-2; all_gather #16 on rank 3``; ``""`` where nothing was
-    recorded. ``folder``: of the attempt."""
+    """Returns for example ``waiting: all_reduce #17 [4096] on ranks 0-2; all_gather #16 on rank 3``; ``""`` where
+    nothing was recorded. ``folder``: the attempt's folder."""
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         if (entry := _last_unfinished(folder, rank)) is not None:
-            waiting[_told(entry)].append(rank)
+            waiting[_describe(entry)].append(rank)
     if not waiting:
         return ""
     groups = sorted(waiting.items(), key=lambda item: -len(item[1]))
-    told = [f"{what} on {name_ranks(who)}" for what, who in groups[:_SHOWN]]
+    places = [f"{what} on {name_ranks(who)}" for what, who in groups[:_SHOWN]]
     more = f" and {len(groups) - _SHOWN} other places" if len(groups) > _SHOWN else ""
-    return f"waiting: {'; '.join(told)}{more}"
+    return f"waiting: {'; '.join(places)}{more}"
 
 
 def _last_unfinished(folder: Path, rank: int) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ def _last_unfinished(folder: Path, rank: int) -> dict[str, Any] | None:
     return dict(pending[0]) if pending else None
 
 
-def _told(entry: dict[str, Any]) -> str:
+def _describe(entry: dict[str, Any]) -> str:
     name = str(entry.get("operation") or "a collective").partition(":")[2] or str(entry.get("operation"))
     number = f" #{entry['number']}" if entry.get("number") is not None else ""
     sizes = entry.get("sizes")

@@ -25,28 +25,29 @@ from workloads.spec.experiment import Experiment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How far one attempt is from its reference; None where nothing was compared."""
+    """Distance of one attempt from its reference; None where nothing was compared."""
 
     reference_id: str | None
-    """The attempt that it was compared with; None when this attempt is itself the reference."""
+    """The attempt used as reference; None when this attempt is itself the reference."""
     max_difference: float | None
     """Largest relative difference of the losses."""
     max_norm_difference: float | None
     """Largest relative difference of the gradient norms."""
     agrees: bool | None
-    """Whether both are within the tolerances of the precision (`results.statistics.agreement`)."""
+    """Whether both differences are within the tolerances of the precision (`results.statistics.agreement`)."""
 
 
 NOT_COMPARED = Comparison(reference_id=None, max_difference=None, max_norm_difference=None, agrees=None)
 
 
 _DROPPED_BY = ("micro_batch_size", "tp", "etp", "sequence_parallel", "cp", "cp_kind")
-"""With a capacity, experts drop what is over it of each rank's tokens of a micro-batch: layouts that share tokens out
-otherwise drop others, and their losses differ although both are right."""
+"""Fields on which dropped tokens depend. With a capacity factor, an expert drops the tokens of a rank's micro-batch
+that exceed the capacity. Layouts that divide tokens differently drop different ones, so their losses differ although
+both are right."""
 
 
 def loss_key(experiment: Experiment) -> str:
-    """Equal for two experiments whose losses must be equal: those that differ only in their layout."""
+    """Key that is equal for experiments whose losses must be equal: those that differ only in their layout."""
     fields = ex.to_dict(experiment)
     shared = {
         name: fields[name] for name in ("global_batch_size", "seq_len", "seed", "precision", "engine", "engine_version")
@@ -65,19 +66,20 @@ def loss_key(experiment: Experiment) -> str:
 def compare(
     folder: Path, experiment: Experiment, attempt_id: str, losses: Sequence[float], grad_norms: Sequence[float]
 ) -> Comparison:
-    """Compare with the reference in ``folder``. The first attempt becomes it; of two at once only one does."""
+    """Compare with the reference in ``folder``. The first attempt becomes the reference; of two at once only one
+    does."""
     reference = folder / f"{loss_key(experiment)}.json"
-    own: dict[str, Any] = {
+    this_attempt: dict[str, Any] = {
         "attempt_id": attempt_id,
         "losses": list(losses[:COMPARED_STEPS]),
         "grad_norms": list(grad_norms[:COMPARED_STEPS]),
     }
     other = _read(reference)
     if other is None:
-        other = own if _create(reference, own) else _read(reference) or own
+        other = this_attempt if _create(reference, this_attempt) else _read(reference) or this_attempt
     if other["attempt_id"] == attempt_id:
         return NOT_COMPARED
-    loss, norm = (largest_difference(own[name], other.get(name, ())) for name in ("losses", "grad_norms"))
+    loss, norm = (largest_difference(this_attempt[name], other.get(name, ())) for name in ("losses", "grad_norms"))
     if loss is None or norm is None:
         return NOT_COMPARED
     loss_tolerance, norm_tolerance = TOLERANCES[experiment.precision]
@@ -98,8 +100,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _create(path: Path, data: dict[str, Any]) -> bool:
-    """Write the whole file or nothing, and keep one that is there: link() fails where rename() would replace it. False
-    when one was there."""
+    """Write the whole file atomically unless it exists: link() fails where rename() would replace it. False when the
+    file existed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.write_text(json.dumps(data))
     try:

@@ -1,7 +1,7 @@
 """Decides how an attempt ended: one outcome with its evidence, from the files in its folder and the exits of its ranks.
 
-When one rank fails, others fail after it: their sockets close, their collectives time out. Such consequences are told
-from causes by the text of their errors, and the earliest cause decides.
+When one rank fails, others fail after it: their sockets close, their collectives time out. The error text distinguishes
+such consequences from causes, and the earliest cause decides.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from workloads.contract import protocol
 from workloads.contract.protocol import RankError, RankResult
 
 EVIDENCE_LIMIT = 2000
-"""Characters of evidence that a row keeps."""
+"""Maximum number of characters of evidence in a row."""
 LEAST_FREE_BYTES = 16 * 2**10
 """A disk with less free space than this counts as full."""
 _TAIL_LINES = 12
 
 StopReason = Literal["cancelled", "preempted", "abandoned"]
-"""Why a pilot stops what it runs: the user asked for it, the allocation ends, or the command that started the pilot on
-this machine has gone. The last one has the outcome ``cancelled``, too."""
+"""Why a pilot stops a running attempt: the user asked for it, the allocation ends, or (``abandoned``) the command that
+started the pilot on this machine has gone. ``abandoned`` is recorded with the outcome ``cancelled``."""
 _STOPPED: Mapping[StopReason, str] = {
     "cancelled": "stopped by the user",
     "preempted": "the allocation was asked to end",
@@ -50,12 +50,13 @@ class Outcome:
     evidence: str | None = None
     teardown_hung: bool = False
     infrastructure: bool = False
-    """The point did not cause it (a full disk, a port in use, a broken link), so another attempt may succeed."""
+    """The point did not cause the failure (a full disk, a port in use, a broken link), so another attempt may
+    succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """One rank that failed, and was not killed by us."""
+    """One rank that failed, and was not killed by the agent."""
 
     rank: int
     kind: str
@@ -64,7 +65,7 @@ class _Failure:
     message: str
     time: float
     consequence: bool
-    """It failed because another rank had failed before."""
+    """Whether this rank failed because another rank had failed before."""
 
 
 _CONNECTION = re.compile(
@@ -98,9 +99,9 @@ def classify(
 ) -> Outcome:
     """The outcome of the ``ranks`` of the attempt in ``folder``.
 
-    ``results``: of the ranks that finished. ``stop_reason``: why the pilot stopped them, if it did. ``measured``: all
-    ranks ran together. Losses mean nothing where a rank was rehearsed alone. Raises `OSError` when what the ranks have
-    written cannot be read now.
+    ``results``: results of the ranks that finished. ``stop_reason``: why the pilot stopped the ranks, if it did.
+    ``measured``: all ranks ran together; losses are meaningless where a rank was rehearsed alone. Raises `OSError` when
+    files of the ranks cannot be read now.
     """
     if all(rank in results for rank in ranks):
         return _completed(results, watched, measured)
@@ -124,7 +125,8 @@ def classify_abandoned(
 ) -> Outcome:
     """The outcome of an attempt whose pilot died: ok if every rank had finished, or else a node failure.
 
-    ``why``: what is known of the pilot's end, for the evidence. ``phase`` and ``step``: where its ranks were last.
+    ``why``: what is known of the pilot's end, for the evidence. ``phase`` and ``step``: last known position of the
+    ranks.
     """
     if ranks and all(rank in results for rank in ranks):
         return Outcome(outcome="ok", phase="teardown", evidence=f"measured in full, then {why}")
@@ -145,12 +147,12 @@ def check_target_memory(outcome: Outcome, peak_bytes: int | None, usable_bytes: 
 
 
 def log_tail(folder: Path, rank: int, lines: int = _TAIL_LINES) -> str:
-    """The last lines of a rank's output that are not empty; ``""`` when there are none or the log cannot be read."""
+    """The last non-empty lines of a rank's output; ``""`` when there are none or the log cannot be read."""
     try:
-        found = read_tail(protocol.log_path(folder, rank), lines, skip_blank=True)
+        tail = read_tail(protocol.log_path(folder, rank), lines, skip_blank=True)
     except OSError:
         return ""
-    return "\n".join(line.rstrip() for line in found.lines)
+    return "\n".join(line.rstrip() for line in tail.lines)
 
 
 def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured: bool) -> Outcome:
@@ -177,7 +179,7 @@ def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured
 def _failures(
     folder: Path, ranks: Sequence[int], watched: WatchResult, results: Mapping[int, RankResult]
 ) -> list[_Failure]:
-    found: list[_Failure] = []
+    failures: list[_Failure] = []
     for rank in ranks:
         if rank in results:
             continue
@@ -187,19 +189,20 @@ def _failures(
             time_ = protocol.error_path(folder, rank).stat().st_mtime
             text = f"{error.message}\n{error.traceback}"
             consequence = error.kind in ("crash", "nccl_error") and _is_consequence(text)
-            found.append(_Failure(rank, error.kind, error.phase, error.step, error.message, time_, consequence))
+            failures.append(_Failure(rank, error.kind, error.phase, error.step, error.message, time_, consequence))
         elif exit_ is not None and not exit_.killed_by_us:
             heartbeat = watched.heartbeats.get(rank)
             phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
             tail = log_tail(folder, rank)
             # NCCL's own watchdog ends a process with SIGABRT when a collective fails because of another rank.
             consequence = exit_.signal != 9 and _is_consequence(tail)
-            found.append(_Failure(rank, "exit", phase, step, _join(str(exit_), tail), exit_.time, consequence))
-    return found
+            failures.append(_Failure(rank, "exit", phase, step, _join(str(exit_), tail), exit_.time, consequence))
+    return failures
 
 
 def disk_trouble(folder: Path) -> str | None:
-    """Why not even a small file can be written to ``folder``, to stand behind its name; None where one can."""
+    """Why even a small file cannot be written to ``folder``, as a phrase that follows the folder's name; None if it
+    can."""
     try:
         disk = os.statvfs(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -251,15 +254,15 @@ def _only_consequences(
     watched: WatchResult,
     results: Mapping[int, RankResult],
 ) -> Outcome:
-    """Every failed rank failed because of another one. If a collective timed out, that is a hang of the ranks that did
-    not fail."""
+    """Outcome when every failed rank failed because of another one. If a collective timed out, the cause is a hang of
+    the ranks that did not fail."""
     first = min(failures, key=lambda failure: failure.time)
     silent = [rank for rank in ranks if rank not in results and rank not in {failure.rank for failure in failures}]
     if any(_COLLECTIVE_TIMEOUT.search(failure.message) for failure in failures):
         cause = _furthest_behind(watched, silent or [failure.rank for failure in failures])
         evidence = f"a collective timed out on {name_ranks([failure.rank for failure in failures])}"
         if silent:
-            evidence += f"; {name_ranks(silent)} never came or never returned"
+            evidence += f"; {name_ranks(silent)} did not join it or did not return"
         evidence += f", {_describe(cause)} furthest behind: {first.message}"
         return Outcome(
             outcome="hang",
@@ -282,7 +285,7 @@ def _only_consequences(
 
 
 def _lost(watched: WatchResult) -> Outcome:
-    """A node was lost with its ranks. Errors of other ranks are consequences of that."""
+    """Outcome when a node was lost with its ranks. Errors of other ranks are consequences of that."""
     rank, why = min(watched.lost.items())
     heartbeat = watched.heartbeats.get(rank)
     phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
@@ -330,13 +333,13 @@ def _stopped(watched: WatchResult, reason: StopReason) -> Outcome:
 
 
 def _furthest_behind(watched: WatchResult, ranks: Sequence[int]) -> StalledRank:
-    found = []
+    positions = []
     for rank in ranks:
         heartbeat = watched.heartbeats.get(rank)
         phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
-        found.append(StalledRank(rank=rank, phase=phase, step=step, age_s=0.0))
+        positions.append(StalledRank(rank=rank, phase=phase, step=step, age_s=0.0))
     return min(
-        found,
+        positions,
         key=lambda stalled: (
             PHASES.index(stalled.phase),
             stalled.step if stalled.step is not None else -1,
@@ -357,7 +360,7 @@ def _error(folder: Path, rank: int) -> RankError | None:
 
 
 def _innermost_frames(tail: str, depth: int = 3) -> str:
-    """The innermost Python frames of the thread that `faulthandler` writes last, which is the main thread."""
+    """The innermost Python frames of the last thread in `faulthandler`'s output, which is the main thread."""
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', tail.rpartition("most recent call first")[2])
     return " < ".join(f"{function} ({Path(file).name}:{line})" for file, line, function in frames[:depth])
 
@@ -367,7 +370,7 @@ def _describe(stalled: StalledRank) -> str:
 
 
 def where(phase: str | None, step: int | None) -> str:
-    """Where in an attempt, for people: ``in step 4``, ``in build``."""
+    """Position in an attempt as a readable phrase: ``in step 4``, ``in build``."""
     if step is not None and phase in ("warmup", "step"):
         return f"in step {step}" if phase == "step" else f"in warmup step {step}"
     return f"in {phase or 'an unknown phase'}"

@@ -71,7 +71,7 @@ def attempt_row(
     rehearsed: RehearsedTimes | None,
     repeat_of: str | None = None,
 ) -> dict[str, Any]:
-    """The row of ``attempt``; every column of the table is a key."""
+    """The row of ``attempt``; it has every column of the table as a key."""
     experiment = attempt.point.experiment
     measured = attempt.task.method == "measured"
     row: dict[str, Any] = dict.fromkeys(ATTEMPTS.names)
@@ -141,8 +141,8 @@ def attempt_row(
 
 
 def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[str, Any]]:
-    """One row for every step of every rank. A rehearsal's steps have neither throughput nor loss: they are of a
-    shortened batch, and the other ranks are simulated."""
+    """One row per step and rank. Steps of a rehearsal have neither throughput nor loss: their batch is shortened and
+    the other ranks are simulated."""
     experiment = attempt.point.experiment
     measured = attempt.task.method == "measured"
     rows = []
@@ -172,17 +172,17 @@ def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[
 
 
 def losses_of(results: Mapping[int, RankResult]) -> list[float | None]:
-    """Loss of each step, from the first on. Every rank has the same, so it is taken from any rank that knows it."""
+    """Loss of each step, from the first on. Every rank has the same losses, so any rank that recorded them will do."""
     return _per_step(results, "loss")
 
 
 def grad_norms_of(results: Mapping[int, RankResult]) -> list[float | None]:
-    """Gradient norm of each step, as in `losses_of`."""
+    """Gradient norm of each step, chosen as in `losses_of`."""
     return _per_step(results, "grad_norm")
 
 
 def peak_bytes(result: RankResult) -> int | None:
-    """Highest allocated memory of one rank in bytes: over the timed steps, or else the total of the memory probe."""
+    """Peak allocated memory of one rank in bytes: over the timed steps, or else the total of the memory probe."""
     peaks = _present(step.peak_allocated_bytes for step in _timed(result))
     if peaks:
         return max(peaks)
@@ -202,8 +202,8 @@ def first_step_at(results: Mapping[int, RankResult]) -> float | None:
 
 
 def seconds_between(earlier: float, later: float) -> float | None:
-    """From one time to a later one. None where the clocks that told them disagree about which came first: those of two
-    machines do, and that of one does after somebody has set it back."""
+    """Seconds from one time to a later one. None if the result would be negative: clocks of two machines disagree, or a
+    clock was set back."""
     return later - earlier if later >= earlier else None
 
 
@@ -213,7 +213,7 @@ def last_step_end(results: Mapping[int, RankResult]) -> float | None:
 
 
 def _times(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[str, Any]:
-    """Times of steps, each that of its slowest rank, and of the parts of a step: means of the ranks' medians."""
+    """Step times, each of its slowest rank, and times of the parts of a step: means of the ranks' medians."""
     per_step = list(spread.step_times(results).values())
     columns: dict[str, Any] = {}
     if per_step:
@@ -258,7 +258,8 @@ def _per_step(results: Mapping[int, RankResult], name: str) -> list[float | None
 
 
 def _rates(experiment: Experiment, row: Mapping[str, Any], cluster: ClusterSpec) -> dict[str, Any]:
-    """Throughput and utilization, from the step time and the FLOPs already in ``row``."""
+    """Throughput and utilization, from the step time and the FLOPs already in ``row``. Utilization is FLOP/s per device
+    over the device's peak; ``mfu_palm`` counts FLOPs as PaLM does (arXiv:2204.02311, appendix B)."""
     tokens_per_s = _ratio(experiment.tokens_per_step, row["step_time_s"])
     per_gpu = _ratio(tokens_per_s, experiment.world_size)
     peak, source = _peak_flops(experiment, row["device_name"], cluster)
@@ -282,10 +283,10 @@ def _rates(experiment: Experiment, row: Mapping[str, Any], cluster: ClusterSpec)
 def _peak_flops(
     experiment: Experiment, device_name: str | None, cluster: ClusterSpec
 ) -> tuple[float | None, str | None]:
-    """The device's peak FLOP/s and its source. No peak, with the reason, where the ranks ran on another device than the
+    """The device's peak FLOP/s and its source. No peak, but a reason, if the ranks ran on another device than the
     cluster file describes."""
-    known = cluster.device.driver_names
-    if cluster.backend == "cuda" and device_name is not None and known and device_name not in known:
+    driver_names = cluster.device.driver_names
+    if cluster.backend == "cuda" and device_name is not None and driver_names and device_name not in driver_names:
         return None, f"none: ran on {device_name}, cluster {cluster.name} describes {cluster.device.name}"
     peak = cluster.device.peak_of(experiment.precision)
     return (peak, cluster.device.source or None) if peak is not None else (None, None)
@@ -356,15 +357,16 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
 
 
 def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: float) -> dict[str, Any]:
-    """Seconds that each phase took on its slowest rank, from its beginning to that of the rank's next phase."""
+    """Seconds of each phase on its slowest rank, from the beginning of the phase to the beginning of the rank's next
+    phase."""
     columns: dict[str, Any] = {}
     measured = attempt.task.method == "measured"
-    own = [
+    started_results = [
         result  # a stage that was reused from another point took no time here
         for result in results.values()
         if measured or min(result.phase_started_at.values(), default=0.0) >= attempt.started_at
     ]
-    for result in own:
+    for result in started_results:
         begun = [(phase, result.phase_started_at[phase]) for phase in _PHASES if phase in result.phase_started_at]
         spent = {phase: seconds_between(start, after) for (phase, start), (_, after) in itertools.pairwise(begun)}
         if begun and measured:  # rehearsed ranks start one after the other
@@ -372,7 +374,7 @@ def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: flo
         for phase, seconds in spent.items():
             if seconds is not None and (column := _PHASE_COLUMNS.get(phase)) is not None:
                 columns[column] = max(columns.get(column) or 0.0, seconds)
-    if own and (last := last_step_end({r.rank: r for r in own})) is not None:
+    if started_results and (last := last_step_end({r.rank: r for r in started_results})) is not None:
         columns["teardown_s"] = seconds_between(last, ended_at)
     return columns
 
@@ -394,5 +396,5 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def _known(value: Any) -> Any:
-    """The value; None for NaN and infinities, which must not get into a table."""
+    """The value; None for NaN and infinities, which tables must not contain."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Columns of an attempt that say how its timed steps, its ranks and its devices differ. Unknown stays None."""
+"""Columns of an attempt that show how its timed steps, ranks and devices differ. Unknown stays None."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from workloads.contract.protocol import MeasureSpec, RankResult
 
 
 def step_times(results: Mapping[int, RankResult]) -> dict[int, float]:
-    """Time of each timed step that every rank has measured, that of its slowest rank, in seconds by step."""
+    """Time of each timed step that every rank has measured, on its slowest rank, in seconds by step."""
     by_rank = [{s.step: s.step_time_s for s in result.steps if not s.is_warmup} for result in results.values()]
     common = set(by_rank[0]).intersection(*by_rank[1:]) if by_rank else set()
     return {step: max(times[step] for times in by_rank) for step in sorted(common)}
 
 
 def timed_steps(results: Mapping[int, RankResult]) -> int | None:
-    """How many steps were timed; None where no rank timed any, as on FakeTensors."""
+    """Number of timed steps; None where no rank timed any, as on FakeTensors."""
     return max((sum(not step.is_warmup for step in result.steps) for result in results.values()), default=0) or None
 
 
 def warmup_steps(results: Mapping[int, RankResult], asked: MeasureSpec) -> int:
-    """How many steps came before the timed ones: fewer than asked for in a slow run that ended early."""
+    """Number of steps before the timed ones: fewer than requested in a slow run that ended early."""
     if timed_steps(results) is None:
         return asked.warmup_steps
     return max(sum(step.is_warmup for step in result.steps) for result in results.values())
@@ -34,10 +34,10 @@ def spread_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:
     times = step_times(results)
     if not times:
         return {}
-    every = list(times.values())
+    durations = list(times.values())
     columns: dict[str, Any] = {
-        "step_time_mean_s": statistics.fmean(every),
-        "step_time_std_s": statistics.stdev(every) if len(every) > 1 else None,
+        "step_time_mean_s": statistics.fmean(durations),
+        "step_time_std_s": statistics.stdev(durations) if len(durations) > 1 else None,
         "timed_wall_s": max((r.timed_wall_s for r in results.values() if r.timed_wall_s is not None), default=None),
         "sm_clock_median_step_mhz": _clock_at_median(results, times),
     }
@@ -49,13 +49,14 @@ def spread_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:
 
 
 def energy_per_token_mj(row: Mapping[str, Any]) -> float | None:
-    """Millijoules a token of all devices together, from a measured row's power and throughput of one device."""
+    """Millijoules per token over all devices, from a measured row's power and its throughput per device."""
     power, rate = row["power_w"], row["tokens_per_s_per_gpu"]
     return 1e3 * power / rate if row["method"] == "measured" and power is not None and rate else None
 
 
 def nccl_environment(results: Mapping[int, RankResult]) -> str | None:
-    """The ranks' NCCL variables as JSON: a text where all agree, else a list of the values (null: not set there)."""
+    """The ranks' NCCL variables as JSON: one text where all ranks agree, else a list of the values (null: not set
+    there)."""
     environments = [result.nccl_environment for result in results.values() if result.nccl_environment is not None]
     if not environments:
         return None
@@ -70,7 +71,7 @@ def _value(seen: set[str | None]) -> Any:
 
 
 def _clock_at_median(results: Mapping[int, RankResult], times: Mapping[int, float]) -> float | None:
-    """Mean over ranks of the clock in the step whose time is nearest to the median."""
+    """Mean over ranks of the device clock in the step whose time is nearest to the median."""
     median = statistics.median(times.values())
     nearest = min(times, key=lambda step: (abs(times[step] - median), step))
     clocks = [
@@ -83,5 +84,5 @@ def _clock_at_median(results: Mapping[int, RankResult], times: Mapping[int, floa
 
 
 def _forward_backward(result: RankResult) -> float | None:
-    own = [s.forward_backward_s for s in result.steps if not s.is_warmup and s.forward_backward_s is not None]
-    return statistics.median(own) if own else None
+    times = [s.forward_backward_s for s in result.steps if not s.is_warmup and s.forward_backward_s is not None]
+    return statistics.median(times) if times else None

@@ -1,7 +1,7 @@
 """Watches the ranks of one attempt until all have ended, and ends them when one fails, hangs or runs out of time.
 
-It judges by heartbeats (phase, step, and for how long they have stalled by this process's own clock), by exit statuses
-and by the deadline; never by the text of logs.
+It judges by heartbeats (phase, step, and the time since they last changed by this process's own clock), exit statuses
+and the deadline; never by the text of logs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from workloads.contract import protocol
 from workloads.contract.beats import Heartbeat
 
 POLL_S = 0.02
-"""Seconds between two looks at exits and requests to stop."""
+"""Seconds between two checks of exits and stop requests."""
 HEARTBEATS_EVERY_S = 0.2
-"""Seconds between two looks at the heartbeats."""
+"""Seconds between two checks of the heartbeats."""
 STACKS_WAIT_S = 0.5
-"""How long the ranks of a hang get to write down their stacks."""
+"""Seconds that the ranks of a hang get to write their stacks."""
 MOST_STACKS = 64
-"""Only so many ranks are asked for their stacks."""
+"""Maximum number of ranks that are asked for their stacks."""
 STEP_FACTOR = 20.0
-"""A step may take so many times what the slowest one took, or what was predicted."""
+"""A step may take this many times as long as the slowest step so far, or as predicted."""
 STEP_LIMIT_MIN_S = 30.0
-"""But never less than this."""
+"""Lower bound of a step's time limit, seconds."""
 FILES_WAIT_S = 1.0
-"""How long a question to the file system holds up the watch. The answer to a slower one is read at a later look: ranks
-are ended in time also while the file system hangs."""
+"""Maximum seconds to wait for one answer of the file system. A slower answer is read at a later check, so that ranks
+are ended in time even while the file system hangs."""
 
 End = Literal["ended", "failed", "lost", "hang", "deadline", "teardown", "stopped"]
 _FINISHING = ("teardown", "done")
@@ -45,7 +45,7 @@ _FINISHING = ("teardown", "done")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalledRank:
-    """Where a rank was last seen, and how long ago (``age_s``)."""
+    """Last known position of a rank, and how long ago it got there (``age_s``)."""
 
     rank: int
     phase: str
@@ -55,35 +55,37 @@ class StalledRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchResult:
-    """What the watchdog saw of one set of ranks."""
+    """Observations of one set of ranks."""
 
     end: End
-    """``ended``: all ranks ended by themselves and none failed. The others say why the rest was killed."""
+    """``ended``: all ranks ended by themselves and none failed. Other values say why the remaining ranks were
+    killed."""
     exits: Mapping[int, RankExit]
     heartbeats: Mapping[int, Heartbeat | None]
     """The last heartbeat of each rank; None where there was none."""
     stalled: tuple[StalledRank, ...] = ()
-    """In a hang the ranks that caused it; at the deadline all that still ran. The one furthest behind comes first."""
+    """In a hang the ranks that caused it; at the deadline all ranks still running. The one furthest behind comes
+    first."""
     seconds: float
-    """From the start of the watch until the last process had ended."""
+    """Seconds from the start of the watch until the last process had ended."""
     host_oom_kills: int = 0
-    """See `launchers.node.rank_group.Termination`, as for ``survivors``."""
+    """See `launchers.node.rank_group.Termination`, also for ``survivors``."""
     survivors: tuple[str, ...] = ()
     lost: Mapping[int, str] = field(default_factory=dict)
-    """Ranks whose node stopped answering, with the sign of it."""
+    """Ranks whose node stopped answering, with the evidence for that."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one rank that runs."""
+    """Observations of one running rank."""
 
     heartbeat: Heartbeat | None = None
     since: float = field(default_factory=time.monotonic)
-    """When the heartbeat last changed, by our own monotonic clock."""
+    """When the heartbeat last changed, by this process's monotonic clock."""
     longest_step_s: float | None = None
     """Longest time between two heartbeats in the phases ``warmup`` and ``step``."""
     has_result: bool | None = None
-    """Whether a rank that has ended had written its result; None before that is known."""
+    """Whether a rank that has ended had written its result; None while unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,11 @@ def watch(
     stop_asked: Callable[[], bool],
     on_progress: Callable[[Progress], None],
 ) -> WatchResult:
-    """Wait until every rank of ``group`` has ended; kill all when one fails, hangs or is still there at the deadline.
+    """Wait until every rank of ``group`` has ended; kill all when one fails, hangs or is still running at the deadline.
 
-    ``folder``: of the attempt. ``expected_step_s``: predicted time of a step, which widens the limits of slow steps.
-    ``stop_asked`` is asked all the time whether to stop. ``on_progress`` is called a few times a second.
+    ``folder``: the attempt's folder. ``expected_step_s``: predicted time of a step, which raises the limits of slow
+    steps. ``stop_asked``: polled every `POLL_S` seconds; True stops the ranks. ``on_progress``: called every
+    `HEARTBEATS_EVERY_S` seconds.
     """
     ranks = {rank: _Rank() for rank in group.ranks}
     started = time.monotonic()
@@ -155,7 +158,7 @@ def _until_end(
     stop_asked: Callable[[], bool],
     on_progress: Callable[[Progress], None],
 ) -> tuple[End, tuple[StalledRank, ...]]:
-    """Wait until all ranks have ended or there is a reason to kill them; which, and `WatchResult.stalled`."""
+    """Wait until all ranks have ended or must be killed. Returns which of the two, and `WatchResult.stalled`."""
     files = _ResultFiles(folder)
     failed_at: float | None = None
     next_heartbeats = 0.0
@@ -163,7 +166,7 @@ def _until_end(
         exits = group.exits()
         now = time.monotonic()
         if exits:
-            _take_heartbeats(group, ranks)  # the last ones of a rank come before its exit
+            _take_heartbeats(group, ranks)  # a rank's last heartbeats arrive before its exit
         _note_results(files, exits, ranks)
         failed = any(ranks[rank].has_result is False for rank in exits)
         if group.lost():
@@ -190,13 +193,13 @@ def _until_end(
 
 
 def _reported_error(state: _Rank) -> bool:
-    """Whether the rank has said that it failed. After its result that does not count: nothing was lost."""
+    """Whether the rank has reported a failure. A failure after its result does not count: nothing was lost."""
     return state.heartbeat is not None and state.heartbeat.failed and state.heartbeat.phase not in _FINISHING
 
 
 def _note_results(files: _ResultFiles, exits: Mapping[int, RankExit], ranks: Mapping[int, _Rank]) -> None:
-    """Note of each rank that has ended whether it had written its result. It does so before it enters ``teardown``, so
-    that its last heartbeat tells; only of ranks that ended elsewhere the disk is asked, once."""
+    """Record for each rank that has ended whether it had written its result. A rank writes its result before it enters
+    ``teardown``, so the last heartbeat is enough; only for ranks that ended in another phase is the disk read, once."""
     unknown = []
     for rank in exits:
         state = ranks[rank]
@@ -210,21 +213,21 @@ def _note_results(files: _ResultFiles, exits: Mapping[int, RankExit], ranks: Map
 
 
 def _all_measured(folder: Path, ranks: Mapping[int, _Rank]) -> bool:
-    """Whether all ranks have written their results. False where that is not known: the ranks are ended either way, and
-    the outcome is decided from the files."""
+    """Whether all ranks have written their results. False if unknown: the ranks are ended either way, and the outcome
+    is decided from the files."""
     written = _ResultFiles(folder).written(list(ranks))
     return all(written.get(rank, False) for rank in ranks)
 
 
 class _ResultFiles:
-    """Asks a file system that may hang for the results of ranks."""
+    """Looks for the results of ranks on a file system that may hang."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._asked: Future[dict[int, bool]] | None = None
 
     def written(self, ranks: Sequence[int]) -> dict[int, bool]:
-        """Whether ranks have written their results; only of those of which that is known. Ask again for the others."""
+        """Whether each rank has written its result. Ranks without an answer yet are left out; ask again for them."""
         if self._asked is None:
             self._asked = in_background(lambda: {r: protocol.result_path(self._folder, r).exists() for r in ranks})
             wait([self._asked], FILES_WAIT_S)
@@ -233,7 +236,7 @@ class _ResultFiles:
         asked, self._asked = self._asked, None
         try:
             return asked.result()
-        except OSError:  # a shared filesystem may fail for a while
+        except OSError:  # a shared filesystem may fail temporarily
             return {}
 
 
@@ -249,10 +252,10 @@ def _take_heartbeats(group: RankGroup, ranks: Mapping[int, _Rank]) -> None:
 
 
 def _keep_heartbeats(folder: Path, ranks: Mapping[int, _Rank]) -> None:
-    """Write down where every rank was last. The evidence names only a few of them."""
-    known = [dataclasses.asdict(state.heartbeat) for state in ranks.values() if state.heartbeat is not None]
-    with contextlib.suppress(OSError):  # it is for people; the outcome does not depend on it
-        protocol.write_json(protocol.heartbeats_path(folder), known)
+    """Write the last position of every rank to a file. The evidence names only a few ranks."""
+    heartbeats = [dataclasses.asdict(state.heartbeat) for state in ranks.values() if state.heartbeat is not None]
+    with contextlib.suppress(OSError):  # the file is for people; the outcome does not depend on it
+        protocol.write_json(protocol.heartbeats_path(folder), heartbeats)
 
 
 def _stalled(
@@ -261,7 +264,7 @@ def _stalled(
     settings: LaunchSettings,
     expected_step_s: float | None,
 ) -> tuple[StalledRank, ...]:
-    """The ranks furthest behind, as soon as any rank has been without progress for too long; else empty."""
+    """The ranks furthest behind, as soon as any rank has made no progress for too long; else empty."""
     running = _by_progress(ranks, exits)
     if not running:
         return ()
@@ -270,13 +273,13 @@ def _stalled(
     judged = [rank for rank in running if finishing or rank.phase not in _FINISHING]
     if not any(rank.age_s > _limit_s(rank, ranks[rank.rank], settings, expected_step_s) for rank in judged):
         return ()
-    # The others go on until they wait for the rank that hangs. So the one furthest behind is the cause.
+    # The other ranks continue until they wait for the rank that hangs, so the one furthest behind is the cause.
     last = _position(running[0].phase, running[0].step)
     return tuple(rank for rank in running if _position(rank.phase, rank.step) == last)
 
 
 def _limit_s(rank: StalledRank, state: _Rank, settings: LaunchSettings, expected_step_s: float | None) -> float:
-    """How long the rank may stay without progress where it is now."""
+    """Seconds that the rank may stay without progress in its current phase."""
     limit = settings.phase_limit_s(rank.phase)
     if rank.phase in ("warmup", "step") and expected_step_s is not None:
         limit = max(limit, STEP_FACTOR * expected_step_s)
@@ -286,9 +289,9 @@ def _limit_s(rank: StalledRank, state: _Rank, settings: LaunchSettings, expected
 
 
 def _by_progress(ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> tuple[StalledRank, ...]:
-    """Every rank that still runs, with the age of its heartbeat; the one furthest behind comes first."""
+    """Every running rank with the age of its heartbeat; the one furthest behind comes first."""
     now = time.monotonic()
-    found = [
+    running = [
         StalledRank(
             rank=rank,
             phase=state.heartbeat.phase if state.heartbeat is not None else "spawn",
@@ -298,7 +301,7 @@ def _by_progress(ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> t
         for rank, state in ranks.items()
         if rank not in exits
     ]
-    return tuple(sorted(found, key=lambda rank: (*_position(rank.phase, rank.step), rank.rank)))
+    return tuple(sorted(running, key=lambda rank: (*_position(rank.phase, rank.step), rank.rank)))
 
 
 def _position(phase: str, step: int | None) -> tuple[int, int]:

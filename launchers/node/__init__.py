@@ -1,1 +1,1 @@
-"""One node: the agent, the ranks that it forks, devices, ports, and the connection to the pilot."""
+"""One node: its agent, the ranks that the agent forks, devices, ports, and the connection to the pilot."""

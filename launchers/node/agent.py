@@ -1,22 +1,23 @@
-"""The agent of one node: forks ranks for its pilot, reports how they end, and proves that nothing of them is left.
+"""The agent of one node: forks ranks for its pilot, reports how they end, and proves that none of their processes is
+left.
 
-It has imported torch but never touched CUDA, and has one thread, so that a forked rank is ready in milliseconds. It
-exchanges JSON lines with the pilot over one connection. When that closes, or when nothing has come from the pilot for
-too long (the network is cut), it kills every rank and exits: no rank outlives the pilot that watches it.
+The agent has imported torch but never touched CUDA, and has one thread, so that it can fork a rank in milliseconds. It
+exchanges JSON lines with the pilot over one connection. When the connection closes, or the pilot has been silent for
+too long (the network is cut), the agent kills every rank and exits: no rank outlives the pilot that watches it.
 
     pilot → agent   {"request": 7, "do": "start" | "stacks" | "end" | "port" | "free", ...}   and {} as keep-alive
     agent → pilot   {"answer": 7, ...}   {"exit": {...}, "group": "a1"}   {"beats": [...], "group": "a1"}
                     {"hello": {...}} or {"refused": "why"}
 
-    start   fork these ranks                       end    kill all ranks of a group, and say what is left
+    start   fork these ranks                       end    kill all ranks of a group, and report what is left
     stacks  have ranks write down their stacks     port   reserve a port for the rendezvous
     free    wait until device memory is free
 
-The ranks of a group beat in memory that they share with the agent (`workloads.contract.beats`). Every `BEATS_EVERY_S`
-seconds the agent looks, and sends one message for each group of which a heartbeat has changed: ``beats`` lists the
-latest heartbeat of every rank that has one to tell, with the fields and units of `workloads.contract.beats.Heartbeat`.
-So a node sends at most five such messages a second, of about 120 bytes a rank, however often its ranks beat; while they
-stand still, it sends none. The last heartbeats of a rank are sent before its exit, or with the answer to ``end``.
+Ranks write their heartbeats to memory that they share with the agent (`workloads.contract.beats`). Every
+`BEATS_EVERY_S` seconds the agent sends one message for each group with a changed heartbeat: ``beats`` lists the latest
+heartbeat of every rank that has one, with the fields and units of `workloads.contract.beats.Heartbeat`. So a node sends
+at most five such messages a second, of about 120 bytes per rank, however often its ranks beat, and none while nothing
+changes. A rank's last heartbeats are sent before its exit, or with the answer to ``end``.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from results.errors import UltrasweepError
 _POLL_S = 0.02
 _IDLE_S = 0.5
 BEATS_EVERY_S = 0.2
-"""Seconds between two looks at the heartbeats of this node's ranks."""
+"""Seconds between two checks of the heartbeats of this node's ranks."""
 
 
 class Agent:
-    """The agent of one node; `serve` returns when the pilot has gone."""
+    """The agent of one node; `serve` returns when the pilot has disconnected."""
 
     def __init__(self, connection: socket.socket, name: str, devices: Devices, run_rank: RunRank) -> None:
         self._lines = JsonLines(connection)
@@ -69,8 +70,8 @@ class Agent:
         }
 
     def serve(self, silence_limit_s: float | None) -> None:
-        """Answer requests until the connection closes, or nothing has come for ``silence_limit_s`` seconds (None: no
-        limit)."""
+        """Answer requests until the connection closes, or the pilot has sent nothing for ``silence_limit_s`` seconds
+        (None: no limit)."""
         try:
             hello = {"name": self._name, "device_ids": self._devices.ids, "notes": self._devices.notes()}
             self._send({"hello": {**hello, "threads": _threads(), "pid": os.getpid()}})
@@ -84,7 +85,7 @@ class Agent:
                     self._heard_at = time.monotonic()
                     for message in messages:
                         self._answer(message)
-                        self._heard_at = time.monotonic()  # what came meanwhile is not read yet
+                        self._heard_at = time.monotonic()  # messages that arrived in the meantime are not read yet
                 self._report_beats()
                 self._report_exits()
                 self._keep_alive()
@@ -94,7 +95,7 @@ class Agent:
                     )
                     return
         except OSError:
-            return  # the pilot has gone while we were sending
+            return  # the pilot disconnected while we were sending
         finally:
             for group in self._groups.values():
                 group.end()
@@ -186,7 +187,7 @@ def fork_agent(settings: LaunchSettings, name: str, run_rank: RunRank | None) ->
     pid = os.fork()
     if pid == 0:
         ours.close()
-        os.setsid()  # signals that a terminal or Slurm sends to the pilot's group are for the pilot alone
+        os.setsid()  # signals that a terminal or Slurm sends to the pilot's process group are for the pilot alone
         run_agent(theirs, settings, name, run_rank, silence_limit_s=None)
     theirs.close()
     return pid, ours
@@ -200,13 +201,16 @@ def run_agent(
     *,
     silence_limit_s: float | None = SILENCE_LIMIT_S,
 ) -> NoReturn:
-    """Be the agent of this machine until the pilot has gone, then exit. ``run_rank``: None for the engine's own."""
+    """Run as the agent of this machine until the pilot has disconnected, then exit. ``run_rank``: None for the
+    engine's."""
     status = 0
     try:
-        # Slurm signals every process of a step, but only the pilot decides what follows.
+        # Slurm signals every process of a step, but only the pilot decides how to react.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
-        # CUDA and torch read these here and in the ranks: asking CUDA itself for devices would make forking impossible.
+        # CUDA and torch read these variables here and in the ranks. The agent cannot ask CUDA for devices: then it
+        # could not
+        # fork.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         fork.become_subreaper()
@@ -221,7 +225,7 @@ def run_agent(
             worker.preload()
             run_rank = worker.run_rank
         gc.collect()
-        gc.freeze()  # memory of what is loaded stays shared with the ranks: their garbage collector leaves it alone
+        gc.freeze()  # the ranks share the memory of loaded modules: their garbage collector does not touch it
         Agent(connection, name, devices, run_rank).serve(silence_limit_s)
     except BaseException as error:
         print(f"agent {name}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Connects a pilot with the agents of its nodes: messages as JSON lines, and how an agent finds its pilot."""
+"""Connects a pilot with the agents of its nodes: messages as JSON lines, and the file that tells an agent where its
+pilot is."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from typing import Any
 from results.errors import UltrasweepError
 
 KEEPALIVE_S = 2.0
-"""Each side sends an empty message after so many seconds without another one."""
+"""Each side sends an empty message after this many seconds without another message."""
 SILENCE_LIMIT_S = 45.0
-"""A connection over which nothing has come for so many seconds counts as cut. It must be longer than the longest work
-during which an agent sends nothing (killing ranks, `rank_group.KILL_LIMIT_S`)."""
+"""Seconds of silence after which a connection counts as cut. The limit exceeds the longest work during which an agent
+sends nothing (killing ranks, `rank_group.KILL_LIMIT_S`)."""
 
 
 class NodeLost(UltrasweepError):
-    """A node does not answer any more, or could not reach its pilot."""
+    """A node stopped answering, or could not reach its pilot."""
 
 
 class JsonLines:
@@ -36,12 +37,12 @@ class JsonLines:
 
     @property
     def unread_bytes(self) -> int:
-        """Of a line that has not come to its end."""
+        """Number of received bytes of an incomplete line."""
         return len(self._rest)
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come in, maybe none; None when the other side has gone. To be called when the socket
-        is readable."""
+        """Messages received since the last call, possibly none; None when the other side has disconnected. Call it when
+        the socket is readable."""
         try:
             chunk = self.connection.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
@@ -56,7 +57,8 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class HeadAddress:
-    """Where the agents of other nodes find the pilot. It is written to a file that only this user can read."""
+    """Address at which the agents of other nodes find the pilot. It is stored in a file that only this user can
+    read."""
 
     addresses: tuple[str, ...]
     port: int
@@ -73,7 +75,7 @@ def connect_to_pilot(head_address: Mapping[str, Any], name: str, limit_s: float)
                 connection = socket.create_connection((address, head_address["port"]), timeout=5.0)
             except OSError:
                 continue
-            connection.settimeout(SILENCE_LIMIT_S)  # an agent must not wait for ever to send over a network that is cut
+            connection.settimeout(SILENCE_LIMIT_S)  # an agent must not block for ever while sending over a cut network
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             JsonLines(connection).send({"secret": head_address["secret"], "name": name})
@@ -85,12 +87,13 @@ def connect_to_pilot(head_address: Mapping[str, Any], name: str, limit_s: float)
 
 
 def read_head_address(path: Path, limit_s: float) -> Mapping[str, Any]:
-    """Wait for the pilot's file (see `HeadAddress`). Raises `NodeLost` when it does not come in ``limit_s`` seconds."""
+    """Wait for the pilot's file (see `HeadAddress`) and read it. Raises `NodeLost` when it does not appear within
+    ``limit_s`` seconds."""
     until = time.monotonic() + limit_s
     while True:
         try:
-            found: Mapping[str, Any] = json.loads(path.read_text())
-            return found
+            address: Mapping[str, Any] = json.loads(path.read_text())
+            return address
         except (OSError, ValueError):
             if time.monotonic() > until:
                 raise NodeLost(f"the pilot has not written its address to {path} within {limit_s:.0f} s") from None

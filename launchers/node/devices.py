@@ -1,8 +1,8 @@
 """The devices of this machine, and how to wait until their memory is free again between two points.
 
-Everything is asked of NVML, the driver's management library: a process that has touched CUDA cannot fork ranks that
-use it. NVML leaves a thread behind even when it is shut down, and a process with threads must not fork either. So each
-question to NVML is asked in a short-lived child process.
+All questions go to NVML, the driver's management library, because a process that has touched CUDA cannot fork ranks
+that use it. NVML leaves a thread behind even when it is shut down, and a process with threads must not fork either. So
+each question to NVML is asked in a short-lived child process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from results.errors import UltrasweepError
 from results.text.numbers import GIB, MIB, format_bytes
 
 FREE_SLACK_BYTES = 256 * MIB
-"""What the driver may use beyond the level before the first point: its own buffers grow with the first use."""
+"""Bytes that the driver may use above the level before the first point: its own buffers grow with the first use."""
 _POLL_S = 0.01
 _ANSWER_LIMIT_S = 60.0
-"""A driver that has not answered after this long never will."""
+"""Seconds after which a driver that has not answered is taken to hang."""
 
 
 class DeviceUnavailable(UltrasweepError):
-    """Devices that were asked for are not there, or the driver does not answer."""
+    """Requested devices are missing, or the driver does not answer."""
 
 
 class Devices(Protocol):
@@ -36,16 +36,16 @@ class Devices(Protocol):
 
     @property
     def ids(self) -> tuple[str, ...] | None:
-        """UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them; None for CPU processes."""
+        """UUIDs in the format of ``CUDA_VISIBLE_DEVICES``; None for CPU processes."""
 
     def notes(self) -> list[str]:
-        """A line for people about every device whose memory was in use before the first point."""
+        """One line for people about each device whose memory was in use before the first point."""
 
     def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
         """Wait until the memory of the first ``count`` devices is as free as before the first point.
 
-        None when it is; else a line about the devices where it is not after ``limit_s`` seconds. ``meanwhile`` is
-        called every few milliseconds.
+        Returns None when it is, or after ``limit_s`` seconds a line about the devices with memory still in use.
+        ``meanwhile`` is called every few milliseconds.
         """
 
 
@@ -63,7 +63,7 @@ class CpuDevices:
 
 
 class CudaDevices:
-    """The GPUs that this process may use, in the order in which its ranks number them."""
+    """The GPUs that this process may use, in the order of its ranks."""
 
     def __init__(self, num_devices: int) -> None:
         """Raises `DeviceUnavailable` without a driver, or with fewer devices than ``num_devices``."""
@@ -98,7 +98,7 @@ class CudaDevices:
             f"{(device['used'] - levels[device['id']]) / MIB:.0f} MiB{_pids(device['pids'])}"
             for device in busy
         )
-        return f"{held} {limit_s:.0f} s after the last process had gone"
+        return f"{held} {limit_s:.0f} s after the last process ended"
 
 
 def open_devices(device: str, num_devices: int) -> Devices:
@@ -122,7 +122,8 @@ def _read_devices() -> list[dict[str, Any]]:
 
 
 def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
-    """Wait until each device's used memory is down at its level (bytes by UUID); the devices where it is not."""
+    """Wait until each device's used memory has fallen to its level (bytes by UUID). Returns the devices still above
+    it."""
     nvml = _nvml()
     handles = [handle for handle in _visible_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)) in levels]
     until = time.monotonic() + limit_s
@@ -151,7 +152,7 @@ def _pids(pids: Sequence[int]) -> str:
 
 
 def _in_child(query: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
-    """The result of ``query`` (plain data), run in a forked child, so that what it loads stays out of this process.
+    """The result of ``query`` (plain data), run in a forked child, so that libraries it loads stay out of this process.
 
     Raises `DeviceUnavailable` with the child's error, or when it takes longer than ``limit_s`` seconds.
     """
@@ -185,12 +186,12 @@ def _in_child(query: Callable[[], Any], limit_s: float, meanwhile: Callable[[], 
         os.close(reader)
         _kill_and_reap(pid)
     try:
-        told = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
         raise DeviceUnavailable(f"the NVIDIA driver did not answer within {limit_s:.0f} s") from None
-    if "error" in told:
-        raise DeviceUnavailable(told["error"])
-    return told["answer"]
+    if "error" in reply:
+        raise DeviceUnavailable(reply["error"])
+    return reply["answer"]
 
 
 def _nvml() -> Any:
@@ -206,7 +207,7 @@ def _nvml() -> Any:
 
 
 def _kill_and_reap(pid: int) -> None:
-    """Kill the child and reap it. One that hangs in the driver, where no signal reaches it, is left behind."""
+    """Kill the child and reap it. A child that hangs in the driver, where no signal reaches it, is left behind."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 1.0
@@ -215,23 +216,23 @@ def _kill_and_reap(pid: int) -> None:
 
 
 def _visible_handles(nvml: Any) -> Sequence[Any]:
-    """NVML handles in the order of ``CUDA_VISIBLE_DEVICES``, as Slurm sets it, or of the PCI bus without it."""
+    """NVML handles in the order of ``CUDA_VISIBLE_DEVICES``, as Slurm sets it, or in PCI bus order without it."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
         return every
     by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in every}
-    found = []
+    visible = []
     for name in (part.strip() for part in asked.split(",")):
         if name.isdigit() and int(name) < len(every):
-            found.append(every[int(name)])
+            visible.append(every[int(name)])
         elif matches := [
             handle for uuid, handle in by_uuid.items() if name.startswith("GPU-") and uuid.startswith(name)
         ]:
-            found.append(matches[0])
+            visible.append(matches[0])
         else:
-            break  # CUDA does the same: it ignores everything after the first name that it does not know
-    return found
+            break  # CUDA does the same: it ignores everything after the first unknown name
+    return visible
 
 
 def _text(value: str | bytes) -> str:

@@ -1,9 +1,9 @@
-"""Forks single ranks, and kills and reaps them by pid with everything that they have started. Linux only.
+"""Forks single ranks, and kills and reaps them by pid together with all processes that they started. Linux only.
 
 The parent (the agent of a node) has imported torch, has never touched CUDA and has one thread, so that a child is ready
-in milliseconds. Every rank leads a session of its own, so that what it starts (compiler workers) can be killed with it.
-It dies when its parent dies. Processes that leave its session are given to the parent by the kernel (subreaper) when
-the rank ends, so that they cannot live on as orphans.
+in milliseconds. Every rank leads a session of its own, so that its children (compiler workers) can be killed with it. A
+rank dies when its parent dies. When a rank ends, the kernel makes the parent (a subreaper) the parent of processes that
+have left the rank's session, so that they cannot live on as orphans.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How one rank ended. Exactly one of ``status`` and ``signal`` is set."""
+    """How one rank ended: either ``status`` or ``signal`` is set."""
 
     rank: int
     status: int | None
     signal: int | None
     time: float
-    """When it was noticed, in seconds since the epoch."""
+    """When the exit was noticed, in seconds since the epoch."""
     killed_by_us: bool
     """The agent killed it, at the pilot's request."""
 
@@ -59,7 +59,7 @@ def signal_name(number: int) -> str:
 
 
 def become_subreaper() -> None:
-    """Have the kernel make this process the parent of orphaned descendants. Raises `OSError`."""
+    """Make this process the parent of orphaned descendants. Raises `OSError`."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -83,7 +83,7 @@ def fork_rank(
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(1)  # run_rank exits by itself when all is well; the parent's own clean-up must not run here
+        os._exit(1)  # run_rank exits by itself on success; the parent's own clean-up must not run here
 
 
 def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str, str]) -> None:
@@ -93,13 +93,13 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
         os._exit(1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, protocol.FLIGHT_SIGNAL):
-        # Slurm sends its warnings to every process of a step, but only the pilot decides what follows, and it uses
+        # Slurm sends its warnings to every process of a step, but only the pilot decides how to react, and it uses
         # SIGKILL. A handler that does nothing, unlike SIG_IGN, is not inherited by programs that a rank starts.
         signal.signal(number, lambda _number, _frame: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as error:  # a quota, a file system that hangs: no fault of the point
+    except OSError as error:  # a quota or a hanging file system: not the fault of the point
         print(f"rank {rank} cannot write its log: {error}", file=sys.stderr, flush=True)
         os._exit(protocol.CANNOT_WRITE)
     devnull = os.open(os.devnull, os.O_RDONLY)
@@ -108,7 +108,7 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
     os.dup2(log, 2)
     os.close(log)
     os.close(devnull)
-    # Where the parent's streams had been replaced (by a test), the rank's output would otherwise go there.
+    # If the parent's streams have been replaced (by a test), the rank's output would otherwise go there.
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(file=2)
@@ -119,8 +119,8 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
 def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
     """How the rank ended, or None while it runs.
 
-    What it left behind in its session is killed before its pid is reaped: until then no other process group can get
-    its number.
+    Processes left in its session are killed before its pid is reaped: until then no other process group can get the
+    same number.
     """
     info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if info is None:
@@ -138,20 +138,20 @@ def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
 
 
 def kill_process_group(pgid: int) -> None:
-    """Kill every process of the group, if there is one."""
+    """Kill every process of the group, if the group exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
 
 def kill_rank(pid: int) -> None:
-    """Kill a rank that has not been reaped, and its group. Right after the fork it does not lead a group yet."""
+    """Kill a rank that has not been reaped, and its group. Right after the fork the rank does not lead a group yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
     kill_process_group(pid)
 
 
 def living_processes(groups: Iterable[int]) -> list[int]:
-    """Pids in any of the process ``groups`` that are alive. Zombies do not count: pid 1 may be slow to reap them."""
+    """Pids of living processes in the process ``groups``. Zombies do not count: pid 1 may be slow to reap them."""
     existing = {group for group in groups if _group_exists(group)}
     if not existing:
         return []
@@ -169,10 +169,10 @@ def _group_exists(group: int) -> bool:
 
 
 def kill_orphans(limit_s: float) -> list[int]:
-    """Kill and reap every child that this process still has. Returns the pids of those that are alive after
-    ``limit_s`` seconds.
+    """Kill and reap every child that this process still has. Returns the pids of children alive after ``limit_s``
+    seconds.
 
-    To be called when all ranks have been reaped: the children are then descendants that had left a rank's session.
+    Call it when all ranks have been reaped: the remaining children are descendants that had left a rank's session.
     """
     until = time.monotonic() + limit_s
     while children := _children():

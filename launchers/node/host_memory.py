@@ -1,8 +1,9 @@
-"""How often the kernel has ended a process of this control group because host memory ran out. Linux, cgroup v1 and v2.
+"""Counts how often the kernel has killed a process of this control group because host memory ran out. Linux, cgroup v1
+and v2.
 
 Version 2 counts such kills in ``memory.events``, version 1 in ``memory.oom_control`` (Linux 4.13 and newer). Older
 kernels of version 1 only count in ``memory.failcnt`` how often a group was at its limit, and they do so in the group
-that has the limit: that of the job or of the step, above the task's own.
+that has the limit: the group of the job or step, above the task's own.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 
 
 def oom_kills(proc: Path = Path("/proc/self"), mounts: Path = Path("/sys/fs/cgroup")) -> int:
-    """The count so far; only its growth has a meaning. 0 where the kernel does not say.
+    """The count so far; only its growth has a meaning. 0 where the kernel does not count.
 
-    ``proc``: of the process whose group is asked for. ``mounts``: where the control groups are mounted.
+    ``proc``: the ``/proc`` folder of a process in the group. ``mounts``: where the control groups are mounted.
     """
     try:
         lines = (proc / "cgroup").read_text().splitlines()
@@ -51,7 +52,7 @@ def _up_to(group: Path, mount: Path) -> Iterator[Path]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number behind ``name`` in a file of names and numbers."""
+    """The number after ``name`` in a file of names and numbers."""
     try:
         fields = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
         return int(fields[name])

@@ -1,12 +1,12 @@
-"""Keeps the log of a rank short while the rank writes it: its beginning and its end stay, the middle goes.
+"""Limits the length of a rank's log while the rank writes it: the beginning and the end stay, the middle is cut out.
 
-A rank writes straight into its file, so nothing slows it, and its last lines are there when it crashes. When the file
-has grown too long, the agent cuts it behind its beginning and writes its end again right there, with a line between
-that says how much was left out. The rank goes on at the new end, because its file is open for appending. For those few
-milliseconds, once in every 8 MiB that it writes, the rank is stopped, so that nothing it writes is lost between.
+A rank writes directly into its file, so nothing slows it, and its last lines are there when it crashes. When the file
+has grown too long, the agent truncates it after the beginning and appends the end again, with a line in between that
+gives the number of bytes left out. The rank continues at the new end, because its file is open for appending. For those
+few milliseconds, once per 8 MiB of output, the rank is stopped, so that no output is lost during the cut.
 
-Logs lie on a shared file system, which may hang. So they are cut in threads: the agent waits for one a moment, and goes
-on without it. Whatever happens to a log, ranks can be killed.
+Logs lie on a shared file system, which may hang. So cuts run in threads: the agent waits a moment for each, and
+continues without it. Whatever happens to a log, ranks can be killed.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from pathlib import Path
 from results.shared_filesystem.patience import in_background
 
 LIMIT_BYTES = 16 * 2**20
-"""A longer log is cut."""
+"""Longer logs are cut."""
 KEPT_BYTES = 4 * 2**20
-"""So much of its beginning stays, and as much of its end."""
+"""Bytes that stay at the beginning, and at the end."""
 EVERY_S = 1.0
-"""Seconds between two looks at how long the logs of running ranks are."""
+"""Seconds between two checks of the lengths of running ranks' logs."""
 _STOP_LIMIT_S = 0.1
-"""A rank that has not stopped after so long waits in the kernel; its log is looked at again later."""
+"""Seconds to wait for a rank to stop. A rank that has not stopped by then waits in the kernel; its log is checked again
+later."""
 CUT_WAIT_S = 1.0
-"""How long the agent waits for a cut; a slower one goes on in the background."""
+"""Seconds that the agent waits for a cut; a slower cut continues in the background."""
 
 
 class CappedLog:
     """The log of one rank."""
 
     def __init__(self, path: Path, pid: int) -> None:
-        """``pid``: of the rank, whose standard output is the log."""
+        """``pid``: process id of the rank, whose standard output is the log."""
         self._path = path
         self._pid = pid
         self._seen = 0
         self._head_bytes: int | None = None
-        """Length of the beginning that stays; None before the first cut."""
+        """Length in bytes of the beginning that stays; None before the first cut."""
         self._note = b""
         self._left_out = 0
         self._cutting: Future[None] | None = None
-        """The cut for which the rank is stopped; None while it is not."""
+        """The cut for which the rank is stopped; None while the rank is not stopped."""
 
     def trim(self) -> None:
-        """Cut the log if it has become too long while the rank runs; call it often. Its length is asked of the kernel,
-        without a look at the file itself: that may lie on a file system that hangs, or that many ranks share."""
+        """Cut the log of a running rank if it is too long; call this often. The kernel reports the length without
+        access to the file itself, which may lie on a file system that hangs or that many ranks share."""
         if self._cutting is None:
             length = _position(self._pid)
             if length <= LIMIT_BYTES or length == self._seen:
@@ -67,7 +68,7 @@ class CappedLog:
 
     @property
     def being_cut(self) -> bool:
-        """Whether a cut goes on in the background."""
+        """Whether a cut runs in the background."""
         return self._cutting is not None and not self._cutting.done()
 
     def cut(self) -> None:
@@ -95,7 +96,7 @@ class CappedLog:
 
 
 def cut_all(logs: Iterable[CappedLog]) -> None:
-    """Cut the logs of ranks that have ended. On a file system that hangs that goes on in the background."""
+    """Cut the logs of ranks that have ended. On a file system that hangs the cuts continue in the background."""
     chosen = [log for log in logs if not log.being_cut]
 
     def cut() -> None:
@@ -106,7 +107,7 @@ def cut_all(logs: Iterable[CappedLog]) -> None:
 
 
 def _stop(pid: int) -> bool:
-    """Stop a child of this process with all its threads; whether it did stop."""
+    """Stop a child of this process with all its threads. Returns whether it stopped."""
     _signal(pid, signal.SIGSTOP)
     until = time.monotonic() + _STOP_LIMIT_S
     while time.monotonic() < until:
@@ -128,7 +129,8 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _position(pid: int) -> int:
-    """How far the process has written its standard output, in bytes; 0 where the kernel does not tell."""
+    """Position in bytes up to which the process has written its standard output; 0 where the kernel does not report
+    it."""
     try:
         fields = (Path(f"/proc/{pid}/fdinfo/1").read_text().splitlines() or [""])[0]
         return int(fields.removeprefix("pos:"))

@@ -1,8 +1,8 @@
-"""Reserves a TCP port for the rendezvous of an attempt, so that nothing else takes it before rank 0 listens on it.
+"""Reserves a TCP port for the rendezvous of an attempt, so that no other process takes it before rank 0 listens on it.
 
 Asking the kernel for a free port and closing it again would leave a gap. Here ports come from outside the kernel's
-range for outgoing connections, so that none of those can take one. Among the pilots of one machine a port belongs to
-the process that holds the *UDP* socket of the same number: a lock that ends with its process and leaves the TCP port
+range for outgoing connections, so that no such connection can take one. Among the pilots of one machine a port belongs
+to the process that holds the *UDP* socket of the same number: a lock that ends with its process and leaves the TCP port
 free for the rank.
 """
 
@@ -23,14 +23,14 @@ _count = itertools.count()
 
 
 class NoFreePort(UltrasweepError):
-    """Every port that a rendezvous could use is taken."""
+    """Every port in the range for rendezvous is taken."""
 
 
 @contextmanager
 def reserve_port(host: str = "127.0.0.1") -> Iterator[int]:
     """A TCP port for a rank to listen on, reserved while the block runs. Raises `NoFreePort`."""
     candidates = _candidates()
-    start = os.getpid() * 7 + next(_count)  # another port each time: the last one may be in TIME_WAIT
+    start = os.getpid() * 7 + next(_count)  # a different port each time: the last one may be in TIME_WAIT
     for offset in range(len(candidates)):
         port = candidates[(start + offset) % len(candidates)]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lock:

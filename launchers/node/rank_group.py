@@ -1,4 +1,4 @@
-"""The ranks of one attempt as a group of processes: what the watchdog may ask of it, and those of one machine.
+"""`RankGroup`: the interface to one attempt's rank processes; `LocalRanks`: its implementation on one node.
 
 A pilot never forks ranks itself. An agent on each node does so, with `LocalRanks` (see `launchers.node.agent`). The
 pilot sees the ranks of all its nodes as one `RankGroup` (see `launchers.node.remote`).
@@ -23,24 +23,24 @@ from workloads.contract import protocol
 from workloads.contract.beats import Heartbeat, HeartbeatSlot
 
 KILL_LIMIT_S = 15.0
-"""How long killed processes may take to end before they count as survivors."""
+"""Seconds that killed processes may take to end before they count as survivors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """What was found after all ranks had been killed."""
+    """Processes left after all ranks have been killed, and kills by the kernel."""
 
     survivors: tuple[str, ...] = ()
-    """Pids that did not end, for people. Their machine must not be used further."""
+    """Pids that did not end, as text for people. Their machine must not be used further."""
     host_oom_kills: int = 0
-    """Processes in the ranks' control groups that the kernel killed meanwhile because host memory ran out."""
+    """Processes in the ranks' control groups that the kernel killed during the attempt because host memory ran out."""
 
 
 class StartFailed(UltrasweepError):
-    """A rank could not be started; the others have been killed again, except ``survivors``."""
+    """A rank could not be started; the other ranks have been killed again, except ``survivors``."""
 
     def __init__(self, message: str, rank: int, survivors: tuple[str, ...] = (), node_lost: bool = False) -> None:
-        """``node_lost``: because its node was lost."""
+        """``node_lost``: whether the reason is that its node was lost."""
         super().__init__(message)
         self.rank = rank
         self.survivors = survivors
@@ -54,19 +54,20 @@ class RankGroup(Protocol):
     def ranks(self) -> Sequence[int]: ...
 
     def exits(self) -> Mapping[int, RankExit]:
-        """The ranks that have ended so far, and how."""
+        """Exits of the ranks that have ended so far, by rank."""
 
     def lost(self) -> Mapping[int, str]:
-        """Ranks whose node no longer answers, with the sign of it."""
+        """Ranks whose node no longer answers, with the evidence for that."""
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
-        """The latest known heartbeat of every rank that has sent one. Of a rank in `exits` it is the last one."""
+        """The latest known heartbeat of every rank that has sent one; for a rank in `exits`, its last."""
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
-        """Have these ranks write their Python stacks into their logs, and their collectives into files beside them."""
+        """Have these ranks write their Python stacks into their logs, and their pending collectives into files in the
+        same folder."""
 
     def end(self) -> Termination:
-        """Kill and reap all ranks that still run, with everything that they have started."""
+        """Kill and reap all ranks that still run, with all processes that they started."""
 
 
 class LocalRanks:
@@ -91,11 +92,11 @@ class LocalRanks:
 
     @property
     def running(self) -> bool:
-        """Whether any rank has not been reaped."""
+        """Whether any rank has not been reaped yet."""
         return len(self._exits) < len(self._pids)
 
     def poll(self) -> list[RankExit]:
-        """Reap ranks that have ended since the last call; how they ended."""
+        """Reap ranks that have ended since the last call and return their exits."""
         fresh = []
         for rank, pid in self._pids.items():
             if rank not in self._exits and (exit_ := fork.poll_exit(rank, pid, rank in self._killed)) is not None:
@@ -126,7 +127,7 @@ class LocalRanks:
                         os.kill(self._pids[rank], number)
 
     def end(self) -> tuple[list[RankExit], list[int]]:
-        """Kill and reap everything. Returns the exits noticed meanwhile, and the pids that did not end."""
+        """Kill and reap all ranks. Returns the exits noticed meanwhile, and the pids that did not end."""
         fresh = self.poll()
         for rank, pid in self._pids.items():
             if rank not in self._exits:

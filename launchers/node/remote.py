@@ -1,7 +1,7 @@
 """A node as its pilot sees it: requests to its agent, and the ranks of one attempt on one or more nodes.
 
-Every request to an agent gets an answer. A node whose connection closes, or from which nothing comes any more, is
-lost, and so is everything that runs on it.
+Every request to an agent gets an answer. A node whose connection closes or falls silent is lost, with everything that
+runs on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launchers.node.rank_group import KILL_LIMIT_S, StartFailed, Termination
 from workloads.contract.beats import Heartbeat
 
 _ANSWER_LIMIT_S = 30.0
-"""How long an agent may take for an answer, beside the time that the work itself may take."""
+"""Seconds that an agent may take for an answer, on top of the time for the requested work."""
 
 
 class Node:
@@ -31,14 +31,14 @@ class Node:
     def __init__(self, name: str, address: str, device_ids: Sequence[str] | None, lines: JsonLines) -> None:
         self.name = name
         self.address = address
-        """Where other nodes reach it: a host name or an IP address."""
+        """Host name or IP address by which other nodes reach it."""
         self.device_ids = tuple(device_ids) if device_ids is not None else None
         self.lost: str | None = None
         """Why the node is lost; None while it answers."""
         self.heard_at = time.monotonic()
         """When its agent last sent anything."""
         self.groups: dict[str, RemoteRanks] = {}
-        """The attempts that run on it, by the names of their groups."""
+        """The attempts that run on it, by group name."""
         self._lines = lines
         self._sending = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
@@ -96,7 +96,7 @@ class Node:
             future.set_result(message)
 
     def mark_lost(self, why: str) -> None:
-        """From now on the node counts as lost; every request that waits for its answer fails."""
+        """Mark the node as lost; every request that waits for its answer fails."""
         if self.lost is None:
             self.lost = why
         for number in list(self._pending):
@@ -122,9 +122,9 @@ class RemoteRanks:
         self._beats: dict[int, Heartbeat] = {}
 
     def start(self, folder: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
-        """Start all ranks, with the variables in ``environments`` by the names of nodes.
+        """Start all ranks. ``environments``: environment variables by node name.
 
-        Raises `StartFailed` when not all could be started; the others have been killed then.
+        Raises `StartFailed` when a rank could not be started; the others have been killed then.
         """
         asked = []
         for node, ranks in self._places:
@@ -153,11 +153,11 @@ class RemoteRanks:
             raise StartFailed(*why, survivors=self.end().survivors, node_lost=lost is not None)
 
     def add_exit(self, exit_: RankExit) -> None:
-        """Note that a rank has ended."""
+        """Record that a rank has ended."""
         self._exits[exit_.rank] = exit_
 
     def add_beats(self, beats: Iterable[Mapping[str, Any]]) -> None:
-        """Note where ranks are now; see `launchers.node.agent` for the message."""
+        """Record the latest heartbeats of ranks; see `launchers.node.agent` for the message."""
         for fields in beats:
             beat = Heartbeat(**fields)
             self._beats[beat.rank] = beat
@@ -179,8 +179,8 @@ class RemoteRanks:
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
         asked = set(ranks)
-        for node, own in self._places:
-            if chosen := [rank for rank in own if rank in asked]:
+        for node, node_ranks in self._places:
+            if chosen := [rank for rank in node_ranks if rank in asked]:
                 node.ask("stacks", group=self._group, ranks=chosen)
 
     def end(self) -> Termination:
@@ -191,7 +191,7 @@ class RemoteRanks:
             try:
                 answer = node.wait(future, "end", KILL_LIMIT_S + _ANSWER_LIMIT_S)
             except NodeLost:
-                continue  # its agent kills them when nothing comes from us any more; the node is not used further
+                continue  # the agent kills its ranks once the pilot is silent; the node is not used further
             finally:
                 node.groups.pop(self._group, None)
             self.add_beats(answer.get("beats", ()))

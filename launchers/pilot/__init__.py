@@ -1,1 +1,1 @@
-"""Pilots: processes that hold an allocation and run the points of a sweep on its nodes, one after the other."""
+"""Pilots: processes that hold an allocation and run the points of a sweep on its nodes."""

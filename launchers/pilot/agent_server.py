@@ -1,4 +1,4 @@
-"""The pilot's side of the connections to its agents: one thread accepts them, reads them and keeps them alive."""
+"""The pilot's side of the connections to its agents: one thread accepts, reads and keeps them alive."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress,
 from launchers.node.remote import Node
 
 _LONGEST_GREETING = 1 << 20
-"""Bytes of one message, before an agent is ready."""
+"""Maximum bytes of one message before an agent is ready."""
 
 
 class AgentServer(threading.Thread):
-    """Reads the connections of all agents. ``nodes`` holds, by name, those that are ready."""
+    """Reads the connections of all agents. ``nodes`` holds the ready ones by name."""
 
     def __init__(self, wake: threading.Event) -> None:
         super().__init__(name="server", daemon=True)
         self.nodes: dict[str, Node] = {}
         self.refused: dict[str, str] = {}
-        """Agents that could not start, by name, and the reason that they gave."""
+        """Agents that could not start, by name, with the reason that they reported."""
         self.notes: list[str] = []
-        """Lines for the pilot's log that the agents have sent."""
+        """Lines for the pilot's log, sent by the agents."""
         self._wake = wake
         self._selector = selectors.DefaultSelector()
         self._secret = secrets.token_hex(16)
@@ -39,7 +39,7 @@ class AgentServer(threading.Thread):
         self._watch(connection, address="127.0.0.1", expected=name)
 
     def listen(self) -> HeadAddress:
-        """Let the agents of other nodes connect; the address to give them. Call it before `start`."""
+        """Let the agents of other nodes connect. Returns the address to give them. Call it before `start`."""
         listener = socket.create_server(("", 0), backlog=1024)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
@@ -91,10 +91,11 @@ class AgentServer(threading.Thread):
         self._wake.set()
 
     def _received(self, peer: _Peer) -> list[dict[str, Any]] | None:
-        """What a node's agent has sent since it was ready; None when the connection has ended or is no agent's.
+        """Messages that a ready agent has sent; None when the connection has ended or does not come from an agent.
 
-        Every machine of a cluster can reach the port: what a scanner or another program sends must end its own
-        connection alone."""
+        Every machine of a cluster can reach the port: data from a scanner or another program must end only its own
+        connection.
+        """
         try:
             messages = peer.lines.receive()
             while messages and peer.node is None:
@@ -106,17 +107,17 @@ class AgentServer(threading.Thread):
         return messages
 
     def _admit(self, peer: _Peer, message: dict[str, Any]) -> None:
-        """One of the first messages on a connection: the secret, then whether the agent could start. Raises ValueError
-        for one that does not know the secret."""
+        """Handle one of the first messages on a connection: the secret, then whether the agent could start. Raises
+        ValueError when the secret is wrong."""
         if peer.expected is None:
             if message.get("secret") != self._secret or not isinstance(message.get("name"), str):
                 raise ValueError("not one of this pilot's agents")
             peer.expected = message["name"]
-            # The address by which this agent reached this machine is also good for the ranks of other nodes.
-            own = peer.lines.connection.getsockname()[0]
+            # Ranks of other nodes can use the address by which this agent reached this machine.
+            head_address = peer.lines.connection.getsockname()[0]
             for node in self.nodes.values():
                 if node.address == "127.0.0.1":
-                    node.address = own
+                    node.address = head_address
             return
         if "refused" in message:
             self.refused[peer.expected] = message["refused"]
@@ -152,13 +153,13 @@ class _Peer:
     expected: str | None
     """Name of the node; None until the agent has sent the secret."""
     node: Node | None = None
-    """None until the agent is ready."""
+    """The connected node; None until its agent is ready."""
 
 
 def _own_addresses() -> tuple[str, ...]:
-    """Names and addresses by which another node may reach this machine, the likeliest first."""
+    """Names and addresses by which another node may reach this machine, the most likely first."""
     name = socket.gethostname()
-    found = [name]
+    addresses = [name]
     with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    return tuple(dict.fromkeys([*found, socket.getfqdn()]))
+        addresses += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
+    return tuple(dict.fromkeys([*addresses, socket.getfqdn()]))

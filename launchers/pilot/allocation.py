@@ -1,4 +1,4 @@
-"""Reads from the environment which job and which of its nodes this process belongs to."""
+"""Reads from the environment to which job and node this process belongs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from launchers.state.pilot_config import PilotConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Where this process runs."""
+    """The job and node of this process."""
 
     pilot_id: str
     job: str | None
-    """As ``squeue`` prints it: ``1234``, or ``1234_5`` in an array. None without a scheduler."""
+    """Job id in the form of ``squeue``: ``1234``, or ``1234_5`` in an array. None without a scheduler."""
     node: str
     """The scheduler's name for this machine."""
     is_head: bool
-    """Whether this process is the pilot. On the other nodes it is an agent, which forks ranks."""
+    """Whether this process is the pilot. On other nodes it is an agent, which forks ranks."""
     restarts: int = 0
-    """How often the scheduler has restarted the job."""
+    """Number of times the scheduler has restarted the job."""
 
 
 def allocation_of(config: PilotConfig, config_id: str) -> Allocation:
-    """Where this process runs. A job that Slurm has requeued is a new pilot: the pilot's id ends with the restarts."""
+    """The allocation of this process. A job that Slurm has requeued is a new pilot: the pilot's id ends with the number
+    of restarts."""
     if config.batch_system == "none":
         return Allocation(pilot_id=config_id, job=None, node=socket.gethostname(), is_head=True)
     env = os.environ

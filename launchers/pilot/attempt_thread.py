@@ -1,4 +1,4 @@
-"""A thread that runs one attempt on some nodes of a pilot, and keeps its result."""
+"""`AttemptThread` runs one attempt on some nodes of a pilot, and keeps its result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from launchers.state.pilot_state import Running
 from launchers.state.queue import Claim
 
 _ANSWER_SLACK_S = 90.0
-"""How much longer than the limit itself an agent's answer may take."""
+"""Seconds that an agent's answer may take beyond the limit sent to it."""
 
 
 class AttemptThread:
-    """Starts at once. ``done``, ``held`` and ``ended_at`` are valid when ``finished`` is true."""
+    """Thread of one attempt, which starts at once. ``done``, ``held`` and ``ended_at`` are valid when ``finished`` is
+    true."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class AttemptThread:
         self.nodes = tuple(nodes)
         self.done: Execution | None = None
         self.held: Mapping[str, str] = {}
-        """By node: what still holds device memory after the attempt, where it did not become free."""
+        """Remaining use of device memory after the attempt, by node; only nodes where the memory did not become
+        free."""
         self.ended_at = 0.0
         self.progress = Progress(phase="spawn", step=None)
         self._width = width
@@ -56,15 +58,15 @@ class AttemptThread:
         return not self._thread.is_alive()
 
     def unclean(self) -> dict[str, str]:
-        """Nodes that cannot be used after this attempt, and why."""
-        found = {node: f"device memory is not free: {held}" for node, held in self.held.items()}
+        """Nodes that cannot be used after this attempt, with the reason."""
+        reasons = {node: f"device memory is not free: {held}" for node, held in self.held.items()}
         for process in self.done.survivors if self.done is not None else ():
             at = process.partition(" on ")[2] or self.nodes[0].name
-            found[at] = f"processes {process} cannot be ended; it is unclean"
-        return found
+            reasons[at] = f"processes {process} could not be killed"
+        return reasons
 
     def running(self) -> Running:
-        """The attempt as the pilot's state file shows it."""
+        """The attempt as written in the pilot's state file."""
         attempt = self.attempt
         return Running(
             stem=self.claim.stem,
@@ -107,15 +109,15 @@ class AttemptThread:
         return {**self._settings.environment, "CUDA_VISIBLE_DEVICES": ",".join(ids)}
 
     def _wait_until_free(self) -> dict[str, str]:
-        """By node: what still holds device memory after the limit. Lost nodes are not in it; the pool knows them."""
+        """Remaining use of device memory after the limit, by node. Lost nodes are left out; the pool knows them."""
         limit_s = self._settings.device_free_limit_s
         requests = [(node, node.ask("free", count=self._width, limit_s=limit_s)) for node in self.nodes]
-        found = {}
+        held_by_node = {}
         for node, future in requests:
             try:
                 answer = node.wait(future, "free", limit_s + _ANSWER_SLACK_S)
             except NodeLost:
                 continue
             if (held := answer.get("held") or answer.get("error")) is not None:
-                found[node.name] = held
-        return found
+                held_by_node[node.name] = held
+        return held_by_node

@@ -1,4 +1,4 @@
-"""What a pilot asks of the batch system that gave it its allocation. Without one there is nobody to ask."""
+"""`BatchSystem`: the interface to the batch system that gave a pilot its allocation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from launchers.pilot.allocation import Allocation
 from launchers.state.sweep_dir import SweepDir
 
 LOOK_S = 1.0
-"""Between two questions for ended tasks while nodes start."""
+"""Seconds between two queries for ended tasks while nodes start."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedTask:
-    """A process of a pilot's job, one a node, that has ended or could not be started."""
+    """A process of a pilot's job (one per node) that has ended or could not be started."""
 
     node: str
     task: int | None
-    """Its number in the job, 0 for the pilot itself; None where it is not known."""
+    """Its number in the job, 0 for the pilot itself; None if unknown."""
     reason: str
 
 
@@ -27,15 +27,16 @@ class BatchSystem(Protocol):
     """The batch system, as the processes of one job see it."""
 
     def nodes(self) -> Sequence[str]:
-        """The nodes of this job; empty when that cannot be found out."""
+        """The nodes of this job; empty if unknown."""
 
     def ended_tasks(self, sweep: SweepDir, place: Allocation) -> Sequence[EndedTask]:
         """The tasks of this job that have ended since it was last started."""
 
     def requeue(self, job: str) -> bool:
-        """Have this job started again later; False when the batch system refuses."""
+        """Ask for a later restart of this job; False when the batch system refuses."""
 
 
-def is_environment(failed: int, of: int) -> bool:
-    """Whether so many of all nodes failed to start that it is not for the nodes: most of them, and more than one."""
+def is_environment_fault(failed: int, of: int) -> bool:
+    """Whether the environment rather than the nodes is to blame: more than one node failed to start, and most of all
+    nodes did."""
     return failed > 1 and 2 * failed > of

@@ -1,7 +1,8 @@
-"""The pilot's command, which runs on every node of an allocation: on the first node the pilot, on the others an agent.
+"""The pilot's command, which runs on every node of an allocation: as the pilot on the first node, as an agent on
+others.
 
 ``python -m launchers.pilot SWEEP_DIR CONFIG_ID`` reads its options from ``pilots/CONFIG_ID.json`` in the sweep's
-folder. `launchers.local` or the Slurm submission has written that file before.
+folder, a file that `launchers.local` or the Slurm submission has written before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from launchers.node.connection import NodeLost, connect_to_pilot, read_head_addr
 from launchers.node.fork import RunRank
 from launchers.pilot.agent_server import AgentServer
 from launchers.pilot.allocation import Allocation, allocation_of
-from launchers.pilot.batch_system import BatchSystem, is_environment
+from launchers.pilot.batch_system import BatchSystem, is_environment_fault
 from launchers.pilot.node_pool import start_pool
 from launchers.pilot.pilot import Pilot
 from launchers.state import node_exclusions, pilot_state
@@ -30,15 +31,15 @@ from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 
 HEAD_LIMIT_S = 300.0
-"""How long an agent waits for the head node's address, and then for its connection."""
+"""Seconds that an agent waits for the head node's address, and then for its connection."""
 _HEAD_LOOK_S = 3.0
-"""Between two questions whether the pilot's own process has ended."""
+"""Seconds between two checks whether the pilot's own process has ended."""
 
 
 def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None, batch: BatchSystem | None = None) -> int:
-    """Run one pilot, or the agent of one of its nodes; the exit status.
+    """Run one pilot, or the agent of one of its nodes. Returns the exit status.
 
-    ``run_rank``: what a rank does; None: the engine. ``batch``: None without a batch system.
+    ``run_rank``: code that a rank runs; None: the engine. ``batch``: None without a batch system.
     """
     parser = argparse.ArgumentParser(
         prog="python -m launchers.pilot", description="Run the points of one sweep's queue."
@@ -71,8 +72,8 @@ def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None, batc
 
 
 def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: BatchSystem | None) -> Mapping[str, Any]:
-    """The pilot's address. Raises `NodeLost` when it does not come, or when the batch system says that the pilot's own
-    process has ended: then this agent, which has started, is the proof that its node is to blame."""
+    """The pilot's address. Raises `NodeLost` when it does not appear, or when the batch system reports that the pilot's
+    process has ended. In the second case the pilot's node is to blame, since this agent has started."""
     until = time.monotonic() + HEAD_LIMIT_S
     while True:
         try:
@@ -81,8 +82,11 @@ def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: B
             ended = batch.ended_tasks(sweep, allocation) if batch is not None else ()
             for one in ended:
                 if one.task == 0:
-                    started = _has_state(sweep, allocation)  # then it ended for another reason, before this agent came
-                    if not started and not is_environment(len(ended), len(batch.nodes()) if batch is not None else 0):
+                    # if so, the pilot ended for another reason, before this agent came
+                    started = _has_state(sweep, allocation)
+                    if not started and not is_environment_fault(
+                        len(ended), len(batch.nodes()) if batch is not None else 0
+                    ):
                         with contextlib.suppress(OSError):
                             node_exclusions.exclude(sweep, one.node, one.reason, allocation.pilot_id)
                     why = f"the pilot on {one.node} could not start: {one.reason}"
@@ -93,7 +97,7 @@ def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: B
 
 
 def _has_state(sweep: SweepDir, allocation: Allocation) -> bool:
-    """Whether the pilot has written its state, which it does before it waits for agents. True where it is not known."""
+    """Whether the pilot has written its state, which it does before it waits for agents. True if unknown."""
     try:
         pilot_state.state_path(sweep, allocation.pilot_id).stat()
     except FileNotFoundError:

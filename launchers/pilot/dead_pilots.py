@@ -1,4 +1,4 @@
-"""Takes over points from dead pilots, and records the attempts that they could not record."""
+"""Takes over points from dead pilots, and records the attempts that they left unrecorded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from workloads.contract.stages import assemble, rehearsed_ranks
 
 
 class DeadPilots:
-    """Finishes what dead pilots began, for one living pilot.
+    """Finishes the work of dead pilots, on behalf of one living pilot.
 
-    Every method may be called again after an `OSError`: it goes on from what it finds.
+    Every method may be called again after an `OSError`: it continues from the files on disk.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class DeadPilots:
         recorder: AttemptRecorder,
         report: Callable[[str], None],
     ) -> None:
-        """``pilot_id``: of the living pilot. ``report`` takes a line for its log."""
+        """``pilot_id``: id of the living pilot. ``report`` takes a line for its log."""
         self._sweep = sweep
         self._pilot_id = pilot_id
         self._records = records
@@ -41,14 +41,14 @@ class DeadPilots:
         self._report = report
 
     def take_over(self, stem: str, holder: str) -> bool:
-        """Finish what the dead pilot ``holder`` began with a point. False when a row could not be written."""
+        """Finish the dead pilot ``holder``'s work on a point. False when a row could not be written."""
         self._records.refresh()
         point = queue.claimed_point(self._sweep, stem, holder, self._report)
         if point is None:  # another pilot was faster
             return True
         recorded, last = "", self._records.of(stem)[-1:]
         if last and last[0].pilot_id == holder and self._unrecorded(point, holder) is None:
-            recorded = last[0].attempt_id  # it died between its record and the move of the point
+            recorded = last[0].attempt_id  # the holder died after writing the record and before moving the point
         claim = queue.take_over(self._sweep, stem, holder, self._pilot_id, recorded, self._report)
         if claim is None:
             return True
@@ -58,35 +58,36 @@ class DeadPilots:
         return True
 
     def resume(self, running: Collection[str]) -> bool:
-        """Finish what an error of the filesystem has interrupted: every claim of this pilot whose stem is not among
-        those that it is ``running``. False when a row could not be written."""
+        """Finish work that a filesystem error has interrupted: every claim of this pilot whose stem is not in
+        ``running``. False when a row could not be written."""
         self._records.refresh()
         claims = queue.claims_of(self._sweep, self._pilot_id, self._report)
         return all(self._settle(claim, "") for claim in claims if claim.stem not in running)
 
     def _settle(self, claim: Claim, holder: str) -> bool:
-        """Bring a claim to its end: move the point to where its recorded attempt belongs; or else record the attempt
-        that was begun under it; or else, since nothing was begun, move it back to ``todo``."""
+        """Complete a claim: move the point to where its recorded attempt belongs. Without a record, record the attempt
+        that was started under the claim. If none was started, move the point back to ``todo``."""
         for record in self._records.of(claim.stem):
             if record.attempt_id == claim.recorded:
                 return self._recorder.move(claim, record)
         attempt = self._unrecorded(claim.point, holder)
         if attempt is not None:
-            known = store.find_attempt(self._sweep.path, attempt.attempt_id)
-            if known is None:
+            row = store.find_attempt(self._sweep.path, attempt.attempt_id)
+            if row is None:
                 why = f"pilot {attempt.pilot_id} died while it ran this point"
                 done, ended_at = abandoned(self._sweep, attempt, why), _last_written_at(attempt)
                 return self._recorder.record(claim, attempt, done, ended_at=ended_at)
-            record = record_of_row(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
+            record = record_of_row(row, attempt, _outcome_of(row), claim, row["ended_at"].timestamp())
             self._recorder.write_record(claim.stem, record)
             return self._recorder.move(claim, record)
         queue.release(claim)
         return True
 
     def _unrecorded(self, point: Point, holder: str) -> Attempt | None:
-        """The last attempt at this point, if another pilot began it and nobody recorded it. None when there is none.
+        """The last attempt at this point if another pilot started it and no pilot recorded it; else None.
 
-        The pilot may be the claim's last ``holder``, or an earlier one whose claim that holder had taken over."""
+        That pilot may be the claim's last ``holder``, or an earlier one whose claim the holder had taken over.
+        """
         records = self._records.of(point.stem)
         recorded = {record.attempt_id for record in records}
         last = max((record.attempt_number for record in records), default=0)
@@ -99,12 +100,12 @@ class DeadPilots:
             and attempt.pilot_id != self._pilot_id
             and attempt.number > last
         ]
-        # Numbers, not times: the clocks of two nodes differ.
+        # Compare numbers, not times: the clocks of two nodes differ.
         return max(begun, key=lambda one: (one.number, one.pilot_id == holder, one.started_at), default=None)
 
 
 def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
-    """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
+    """The result of an attempt whose pilot died before recording it, from the attempt's folder."""
     results = attempt.results()
     measured = attempt.task.method == "measured"
     ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
@@ -113,7 +114,8 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
     except (FileNotFoundError, ValueError, TypeError):
         outcome = oc.classify_abandoned(ranks, results, why, *_last_position(sweep, attempt))
     if outcome.outcome == "cancelled" and ranks and all(rank in results for rank in ranks):
-        outcome = oc.classify_abandoned(ranks, results, why, None, None)  # it was measured before it was killed
+        # all ranks were measured before the attempt was cancelled
+        outcome = oc.classify_abandoned(ranks, results, why, None, None)
     try:
         complete = not measured and all(rank in results for rank in ranks)
         rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
@@ -123,8 +125,8 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
 
 
 def _last_position(sweep: SweepDir, attempt: Attempt) -> tuple[str | None, int | None]:
-    """Phase and step in which the pilot of an attempt last showed it; its state file outlives it. ``spawn`` when it
-    had not shown the attempt yet, None when the file cannot be read."""
+    """Last phase and step of an attempt in its pilot's state file, which outlives the pilot. ``spawn`` when the file
+    does not list the attempt yet, None when the file cannot be read."""
     state = pilot_state.read_state(sweep, attempt.pilot_id)
     if state is None:
         return None, None
@@ -146,7 +148,7 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome:
 
 
 def _last_written_at(attempt: Attempt) -> float:
-    """When something was last written in the attempt's folder. How long that was after its start is told by its files
-    alone, since their times and those of the dead pilot may be by two clocks."""
+    """Time of the last write in the attempt's folder, on the clock of ``started_at``. The time since the start is
+    computed from the files' times alone, because the clocks of the file server and of the dead pilot may differ."""
     written = [path.stat().st_mtime for path in attempt.folder.iterdir()]
     return attempt.started_at + max(written) - (attempt.folder / "attempt.json").stat().st_mtime

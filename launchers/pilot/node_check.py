@@ -1,7 +1,8 @@
-"""Measures what every node of a pilot can do before its first point, in seconds, and finds nodes far below their peers.
+"""Measures the speed of every node of a pilot in seconds, before its first point, and finds nodes far below their
+peers.
 
 All ranks of all nodes run at once (`workloads.probe.run.check`). The rates go into every attempt of the pilot, since
-two regimes of one network, or one throttled device, can turn a comparison of layouts. A check that fails costs its
+two regimes of one network, or one throttled device, can reverse a comparison of layouts. A failed check costs its
 numbers and a line in the log, never the pilot.
 """
 
@@ -25,18 +26,18 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
 Rates = Mapping[str, float | None]
-"""By the columns in `COLUMNS`; of several devices or nodes the lowest."""
+"""Rates by the columns in `COLUMNS`; for several devices or nodes the lowest."""
 COLUMNS = {
     "matmul": "check_matmul_flops",
     "copy": "check_copy_bytes_per_s",
     "all_reduce_inside_node": "check_all_reduce_inside_node_bytes_per_s",
     "all_reduce_between_nodes": "check_all_reduce_between_nodes_bytes_per_s",
 }
-"""Columns of the rates, by the names of a check's figures."""
+"""Column of each rate, by the name of the check's figure."""
 FAR_BELOW = 0.9
-"""A node with less than this share of the median of its peers is reported. Rates of equal nodes differ by 2 to 3 %."""
+"""A node below this share of the median of its peers is reported. Rates of equal nodes differ by 2 to 3 %."""
 LIMIT_S = 180.0
-"""Longest time of a check; NCCL's first start over many nodes takes most of it."""
+"""Time limit of a check in seconds; NCCL's first start over many nodes takes most of it."""
 _ANSWER_LIMIT_S = 30.0
 _MODEL = ModelSpec(
     name="check",
@@ -51,7 +52,7 @@ _MODEL = ModelSpec(
 
 
 class CheckFailed(Exception):
-    """Why there are no rates."""
+    """The check measured no rates; the message says why."""
 
 
 def check_nodes(
@@ -62,9 +63,9 @@ def check_nodes(
     stop_asked: Callable[[], bool],
     tick: Callable[[], None],
 ) -> dict[str, Rates]:
-    """The rates of each node, by name; they are also kept for later pilots of the sweep.
+    """Measure the rates of each node, by name. They are also stored for later pilots of the sweep.
 
-    ``tick`` is called a few times a second. Raises `CheckFailed`, or `OSError` when files cannot be written.
+    ``tick`` is called about five times a second. Raises `CheckFailed`, or `OSError` when files cannot be written.
     """
     width = settings.num_devices
     world_size = width * len(nodes)
@@ -105,12 +106,12 @@ def check_nodes(
     results = {rank: result for rank in range(world_size) if (result := protocol.read_result(folder, rank)) is not None}
     if len(results) < world_size:
         raise CheckFailed(_why(folder, world_size, results))
-    found = {
+    rates_by_node = {
         node.name: _lowest([_of_rank(results[rank]) for rank in range(at * width, (at + 1) * width)])
         for at, node in enumerate(nodes)
     }
-    write_json(folder / "rates.json", found)
-    return found
+    write_json(folder / "rates.json", rates_by_node)
+    return rates_by_node
 
 
 def check_dir(sweep: SweepDir, pilot_id: str) -> Path:
@@ -118,18 +119,18 @@ def check_dir(sweep: SweepDir, pilot_id: str) -> Path:
 
 
 def rates_of(checks: Mapping[str, Rates], nodes: Sequence[str]) -> Rates | None:
-    """The lowest rates of these nodes; None where not all of them were checked."""
+    """The lowest rates of these nodes; None unless all of them were checked."""
     if not nodes or any(node not in checks for node in nodes):
         return None
     return _lowest([checks[node] for node in nodes])
 
 
 def slow_nodes(sweep: SweepDir, checks: Mapping[str, Rates]) -> dict[str, str]:
-    """Nodes far below their peers, with the numbers: the other nodes of this pilot and of earlier ones."""
+    """Nodes far below their peers, with the numbers. Peers are the other nodes of this pilot and of earlier ones."""
     everyone = {**_earlier(sweep), **checks}
-    found: dict[str, str] = {}
+    slow: dict[str, str] = {}
     for node, rates in checks.items():
-        said = []
+        shortfalls = []
         for name, column in COLUMNS.items():
             others = [value for other, has in everyone.items() if other != node and (value := has.get(column))]
             value = rates.get(column)
@@ -140,19 +141,21 @@ def slow_nodes(sweep: SweepDir, checks: Mapping[str, Rates]) -> dict[str, str]:
                 unit = "TFLOP/s" if name == "matmul" else "GB/s"
                 scale = 1e12 if name == "matmul" else 1e9
                 what = name.replace("_", " ")
-                said.append(f"{what} {value / scale:.3g} {unit}, median of {len(others)} others {middle / scale:.3g}")
-        if said:
-            found[node] = "far below its peers: " + "; ".join(said)
-    return found
+                shortfalls.append(
+                    f"{what} {value / scale:.3g} {unit}, median of {len(others)} others {middle / scale:.3g}"
+                )
+        if shortfalls:
+            slow[node] = "far below its peers: " + "; ".join(shortfalls)
+    return slow
 
 
 def _earlier(sweep: SweepDir) -> dict[str, Rates]:
-    found: dict[str, Rates] = {}
+    rates_by_node: dict[str, Rates] = {}
     with contextlib.suppress(OSError):
         for path in sorted((sweep.path / "checks").glob("*/rates.json")):
             with contextlib.suppress(OSError, ValueError):
-                found |= {node: rates for node, rates in read_json(path).items() if isinstance(rates, dict)}
-    return found
+                rates_by_node |= {node: rates for node, rates in read_json(path).items() if isinstance(rates, dict)}
+    return rates_by_node
 
 
 def _of_rank(result: RankResult) -> Rates:

@@ -1,4 +1,4 @@
-"""The nodes of one pilot: starts their agents, and knows which nodes are free, in use or excluded."""
+"""The nodes of one pilot: starts their agents, and tracks which nodes are free, in use or excluded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launchers.node.fork import RunRank
 from launchers.node.remote import Node
 from launchers.pilot.agent_server import AgentServer
 from launchers.pilot.allocation import Allocation
-from launchers.pilot.batch_system import LOOK_S, BatchSystem, is_environment
+from launchers.pilot.batch_system import LOOK_S, BatchSystem, is_environment_fault
 from launchers.state import node_exclusions, pilot_state
 from launchers.state.history import AttemptRecord
 from launchers.state.node_exclusions import LOST_FOR_S
@@ -24,17 +24,18 @@ from results.shared_filesystem.patience import patiently
 from workloads.contract.protocol import write_json
 
 AGENTS_LIMIT_S = 180.0
-"""From the pilot's start until the last agent is ready. A busy shared filesystem may need minutes to deliver torch."""
+"""Seconds from the pilot's start until the last agent must be ready. A busy shared filesystem may need minutes to
+deliver torch."""
 FILES_LIMIT_S = 120.0
-"""How long a pilot that starts waits for a filesystem that fails."""
+"""Seconds that a starting pilot waits for a filesystem that fails."""
 
 
 class NoNodes(UltrasweepError):
-    """Not a single node of the allocation can be used."""
+    """No node of the allocation can be used."""
 
 
 class NodePool:
-    """The nodes of the allocation, the pilot's own first, then in the order of their names."""
+    """The nodes of the allocation: the pilot's own first, the others sorted by name."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class NodePool:
         batch: BatchSystem | None = None,
         use_excluded: bool = False,
     ) -> None:
-        """``expected``: nodes of the allocation. ``shared``: the sweep whose folder holds the excluded nodes for all
-        pilots; None without a scheduler. ``use_excluded``: do not look at those of earlier pilots."""
+        """``expected``: number of nodes of the allocation. ``shared``: the sweep in whose folder all pilots keep the
+        excluded nodes; None without a scheduler. ``use_excluded``: ignore the exclusions of earlier pilots."""
         self._shared = shared
         self._allocation = allocation
         self._batch = batch
@@ -61,12 +62,12 @@ class NodePool:
 
     @property
     def expected(self) -> int:
-        """Nodes of the allocation, whether they can be used or not."""
+        """Number of nodes of the allocation, usable or not."""
         return self._expected
 
     @property
     def size(self) -> int:
-        """Nodes that can be used, busy or not."""
+        """Number of nodes that can be used, busy or not."""
         return len(self._usable())
 
     @property
@@ -85,20 +86,20 @@ class NodePool:
 
     @property
     def excluded(self) -> dict[str, str]:
-        """Nodes of this allocation that are not used, and why."""
+        """Nodes of this allocation that are not used, with the reason."""
         return {**self._lost(), **self._excluded}
 
     @property
     def exclusion_summary(self) -> str:
-        """`excluded` in one line; just the reason where there is one node."""
+        """`excluded` in one line; only the reason if there is one node."""
         excluded = self.excluded
         if len(excluded) == 1:
             return next(iter(excluded.values()))
         return "; ".join(f"{node}: {why}" for node, why in excluded.items())
 
     def wait_for_agents(self, meanwhile: Callable[[], bool]) -> list[str]:
-        """Wait until every agent is ready or refuses; lines for the log. ``meanwhile`` is called often; returning False
-        ends the wait.
+        """Wait until every agent is ready or refuses. Returns lines for the log. ``meanwhile`` is called often; it
+        returns False to end the wait.
 
         Raises `NoNodes` when no agent is ready.
         """
@@ -113,8 +114,8 @@ class NodePool:
             lines.append(f"{missing} of {self._expected} nodes cannot be used{': ' + refused if refused else ''}")
         if self._shared is not None and not self._use_excluded:
             shared = self._shared
-            known = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
-            self._excluded |= {node: known[node].reason for node in self.names if node in known}
+            exclusions = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
+            self._excluded |= {node: exclusions[node].reason for node in self.names if node in exclusions}
         return [*lines, *self.exclude_lost()]
 
     def free(self) -> list[Node]:
@@ -127,7 +128,7 @@ class NodePool:
         self._busy.difference_update(node.name for node in nodes)
 
     def exclude(self, node: str, why: str, *, for_s: float = node_exclusions.EXPIRES_AFTER_S) -> list[str]:
-        """Use this node no more, here and in later pilots; lines for the log. ``for_s``: for how long, in seconds."""
+        """Stop using this node, here and in later pilots, for ``for_s`` seconds. Returns lines for the log."""
         if node in self._excluded:
             return []
         self._excluded[node] = why
@@ -138,18 +139,18 @@ class NodePool:
         return [f"node {node} is excluded: {why}"]
 
     def exclude_lost(self) -> list[str]:
-        """Exclude nodes that were lost or never connected; lines for the log. A short time is enough, since Slurm does
-        not use nodes that are down."""
+        """Exclude nodes that were lost or never connected. Returns lines for the log. A short time is enough, since
+        Slurm does not use nodes that are down."""
         return [line for node, why in self._lost().items() for line in self.exclude(node, why, for_s=LOST_FOR_S)]
 
     def exclude_unclean(self, unclean: Mapping[str, str], of: int) -> list[str]:
-        """Exclude nodes that an attempt on ``of`` nodes has left unclean, each with the reason; lines for the log. Most
-        nodes at once are unclean because of a file system that hangs: then for a short time."""
-        for_s = LOST_FOR_S if is_environment(len(unclean), of) else node_exclusions.EXPIRES_AFTER_S
+        """Exclude nodes that an attempt on ``of`` nodes has left unclean, each with its reason. Returns lines for the
+        log. When most nodes are unclean at once, the cause is a hanging file system, so the time is short."""
+        for_s = LOST_FOR_S if is_environment_fault(len(unclean), of) else node_exclusions.EXPIRES_AFTER_S
         return [line for node, why in unclean.items() for line in self.exclude(node, why, for_s=for_s)]
 
     def exclude_failing(self, records: Sequence[AttemptRecord], nodes: Sequence[Node]) -> list[str]:
-        """Exclude those of ``nodes`` on which points keep failing; lines for the log."""
+        """Exclude those of ``nodes`` on which points keep failing. Returns lines for the log."""
         if self._shared is None:
             return []
         failing = node_exclusions.failing(records, [node.name for node in nodes], time.time())
@@ -166,15 +167,15 @@ class NodePool:
                 time.sleep(0.01)
 
     def _wait(self, meanwhile: Callable[[], bool]) -> dict[str, str]:
-        """Wait as `wait_for_agents` says; the nodes of which nothing was heard until the limit, and what that means."""
+        """Wait as `wait_for_agents` does. Returns the nodes that were silent until the limit, with a reason."""
         until, look_at = time.monotonic() + AGENTS_LIMIT_S, 0.0
         while len(self._server.nodes.keys() | self._server.refused.keys()) < self._expected:
             if not meanwhile():
                 return {}
             if time.monotonic() > until:
-                known = self._server.nodes.keys() | self._server.refused.keys()
+                answered = self._server.nodes.keys() | self._server.refused.keys()
                 late = f"its agent did not start within {AGENTS_LIMIT_S:.0f} s"
-                return dict.fromkeys(set(self._batch.nodes() if self._batch is not None else ()) - known, late)
+                return dict.fromkeys(set(self._batch.nodes() if self._batch is not None else ()) - answered, late)
             if self._batch is not None and self._shared is not None and time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
                 for ended in self._batch.ended_tasks(self._shared, self._allocation):
@@ -184,15 +185,16 @@ class NodePool:
         return {}
 
     def _exclude_not_started(self, failed: Mapping[str, str], silent: Collection[str]) -> list[str]:
-        """Exclude the nodes whose agents did not start, unless the environment is to blame; lines for the log."""
-        if is_environment(len(failed), self._expected):
+        """Exclude the nodes whose agents did not start, unless the environment is to blame. Returns lines for the
+        log."""
+        if is_environment_fault(len(failed), self._expected):
             self._excluded |= failed
             return [
                 f"the agents of {len(failed)} of {self._expected} nodes did not start, so no node is excluded: look at "
                 "the environment (modules, image, launcher.python, the network between the nodes)"
             ]
         if not self._server.nodes and not self._others_work():
-            return []  # nothing shows that it is for this node
+            return []  # nothing shows that this node is to blame
         return [
             line
             for node, why in failed.items()
@@ -200,7 +202,7 @@ class NodePool:
         ]
 
     def _others_work(self) -> bool:
-        """Whether a pilot of this sweep has ever started on another node than this one."""
+        """Whether a pilot of this sweep has ever started on a node other than this one."""
         if self._shared is None:
             return False
         return any(set(state.nodes) - {self._own} for state in pilot_state.all_states(self._shared))
@@ -229,9 +231,9 @@ def start_pool(
     server: AgentServer,
     batch: BatchSystem | None = None,
 ) -> NodePool:
-    """Fork this machine's agent and let those of the other nodes connect. Call it before any thread is started.
+    """Fork this machine's agent and let the agents of other nodes connect. Call it before any thread is started.
 
-    ``head_address``: the file from which the other nodes read where to connect. ``run_rank``: what a rank does; None:
+    ``head_address``: file from which the other nodes read where to connect. ``run_rank``: code that a rank runs; None:
     the engine. ``batch``: None without a batch system.
     """
     name = allocation.node

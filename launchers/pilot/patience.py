@@ -1,4 +1,5 @@
-"""How a pilot waits out a filesystem that fails: it says so once, goes on showing that it lives, and tries again."""
+"""`Patience`: how a pilot waits out a failing filesystem. It reports the error once, keeps showing that the pilot
+lives, and retries."""
 
 from __future__ import annotations
 
@@ -11,35 +12,35 @@ from results.shared_filesystem.patience import patiently
 _T = TypeVar("_T")
 
 Pause = Callable[[float, str], bool]
-"""Takes seconds and a message: sleeps and shows the message meanwhile. False when the pilot shall stop."""
+"""Takes seconds and a message: sleeps and shows the message meanwhile. Returns False when the pilot must stop."""
 
 
 class Patience:
-    """Repeats the steps of one pilot until they work."""
+    """Repeats steps of one pilot until they succeed."""
 
     def __init__(self, sweep: SweepDir, report: Callable[[str], None], pause: Pause) -> None:
         """``report`` takes a line for the pilot's log."""
         self.failure = ""
-        """What the last call of `until_done` has failed with."""
+        """Error of the last failed call of `until_done`."""
         self._sweep = sweep
         self._report = report
         self._pause = pause
 
     def until_done(self, step: Callable[[], _T], task: str, *, limit_s: float | None = None) -> _T | None:
-        """Call ``step`` until it raises no `OSError`; its result, which is not None. None when the pilot has to stop
-        before, when ``limit_s`` seconds are over, or when the sweep's folder has been removed.
+        """Call ``step`` until it raises no `OSError` and return its result, which is not None. Returns None when the
+        pilot must stop first, when ``limit_s`` seconds are over, or when the sweep's folder has been removed.
 
-        ``step`` must come to the same result wherever an earlier call of it has failed. ``task``: what it does, as in
-        ``write the row``. After a request to stop there is one last call.
+        ``step`` must be repeatable: it reaches the same result wherever an earlier call failed. ``task``: description
+        of the step, such as ``write the row``. After a request to stop there is one last call.
         """
-        said = False
+        reported = False
 
         def wait(seconds: float, error: OSError) -> bool:
-            nonlocal said
+            nonlocal reported
             message = f"cannot {task}: {error}; trying again, nothing is lost"
-            if not said:
+            if not reported:
                 self._report(message)
-            said = True
+            reported = True
             return self._pause(seconds, message)
 
         try:
@@ -47,13 +48,13 @@ class Patience:
         except OSError as error:
             self.failure = f"{self._sweep.path} was removed" if self._removed(error) else f"cannot {task}: {error}"
             return None
-        if said:
-            self._report(f"could {task} at last")
+        if reported:
+            self._report(f"succeeded after trying again: {task}")
             self._pause(0.0, "")
         return done
 
     def _removed(self, error: OSError) -> bool:
-        """Whether the error is that the whole folder of the sweep is gone."""
+        """Whether the error means that the whole folder of the sweep is gone."""
         try:
             return isinstance(error, FileNotFoundError) and not self._sweep.marker.exists()
         except OSError:

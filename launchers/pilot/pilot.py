@@ -1,7 +1,7 @@
 """A pilot: holds one allocation and runs point after point of one sweep's queue on its nodes.
 
-On the first node of the allocation it claims points, watches their attempts and writes rows; an agent on each node
-forks the ranks (`launchers.node.agent`). Points as wide as the allocation run alone. When none of those is left,
+On the first node of the allocation the pilot claims points, watches their attempts and writes rows; an agent on each
+node forks the ranks (`launchers.node.agent`). Points as wide as the allocation run alone. When none of those is left,
 smaller points run side by side. SIGINT means cancel; SIGTERM and SIGUSR2 mean that the allocation ends. In both cases
 the running points get their rows and wait for the next pilot.
 """
@@ -43,31 +43,32 @@ from results.tables.rows import table_from_rows
 from results.tables.schema import ATTEMPTS
 
 FINISHED, STOPPED, TROUBLE = 0, 3, 4
-"""Exit statuses: no point is left that fits; stopped by a signal; stopped by the machine (the state's message says
-why)."""
+"""Exit statuses: no fitting point is left; stopped by a signal; stopped by a fault of the machine (see the state's
+message)."""
 
 _DIED = 1
 _END_LIMIT_S = 20.0
-"""How long a pilot that ends waits for a filesystem that fails."""
+"""Seconds that an ending pilot waits for a filesystem that fails."""
 FRUITLESS_RESTARTS = 3
-"""A pilot that has been restarted so often, and is ended once more before it has finished a point, is not requeued."""
+"""A pilot that has been restarted this many times and is ended once more before it has finished a point is not
+requeued."""
 CLAIM_AGAIN_S = 0.5
-"""While points run and none could be claimed beside them, the pause before the next try. A point that ends cuts it
-short."""
+"""Seconds until the next try when points run and no further point could be claimed. A point that ends shortens the
+pause."""
 _WAIT_S = 0.5
-"""Between two looks at the queue while other pilots run what is left."""
+"""Seconds between two checks of the queue while other pilots run the remaining points."""
 QUEUE_LIMIT_S = 900.0
-"""How long a pilot waits for a filesystem on which the queue cannot be read. What is measured already waits without a
-limit to be written."""
+"""Seconds that a pilot waits for a filesystem on which the queue cannot be read. Rows of measured points have no such
+limit."""
 
 
 RequeueJob = Callable[[str], bool]
-"""Takes a job's id as ``squeue`` prints it, and has the batch system start that job again later; False when it refuses.
-"""
+"""Takes a job's id in the form of ``squeue`` and asks the batch system to start that job again later; False when it
+refuses."""
 
 
 class Pilot:
-    """One pilot from its first claim to its end: `run` is called once."""
+    """One pilot from its first claim to its end. Call `run` once."""
 
     def __init__(
         self,
@@ -108,16 +109,17 @@ class Pilot:
         self._state = StateWriter(sweep, allocation, pool, self._threads)
         self._stop = StopRequest(wake, stop_with_parent=config.stop_with_parent)
         self._trouble = ""
-        """Why no further point is started; empty while points may be started."""
+        """Why no further point is started; empty while points may start."""
         self._claim_again_at = 0.0
         self._idle_since: float | None = None
-        """By the monotonic clock: when it found no point to run; None: it has one, or has not looked yet."""
+        """Monotonic time since which there is no point to run; None: a point runs, or the queue has not been checked
+        yet."""
         self._checks: dict[str, Rates] = {}
         self._last_step_ends: dict[str, float] = {}
-        """By node: when the last step ended of the point that ran there just before."""
+        """End of the last step of the previous point, by node."""
 
     def run(self) -> int:
-        """Claim and run points until none is left that fits; the exit status."""
+        """Claim and run points until no fitting point is left. Returns the exit status."""
         self._stop.listen()
         try:
             self._wait_for_agents()
@@ -149,7 +151,7 @@ class Pilot:
             self._requeue_own_job()
             return STOPPED
         if not self._scheduled and self._pool.lost_all:
-            return _DIED  # as if the pilot had died with its agent: the process that started it starts another
+            return _DIED  # as if the pilot had died with its agent: the process that started the pilot starts another
         return TROUBLE if self._trouble else FINISHED
 
     def log(self, line: str) -> None:
@@ -158,12 +160,13 @@ class Pilot:
             print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
     def stop_reason(self) -> StopReason | None:
-        """Why this pilot shall stop; None while it may go on."""
+        """Why this pilot must stop; None while it may continue."""
         return self._stop.reason
 
     def _wait_for_agents(self) -> None:
         self._state.write("starting")
-        table_from_rows([], ATTEMPTS)  # Arrow imports more with its first table: do it now, not between two points
+        # Arrow imports more modules with its first table: do it now, not between two points
+        table_from_rows([], ATTEMPTS)
 
         def meanwhile() -> bool:
             self._tick()
@@ -174,15 +177,15 @@ class Pilot:
         if 0 < usable < expected and self._patience.until_done(
             lambda: self._scheduler.waiting_for(usable + 1, expected) > 0, "read the queue", limit_s=QUEUE_LIMIT_S
         ):
-            # Pilots for the narrower points come, too. While this one lives, none comes in its place.
+            # Pilots for the narrower points are submitted too. While this pilot lives, no other takes its place.
             why = self._pool.exclusion_summary
             self._give_up(f"only {usable} of {expected} nodes can be used, and wider points wait: {why}")
 
     def _check_nodes(self) -> None:
-        """Measure what the nodes can do. Whatever goes wrong costs these numbers, never a point."""
+        """Measure the speed of the nodes. A failure costs only these numbers, never a point."""
         if not self.settings.checks_nodes or not self._points_wait():
             return
-        self._state.message = "measuring what the nodes can do"
+        self._state.message = "measuring the speed of the nodes"
         self._state.write("starting", self._state.message)
         try:
             self._checks = check_nodes(
@@ -195,7 +198,7 @@ class Pilot:
             )
             slow = slow_nodes(self.sweep, self._checks)
         except (CheckFailed, OSError, ValueError, TypeError, KeyError) as error:
-            self.log(f"the nodes are not checked: {error}")
+            self.log(f"the nodes were not checked: {error}")
             slow = {}
         for node, why in slow.items():
             self.log(f"warning: node {node} is {why}")
@@ -212,10 +215,10 @@ class Pilot:
             self._give_up(f"{where}{self._pool.exclusion_summary}")
 
     def _on_queue(self, step: Callable[[], bool]) -> bool:
-        """Do ``step``, which reads the queue and moves points in it. Where the filesystem fails, first finish what it
-        had begun by then, and do it again.
+        """Run ``step``, which reads the queue and moves points in it. After a filesystem error, first finish the work
+        begun before the error, then run ``step`` again.
 
-        True also after such a failure, since points may wait again; False also when the pilot has to give up.
+        Returns True also after such an error, since points may wait again; False also when the pilot has to give up.
         """
         failed = False
 
@@ -237,7 +240,7 @@ class Pilot:
         return bool(done)
 
     def _start_one(self) -> bool:
-        """Start one more point, if one waits that fits the free nodes."""
+        """Start one more point if a waiting one fits the free nodes. Returns whether a point was claimed."""
         free = self._pool.free()
         if not free or (self._threads and time.monotonic() < self._claim_again_at):
             return False
@@ -335,17 +338,17 @@ class Pilot:
         )
 
     def _requeue_own_job(self) -> None:
-        """Let the batch system start this pilot again if a preemption or its time limit has ended it and points wait.
-        So the sweep goes on even if no command watches it."""
+        """Ask the batch system to start this pilot again if a preemption or its time limit has ended it and points
+        wait. So the sweep continues even if no command watches it."""
         job = self._allocation.job
         requeue = self._requeue_job
         if job is None or requeue is None or self.stop_reason() != "preempted" or not self._points_wait():
             return
         if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._state.finished) - {"preempted"}:
-            self.log(f"job {job} is not queued again: it was ended {self._allocation.restarts + 1} times in a row")
+            self.log(f"job {job} is not requeued: it was ended {self._allocation.restarts + 1} times in a row")
             return
         if requeue(job):
-            self.log(f"job {job} is queued again: points are left")
+            self.log(f"job {job} is requeued: points are left")
 
     def _points_wait(self) -> bool:
         try:
@@ -355,8 +358,9 @@ class Pilot:
             return False
 
     def _wait_for_others(self) -> bool:
-        """No point could be claimed: take over what dead pilots had claimed. True when a claim may succeed now."""
-        self._last_step_ends.clear()  # waiting for another pilot is no overhead of the next point
+        """Called when no point could be claimed: take over the claims of dead pilots. True when a claim may succeed
+        now."""
+        self._last_step_ends.clear()  # time spent waiting for another pilot is not overhead of the next point
         claims = queue.claims_of_others(self.sweep, self.pilot_id)
         verdicts = {holder: self._liveness.judge(holder) for holder in {holder for _, holder in claims}}
         dead = [(stem, holder) for stem, holder in claims if verdicts[holder] == "dead"]
@@ -371,12 +375,12 @@ class Pilot:
             return self._pause(_WAIT_S, "the first point of this shape runs elsewhere; the others wait for it")
         if "unknown" not in verdicts.values():
             return False
-        # A living pilot finishes its own points. One whose count does not move is dead when its lease is over.
+        # A living pilot finishes its own points. A pilot whose count stays the same is dead when its lease is over.
         self._state.activity = "waiting"
         return self._pause(_WAIT_S)
 
     def _linger(self) -> bool:
-        """Wait a moment for whoever may add points; False when that has taken long enough."""
+        """Wait briefly for new points; False when ``linger_s`` is over."""
         if self._trouble or self.stop_reason() is not None:
             return False
         now = time.monotonic()
@@ -391,7 +395,7 @@ class Pilot:
         self._state.write_if_due()
 
     def _pause(self, seconds: float, message: str = "") -> bool:
-        """Sleep and go on writing the state file; False, and early, when the pilot shall stop."""
+        """Sleep and keep writing the state file; returns False, early, when the pilot must stop."""
         until = time.monotonic() + seconds
         before, self._state.message = self._state.message, message
         if message != before:

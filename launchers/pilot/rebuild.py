@@ -1,8 +1,8 @@
-"""Writes rows again that a sweep's tables have lost (a damaged or deleted file), from the folders of the attempts.
+"""Rebuilds rows that a sweep's tables have lost (a damaged or deleted file) from the folders of the attempts.
 
-Every recorded attempt had its row before its record, so a record without a row is a row that was lost. A row that is
-made again has the same numbers. What only the pilot knew of the code (commit, versions) is there where the pilot's
-config holds it, else null. So only what is lost is written again.
+The row of an attempt is written before its record, so a record without a row shows a lost row. A rebuilt row has the
+same numbers. Facts that only the pilot knew about the code (commit, versions) are taken from the pilot's config, or
+else null. So only lost rows are rebuilt.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from results.tables import files, store
 from results.text.numbers import listed, plural
 
 _RECORDED = ("outcome", "phase", "phase_step", "failed_rank", "evidence", "infrastructure")
-"""What a record says of how the attempt ended."""
+"""Columns of a record that describe how the attempt ended."""
 _MAGIC = b"PAR1"
-"""A Parquet file begins and ends with it."""
+"""First and last bytes of a Parquet file."""
 _LEAST_BYTES = 12
 _ENDING = ".damaged"
-"""Of the names under which damaged files are kept."""
+"""Suffix of the names under which damaged files are kept."""
 _MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Of which attempts one table has rows."""
+    """Ids of the attempts of which one table has rows."""
 
     merged_path: Path
     merged: set[str] | None
-    """In the merged file; None where that is damaged."""
+    """Ids in the merged file; None if that file is damaged."""
     whole: set[str]
-    """In parts."""
+    """Ids in readable parts."""
     damaged: dict[str, Path]
-    """Parts that are damaged."""
+    """Damaged parts, by attempt id."""
 
     @property
     def known(self) -> set[str]:
         return self.whole | (self.merged or set())
 
     def keep(self, attempt_id: str) -> list[Path]:
-        """Keep a copy of a damaged part, in whose place a whole one will be written; the part, if there is one."""
+        """Keep a copy of a damaged part before a new one replaces it. Returns the part, if there is one."""
         part = self.damaged.get(attempt_id)
         if part is None:
             return []
@@ -65,36 +65,36 @@ class _Table:
         return [part]
 
     def move_aside(self) -> list[Path]:
-        """Move a damaged merged file out of the readers' way, and damaged parts whose rows it holds; which."""
-        found = [self.merged_path] if self.merged is None else []
-        found += [part for attempt_id, part in self.damaged.items() if attempt_id in (self.merged or ())]
-        for path in found:
+        """Rename a damaged merged file, and damaged parts whose rows the merged file holds, so that readers skip them.
+        Returns the renamed files."""
+        damaged_paths = [self.merged_path] if self.merged is None else []
+        damaged_paths += [part for attempt_id, part in self.damaged.items() if attempt_id in (self.merged or ())]
+        for path in damaged_paths:
             path.replace(_aside(path))
-        return found
+        return damaged_paths
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What the tables have of one attempt."""
+    """The rows of one attempt in both tables."""
 
     attempt: dict[str, Any]
     steps: list[dict[str, Any]]
 
 
 def rebuild_lost_rows(sweep: SweepDir) -> str | None:
-    """Write the rows of recorded attempts that the tables lack, and move damaged files aside. What was done, in one
-    line; None where nothing was lost, or nothing is left to make rows from. Where nothing can be written the line says
-    that."""
-    # In this order nothing looks lost while pilots work: a row is written before its record, and a part is removed
-    # after it is in the merged file.
+    """Write the rows of recorded attempts that the tables lack, and move damaged files aside. Returns one line about
+    what was done or could not be written; None where nothing was lost, or nothing is left to make rows from."""
+    # This order of reads keeps rows from looking lost while pilots work: a row is written before its record, and a part
+    # is removed after it is in the merged file.
     try:
         recorded = _recorded(sweep)
         parts = {table: files.part_paths(sweep.path, table) for table in files.SCHEMAS}
         attempts, steps = (_look(sweep, table, parts[table]) for table in files.SCHEMAS)
-    except OSError:  # the file system fails for a while: nothing is known to be lost
+    except OSError:  # the file system fails temporarily: nothing is known to be lost
         return None
     lost = recorded.keys() - attempts.known
-    # An attempt that failed early has no steps, so that a missing file says nothing: only a damaged one does.
+    # An attempt that failed early has no steps, so a missing file proves nothing: only a damaged one does.
     without_steps = lost | (recorded.keys() if steps.merged is None else recorded.keys() & steps.damaged.keys())
     without_steps -= steps.known
     damaged = [table for table in (attempts, steps) if table.merged is None or table.damaged]
@@ -108,26 +108,26 @@ def rebuild_lost_rows(sweep: SweepDir) -> str | None:
         records.refresh()
         for attempt_id in sorted(lost | without_steps):
             stem = recorded[attempt_id]
-            found = _rows_of(sweep, points.get(stem), records.of(stem), attempt_id)
-            if found is None:
+            rebuilt = _rows_of(sweep, points.get(stem), records.of(stem), attempt_id)
+            if rebuilt is None:
                 gone += 1
                 continue
-            if attempt_id in without_steps and found.steps:
+            if attempt_id in without_steps and rebuilt.steps:
                 aside += steps.keep(attempt_id)
-                store.write_steps(sweep.path, attempt_id, found.steps)
+                store.write_steps(sweep.path, attempt_id, rebuilt.steps)
                 steps_remade += attempt_id not in lost
             if attempt_id in lost:
                 aside += attempts.keep(attempt_id)
-                store.write_attempt(sweep.path, found.attempt, [])
+                store.write_attempt(sweep.path, rebuilt.attempt, [])
                 rows_remade += 1
         aside += [path for table in damaged for path in table.move_aside()]
     except OSError as error:
         count = plural(len(lost | without_steps), "attempt")
-        return f"{sweep.path}: lost rows of {count} could not be made again: {error.strerror or error}"
-    return _told(sweep, aside, rows_remade, steps_remade, gone) if rows_remade or steps_remade or aside else None
+        return f"{sweep.path}: lost rows of {count} could not be rebuilt: {error.strerror or error}"
+    return _report_line(sweep, aside, rows_remade, steps_remade, gone) if rows_remade or steps_remade or aside else None
 
 
-def _told(sweep: SweepDir, aside: Sequence[Path], rows_remade: int, steps_remade: int, gone: int) -> str:
+def _report_line(sweep: SweepDir, aside: Sequence[Path], rows_remade: int, steps_remade: int, gone: int) -> str:
     names = listed([str(path.relative_to(sweep.path)) for path in aside])
     why = (
         f"{names} could not be read and {'is' if len(aside) == 1 else 'are'} kept as "
@@ -141,12 +141,13 @@ def _told(sweep: SweepDir, aside: Sequence[Path], rows_remade: int, steps_remade
         return f"{sweep.path}: {why}; no row is lost"
     made = [plural(rows_remade, "row")] if rows_remade or not steps_remade else []
     made += [f"the steps of {plural(steps_remade, 'attempt')}"] if steps_remade else []
-    left = f"; of {gone} the folder is gone too" if gone else ""
-    return f"{sweep.path}: {why}; {listed(made)} made again from {sweep.attempts.name}/{left}"
+    left = f"; {plural(gone, 'attempt')} not rebuilt: the folder is gone" if gone else ""
+    return f"{sweep.path}: {why}; {listed(made)} rebuilt from {sweep.attempts.name}/{left}"
 
 
 def _look(sweep: SweepDir, table: files.Table, parts: Sequence[Path]) -> _Table:
-    """Raises `OSError` for an error of the file system, which says nothing of the content of a file."""
+    """Read which attempts the table has. Raises `OSError` for a filesystem error, which says nothing about a file's
+    content."""
     merged_path = files.compacted_path(sweep.path, table)
     damaged = {path.stem: path for path in parts if _is_damaged(path, table, merged_path)}
     whole = {path.stem for path in parts} - damaged.keys()
@@ -154,9 +155,9 @@ def _look(sweep: SweepDir, table: files.Table, parts: Sequence[Path]) -> _Table:
 
 
 def _is_damaged(part: Path, table: files.Table, merged: Path) -> bool:
-    """Whether a part can be read. Both of its ends are looked at, which finds a part that was cut or never written to
-    disk. Only a part that the last compaction has left is read, since it may have been left because of damage: a sweep
-    may have thousands of parts."""
+    """Whether a part is damaged. The check of both ends finds a part that was cut or never written to disk. Since a
+    sweep may have thousands of parts, only a part that the last compaction left behind, perhaps because of damage, is
+    read in full."""
     try:
         with part.open("rb") as file:
             begins = file.read(len(_MAGIC))
@@ -167,7 +168,7 @@ def _is_damaged(part: Path, table: files.Table, merged: Path) -> bool:
             written_at = os.fstat(file.fileno()).st_mtime
         if merged.exists() and written_at < merged.stat().st_mtime:
             files.read_file(part, table)
-    except FileNotFoundError:  # a pilot has merged it meanwhile
+    except FileNotFoundError:  # a pilot has merged the part meanwhile
         return False
     except InvalidResults:
         return True
@@ -175,8 +176,8 @@ def _is_damaged(part: Path, table: files.Table, merged: Path) -> bool:
 
 
 def _merged_ids(path: Path) -> set[str] | None:
-    """Ids of the attempts in a merged file; empty where there is none, None where it is damaged. Raises `OSError` for
-    an error of the file system, which says nothing of the content."""
+    """Ids of the attempts in a merged file; empty if there is none, None if it is damaged. Raises `OSError` for a
+    filesystem error, which says nothing about the content."""
     try:
         with pq.ParquetFile(path) as file:
             return set(file.read(columns=["attempt_id"])["attempt_id"].to_pylist())
@@ -185,7 +186,7 @@ def _merged_ids(path: Path) -> set[str] | None:
     except OSError as error:
         if error.errno is not None:
             raise
-        return None  # Arrow's words for a file that is cut
+        return None  # Arrow's message for a truncated file
     except (pa.ArrowException, KeyError):
         return None
 
@@ -195,7 +196,7 @@ def _aside(path: Path) -> Path:
 
 
 def _recorded(sweep: SweepDir) -> dict[str, str]:
-    """The points' stems by the ids of all recorded attempts."""
+    """Stems of the points of all recorded attempts, by attempt id."""
     if not sweep.history.is_dir():  # an archived sweep
         return {}
     named = (split_name(name) for name in entry_names(sweep.history))
@@ -203,7 +204,7 @@ def _recorded(sweep: SweepDir) -> dict[str, str]:
 
 
 def _points(sweep: SweepDir) -> dict[str, Path]:
-    """The points' files in the queue, by stem."""
+    """Paths of the points' files in the queue, by stem."""
     folders = (folder for folder in (sweep.todo, sweep.claimed, sweep.done) if folder.is_dir())
     return {split_name(name)[0]: folder / name for folder in folders for name in entry_names(folder)}
 
@@ -220,21 +221,21 @@ def _rows_of(
     attempt = reopen_attempt(sweep, point, attempt_id) if point is not None else None
     if record is None or attempt is None:
         return None
-    done = abandoned(sweep, attempt, record.evidence or "its row was lost")
-    outcome = dataclasses.replace(done.outcome, **{name: getattr(record, name) for name in _RECORDED})
+    execution = abandoned(sweep, attempt, record.evidence or "its row was lost")
+    outcome = dataclasses.replace(execution.outcome, **{name: getattr(record, name) for name in _RECORDED})
     row = rows.attempt_row(
         attempt,
         _context(sweep, attempt, record),
         outcome,
-        done.results,
+        execution.results,
         ended_at=record.ended_at,
         will_retry=record.will_retry,
         gap_s=record.gap_s,
-        comparison=_compared(sweep, attempt, outcome.outcome, done.results),
-        rehearsed=done.rehearsed,
+        comparison=_compared(sweep, attempt, outcome.outcome, execution.results),
+        rehearsed=execution.rehearsed,
         repeat_of=answered_meanwhile([one for one in records if one.ended_at < record.ended_at], attempt),
     )
-    return _Rows(row, rows.step_rows(attempt, done.results))
+    return _Rows(row, rows.step_rows(attempt, execution.results))
 
 
 def _context(sweep: SweepDir, attempt: Attempt, record: AttemptRecord) -> rows.RunContext:
@@ -250,7 +251,7 @@ def _context(sweep: SweepDir, attempt: Attempt, record: AttemptRecord) -> rows.R
 
 
 def _config_of(sweep: SweepDir, pilot_id: str) -> PilotConfig | None:
-    """The config of a pilot; those of one array share it, under the name without task and restart."""
+    """The config of a pilot. The pilots of one array share a config, whose name lacks task and restart."""
     for name in dict.fromkeys((pilot_id, pilot_id.rsplit(".", 2)[0])):
         try:
             return read_pilot_config(pilot_state.config_path(sweep, name))

@@ -1,9 +1,9 @@
-"""Records attempts: writes their rows and records, and moves their points. Nothing else writes rows.
+"""Records attempts: writes their rows and records, and moves their points. No other code writes rows.
 
 The order makes every crash harmless: first the outcome into the attempt's folder, then the row into the tables, the
 record into the history, and last the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
-claim sees which of these are there, and goes on with the next. Each may be done twice, so an error of the filesystem is
-waited out by doing all of them again.
+claim checks which of these steps are done, and continues with the next. Each step may be done twice, so after a
+filesystem error all of them are repeated.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from workloads.contract import protocol
 
 _HANG_ATTEMPTS = 2
 _COMPARE_LIMIT_S = 60.0
-"""How long the comparison of losses may fail before a row is written without it."""
+"""Seconds that the comparison of losses may fail before a row is written without it."""
 _PLAIN_OK = Outcome(outcome="ok", phase="done")
-"""An outcome that anybody concludes from the results of the ranks; it needs no file of its own."""
+"""Outcome that also follows from the ranks' results alone, so it needs no file of its own."""
 
 
 class AttemptRecorder:
@@ -48,7 +48,7 @@ class AttemptRecorder:
         report: Callable[[str], None],
         patience: Patience,
     ) -> None:
-        """``records``: what the pilot knows of earlier attempts. ``report`` takes a line for its log."""
+        """``records``: earlier attempts known to the pilot. ``report`` takes a line for its log."""
         self._sweep = sweep
         self._pilot_id = pilot_id
         self._settings = settings
@@ -67,15 +67,15 @@ class AttemptRecorder:
         gap_s: float | None = None,
         still_held: str | None = None,
     ) -> bool:
-        """Write the row and move the point. False when the pilot had to stop before the row could be written: then the
-        claim stays, and the pilot that takes it over writes the row from the attempt's folder.
+        """Write the row and move the point. False when the pilot had to stop before the row was written: then the claim
+        stays, and the pilot that takes it over writes the row from the attempt's folder.
 
         ``ended_at``: seconds since the epoch. ``gap_s``: idle seconds before the attempt's first step. ``still_held``:
-        what holds device memory after the attempt.
+        device memory still in use after the attempt, as text.
         """
         try:
             comparison = self._compare(attempt, done)
-        except Exception as error:  # nothing can be made of these results
+        except Exception as error:  # the results cannot be interpreted
             comparison, done = None, internal_error(error)
 
         def write() -> AttemptRecord:
@@ -83,7 +83,7 @@ class AttemptRecorder:
                 return self._write(claim, attempt, done, ended_at, gap_s, still_held, comparison)
             except OSError:
                 raise
-            except Exception as error:  # no row can be made of these results
+            except Exception as error:  # the results do not make a row
                 return self._write(claim, attempt, internal_error(error), ended_at, None, still_held, None)
 
         record = self._patience.until_done(write, f"write the row of {attempt.attempt_id}")
@@ -102,13 +102,13 @@ class AttemptRecorder:
         still_held: str | None,
         comparison: loss_check.Comparison | None,
     ) -> AttemptRecord:
-        """Write the row and the record, which is returned. Raises `OSError`; it may be called again then."""
+        """Write the row and the record, and return the record. Raises `OSError`; it may then be called again."""
         held = claim.held
-        if not held:  # whoever took the claim over may have recorded an attempt
+        if not held:  # the pilot that took over the claim may have recorded an attempt
             self._records.refresh()
         outcome = _with_notes(done, still_held, held)
         if outcome != _PLAIN_OK:
-            with contextlib.suppress(OSError):  # it only helps a later pilot; the row matters more
+            with contextlib.suppress(OSError):  # the file only helps a later pilot; the row matters more
                 protocol.write_json(attempt.folder / "outcome.json", outcome)
         before = [one for one in self._records.of(claim.stem) if one.attempt_id != attempt.attempt_id]
         retry = wants_retry(outcome, before, self._settings)
@@ -135,14 +135,14 @@ class AttemptRecorder:
         self._records.note(stem, record)
 
     def move(self, claim: Claim, record: AttemptRecord) -> bool:
-        """Move the point of a recorded attempt to where it belongs. False when the pilot had to stop before."""
+        """Move the point of a recorded attempt to where it belongs. False when the pilot had to stop before that."""
 
         def move() -> bool:
             if not (queue.release(claim) if record.will_retry else queue.finish(claim, record.outcome)):
                 self._report(f"{record.attempt_id}: its claim had been taken over; the point may run twice")
             return True
 
-        # The row is written: an error of the file system from here on must not lead to a second one.
+        # The row is written: from here on a filesystem error must not lead to a second row.
         return self._patience.until_done(move, f"move the point of {record.attempt_id}") is not None
 
     def compact(self) -> None:
@@ -153,24 +153,26 @@ class AttemptRecorder:
             self._report(f"the tables are not compacted (nothing is lost): {error}")
 
     def _compare(self, attempt: Attempt, done: Execution) -> loss_check.Comparison | None:
-        known = [loss for loss in rows.losses_of(done.results) if loss is not None]
+        known_losses = [loss for loss in rows.losses_of(done.results) if loss is not None]
         norms = [norm for norm in rows.grad_norms_of(done.results) if norm is not None]
-        if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known:
+        if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known_losses:
             return None
 
         def compare() -> loss_check.Comparison:
-            return loss_check.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known, norms)
+            return loss_check.compare(
+                self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known_losses, norms
+            )
 
         task = f"compare the losses of {attempt.attempt_id}"
-        found = self._patience.until_done(compare, task, limit_s=_COMPARE_LIMIT_S)
-        if found is None:
+        comparison = self._patience.until_done(compare, task, limit_s=_COMPARE_LIMIT_S)
+        if comparison is None:
             self._report(f"{attempt.attempt_id}: losses are not compared: {self._patience.failure}")
-        return found
+        return comparison
 
 
 def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: LaunchSettings) -> bool:
-    """Whether the point runs again. After a failure of the infrastructure it does, up to ``settings.max_attempts``;
-    after a hang once; after any other failure of its own never. Cancelled and preempted attempts do not count."""
+    """Whether the point runs again: after a failure of the infrastructure until there are ``settings.max_attempts`` of
+    them, after a hang once, after any other failure never. Cancelled and preempted attempts do not count."""
     if outcome.outcome in ("cancelled", "preempted"):
         return True
     if outcome.outcome == "hang":
@@ -182,7 +184,7 @@ def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: Lau
 
 def answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str | None:
     """The id of an attempt that succeeded at this point while this one ran, because one of the two pilots was taken for
-    dead. A success before this attempt began does not count: then a user has requeued the point."""
+    dead. A success before this attempt began does not count: in that case a user has requeued the point."""
     good = (record for record in before if record.outcome == "ok" and record.ended_at > attempt.started_at)
     return next((record.attempt_id for record in good), None)
 
@@ -190,7 +192,7 @@ def answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str
 def _with_notes(done: Execution, still_held: str | None, held: bool) -> Outcome:
     notes = [still_held] if still_held is not None else []
     if done.survivors:
-        notes.append(f"processes {', '.join(done.survivors)} could not be ended")
+        notes.append(f"processes {', '.join(done.survivors)} could not be killed")
     if not held:
         notes.append("the claim on this point was taken over meanwhile: it may have run twice")
     if not notes:

@@ -1,7 +1,7 @@
 """Chooses the point that a pilot runs next: points as wide as its allocation first, then narrower ones side by side.
 
-A point must fit the time that is left. Its shape is the number of nodes that it needs. A repeat goes to other nodes
-than those where its layout ran before, if it can: each pilot takes first what it has not run.
+A point must fit the time that is left. Its shape is the number of nodes that it needs. A repeat goes to nodes where its
+layout has not run yet, if possible: each pilot first takes points whose layouts it has not run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Scheduler:
         records: HistoryReader,
         report: Callable[[str], None],
     ) -> None:
-        """``records`` is brought up to date at every claim. ``report`` takes a line for the pilot's log."""
+        """``records`` is refreshed at every claim. ``report`` takes a line for the pilot's log."""
         self.waits_for_canary = False
-        """The last claim skipped points because the first point of their shape still runs."""
+        """Whether the last claim skipped points because the first point of their shape still runs."""
         self._sweep = sweep
         self._settings = settings
         self._report = report
@@ -39,17 +39,18 @@ class Scheduler:
         self._breaker = CircuitBreaker(settings.breaker_failures)
         self._records = records
         self._reported: set[str] = set()
-        """Paused kinds that are in the log already."""
+        """Paused kinds that have already been logged."""
         self._paused = 0
-        """Points of paused kinds at the last claim."""
+        """Number of points of paused kinds at the last claim."""
 
     def claim_next(
         self, free: int, nodes: Collection[str], left_s: float | None, running: Sequence[Point]
     ) -> Claim | None:
         """Claim the next point; None when no point fits.
 
-        ``free``: how many of the pilot's ``nodes`` are free. ``left_s``: seconds until the allocation ends; None:
-        it has no end. ``running``: the points that this pilot runs now. Raises `OSError`; a point may be claimed then.
+        ``free``: how many of the pilot's ``nodes`` are free. ``left_s``: seconds until the allocation ends; None: it
+        does not end. ``running``: the points that this pilot runs now. Raises `OSError`; a point may have been claimed
+        then.
         """
         self._records.refresh()
         self._breaker.update(self._sweep, self._records.all())
@@ -57,7 +58,7 @@ class Scheduler:
         self.waits_for_canary = False
         claim = self._reader.claim_next(lambda waiting: self._choose(waiting, free, nodes, left_s, running))
         if claim is not None and (shape := self._shape(claim.point)) not in self._breaker.proven:
-            # Two pilots may have claimed at the same moment: the one with the earlier point goes first.
+            # Two pilots may have claimed at the same moment: the pilot with the earlier point goes first.
             rivals = [p for p in self._reader.claimed_by_others() if self._shape(p) == shape]
             if any(rival.index < claim.point.index for rival in rivals):
                 queue.release(claim)
@@ -66,14 +67,14 @@ class Scheduler:
         return claim
 
     def waiting_for(self, least: int, most: int) -> int:
-        """How many points wait that need from ``least`` to ``most`` nodes."""
+        """Number of waiting points that need ``least`` to ``most`` nodes."""
         return sum(
             point.method == self._settings.method and least <= self._shape(point) <= most
             for point in self._reader.waiting()
         )
 
     def choose_nodes(self, claim: Claim, free: Sequence[Node]) -> list[Node]:
-        """The nodes on which to run the point. Nodes where it was tried before, or its layout ran, come last."""
+        """The nodes on which to run the point. Nodes where the point or its layout ran before come last."""
         tried = {node for record in self._records.of(claim.stem) for node in record.nodes} | {*claim.point.ran_on}
         return sorted(free, key=lambda node: node.name in tried)[: self._shape(claim.point)]
 
@@ -105,16 +106,16 @@ class Scheduler:
         self._paused = len(fitting) - len(allowed)
         ready = sorted(self._past_canary(allowed, running), key=lambda p: self._ran_here(p, nodes))
         widest = [point for point in ready if self._shape(point) == size]
-        if widest:  # they run alone: nothing new starts while they wait for all nodes
+        if widest:  # they run alone: no other point starts while they wait for all nodes
             return widest if free == size else []
         return sorted((p for p in ready if self._shape(p) <= free), key=lambda p: -self._shape(p))
 
     def _ran_here(self, point: Point, nodes: Collection[str]) -> bool:
-        """Whether the point cannot but run on nodes where its layout ran before."""
+        """Whether the point can only run on a set of nodes that includes one where its layout ran before."""
         return len(set(nodes).difference(point.ran_on)) < self._shape(point)
 
     def _past_canary(self, points: list[Point], running: Sequence[Point]) -> list[Point]:
-        """``points`` without those of an unproven shape of which one point already runs, here or elsewhere."""
+        """``points`` without those of an unproven shape that already has a running point, here or elsewhere."""
         shapes = {self._shape(point) for point in points} - self._breaker.proven
         if not shapes:
             return points

@@ -1,4 +1,4 @@
-"""Writes a pilot's state file: what the pilot does now, and a count that shows other processes that it lives."""
+"""Writes a pilot's state file: its current activity, and a count that shows other processes that the pilot lives."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from launchers.state.process_identity import own_identity
 from launchers.state.sweep_dir import SweepDir
 
 INTERVAL_S = 1.0
-"""The file is written at least this often."""
+"""Maximum seconds between two writes of the file."""
 PROGRESS_EVERY_S = 0.5
-"""Progress of an attempt is written at most this often: for people, and for whoever takes over from a dead pilot."""
+"""Minimum seconds between two writes for progress of an attempt, which people and the successor of a dead pilot
+read."""
 
 
 class StateWriter:
-    """Knows what the pilot does. ``message`` is what keeps it from going on, for people; empty while nothing does."""
+    """Holds a pilot's current activity. ``message`` says for people why it cannot continue; empty while it can."""
 
     def __init__(
         self, sweep: SweepDir, allocation: Allocation, pool: NodePool, threads: Sequence[AttemptThread]
     ) -> None:
-        """``threads``: the pilot's own list of the attempts that run, read at every write."""
+        """``threads``: the pilot's own list of running attempts, read at every write."""
         self.activity: Activity = "starting"
         self.message = ""
         self.finished: Counter[str] = Counter()
-        """Recorded attempts of this pilot by outcome."""
+        """Number of recorded attempts of this pilot by outcome."""
         self._sweep = sweep
         self._allocation = allocation
         self._pool = pool
@@ -45,13 +46,13 @@ class StateWriter:
         """Progress of the attempts at the last write."""
 
     def write_if_due(self) -> None:
-        """Write when an attempt has made progress, or when the interval is over."""
+        """Write if an attempt has made progress, or the interval is over."""
         age_s = time.monotonic() - self._written_at
         if age_s >= INTERVAL_S or (age_s >= PROGRESS_EVERY_S and self._progress() != self._written):
             self.write("running" if self._threads else self.activity, self.message)
 
     def write(self, activity: Activity, message: str = "") -> None:
-        """Write now. A file that cannot be written is no error here."""
+        """Write now. Errors while writing are ignored."""
         self.activity, self._count = activity, self._count + 1
         self._written_at, self._written = time.monotonic(), self._progress()
         state = PilotState(
@@ -67,7 +68,7 @@ class StateWriter:
             job=self._allocation.job,
             nodes=self._pool.names,
         )
-        # A full disk must not end the pilot. If it lasts, another pilot takes the claims over, and the rows say so.
+        # A full disk must not end the pilot. If it lasts, another pilot takes over the claims, and the rows say so.
         with contextlib.suppress(OSError):
             pilot_state.write_state(self._sweep, state)
 

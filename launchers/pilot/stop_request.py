@@ -1,4 +1,4 @@
-"""Whether a pilot shall stop, and why: from signals, and from the pipe to the process that started it."""
+"""Whether and why a pilot must stop: from signals, and from the pipe to the process that started it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launchers.attempt.outcome import StopReason
 
 
 class StopRequest:
-    """``reason`` is None until the pilot shall stop. The first reason counts."""
+    """``reason`` is None until the pilot must stop. The first reason counts."""
 
     def __init__(self, wake: threading.Event, *, stop_with_parent: bool) -> None:
         """``wake`` is set by every signal. ``stop_with_parent``: standard input is a pipe from the parent."""
@@ -40,6 +40,6 @@ class StopRequest:
 
 
 def _is_closed(descriptor: int) -> bool:
-    """Whether the other end of a pipe is gone."""
+    """Whether the other end of a pipe is closed."""
     ready, _, _ = select.select([descriptor], [], [], 0)
     return bool(ready) and os.read(descriptor, 1024) == b""

@@ -1,1 +1,2 @@
-"""Slurm jobs that run pilots: what is submitted, what is there, and the difference. Only Slurm runs import it."""
+"""Slurm jobs that run pilots: compares the needed jobs with the existing ones and submits the difference. Only Slurm
+runs import it."""

@@ -1,7 +1,7 @@
-"""Writes the batch file of pilots and submits it. This is the only file that uses submitit.
+"""Writes the batch file of pilots and submits it. Only this file uses submitit.
 
-submitit writes the file and calls sbatch. Its pickles are not used, because a job must not depend on anything that its
-submitter does after sbatch: a pilot's config is a JSON file written before.
+submitit writes the file and calls sbatch. Its pickles are not used, because a job must not depend on steps of its
+submitter after sbatch: a pilot's config is a JSON file written before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from launchers.state import submissions
 from results.errors import UltrasweepError
 
 SBATCH_LIMIT_S = 150
-"""sbatch needs 9 s to notice that slurmctld is down, and tries for 120 s where the cluster holds too many jobs."""
+"""Time limit of sbatch in seconds. It needs 9 s to notice that slurmctld is down, and retries for 120 s where the
+cluster holds too many jobs."""
 _KILL_AFTER_S = 5
 _PASSING = (
     "unable to contact slurm controller",
@@ -41,35 +42,35 @@ _PASSING = (
     "standby mode",
     "try again",
     "unexpected message received",
-    "protocol authentication error",  # munged restarts
+    "protocol authentication error",  # while munged restarts
     "munge",
 )
-"""Parts of sbatch's messages, in lower case, for errors that pass by themselves."""
+"""Parts of sbatch's messages, in lower case, for temporary errors."""
 _LIMITED = ("submitjob", "submit job", "submit limit", "maxsubmit", "job limit")
-"""The same for a user or account that may not have so many jobs."""
+"""Parts of sbatch's messages, in lower case, for a user or account that has reached its limit of jobs."""
 
 
 class SubmissionRefused(UltrasweepError):
-    """sbatch refuses, and would refuse again: a wrong partition, account, too many nodes ..."""
+    """sbatch refuses, and would refuse again: wrong partition or account, too many nodes ..."""
 
 
 class JobLimitReached(UltrasweepError):
-    """sbatch takes no more jobs from this user now; a smaller array may be taken."""
+    """sbatch accepts no more jobs from this user now; a smaller array may be accepted."""
 
 
 class SubmissionUncertain(UltrasweepError):
-    """sbatch failed, or was ended, in a way that may pass. The job may exist nevertheless."""
+    """sbatch failed, or was ended, for a reason that may be temporary. The job may exist nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotJob:
-    """One submission: ``count`` pilots of ``nodes`` nodes."""
+    """One submission: ``count`` pilots of ``nodes`` nodes each."""
 
     token: str
     """Name of the submission and of its pilots' config."""
     job_name: str
     sweep_dir: Path
-    """Absolute."""
+    """Absolute path."""
     code_dir: Path
     """Folder of the pilots' code (see `launchers.state.code_snapshot`)."""
     nodes: int
@@ -77,11 +78,11 @@ class PilotJob:
     gpus_per_node: int
     """0: no GPUs are requested."""
     pilot: Sequence[str]
-    """Command line of a pilot, to which the sweep's folder and the token are added."""
+    """Command line of a pilot, to which the sweep's folder and the token are appended."""
     excluded: Sequence[str] = ()
     """Nodes that the sweep has excluded."""
     cluster: str | None = None
-    """As in `launchers.state.submissions.Submission`."""
+    """Cluster, as in `launchers.state.submissions.Submission`."""
 
     @property
     def log_dir(self) -> Path:
@@ -100,7 +101,7 @@ def submission_text(job: PilotJob, options: SlurmOptions) -> str:
 
 
 def submit(job: PilotJob, options: SlurmOptions) -> str:
-    """Call sbatch; the id of the job, or of the array where there are several pilots.
+    """Call sbatch. Returns the id of the job, or of the array if there are several pilots.
 
     Raises `SubmissionRefused`, `JobLimitReached` or `SubmissionUncertain` with sbatch's message. None of them proves
     that the job does not exist: look for the token in squeue.
@@ -110,7 +111,7 @@ def submit(job: PilotJob, options: SlurmOptions) -> str:
     executor, command = _prepare(job, options)
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints the errors that it raises
             return str(executor._submit_command(command).job_id)
     except FailedJobError as error:
         raise _classify(str(error)) from None
@@ -136,11 +137,11 @@ def _one_line(message: str) -> str:
 
 
 class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor, which limits the time and cleans the environment of sbatch, and writes the file without a
+    """submitit's executor with a time limit and a clean environment for sbatch; it writes the file without a
     cluster."""
 
     cluster: str | None = None
-    """Of the job; see `PilotJob`."""
+    """Cluster of the job; see `PilotJob`."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -150,7 +151,7 @@ class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
         return str(self._make_submission_file_text(command, ""))
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # `timeout` makes a new process group, so a Ctrl-C in the terminal does not end sbatch.
+        # `timeout` creates a new process group, so a Ctrl-C in the terminal does not end sbatch.
         limit = ["timeout", "-k", str(_KILL_AFTER_S), str(SBATCH_LIMIT_S)]
         names = [*unset_for_sbatch(os.environ, self._given()), *([] if self.cluster is None else [CLUSTERS])]
         unset = [word for name in names for word in ("-u", name)]
@@ -164,16 +165,16 @@ class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        """The number that ``sbatch --parsable`` prints alone on a line. A site may print lines of its own around it."""
+        """The number that ``sbatch --parsable`` prints alone on a line. Sites may print other lines around it."""
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        numbers = [found[1] for line in text.splitlines() if (found := _PARSABLE.fullmatch(line.strip()))]
-        if len(numbers) != 1:  # the job is there, and its token finds it
+        numbers = [match[1] for line in text.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
+        if len(numbers) != 1:  # the job exists, and its token finds it
             raise FailedSubmissionError(f"no job number in: {text}" if not numbers else f"several numbers in: {text}")
         return str(numbers[0])
 
 
 _PARSABLE = re.compile(r"([0-9]+)(;[A-Za-z0-9_.-]+)?")
-"""What ``sbatch --parsable`` prints: the job's number, and the cluster's name where there are several."""
+"""Output of ``sbatch --parsable``: the job's number, and the cluster's name where there are several."""
 
 
 def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]:
@@ -191,10 +192,10 @@ def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]
 
 
 def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
-    """submitit's parameters; those that are None do not appear in the file."""
+    """submitit's parameters; None leaves a parameter out of the file."""
     more: dict[str, Any] = {
         "requeue" if options.requeue else "no-requeue": True,
-        # `python -m` looks into the working directory first, before PYTHONPATH: it must be the copy of the code.
+        # `python -m` searches the working directory before PYTHONPATH, so it must be the copy of the code.
         "chdir": str(job.code_dir),
         "signal": f"USR2@{options.signal_delay_s}",  # overrides submitit's environment variable
         "open-mode": "append",  # a requeued pilot writes into the same log
@@ -239,7 +240,8 @@ def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
 
 
 def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
-    """Shell lines before srun. The user's own come first, so that they cannot undo what a pilot needs."""
+    """Shell lines before srun. The user's lines come first, so that they cannot undo the settings that a pilot
+    needs."""
     ours = {
         # Libraries must not start threads in a pilot at import: a process with threads must not fork.
         "OPENBLAS_NUM_THREADS": "1",
@@ -250,14 +252,14 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
         ours["SRUN_CPUS_PER_TASK"] = str(options.cpus_per_task)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in ours.items()]
     path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
-    # See `launchers.slurm.srun_log`. It comes last: what stands after it in the log is srun's and the pilot's.
+    # See `launchers.slurm.srun_log`. This line comes last: later lines of the log are from srun and the pilot.
     start = f"{job.token}.${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
     return [*options.setup, *lines, path, f'echo "{MARK} {start}"']
 
 
 def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:
-    # Since Slurm 22.05 srun does not take --cpus-per-task from sbatch. Without it a step of whole nodes has all cores.
-    # Binding is off, because it would bind the one task of a node, and so all its ranks, to one core.
+    # Since Slurm 22.05 srun does not inherit --cpus-per-task from sbatch. Without it a step of whole nodes has all
+    # cores. Binding is off, because it would bind the one task of a node, and so all its ranks, to one core.
     cpus = [f"--cpus-per-task={options.cpus_per_task}"] if options.cpus_per_task is not None else []
     return [
         f"--nodes={job.nodes}",
@@ -269,7 +271,7 @@ def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:
         "--export=ALL",
         "--open-mode=append",
         # Sites set KillOnBadExit=1 and a WaitTime, which would end the whole step when the first agent dies or ends.
-        # The pilot can go on without a dead agent's node, and all agents end when the pilot ends.
+        # The pilot can continue without a dead agent's node, and all agents end when the pilot ends.
         "--kill-on-bad-exit=0",
         "--wait=0",
         *options.srun_args,
@@ -280,5 +282,5 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def node_names(names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that Slurm accepts as names of nodes."""
+    """The ``names`` that Slurm accepts as names of nodes."""
     return [name for name in names if _NODE.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""Cancels every pilot of a sweep in Slurm, also those whose submission is not finished."""
+"""Cancels every pilot of a sweep in Slurm, including those whose submission is not finished."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from results.errors import InvalidResults
 
 
 def cancel(sweep: SweepDir) -> int:
-    """Cancel every pilot of the sweep, and stop the commands that would submit more; how many pilots were cancelled.
+    """Cancel every pilot of the sweep, and stop the commands that would submit more. Returns the number of cancelled
+    pilots.
 
-    The points that they ran wait again. Raises `SlurmUnreachable` when Slurm does not answer, and `InvalidResults` when
-    the sweep's folder is not writable, or is a copy of the one whose pilots run.
+    Points that they ran wait again. Raises `SlurmUnreachable` when Slurm does not answer, and `InvalidResults` when the
+    sweep's folder is not writable, or is a copy of the folder whose pilots run.
     """
     if not submissions.all_submissions(sweep):
         if (original := submissions.copied_from(sweep)) is not None:
@@ -35,13 +36,13 @@ def cancel(sweep: SweepDir) -> int:
         ) from None
     client = SlurmClient(submissions.cluster_of(sweep))
     cancelled: set[tuple[str, str]] = set()
-    # A command in the middle of a submission finishes it, sees that the sweep is cancelled and releases the lease.
+    # A command in the middle of a submission finishes it, notices the cancellation and releases the lease.
     with only_submitter(sweep, wait_s=SBATCH_LIMIT_S + 10.0):
         while True:
             ours = submissions.all_submissions(sweep)
             jobs = client.jobs({one.uid for one in ours})
             if jobs is None:
-                raise SlurmUnreachable(f"nothing was cancelled, the pilots go on: {client.complaint}")
+                raise SlurmUnreachable(f"nothing was cancelled, the pilots keep running: {client.complaint}")
             tokens = {one.token for one in ours}
             alive = [job for job in jobs if job.token in tokens and job.alive and not job.ending]
             fresh = [job for job in alive if (job.token, job.name) not in cancelled]

@@ -1,4 +1,4 @@
-"""Calls the few commands of Slurm that are needed, each with a time limit; None where Slurm does not answer.
+"""Calls the few Slurm commands that pilots need, each with a time limit; None where Slurm does not answer.
 
 One ``squeue`` shows all jobs of the sweep's users. ``sacct`` is called only for jobs that squeue no longer shows, and
 is not required. A job is recognised by the token in its comment or name, never by its id.
@@ -22,7 +22,7 @@ from results.errors import UltrasweepError
 
 CALL_LIMIT_S = 20.0
 _CHUNK = 200
-"""Job ids in one call."""
+"""Maximum number of job ids in one call."""
 
 DEAD = frozenset(
     {
@@ -39,27 +39,28 @@ DEAD = frozenset(
         "TIMEOUT",
     }
 )
-"""States of a job that has ended, unless Slurm requeues it. All others count as alive, also unknown ones."""
+"""States of a job that has ended, unless Slurm requeues it. All other states, also unknown ones, count as alive."""
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 _NEVER = re.compile(
     r"PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|AccountNotAllowed|QOSNotAllowed|"
     r"InvalidAccount|InvalidQOS|QOSTimeLimit|MaxMemPerLimit|DependencyNeverSatisfied|ReservationDeleted|"
     r"(QOS|Assoc)Max\w*PerJob(Limit)?|QOSMin\w+"
 )
-"""Reasons for waiting that do not pass: the job asks for what its partition, account or QOS never gives."""
+"""Permanent reasons for waiting: the job asks for more than its partition, account or QOS ever gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One pilot's job as Slurm sees it now."""
+    """One pilot's job as Slurm shows it now."""
 
     token: str
     index: int
-    """In its array; 0 for a single job."""
+    """Index in its array; 0 for a single job."""
     name: str
-    """As ``squeue`` prints it and ``scancel`` takes it: ``1234_5`` in an array. A pilot's state file holds it, too."""
+    """Job id in the form of ``squeue`` and ``scancel``: ``1234_5`` in an array. A pilot's state file contains it
+    too."""
     array_id: str
-    """Of the whole array; ``name`` of a single job."""
+    """Id of the whole array; ``name`` for a single job."""
     state: str
     reason: str
     nodes: str
@@ -71,17 +72,18 @@ class Job:
 
     @property
     def ending(self) -> bool:
-        """It has been ended, and Slurm still cleans up. It may be queued again under its number, mostly it is not."""
+        """Whether the job has ended and Slurm still cleans up. Slurm may requeue it under its number, but mostly does
+        not."""
         return self.state == "COMPLETING"
 
     @property
     def never_starts(self) -> bool:
-        """It waits, and by the reason that Slurm gives it will wait for ever."""
+        """Whether the job waits for a reason that is permanent."""
         return self.waiting and bool(_NEVER.fullmatch(self.reason))
 
     @property
     def held_by_slurm(self) -> bool:
-        """Slurm could not start it again after a failure of Slurm's own, and holds it until it is released."""
+        """Whether Slurm holds the job until it is released, because Slurm itself failed to restart it."""
         return self.waiting and "requeued" in self.reason.lower() and "held" in self.reason.lower()
 
     @property
@@ -91,7 +93,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How one job ended, as the accounting says."""
+    """End of one job according to the accounting."""
 
     token: str
     array_id: str
@@ -106,29 +108,29 @@ class Limits:
 
     max_array_size: int
     max_job_count: int
-    """Jobs of all users that Slurm keeps at a time; each element of an array counts."""
+    """Jobs of all users that Slurm keeps at the same time; each element of an array counts."""
 
     @property
     def largest_array(self) -> int:
-        """Elements of the largest array to submit. Its highest index must be below MaxArraySize; 0 and 1 mean that
-        arrays are off. At most a quarter of all jobs, so that other users can submit, too."""
+        """Number of elements in the largest array to submit. The highest index must be below MaxArraySize; 0 and 1 mean
+        that arrays are disabled. At most a quarter of all jobs, so that other users can submit too."""
         return max(1, min(self.max_array_size, self.max_job_count // 4))
 
 
 _DEFAULT_LIMITS = Limits(max_array_size=1001, max_job_count=10000)
 
-# The comment stands last, because it may hold anything. A line without these fields is another user's job.
-# %A does not help: waiting elements of an array share one number, and cancelling it would cancel all of them.
+# The comment is the last field, because it may contain any text. A line without these fields is another user's job. %A
+# does not help: waiting elements of an array share one number, and cancelling it would cancel all of them.
 _FIELDS = "%F|%K|%i|%T|%r|%N|%j|%k"
 _NAME = re.compile(r"[0-9]+(_[0-9]+)?")
 
 
 class SlurmUnreachable(UltrasweepError):
-    """Slurm does not answer, and nothing can be done without it."""
+    """Slurm does not answer, and the command cannot continue without it."""
 
 
 def jobs_of(sweep: SweepDir) -> list[Job] | None:
-    """The jobs of this sweep's pilots that squeue shows, some of them ended; None when squeue does not answer."""
+    """Jobs of this sweep's pilots that squeue shows, some of them ended; None when squeue does not answer."""
     submissions = all_submissions(sweep)
     if not submissions:
         return []
@@ -138,9 +140,10 @@ def jobs_of(sweep: SweepDir) -> list[Job] | None:
 
 
 def cluster_for(sweep: SweepDir) -> str:
-    """The cluster to which pilots of a sweep are submitted: that of those which may be there, or else the user's."""
-    known = cluster_of(sweep, only_open=True)
-    return cluster_in(os.environ) if known is None else known
+    """The cluster to which pilots of a sweep are submitted: that of pilots which may still exist, or else the
+    user's."""
+    open_cluster = cluster_of(sweep, only_open=True)
+    return cluster_in(os.environ) if open_cluster is None else open_cluster
 
 
 class SlurmClient:
@@ -163,13 +166,13 @@ class SlurmClient:
         return [job for line in out.splitlines() if (job := _job(line)) is not None]
 
     def endings(self, submissions: Sequence[Submission]) -> list[Ending] | None:
-        """How these submissions' jobs ended, each restart on its own; None where there is no accounting."""
+        """Ends of these submissions' jobs, one entry per restart; None where there is no accounting."""
         if self._no_accounting or shutil.which("sacct") is None or not submissions:
             return None
         tokens = {one.token for one in submissions}
-        # From a day before the first submission, since clocks and time zones of login nodes may differ.
+        # Query from a day before the first submission, since clocks and time zones of login nodes may differ.
         start = time.strftime("%Y-%m-%d", time.localtime(min(one.created_at for one in submissions) - 86400))
-        found: list[Ending] = []
+        endings: list[Ending] = []
         for at in range(0, len(submissions), _CHUNK):
             names = ",".join(one.job_name for one in submissions[at : at + _CHUNK])
             command = ["sacct", "-n", "-P", "-D", "-X", "-a", "-S", start, "--name", names]
@@ -177,30 +180,30 @@ class SlurmClient:
             if out is None:
                 self._no_accounting = "disabled" in self.complaint.lower()
                 return None
-            found += [ending for line in out.splitlines() if (ending := _ending(line)) and ending.token in tokens]
-        return found
+            endings += [ending for line in out.splitlines() if (ending := _ending(line)) and ending.token in tokens]
+        return endings
 
     def cancel(self, jobs: Sequence[Job], *, only_waiting: bool = False) -> bool:
-        """Call ``scancel``; False when it failed. Jobs that have ended meanwhile are no failure. ``only_waiting``: do
-        not cancel those that have started meanwhile."""
+        """Call ``scancel``; False when it failed. Jobs that have already ended are not a failure. ``only_waiting``: do
+        not cancel jobs that have started meanwhile."""
         command = ["scancel", *(["--state=PENDING"] if only_waiting else [])]
         names = [job.name for job in jobs]
         chunks = (names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK))
         return None not in [self._call([*command, *chunk], harmless="invalid job id") for chunk in chunks]
 
     def release(self, jobs: Sequence[Job]) -> bool:
-        """Let jobs run that are held in Slurm's queue; False when that failed."""
+        """Release jobs that are held in Slurm's queue; False when that failed."""
         return self._call(["scontrol", "release", ",".join(job.name for job in jobs)]) is not None
 
     def exclude(self, jobs: Sequence[Job], nodes: Sequence[str]) -> bool:
-        """Let waiting jobs not get these nodes, in place of those that they excluded before; False if that fails."""
+        """Exclude these nodes from waiting jobs, in place of the nodes excluded before; False when that failed."""
         names = [job.name for job in jobs]
         chunks = (names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK))
         words = [f"ExcNodeList={','.join(nodes)}"]
         return None not in [self._call(["scontrol", "update", f"JobId={','.join(chunk)}", *words]) for chunk in chunks]
 
     def requeue(self, name: str) -> bool:
-        """Make Slurm start this running job again later under its number. False when Slurm refuses, or when the job is
+        """Make Slurm restart this running job later under its number. False when Slurm refuses, or when the job is
         being cancelled: a job that a user has ended must stay ended."""
         state = self._call(["squeue", "-h", "-j", name, "-o", "%T"])
         if state is None or state.strip() != "RUNNING":
@@ -208,7 +211,7 @@ class SlurmClient:
         return self._call(["scontrol", "requeue", name]) is not None
 
     def hostnames(self, nodes: str) -> list[str]:
-        """The names in one of Slurm's lists of nodes, such as ``node[01-04,17]``; empty when it cannot be read."""
+        """The names in one of Slurm's node lists, such as ``node[01-04,17]``; empty when Slurm cannot expand it."""
         if not re.search(r"[\[,]", nodes):
             return [nodes] if nodes else []
         return (self._call(["scontrol", "show", "hostnames", nodes]) or "").split()
@@ -216,16 +219,16 @@ class SlurmClient:
     def limits(self) -> Limits | None:
         """The cluster's limits; None when Slurm does not answer now."""
         if self._limits is None and (out := self._call(["scontrol", "show", "config"])) is not None:
-            found = dict(re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)\s*$", out, re.MULTILINE))
+            config = dict(re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)\s*$", out, re.MULTILINE))
             self._limits = Limits(
-                max_array_size=int(found.get("MaxArraySize", _DEFAULT_LIMITS.max_array_size)),
-                max_job_count=int(found.get("MaxJobCount", _DEFAULT_LIMITS.max_job_count)),
+                max_array_size=int(config.get("MaxArraySize", _DEFAULT_LIMITS.max_array_size)),
+                max_job_count=int(config.get("MaxJobCount", _DEFAULT_LIMITS.max_job_count)),
             )
         return self._limits
 
     def _call(self, command: Sequence[str], harmless: str | None = None) -> str | None:
         """Standard output, or None when the command failed or took too long. A failure counts as success when each line
-        of its error output holds ``harmless``."""
+        of its error output contains ``harmless``."""
         environment = command_environment(os.environ, self.cluster)
         if trouble := several_clusters(environment):
             self.complaint = trouble
@@ -261,12 +264,12 @@ class SlurmClient:
 
 
 def default_limits() -> Limits:
-    """Slurm's default limits, for where no cluster answers."""
+    """Slurm's default limits, used where no cluster answers."""
     return _DEFAULT_LIMITS
 
 
 def short(state: str) -> str:
-    """``CANCELLED by 0`` and ``CANCELLED+`` are ``CANCELLED``."""
+    """First word of a state: ``CANCELLED by 0`` and ``CANCELLED+`` are ``CANCELLED``."""
     return state.split(" ")[0].rstrip("+")
 
 

@@ -1,4 +1,4 @@
-"""Computes how many pilots of how many nodes a sweep's points need. It reads no files and asks no Slurm."""
+"""Computes how many pilots of how many nodes a sweep's points need, without files and without Slurm."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from launchers.state.sweep_dir import Point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The points that wait, by shape (the nodes of a pilot), and those that no pilot of these options can run."""
+    """Waiting points by shape (nodes of a pilot), and counts of points that no pilot with these options can run."""
 
     points: Mapping[int, list[Point]] = field(default_factory=dict)
     pilots: Mapping[int, int] = field(default_factory=dict)
-    """By shape: how many pilots should be there, including those that run or wait already."""
+    """Needed pilots by shape, including those that already run or wait."""
     too_wide: int = 0
     """Points that need more nodes than ``max_nodes``."""
     too_long: int = 0
-    """Points that need more time than a pilot has."""
+    """Points that need more time than a pilot may use."""
     longest_s: float = 0.0
-    """Seconds that the longest of those needs."""
+    """Seconds that the longest of the ``too_long`` points needs."""
 
 
 def demand_of(points: Iterable[Point], settings: LaunchSettings, options: SlurmOptions) -> Demand:
-    """Group ``points`` by shape and count the pilots of each: as many as finish within ``target_h``, or within one time
-    limit where that is shorter or not given."""
+    """Group ``points`` by shape and count the pilots of each: as many as needed to finish within ``target_h``, or
+    within one time limit where that is shorter or ``target_h`` is not given."""
     shapes: dict[int, list[Point]] = defaultdict(list)
     too_wide, long_s = 0, list[float]()
     for point in points:

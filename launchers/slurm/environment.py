@@ -1,9 +1,9 @@
-"""The environment of Slurm's commands, without the variables by which a user changes what they select and print.
+"""The environment of Slurm's commands, without the variables by which a user changes their selection and output.
 
 ``SQUEUE_PARTITION`` hides jobs, ``SQUEUE_FORMAT`` changes columns, ``SCANCEL_STATE`` spares jobs, ``SBATCH_TIMELIMIT``
-overrides a batch file. A submitter that does not see its jobs submits them a second time, and a cancel reports success
-while jobs run on. So every call gets only the variables of Slurm that are named here. The environment of ``srun`` is
-another matter: it runs inside the job and needs what Slurm has set there.
+overrides a batch file. A submitter that does not see its jobs submits them twice, and a cancel reports success while
+jobs keep running. So every call gets only the Slurm variables that are named here. The environment of ``srun`` is
+different: it runs inside the job and needs the variables that Slurm has set there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIXES = (
 )
 CLUSTERS = "SLURM_CLUSTERS"
 _TO_REACH_THE_CLUSTER = frozenset({CLUSTERS, "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
-"""Where the configuration is, which cluster is meant, and the token of clusters that know users by one."""
+"""Location of the configuration, the chosen cluster, and the token of clusters that authenticate users by one."""
 _WHO_PAYS: Mapping[str, str] = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
@@ -25,16 +25,16 @@ _WHO_PAYS: Mapping[str, str] = {
     "SBATCH_RESERVATION": "reservation",
     "SBATCH_WCKEY": "wckey",
 }
-"""Sites tell users to set these once instead of naming them in every job. They reach sbatch where the launcher's option
-is null, and change nothing else about a job."""
+"""Variables that sites tell users to set once instead of naming them in every job. They reach sbatch where the
+launcher's option is null, and change nothing else about a job."""
 
 
 def command_environment(environment: Mapping[str, str], cluster: str | None = None) -> dict[str, str]:
-    """``environment`` for ``squeue``, ``sacct``, ``scancel`` and ``scontrol``: Slurm's variables are left out, but for
-    those that are needed to reach the cluster, and messages are in English.
+    """``environment`` for ``squeue``, ``sacct``, ``scancel`` and ``scontrol``: without Slurm's variables except those
+    needed to reach the cluster, and with messages in English.
 
-    ``cluster``: the one to ask, whatever ``SLURM_CLUSTERS`` says; empty: the one that Slurm takes by itself. None: what
-    the variable says.
+    ``cluster``: the cluster to ask, whatever ``SLURM_CLUSTERS`` says; empty: Slurm's default cluster. None: as
+    ``SLURM_CLUSTERS`` says.
     """
     kept = {name: value for name, value in environment.items() if not _is_dropped(name)}
     kept.pop("LANGUAGE", None)
@@ -45,9 +45,9 @@ def command_environment(environment: Mapping[str, str], cluster: str | None = No
 
 
 def unset_for_sbatch(environment: Mapping[str, str], given: Collection[str]) -> list[str]:
-    """Names of the variables that must not reach sbatch, nor the job to which it passes its environment on.
+    """Names of the variables that must not reach sbatch, nor the job, which inherits sbatch's environment.
 
-    ``given``: the parameters that the batch file sets. The locale stays, because it is the job's, too.
+    ``given``: the parameters that the batch file sets. The locale stays, because the job uses it too.
     """
     return sorted(
         name for name in environment if _is_dropped(name) and (name not in _WHO_PAYS or _WHO_PAYS[name] in given)
@@ -55,16 +55,16 @@ def unset_for_sbatch(environment: Mapping[str, str], given: Collection[str]) -> 
 
 
 def cluster_in(environment: Mapping[str, str]) -> str:
-    """The cluster that a user has chosen; empty for the one that Slurm takes by itself."""
+    """The cluster chosen by the user; empty for Slurm's default cluster."""
     return environment.get(CLUSTERS, "").strip()
 
 
 def several_clusters(environment: Mapping[str, str]) -> str:
-    """Why ``SLURM_CLUSTERS`` cannot be used; empty when it can. Job numbers of two clusters may be equal, so that
-    cancelling one would cancel the other."""
+    """Error message when ``SLURM_CLUSTERS`` cannot be used; empty when it can. Job numbers of two clusters may be
+    equal, so cancelling one would cancel the other."""
     value = cluster_in(environment)
     if value.lower() == "all" or "," in value:
-        return f"SLURM_CLUSTERS={value} names several clusters; set it to the one that shall run the sweep"
+        return f"SLURM_CLUSTERS={value} names several clusters; set it to one cluster"
     return ""
 
 

@@ -1,8 +1,8 @@
-"""Finds pilots that have ended before they could start, and excludes the nodes on which only they fail.
+"""Finds pilots that ended before they could start, and excludes the nodes that are to blame.
 
-Slurm knows nothing of a node on which Python or the shared folder is missing: jobs end there at once, so that the node
-is free again and gets the next one. A pilot that starts excludes such nodes of its own allocation by itself. On its
-first node nothing of it runs that could, so the submitting command does it.
+Slurm does not notice a node on which Python or the shared folder is missing: jobs end there at once, so the node is
+free again and gets the next job. A started pilot excludes such nodes of its own allocation. On the first node the pilot
+itself cannot start, so the submitting command excludes that node.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from results.text.log_tail import tail_in_one_line
 from results.text.numbers import plural
 
 _FAILED = ("BOOT_FAIL", "FAILED", "LAUNCH_FAILED", "OUT_OF_MEMORY")
-"""States in which a job ends that could not start its pilot. Those that somebody has ended say nothing of a node."""
+"""States in which a job ends that could not start its pilot. A job ended by a person proves nothing about a node."""
 _MOST_NODES = 2
-"""When pilots fail to start on more nodes than this, it is not for the nodes."""
+"""When pilots fail to start on more nodes than this, the nodes are not to blame."""
 _LOG_LINES = 6
 
 
 class FailedStarts:
-    """Looks at the jobs of one sweep, again and again."""
+    """Tracks failed starts among the jobs of one sweep."""
 
     def __init__(self, sweep: SweepDir, client: SlurmClient, report: Callable[[str], None]) -> None:
         self._sweep, self._client, self._report = sweep, client, report
         self._seen: set[str] = set()
-        """Names of jobs whose end has been looked at."""
+        """Names of ended jobs that have been examined."""
         self._failed: dict[str, tuple[str, str]] = {}
-        """By node: the pilot that could not start there, and why. They wait for a pilot that starts elsewhere."""
+        """By node: the pilot that could not start there, and why. Entries wait until a pilot has started elsewhere."""
         self._blamed: set[str] = set()
         """Nodes that this command has excluded."""
         self._too_many = False
 
-    def look(self, jobs: Sequence[Job]) -> None:
-        """Exclude the nodes on which pilots could not start while others did on other nodes."""
+    def exclude_bad_nodes(self, jobs: Sequence[Job]) -> None:
+        """Exclude nodes on which pilots could not start, if pilots have started on other nodes."""
         for job in jobs:
             if job.state in _FAILED and job.name not in self._seen:
                 self._seen.add(job.name)
                 self._note(job)
         if not self._failed:
             return
-        known = node_exclusions.excluded(self._sweep)
-        self._blamed &= known.keys()
+        excluded = node_exclusions.excluded(self._sweep)
+        self._blamed &= excluded.keys()
         nodes = [*self._failed, *(self._blamed - self._failed.keys())]
         if len(nodes) > _MOST_NODES:
             if not self._too_many:
                 self._report(
-                    f"pilots end at their start on {plural(len(nodes), 'node')} ({', '.join(nodes)}), so "
+                    f"pilots fail to start on {plural(len(nodes), 'node')} ({', '.join(nodes)}), so "
                     f"no {'other ' if self._blamed else ''}node is excluded: {next(reversed(self._failed.values()))[1]}"
                 )
             self._too_many = True
             return
-        for node in known.keys() & self._failed.keys():  # an agent of the same job was faster
+        for node in excluded.keys() & self._failed.keys():  # an agent of the same job was faster
             del self._failed[node]
         for node in [node for node in self._failed if self._others_work(node)]:
             pilot, why = self._failed.pop(node)
@@ -82,14 +82,14 @@ class FailedStarts:
 
 
 def last_words(sweep: SweepDir, token: str) -> str:
-    """Why a submission's pilots ended: what one of them wrote, or else the end of the newest log."""
-    said = [
+    """Why a submission's pilots ended: the last message of one of them, or else the end of the newest log."""
+    messages = [
         state.message
         for state in pilot_state.all_states(sweep)
         if state.message and submissions.token_of_pilot(state.pilot_id) == token
     ]
-    if said:
-        return said[-1]
+    if messages:
+        return messages[-1]
     try:
         logs = sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
     except OSError:

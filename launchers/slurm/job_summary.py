@@ -11,7 +11,7 @@ _MOST_REASONS = 3
 
 
 def describe_jobs(jobs: Sequence[Job] | None) -> str:
-    """``Slurm: 3 running, 2 pending (2 Priority)``. ``jobs`` is None when Slurm does not answer."""
+    """For example ``Slurm: 3 running, 2 pending (2 Priority)``. ``jobs`` is None when Slurm does not answer."""
     if jobs is None:
         return "Slurm does not answer"
     alive = [job for job in jobs if job.alive]
@@ -25,5 +25,5 @@ def describe_jobs(jobs: Sequence[Job] | None) -> str:
         for state, count in states.most_common()
     ]
     never = sum(job.never_starts for job in alive)
-    note = f"; {never} of them will never start: the reason does not pass by itself" if never else ""
+    note = f"; {never} of them will never start: the reason is permanent" if never else ""
     return f"Slurm: {', '.join(parts)}{note}"

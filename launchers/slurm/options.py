@@ -1,8 +1,8 @@
-"""The user's options for the Slurm jobs that run pilots, checked before anything is written.
+"""The user's options for the Slurm jobs that run pilots, checked before any file is written.
 
 Every value is written into a batch file, where a line break would start a new command. So control characters are
-refused everywhere, and a value of a known form (partition, account, node list ...) may only hold the characters of that
-form. Setup lines and ``srun_args`` are the user's own shell and options.
+refused everywhere, and a value of a known form (partition, account, node list ...) may only contain the characters of
+that form. Setup lines and ``srun_args`` are the user's own shell code and options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workloads.spec.errors import InvalidSweep
 GpuRequest = Literal["gpus_per_node", "gres", "none"]
 
 WALL_TIME_MARGIN_S = 30
-"""Slurm checks time limits every 30 s, so the warning may come that much later or earlier."""
+"""Seconds by which Slurm's warning may come early or late: Slurm checks time limits every 30 s."""
 _LEAST_USABLE_S = 60
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]*")
@@ -48,7 +48,7 @@ _LEAST: Mapping[str, int | None] = {
     "signal_delay_s": 0,
     "nice": None,
 }
-"""The least value of every whole number; None: any."""
+"""Minimum of every whole number; None: any."""
 _PARAMETER = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _OURS = frozenset(
     {
@@ -96,25 +96,26 @@ class SlurmOptions:
     time_min: int = 120
     """Time limit of a pilot in minutes."""
     signal_delay_s: int = 120
-    """How long before its time limit a pilot is warned (SIGUSR2), so that it can release its points."""
+    """Seconds before its time limit at which a pilot is warned (SIGUSR2), so that it can release its points."""
     requeue: bool = True
-    """Let Slurm start a pilot again after a preemption or the loss of a node."""
+    """Whether Slurm may restart a pilot after a preemption or the loss of a node."""
     gpus: GpuRequest = "gpus_per_node"
     """How to request GPUs; a CPU cluster requests none. ``none``: nodes come with all of their GPUs."""
     gpu_type: str | None = None
     exclusive: bool = True
-    """Whole nodes, because other jobs on a node would disturb the measurement."""
+    """Whether to use whole nodes, because other jobs on a node would disturb the measurement."""
     cpus_per_task: int | None = None
     """Cores of a node for the pilot; None: all of them, which needs ``exclusive``."""
     mem: str | None = "0"
-    """Memory of a node; ``0`` is all of it, None does not set the option (some sites refuse it)."""
+    """Memory per node; ``0`` is all of it, None omits the option (some sites refuse it)."""
     max_nodes: int | None = None
-    """Nodes that the pilots of one shape may hold at a time; None: as many as finish within ``target_h``."""
+    """Nodes that the pilots of one shape may hold at the same time; None: as many as needed to finish within
+    ``target_h``."""
     max_pilots: int | None = None
-    """Pilots of one shape at a time; None: no limit but that of ``max_nodes``."""
+    """Pilots of one shape at the same time; None: no limit other than ``max_nodes``."""
     target_h: float | None = None
-    """Hours from the pilots' start until all points should be done. None: one time limit, which takes the fewest pilots
-    that need not be submitted twice."""
+    """Hours from the pilots' start until all points should be done. None: one time limit, the fewest pilots that
+    suffice without a second submission."""
     python: str | None = None
     """Interpreter on the nodes (in a container: inside it); None: the one that runs the submission."""
     prefix: tuple[str, ...] = ()
@@ -124,7 +125,7 @@ class SlurmOptions:
     setup: tuple[str, ...] = ()
     """Shell lines that the job runs first, such as ``module load cuda``."""
     sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
-    """Further parameters of sbatch by their long names; true for one without a value, false for none."""
+    """Further parameters of sbatch by their long names; true for a parameter without a value, false omits it."""
 
     def __post_init__(self) -> None:
         for name, (shape, what) in _SHAPES.items():
@@ -151,7 +152,7 @@ class SlurmOptions:
 
     @property
     def usable_s(self) -> int:
-        """Seconds of its time limit that a pilot may use: points must have ended when the warning comes."""
+        """Seconds of its time limit that a pilot may use: points must have ended before the warning."""
         return self.time_min * 60 - self.signal_delay_s - WALL_TIME_MARGIN_S
 
     def _check_lines(self) -> None:
@@ -174,7 +175,7 @@ class SlurmOptions:
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:
-    """Options from plain data (YAML). Raises `InvalidSweep` with one line about what is wrong."""
+    """Options from plain data (YAML). Raises `InvalidSweep` with one line about the error."""
     values = {str(key): value for key, value in fields.items()}
     for name in ("setup", "prefix", "srun_args"):
         if (given := values.pop(name, None)) is not None:

@@ -1,4 +1,4 @@
-"""The command of a Slurm job on each of its nodes: a pilot that asks Slurm about its own job.
+"""The command of a Slurm job on each of its nodes: a pilot that queries Slurm about its own job.
 
 ``python -m launchers.slurm.pilot_job SWEEP_DIR CONFIG_ID``: see `launchers.pilot.command`.
 """
@@ -19,7 +19,7 @@ from launchers.state.sweep_dir import SweepDir
 
 
 class SlurmJob:
-    """A `launchers.pilot.batch_system.BatchSystem`: Slurm, as the processes of one job see it."""
+    """Slurm as a `launchers.pilot.batch_system.BatchSystem`, seen from the processes of one job."""
 
     def __init__(self) -> None:
         self._client = SlurmClient()
@@ -35,7 +35,7 @@ class SlurmJob:
 
 
 def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None) -> int:
-    """As `launchers.pilot.command.main`."""
+    """Run `launchers.pilot.command.main` with Slurm as the batch system."""
     return command.main(argv, run_rank=run_rank, batch=SlurmJob())
 
 

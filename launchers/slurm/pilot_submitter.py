@@ -1,7 +1,7 @@
-"""Submits pilots of one shape after the other, and stops where Slurm refuses them or they keep ending at once.
+"""Submits pilots shape by shape, and stops where Slurm refuses them or they keep ending at once.
 
-What is asked of Slurm is written down before sbatch is called. So this process may be killed at any moment: the next
-one finds the job by its token. What Slurm has refused is removed again.
+Every submission is written down before sbatch is called. So this process may be killed at any moment: the next one
+finds the job by its token. Files of a refused submission are removed again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from results.text.numbers import plural
 from workloads.contract.protocol import write_json
 
 _PAUSES_S = (0.0, 15.0, 60.0)
-"""After pilots that ended without an attempt, the pause before the next pilots of that shape. After the last pause, no
-more are submitted."""
+"""Seconds to wait, after pilots that ended without an attempt, before the next pilots of that shape. After the last
+pause, no more are submitted."""
 _MOST_NARROWED = 3
-"""So many submissions in a row may end without an attempt because their pilots found, and excluded, a broken node."""
+"""Number of submissions in a row that may end without an attempt because their pilots excluded a broken node."""
 _RETRY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""Between two calls of sbatch when it fails in a way that may pass."""
+"""Seconds between two calls of sbatch after temporary errors."""
 
 
 class PilotsEnd(UltrasweepError):
@@ -45,11 +45,11 @@ class PilotsEnd(UltrasweepError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class There:
-    """What is there when pilots are submitted."""
+class ExistingPilots:
+    """Existing pilots and attempts at the time of a submission."""
 
     shape: int
-    """Pilots of that shape that do something."""
+    """Working pilots of the shape to submit."""
     all: int
     """Pilots of all shapes."""
     attempts: int
@@ -57,7 +57,7 @@ class There:
 
 
 class PilotSubmitter:
-    """Submits for one sweep. ``given_up`` holds, by shape (nodes), why no more pilots of it are submitted."""
+    """Submits for one sweep. ``given_up``: by shape (nodes), the error that ended its submission."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class PilotSubmitter:
         report: Callable[[str], None],
         stopped: Callable[[], bool],
     ) -> None:
-        """``pilot``: command line of a pilot. ``command``: that of the sweep, for the rows. ``report`` takes a line for
-        the user. ``stopped`` says whether to submit nothing more."""
+        """``pilot``: command line of a pilot. ``command``: command line of the sweep, for the rows. ``report`` takes a
+        line for the user. ``stopped`` returns whether to stop submitting."""
         self.given_up: dict[int, UltrasweepError] = {}
         self._sweep, self._settings, self._options = sweep, settings, options
         self._tracker, self._client = tracker, client
@@ -81,29 +81,31 @@ class PilotSubmitter:
         self._report, self._stopped = report, stopped
         self._code: tuple[Path, Mapping[str, object]] | None = None
         self._fruitless: Counter[int] = Counter()
-        """By shape: submissions in a row whose pilots ended without an attempt."""
+        """Number of submissions in a row whose pilots ended without an attempt, by shape."""
         self._last: dict[int, tuple[str, int, float]] = {}
-        """By shape: the last submission's token, the attempts recorded before it, and its monotonic time."""
+        """The last submission by shape: its token, the attempts recorded before it, and its monotonic time."""
         self._largest_array = sys.maxsize
-        """Halved when the cluster holds too many jobs."""
+        """Maximum size of an array; halved when the cluster holds too many jobs."""
         self._quota = JobQuota()
         self._narrowed: Counter[int] = Counter()
-        """By shape: submissions in a row whose pilots ended without an attempt and excluded a node."""
+        """Number of submissions in a row whose pilots ended without an attempt and excluded a node, by shape."""
         self._failures = 0
         self._not_before = 0.0
 
     @property
     def full(self) -> bool:
-        """Slurm takes no more pilots of this user for now."""
+        """Whether Slurm accepts no more pilots of this user for now."""
         return self._quota.full
 
-    def submit(self, nodes: int, lacking: int, there: There, lease: Lease, *, use_excluded: bool = False) -> int:
-        """Submit up to ``lacking`` pilots of ``nodes`` nodes; how many were submitted. ``use_excluded``: they may get
-        the nodes that the sweep has excluded."""
+    def submit(
+        self, nodes: int, lacking: int, existing: ExistingPilots, lease: Lease, *, use_excluded: bool = False
+    ) -> int:
+        """Submit up to ``lacking`` pilots of ``nodes`` nodes and return the number submitted. ``use_excluded``: they
+        may get the nodes that the sweep has excluded."""
         now = time.monotonic()
-        if now < self._not_before or not self._worth_trying(nodes, there, now):
+        if now < self._not_before or not self._worth_trying(nodes, existing, now):
             return 0
-        asked = self._quota.allowed(lacking, there.all, now)
+        asked = self._quota.allowed(lacking, existing.all, now)
         limits = self._client.limits() or default_limits()
         largest = min(limits.largest_array, self._largest_array)
         done = 0
@@ -117,10 +119,12 @@ class PilotSubmitter:
                 if count > 1:
                     largest = count // 2
                     continue
-                if not there.all + done:
+                if not existing.all + done:
                     self._give_up(nodes, error)
-                elif self._quota.refused(there.all + done, now):
-                    self._report(f"Slurm takes no more pilots of this user for now, the others follow: {error}")
+                elif self._quota.refused(existing.all + done, now):
+                    self._report(
+                        f"Slurm accepts no more pilots of this user now; the others are submitted later: {error}"
+                    )
                 break
             except batch_file.SubmissionRefused as error:
                 self._give_up(nodes, error)
@@ -132,22 +136,24 @@ class PilotSubmitter:
                 break
             self._failures = 0
             done += count
-            self._quota.accepted(there.all + done)
-            self._last[nodes] = (submission.token, there.attempts, now)
+            self._quota.accepted(existing.all + done)
+            self._last[nodes] = (submission.token, existing.attempts, now)
             self._report(f"{plural(count, 'pilot')} of {plural(nodes, 'node')} submitted: job {submission.job_id}")
         return done
 
     def _submit_array(self, nodes: int, count: int, use_excluded: bool) -> Submission:
-        """Write the pilots' config and the intent, call sbatch, write the job's id, in this order."""
+        """Write the pilots' config and the intent, call sbatch and write the job's id, in this order."""
         excluded = [] if use_excluded else batch_file.node_names(list(node_exclusions.excluded(self._sweep)))
         try:
             return self._call_sbatch(nodes, count, excluded, use_excluded)
         except batch_file.SubmissionRefused as error:
             if not excluded:
                 raise
-            # Whatever the words: without these nodes there may be too few, or Slurm may not know them any more.
+            # Retry whatever the message: without these nodes there may be too few, or Slurm may no longer know them.
             submission = self._call_sbatch(nodes, count, [], True)
-            self._report(f"Slurm takes the pilots only with the excluded nodes ({', '.join(excluded)}): {error}")
+            self._report(
+                f"Slurm accepts the pilots only if they may use the excluded nodes ({', '.join(excluded)}): {error}"
+            )
             return submission
 
     def _call_sbatch(self, nodes: int, count: int, excluded: Sequence[str], use_excluded: bool) -> Submission:
@@ -190,22 +196,24 @@ class PilotSubmitter:
         return self._tracker.change(submission, stage="submitted", job_id=job_id)
 
     def _code_of_pilots(self) -> tuple[Path, Mapping[str, object]]:
-        """The copy of the code and its provenance. Copied once, so that all pilots of one run have the same code."""
+        """The copy of the code and its provenance. It is copied once, so that all pilots of one run have the same
+        code."""
         if self._code is None:
             snapshot = code_snapshot.take_snapshot()
             provenance = code_provenance(snapshot.root)
             self._code = code_snapshot.write_snapshot(self._sweep, snapshot), provenance
         return self._code
 
-    def _worth_trying(self, nodes: int, there: There, now: float) -> bool:
-        """Whether to submit this shape now. Gives it up when its pilots keep ending without an attempt."""
+    def _worth_trying(self, nodes: int, existing: ExistingPilots, now: float) -> bool:
+        """Whether to submit this shape now. Gives the shape up when its pilots keep ending without an attempt."""
         if nodes not in self._last:
             return True
         token, before, since = self._last[nodes]
         if self._tracker.present(token):
             return True
-        # Beside pilots that work, attempts say nothing about the last ones: did any of them start at all?
-        fruitful = pilot_state.has_states(self._sweep, token) if there.shape else there.attempts > before
+        # While other pilots work, new attempts prove nothing about the last submission: check whether any of its pilots
+        # started.
+        fruitful = pilot_state.has_states(self._sweep, token) if existing.shape else existing.attempts > before
         if fruitful:
             self._fruitless[nodes] = self._narrowed[nodes] = 0
             return True
@@ -230,12 +238,12 @@ class PilotSubmitter:
         return True
 
     def _has_excluded_more(self, token: str) -> bool:
-        """Whether the pilots of a submission found a node that cannot be used: the next ones do not get it."""
-        known = self._tracker.submission(token)
-        if known is None or known.use_excluded:
+        """Whether the pilots of a submission excluded a node: the next pilots do not get that node."""
+        submission = self._tracker.submission(token)
+        if submission is None or submission.use_excluded:
             return False
-        found = node_exclusions.excluded(self._sweep)
-        return any(submissions.token_of_pilot(one.pilot_id) == token for one in found.values())
+        exclusions = node_exclusions.excluded(self._sweep)
+        return any(submissions.token_of_pilot(one.pilot_id) == token for one in exclusions.values())
 
     def _give_up(self, nodes: int, error: UltrasweepError) -> None:
         if not isinstance(error, PilotsEnd):

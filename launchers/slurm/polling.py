@@ -1,19 +1,19 @@
-"""How often a run on Slurm looks at squeue and at the sweep's files: often after a change, then less and less."""
+"""How often a run on Slurm polls squeue and the sweep's files: often after a change, then less and less."""
 
 from __future__ import annotations
 
 import time
 
 SQUEUE_S, SLOWEST_SQUEUE_S = 2.0, 60.0
-"""Between two calls of squeue."""
+"""Minimum and maximum seconds between two calls of squeue."""
 FILES_S, SLOWEST_FILES_S = 1.0, 5.0
-"""Between two looks at the sweep's files."""
+"""Minimum and maximum seconds between two reads of the sweep's files."""
 _SLOWER = 1.4
 _SIGNAL_S = 0.2
 
 
 class PollTimer:
-    """Says when to look again. ``period_s`` is the pause between the last look and the next."""
+    """Timer for the next poll. ``period_s`` is the pause between two polls."""
 
     def __init__(self, shortest_s: float, longest_s: float) -> None:
         self.period_s = shortest_s
@@ -24,11 +24,11 @@ class PollTimer:
         return time.monotonic() >= self._next_at
 
     def left_s(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next poll."""
         return max(0.0, self._next_at - time.monotonic())
 
-    def looked(self, *, changed: bool) -> None:
-        """Call it after every look, with whether anything had changed."""
+    def polled(self, *, changed: bool) -> None:
+        """Call this after every poll, with whether anything had changed."""
         self.period_s = self._shortest_s if changed else min(self._longest_s, self.period_s * _SLOWER)
         self._next_at = time.monotonic() + self.period_s
 

@@ -1,8 +1,8 @@
-"""Reads what srun says, in a pilot's log, about tasks that have ended: nodes whose agent could not start.
+"""Reads srun's messages in a pilot's log about ended tasks, to find nodes whose agent could not start.
 
-srun knows at once when a task ends or cannot be started, and prints it. Nobody else does: a node without Python has no
-process that could tell its pilot. The batch file marks in the log where each start of the job begins, because Slurm
-starts a job again under the same number and into the same log.
+srun knows at once when a task ends or cannot be started, and prints it. There is no other source: a node without Python
+has no process that could report to its pilot. The batch file marks in the log where each start of the job begins,
+because Slurm restarts a job under the same number and with the same log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launchers.state.sweep_dir import SweepDir
 from results.text.log_tail import tail_in_one_line
 
 MARK = "srun starts pilot"
-"""Begins the line that a job writes into its log just before srun; the pilot's id ends it."""
+"""Beginning of the line that a job writes into its log just before srun; the line ends with the pilot's id."""
 _READ_BYTES = 2**20
 _LOG_LINES = 2
 _ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<why>.+)$", re.MULTILINE)
@@ -29,46 +29,46 @@ _NODE_FAILED = re.compile(r"^srun: error: Node failure on (?P<nodes>\S+)$", re.M
 
 
 def log_path(sweep: SweepDir, token: str, job: str, task: int = 0) -> Path:
-    """The log of one task of a pilot's job, of which task 0 is the pilot. srun's own messages are in that, too.
+    """The log of one task of a pilot's job. Task 0 is the pilot, and its log also has srun's own messages.
 
-    ``job``: as squeue prints it, ``1234`` or ``1234_5``.
+    ``job``: in the form of squeue, ``1234`` or ``1234_5``.
     """
     return submissions.log_dir(sweep.path, token) / f"{job}_{task}_log.out"
 
 
 def ended_tasks(sweep: SweepDir, pilot: str, job: str, client: SlurmClient) -> list[EndedTask]:
-    """The tasks that srun says have ended since the last start of the pilot's job.
+    """Tasks that srun reports as ended since the last start of the pilot's job.
 
-    ``pilot``: the pilot's id, or the part of it before its restarts for the job's last start. A log that cannot be read
-    says nothing.
+    ``pilot``: the pilot's id, or its part before the restarts for the job's last start. A log that cannot be read
+    counts as empty.
     """
     token = submissions.token_of_pilot(pilot)
     if token is None:
         return []
     text = _last_start(log_path(sweep, token, job), pilot)
-    found: list[EndedTask] = []
+    ended: list[EndedTask] = []
     for match in _ENDED.finditer(text):
         tasks = _numbers(match["tasks"])
         nodes = client.hostnames(match["nodes"])
         if len(nodes) == len(tasks):
-            found += [
+            ended += [
                 EndedTask(node, task, _reason(sweep, token, job, task, match["why"]))
                 for node, task in zip(nodes, tasks, strict=True)
             ]
         else:
-            found += [EndedTask(node, None, match["why"]) for node in nodes]
+            ended += [EndedTask(node, None, match["why"]) for node in nodes]
     others = [(match["nodes"], f"srun could not start a task: {match['why']}") for match in _NOT_STARTED.finditer(text)]
     others += [(match["nodes"], "the node failed") for match in _NODE_FAILED.finditer(text)]
-    return found + [EndedTask(node, None, why) for nodes, why in others for node in client.hostnames(nodes)]
+    return ended + [EndedTask(node, None, why) for nodes, why in others for node in client.hostnames(nodes)]
 
 
 def _reason(sweep: SweepDir, token: str, job: str, task: int, why: str) -> str:
-    said = tail_in_one_line(log_path(sweep, token, job, task), _LOG_LINES) if task else ""
-    return f"its process ended at its start: {why}{f' ({said})' if said else ''}"
+    last_lines = tail_in_one_line(log_path(sweep, token, job, task), _LOG_LINES) if task else ""
+    return f"its process ended while it started: {why}{f' ({last_lines})' if last_lines else ''}"
 
 
 def _last_start(path: Path, pilot: str) -> str:
-    """What the log holds since the last start of the pilot's job; empty when it cannot be read or found."""
+    """Part of the log since the last start of the pilot's job; empty when it cannot be read or found."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -81,10 +81,10 @@ def _last_start(path: Path, pilot: str) -> str:
 
 
 def _numbers(tasks: str) -> list[int]:
-    """``0,2-3`` as 0, 2 and 3."""
-    found: list[int] = []
+    """Task numbers of a list: ``0,2-3`` is 0, 2 and 3."""
+    numbers: list[int] = []
     for part in tasks.split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
-            found += range(int(first), int(last or first) + 1)
-    return found
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers

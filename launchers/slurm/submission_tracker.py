@@ -1,7 +1,7 @@
-"""Compares a sweep's submissions with what squeue shows, again and again, and counts the pilots that are there.
+"""Compares a sweep's submissions with the output of squeue repeatedly, and counts the existing pilots.
 
-One look at squeue proves little: a job that is not shown, or is shown as lost with its node, may be there again a
-moment later under the same number. While Slurm does not answer, nothing changes.
+One call of squeue proves little: a job that is not shown, or is shown as lost with its node, may reappear a moment
+later under the same number. While Slurm does not answer, no state changes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import SweepDir
 
 GRACE_S = 5.0
-"""A submission counts as ended when it has had no living job for so long."""
+"""Seconds without a living job after which a submission counts as ended."""
 REQUEUE_GRACE_S = 30.0
-"""The same for a job that was lost with a node or preempted: Slurm may start it again under the same number."""
+"""Such seconds for a job that was lost with a node or preempted: Slurm may restart it under the same number."""
 INTENT_LIMIT_S = batch_file.SBATCH_LIMIT_S + 30.0
-"""The job of an sbatch whose caller was killed may appear so late."""
+"""Seconds after which the job of an sbatch whose caller was killed may still appear."""
 _MAY_RETURN = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED"})
 _FINAL = frozenset({"CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"})
-"""States in which a job stays: nothing has to be waited for."""
+"""Final states of a job: there is no need to wait for a restart."""
 
 
 class SubmissionTracker:
@@ -33,10 +33,10 @@ class SubmissionTracker:
 
     def __init__(self, sweep: SweepDir, client: SlurmClient) -> None:
         self.live: Counter[int] = Counter()
-        """By shape (nodes): pilots that run or wait."""
+        """Running and waiting pilots by shape (nodes)."""
         self.unsettled: Counter[int] = Counter()
-        """By shape: pilots of which it will be known in a moment whether they live. They are about to appear, are
-        ending, or have just vanished. Nothing is submitted in their place yet, and nobody may rely on them."""
+        """Pilots by shape whose state is about to become clear: they are about to appear, are ending, or have just
+        vanished. They are not replaced yet, and must not be relied on."""
         self._sweep = sweep
         self._client = client
         self._open: dict[str, Submission] = {}
@@ -47,13 +47,13 @@ class SubmissionTracker:
         self._cancelled_at = 0.0
         self._gone_since: dict[str, float] = {}
         self._ending_since: dict[str, float] = {}
-        """By name of a job."""
+        """Time at which each job was first seen ending, by job name."""
         self._shown: dict[str, Sequence[Job]] = {}
-        """By token: its jobs when squeue last showed any."""
+        """Jobs of each submission when squeue last showed any, by token."""
 
     def update(self) -> list[Job] | None:
-        """Call squeue and bring the submissions' files up to date; the sweep's jobs, or None when squeue does not
-        answer. Raises `OSError` when a file cannot be written."""
+        """Call squeue and update the submissions' files. Returns the sweep's jobs, or None when squeue does not answer.
+        Raises `OSError` when a file cannot be written."""
         everything = submissions.all_submissions(self._sweep)
         self._shapes = {one.token: one.nodes for one in everything}
         self._everything = {one.token: one for one in everything}
@@ -68,7 +68,7 @@ class SubmissionTracker:
         self._shown |= by_token
         ending = {job.name for job in jobs if job.ending}
         self._ending_since = {name: at for name, at in self._ending_since.items() if name in ending}
-        for one in everything:  # Slurm may restart a job that it had shown as ended
+        for one in everything:  # Slurm may restart a job that it has shown as ended
             if not one.open and any(job.alive and not job.ending for job in by_token[one.token]):
                 self._open[one.token] = self.change(one, stage="submitted", ended_at=None, message="")
         self.live, self.unsettled, self._expected, self._present = Counter(), Counter(), set(), set()
@@ -82,30 +82,30 @@ class SubmissionTracker:
         return jobs
 
     def expected(self, token: str) -> bool:
-        """Whether pilots of this submission may be there although squeue shows none."""
+        """Whether pilots of this submission may exist although squeue shows none."""
         return token in self._expected
 
     def present(self, token: str) -> bool:
-        """Whether pilots of this submission run, wait or may be there in a moment."""
+        """Whether pilots of this submission run, wait or may appear in a moment."""
         return token in self._present
 
     def submission(self, token: str) -> Submission | None:
-        """What was written down of it; None for an unknown one."""
+        """The recorded submission; None for an unknown token."""
         return self._everything.get(token)
 
     def shape(self, token: str) -> int | None:
-        """Nodes of this submission's pilots; None for an unknown one."""
+        """Nodes of each of this submission's pilots; None for an unknown token."""
         return self._shapes.get(token)
 
     def change(self, submission: Submission, **fields: Any) -> Submission:
-        """Write a submission's file with changed fields; the changed one. Raises `OSError`."""
+        """Write a submission's file with changed fields and return the changed submission. Raises `OSError`."""
         changed = submissions.update(self._sweep, submission, **fields)
         self._shapes[changed.token] = changed.nodes
         self._everything[changed.token] = changed
         return changed
 
     def ending(self, token: str) -> str:
-        """How the jobs of a submission ended, in a few words: ``job 12: 3 COMPLETED, 1 TIMEOUT``."""
+        """Short description of how the jobs of a submission ended: ``job 12: 3 COMPLETED, 1 TIMEOUT``."""
         jobs = self._shown.get(token, ())
         states = Counter(job.state if not job.alive else "gone" for job in jobs)
         exits: Counter[str] = Counter()
@@ -121,9 +121,9 @@ class SubmissionTracker:
         return f"job {number or 'unknown'}: {summary}{codes}"
 
     def _update_one(self, submission: Submission, jobs: Sequence[Job]) -> tuple[int, int]:
-        """Bring one submission's file up to date; how many of its pilots live, and how many are `unsettled`."""
+        """Update one submission's file. Returns the number of its living pilots, and of its `unsettled` ones."""
         token = submission.token
-        if jobs and submission.stage != "submitted":  # now the id is known, although the submitter was killed
+        if jobs and submission.stage != "submitted":  # now the id is known, even if the submitter was killed
             submission = self.change(submission, stage="submitted", job_id=jobs[0].array_id)
         now = time.monotonic()
         cancelled = submission.created_at < self._cancelled_at
@@ -140,9 +140,9 @@ class SubmissionTracker:
         over = cancelled or (len(jobs) == submission.count and all(job.state in _FINAL for job in jobs))
         if gone_s < grace_s and not over:
             return self._expect(submission)
-        known = self._endings(token) if submission.stage != "submitted" else None
-        stage = "ended" if submission.stage == "submitted" or known else "failed"
-        number = known[-1].array_id if known else submission.job_id
+        endings = self._endings(token) if submission.stage != "submitted" else None
+        stage = "ended" if submission.stage == "submitted" or endings else "failed"
+        number = endings[-1].array_id if endings else submission.job_id
         message = self.ending(token)
         self.change(submission, stage=stage, job_id=number, ended_at=time.time(), message=message)
         return 0, 0
@@ -152,10 +152,10 @@ class SubmissionTracker:
         return 0, submission.count
 
     def _may_return(self, job: Job, now: float) -> bool:
-        """Whether a job that is ending may be queued again under its number; afterwards it is taken as gone, because
+        """Whether a job that is ending may still be requeued under its number. After a while it counts as gone, because
         a node that does not answer can keep it for hours."""
         return now - self._ending_since.setdefault(job.name, now) < REQUEUE_GRACE_S
 
     def _endings(self, token: str) -> list[Ending]:
-        known = self._open.get(token)
-        return (self._client.endings([known]) if known is not None else None) or []
+        submission = self._open.get(token)
+        return (self._client.endings([submission]) if submission is not None else None) or []

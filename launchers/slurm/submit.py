@@ -1,7 +1,7 @@
-"""Runs a sweep on Slurm: submits the pilots that its points need, watches them, and submits again what was lost.
+"""Runs a sweep on Slurm: submits the pilots that its points need, watches them, and replaces lost ones.
 
-Only the submission needs this process: pilots claim points from the queue, write every row and end without it. It may
-be left (Ctrl-C), killed or started a second time at any moment.
+Only the submission needs this process: pilots claim points from the queue, write every row and end without it. The
+process may be left (Ctrl-C), killed or started a second time at any moment.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from results.text.numbers import format_duration, plural
 
 PILOT = (sys.executable, "-m", "launchers.slurm.pilot_job")
 _DETACH_LIMIT_S = 600.0
-"""How long ``detach`` tries to submit what Slurm does not take at once."""
+"""Seconds for which ``detach`` tries to submit pilots that Slurm does not accept at once."""
 _LASTING_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Waiting does not help against these; a full disk may be freed."""
+"""Permanent errors, against which waiting does not help; a full disk may be freed."""
 
 
 def run_slurm(
@@ -50,13 +50,13 @@ def run_slurm(
     detach: bool = False,
     feed: Callable[[], str] = lambda: "",
 ) -> RunSummary:
-    """Submit the pilots that are missing and watch until no point is left.
+    """Submit the missing pilots and watch until no point is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``detach``:
-    return after the submission. ``feed`` is called at every look at the files: it may add points, and returns a line to
-    show or nothing. Ctrl-C does not end the pilots: the summary is ``detached``, and the view has shown
-    how to go on. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending
-    without an attempt.
+    return after the submission. ``feed`` is called at every check of the files: it may add points, and returns a line
+    to show or nothing. Ctrl-C does not end the pilots: the summary is ``detached``, and the view has shown how to
+    continue. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending without
+    an attempt.
     """
     if not available():
         raise UltrasweepError("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
@@ -70,7 +70,7 @@ def run_slurm(
         run = _SlurmRun(sweep, settings, options, reader, view, signals, command or command_line(), detach, feed)
         try:
             run.loop()
-        except KeyboardInterrupt:  # the second Ctrl-C: the next run finds a half-done submission by its token
+        except KeyboardInterrupt:  # the second Ctrl-C: the next run finds an unfinished submission by its token
             run.leave()
         except FileNotFoundError:
             if sweep.marker.exists():
@@ -80,9 +80,9 @@ def run_slurm(
 
 
 def dry_run(sweep: SweepDir, points: Sequence[Point], settings: LaunchSettings, options: SlurmOptions) -> list[str]:
-    """The batch files that a run would submit for ``points`` if nothing had been submitted yet.
+    """The batch files that a run would submit for ``points`` if no pilot had been submitted yet.
 
-    Nothing is written or submitted, and no Slurm is needed; ``sweep`` (``SweepDir(path)``) need not exist.
+    Only texts are returned: no file is written, and no Slurm is needed; ``sweep`` (``SweepDir(path)``) need not exist.
     """
     limits = (SlurmClient().limits() if available() else None) or default_limits()
     code = code_snapshot.folder_of(sweep, code_snapshot.take_snapshot())
@@ -117,8 +117,8 @@ class _SlurmRun:
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
         if chosen and chosen != used:
-            where = f"cluster {used}" if used else "the cluster that Slurm takes without SLURM_CLUSTERS"
-            view.print_line(f"the pilots are on {where}; SLURM_CLUSTERS={chosen} counts when they have ended")
+            where = f"cluster {used}" if used else "Slurm's default cluster"
+            view.print_line(f"the pilots are on {where}; SLURM_CLUSTERS={chosen} takes effect when they have ended")
         self._reconciler = Reconciler(
             sweep,
             settings,
@@ -129,7 +129,7 @@ class _SlurmRun:
             stopped=lambda: bool(signals) or self._cancelled(),
         )
         self._cycle = Cycle(jobs=None)
-        """The last one in which Slurm answered."""
+        """The last cycle in which Slurm answered."""
         self._shown_jobs = self._shown_error = ""
         self._shown_unreachable = self._shown_busy = False
         self._message = ""
@@ -156,31 +156,31 @@ class _SlurmRun:
             finished = status.finished
             if squeue.due() or not status.left:
                 changed = self._reconcile(status)
-                squeue.looked(changed=changed or progress)
+                squeue.polled(changed=changed or progress)
                 if not status.left:
                     return
                 # Read again: points that the cycle did not find in the queue may have ended since.
                 if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):
                     return
-            files.looked(changed=progress)
+            files.polled(changed=progress)
             sleep_until_signal(min(files.period_s, squeue.left_s()), self._signals)
 
     def leave(self) -> None:
-        """Show what goes on without this process."""
-        pilots = self._cycle.going_on
+        """Show which pilots keep running without this process."""
+        pilots = self._cycle.certainly_alive
         unsure = [one for one in submissions.all_submissions(self._sweep) if one.stage in ("intent", "unsure")]
         self._detached = bool(pilots or unsure)
         self._interrupted = not self._detached
         if self._interrupted:
             ending = sum(self._cycle.unsettled.values())
-            more = f"; {plural(ending, 'pilot')} of before {'is' if ending == 1 else 'are'} ending" if ending else ""
+            more = f"; {plural(ending, 'earlier pilot')} {'is' if ending == 1 else 'are'} ending" if ending else ""
             self._view.print_line(f"no pilot was submitted{more}")
             return
         if not pilots:
-            self._view.print_line("a submission was cut short; if its job is there, the same command finds it again")
+            self._view.print_line("a submission was interrupted; if its job exists, the same command finds it")
         path = command_line([str(self._sweep.path)])
         self._view.print_line(
-            f"{pilots or 'some'} {'pilot goes' if pilots == 1 else 'pilots go'} on without this command\n"
+            f"{pilots or 'some'} {'pilot keeps' if pilots == 1 else 'pilots keep'} running without this command\n"
             f"  python -m sweep watch {path}    follows them (status shows them once)\n"
             f"  python -m sweep cancel {path}   ends them; the same run command submits again"
         )
@@ -199,7 +199,7 @@ class _SlurmRun:
         return submissions.cancel_mark(self._sweep) != self._cancel_mark
 
     def _reconcile(self, status: SweepStatus) -> bool:
-        """One cycle of the reconciler, and lines about what is new in it; whether anything is new."""
+        """Run one cycle of the reconciler and show what has changed. Returns whether anything has."""
         try:
             cycle = self._reconciler.cycle(status.attempts)
         except OSError as error:
@@ -207,7 +207,7 @@ class _SlurmRun:
             return False
         if cycle.busy:
             if not self._shown_busy:
-                self._view.print_line(f"another command submits for {self._sweep.path} right now; waiting for it")
+                self._view.print_line(f"another command is submitting pilots for {self._sweep.path}; waiting for it")
             self._shown_busy = True
             return True
         self._shown_busy = False
@@ -215,27 +215,27 @@ class _SlurmRun:
             if not self._shown_unreachable:
                 complaint = self._reconciler.client.complaint
                 self._view.print_line(
-                    f"Slurm does not answer ({complaint}); nothing is lost, pilots go on without it; asking again"
+                    f"Slurm does not answer ({complaint}); nothing is lost, pilots keep running; trying again"
                 )
             self._shown_unreachable = True
             return False
         if self._shown_unreachable:
             self._view.print_line("Slurm answers again")
         self._shown_unreachable = False
-        if cycle.runnable or any(cycle.live.values()):  # otherwise the error or the summary says it
+        if cycle.runnable or any(cycle.live.values()):  # otherwise the error or the summary contains it
             for nodes in cycle.given_up.keys() - self._cycle.given_up.keys():
                 self._view.print_line(str(cycle.given_up[nodes]))
         self._cycle = cycle
         self._too_wide = cycle.demand.too_wide
         jobs = describe_jobs(cycle.jobs)
         changed = jobs != self._shown_jobs or cycle.submitted > 0
-        if changed and not cycle.submitted:  # after a submission, squeue's answer is out of date
+        if changed and not cycle.submitted:  # after a submission, squeue's output is out of date
             self._view.print_line(jobs)
             self._shown_jobs = jobs
         return changed
 
     def _show_error(self, error: OSError) -> None:
-        """Raises the error again when waiting does not help."""
+        """Show the error, or raise it again when waiting does not help."""
         if not self._sweep.marker.exists():
             raise error
         message = f"cannot write in {self._sweep.path}: {error.strerror or error}"
@@ -246,12 +246,12 @@ class _SlurmRun:
         self._shown_error = message
 
     def _is_over(self, status: SweepStatus) -> bool:
-        """Whether points are left that no pilot will run. Raises when nothing could be run at all: then Slurm or the
+        """Whether points are left that no pilot will run. Raises when no point could be run at all: then Slurm or the
         user has to change something."""
         cycle = self._cycle
         if cycle.jobs is None or cycle.runnable or any(cycle.live.values()) or self._shown_busy or not status.left:
             return False
-        if status.claimed and not cycle.demand.points:  # a pilot outside Slurm has them, or one that has just ended
+        if status.claimed and not cycle.demand.points:  # a pilot outside Slurm, or one that has just ended, holds them
             return False
         if cycle.demand.points and len(status.attempts) == self._known_attempts:
             raise next(iter(cycle.given_up.values()))
@@ -272,16 +272,16 @@ class _SlurmRun:
         return why
 
     def _may_detach(self, started: float) -> bool:
-        """Whether ``detach`` has nothing more to submit. It looks once more after a submission: only then does Slurm
-        say that it will never start a job."""
+        """Whether ``detach`` has nothing more to submit. It checks once more after a submission: only then does Slurm
+        report that it will never start a job."""
         cycle = self._cycle
         settled = not cycle.missing and not cycle.submitted and not any(cycle.unsettled.values())
         if cycle.jobs is not None and settled:
             self.leave()
             return True
         if time.monotonic() - started > _DETACH_LIMIT_S:
-            if not cycle.going_on:
-                raise SlurmUnreachable("Slurm took no pilot; the same command tries again")
+            if not cycle.certainly_alive:
+                raise SlurmUnreachable("Slurm accepted no pilot; repeat the command to try again")
             self.leave()
             return True
         return False

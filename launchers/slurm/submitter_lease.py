@@ -1,4 +1,4 @@
-"""The lease that one process holds while it submits jobs for a sweep, so that no two processes do it at once."""
+"""The lease that one process holds while it submits jobs for a sweep, so that no other process does so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEAT_S = 5.0
 
 @contextmanager
 def only_submitter(sweep: SweepDir, wait_s: float) -> Iterator[Lease | None]:
-    """Hold the lease of the sweep's submitter; None when another process has held it for all of ``wait_s`` seconds."""
+    """Hold the lease of the sweep's submitter; None when another process holds it for all of ``wait_s`` seconds."""
     with acquire(submissions.lease_path(sweep), stale_after_s=_STALE_S, wait_s=wait_s) as lease:
         over = threading.Event()
 

@@ -1,9 +1,9 @@
-"""Pilots that wait in Slurm's queue and are not what the present command would submit, or that Slurm never starts.
+"""Pilots that wait in Slurm's queue with other options than the present command's, or that Slurm will never start.
 
-The options of a job are fixed when it is submitted. So when a command is given again with other options, the pilots
-that wait are submitted anew with them. The new ones are submitted first: if Slurm refuses them, the old ones keep their
-places. Pilots that run are left alone. Only the first look of a command replaces any, so that two commands with
-different options do not replace each other's pilots for ever.
+The options of a job are fixed when it is submitted. So when a command is repeated with other options, waiting pilots
+are submitted anew with these options. The new pilots are submitted first: if Slurm refuses them, the old ones keep
+their places. Running pilots are left alone. Only the first cycle of a command replaces pilots, so that two commands
+with different options do not replace each other's pilots for ever.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from results.errors import UltrasweepError
 from results.text.numbers import plural
 
 _COUNTS = ("max_nodes", "max_pilots", "target_h")
-"""Options that say how many pilots there should be, and change nothing about one."""
+"""Options that set the number of pilots, and change nothing about a single pilot."""
 _FOR_LACK_OF_NODES = ("PartitionConfig", "PartitionNodeLimit", "BadConstraints")
 """Reasons for waiting that excluded nodes can cause."""
 _MOST_CHANGES, _VALUE_LENGTH = 3, 40
 
 
 class NeverStarts(UltrasweepError):
-    """Pilots wait in Slurm's queue for something that they will never get."""
+    """Pilots wait in Slurm's queue for resources that they will never get."""
 
 
 def pilot_options(options: SlurmOptions, settings: LaunchSettings) -> dict[str, Any]:
-    """All that the options say about one pilot, as plain data that is equal after a way through JSON."""
+    """All options that affect one pilot, as plain data that a round trip through JSON does not change."""
     chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _COUNTS}
     plain: dict[str, Any] = json.loads(json.dumps({**settings_to_dict(settings), **chosen}))
-    # Only whether a variable has changed is of interest, and its value may be a secret. Those of the cluster's file are
-    # among the settings' own.
+    # Only whether a variable has changed matters, and its value may be a secret. Variables of the cluster's file are
+    # also in the settings.
     plain["cluster"].pop("environment", None)
     for name, value in plain["environment"].items():
         plain["environment"][name] = hashlib.sha256(value.encode()).hexdigest()[:16]
@@ -49,7 +49,7 @@ def pilot_options(options: SlurmOptions, settings: LaunchSettings) -> dict[str, 
 
 
 class WaitingPilots:
-    """Finds them and replaces them, for one command."""
+    """Finds and replaces waiting pilots on behalf of one command."""
 
     def __init__(
         self,
@@ -63,37 +63,38 @@ class WaitingPilots:
         self._sweep, self._wanted = sweep, wanted
         self._tracker, self._client, self._report = tracker, client, report
         self._why: dict[str, str] | None = None
-        """By token: why its waiting pilots are replaced. None before the first look."""
+        """Reason to replace waiting pilots, by token. None before the first cycle."""
         self._waiting: list[Job] = []
         self._tried: set[tuple[str, tuple[str, ...]]] = set()
-        """Tokens and excluded nodes with which Slurm was asked to exclude more nodes."""
+        """Pairs of token and excluded nodes for which Slurm has already been asked to exclude more nodes."""
 
-    def look(self, jobs: Sequence[Job]) -> Counter[int]:
-        """Find the waiting pilots that are to be replaced; how many, by shape. They do not count as there."""
+    def find_outdated(self, jobs: Sequence[Job]) -> Counter[int]:
+        """Find the waiting pilots to replace and return their number by shape. They do not count as existing."""
         waiting = [job for job in jobs if job.waiting]
         if self._why is None:
-            found = {job.token: self._difference(job) for job in waiting}
-            self._why = {token: why for token, why in found.items() if why}
+            differences = {job.token: self._difference(job) for job in waiting}
+            self._why = {token: why for token, why in differences.items() if why}
         for job in waiting:
-            known = self._tracker.submission(job.token)
-            if job.reason in _FOR_LACK_OF_NODES and known is not None and known.excluded:
-                self._why[job.token] = f"{job.reason} without the excluded nodes ({', '.join(known.excluded)})"
+            submission = self._tracker.submission(job.token)
+            if job.reason in _FOR_LACK_OF_NODES and submission is not None and submission.excluded:
+                self._why[job.token] = f"{job.reason} without the excluded nodes ({', '.join(submission.excluded)})"
         self._waiting = [job for job in waiting if job.token in self._why]
         return self._by_shape(self._waiting)
 
     def exclude_nodes(self, jobs: Sequence[Job], own: str | None) -> None:
-        """Let waiting pilots not get the nodes that were excluded after their submission. ``own``: the user's list of
-        nodes never to use."""
+        """Exclude the nodes that were excluded after the submission of waiting pilots from these pilots. ``own``: the
+        user's list of nodes never to use."""
         excluded = node_names(list(node_exclusions.excluded(self._sweep)))
         for token in {job.token for job in jobs if job.waiting}:
-            known = self._tracker.submission(token)
-            if known is None or known.use_excluded or not set(excluded) - set(known.excluded):
+            submission = self._tracker.submission(token)
+            if submission is None or submission.use_excluded or not set(excluded) - set(submission.excluded):
                 continue
-            if (token, tuple(excluded)) not in self._tried:  # a site may forbid it: then pilots find out by themselves
+            # a site may forbid the change: then pilots find out by themselves
+            if (token, tuple(excluded)) not in self._tried:
                 self._tried.add((token, tuple(excluded)))
                 waiting = [job for job in jobs if job.waiting and job.token == token]
                 if self._client.exclude(waiting, [*([own] if own else []), *excluded]):
-                    self._tracker.change(known, excluded=excluded)
+                    self._tracker.change(submission, excluded=excluded)
 
     def lacks_nodes(self) -> set[int]:
         """Shapes whose waiting pilots never start because nodes are excluded."""
@@ -104,23 +105,23 @@ class WaitingPilots:
         }
 
     def never_start(self, jobs: Sequence[Job]) -> tuple[Counter[int], dict[int, UltrasweepError]]:
-        """By shape: how many pilots with this command's own options wait that Slurm never starts, and what to do."""
+        """Pilots with this command's own options that Slurm will never start: their number and an error, by shape."""
         replaced = {job.name for job in self._waiting}
         stuck = [job for job in jobs if job.never_starts and job.name not in replaced]
-        found: dict[int, UltrasweepError] = {}
+        errors: dict[int, UltrasweepError] = {}
         counts = self._by_shape(stuck)
         for nodes, count in counts.items():
             reasons = {job.reason for job in stuck if self._tracker.shape(job.token) == nodes}
-            found[nodes] = NeverStarts(
-                f"Slurm never starts the {plural(count, 'pilot')} of {plural(nodes, 'node')} in its queue: "
-                f"{', '.join(sorted(reasons))}. Give the command again with other launcher options, which replaces "
-                "them, or end them with python -m sweep cancel"
+            errors[nodes] = NeverStarts(
+                f"Slurm will never start {plural(count, 'waiting pilot')} of {plural(nodes, 'node')}: "
+                f"{', '.join(sorted(reasons))}. Repeat the command with other launcher options to replace "
+                "them, or run python -m sweep cancel"
             )
-        return counts, found
+        return counts, errors
 
-    def replaced(self, nodes: int) -> int:
-        """Pilots of this shape have been submitted in their place, or none is needed, or there is no room for both:
-        take the old ones off Slurm's queue. How many those were."""
+    def cancel_old(self, nodes: int) -> int:
+        """Cancel the old waiting pilots of this shape, because new ones have been submitted, none is needed, or there
+        is no room for both. Returns the number cancelled."""
         assert self._why is not None
         old = self._of_shape(nodes)
         if not old or not self._client.cancel(old, only_waiting=True):
@@ -131,8 +132,8 @@ class WaitingPilots:
             del self._why[token]
         return len(old)
 
-    def kept(self, nodes: int) -> None:
-        """Slurm has refused the pilots that should replace those of this shape: they stay as they are."""
+    def keep_old(self, nodes: int) -> None:
+        """Keep the old waiting pilots of this shape, because Slurm has refused their replacements."""
         assert self._why is not None
         if old := self._of_shape(nodes):
             keep = "keeps its" if len(old) == 1 else "keep their"
@@ -148,22 +149,25 @@ class WaitingPilots:
         return Counter(nodes for nodes in shapes if nodes is not None)
 
     def _difference(self, job: Job) -> str:
-        """What this command would submit otherwise; empty for equal options, and where the old ones are not known."""
-        known = self._tracker.submission(job.token)
-        if known is None:
+        """Differences between this command's options and those of the job; empty if equal, or if the job's are
+        unknown."""
+        submission = self._tracker.submission(job.token)
+        if submission is None:
             return ""
-        if submissions.origin(self._sweep, known) == "moved":
-            return f"this folder was {known.folder} when they were submitted"
-        if not known.options:  # of an earlier version, or its file is damaged
-            return f"Slurm never starts them: {job.reason}" if job.never_starts else ""
-        names = sorted({*known.options, *self._wanted})
-        changed = [name for name in names if known.options.get(name) != self._wanted.get(name)]
-        said = [_said(name, known.options.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]]
-        said += [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
-        return ", ".join(said)
+        if submissions.origin(self._sweep, submission) == "moved":
+            return f"this folder was {submission.folder} when they were submitted"
+        if not submission.options:  # options of an earlier version, or a damaged file
+            return f"Slurm will never start them: {job.reason}" if job.never_starts else ""
+        names = sorted({*submission.options, *self._wanted})
+        changed = [name for name in names if submission.options.get(name) != self._wanted.get(name)]
+        changes = [
+            _change(name, submission.options.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]
+        ]
+        changes += [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
+        return ", ".join(changes)
 
 
-def _said(name: str, before: object, after: object) -> str:
+def _change(name: str, before: object, after: object) -> str:
     texts = [json.dumps(value) for value in (before, after)]
     if isinstance(after, dict) or any(len(text) > _VALUE_LENGTH for text in texts):
         return f"{name} has changed"

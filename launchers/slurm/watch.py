@@ -1,4 +1,4 @@
-"""Follows a sweep that pilots run, without submitting anything."""
+"""Follows a sweep that pilots run, without submitting any pilot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launchers.status.view import choose_view
 from results.text.numbers import plural
 
 _LOOKS_WITHOUT_PILOT = 2
-"""So many looks in a row must have found no pilot: one pilot may end just before the next begins."""
+"""Number of polls in a row that must have found no pilot: one pilot may end just before the next begins."""
 
 
 def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
@@ -35,17 +35,17 @@ def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
                 line = describe_jobs(jobs)
                 if line != shown:
                     view.print_line(line)
-                squeue.looked(changed=line != shown)
+                squeue.polled(changed=line != shown)
                 shown = line
                 gone = jobs is not None and not any(job.alive for job in jobs) and not status.pilots
                 without_pilot = without_pilot + 1 if gone else 0
                 if without_pilot >= _LOOKS_WITHOUT_PILOT:
                     left = plural(status.left, "point")
-                    message = f"no pilot is there, {left} left; the command that ran them goes on"
+                    message = f"no pilot waits or runs, {left} left; repeat the command that ran them to continue"
                     break
             if signals:
                 detached = True
                 break
-            files.looked(changed=False)
+            files.polled(changed=False)
             sleep_until_signal(files.period_s, signals)
     return summarize(before, status, message=message, detached=detached)

@@ -1,9 +1,8 @@
 """Decides from the attempts so far which waiting points must not run yet: canaries by shape, paused kinds.
 
 The first point of a shape (a number of nodes) is its canary: while it runs, the other points of that shape wait. When
-the environment is wrong for that many nodes, one point finds out instead of one point of every pilot. And when several
-points of one kind fail in the same way and none succeeds, the rest of that kind is paused, so that it does not use up
-the allocation.
+the environment is wrong for that many nodes, one point fails instead of one point per pilot. When several points of one
+kind fail in the same way and none succeeds, the rest of that kind is paused, so that it does not use up the allocation.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ from workloads.contract.protocol import read_json, write_json
 from workloads.spec.experiment import Experiment
 
 BREAKER_FAILURES = 4
-"""So many different points of one kind must fail alike before it is paused; see ``launcher.breaker_failures``."""
+"""Number of different points of one kind that must fail alike before the kind is paused; see
+``launcher.breaker_failures``."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(\.[0-9]+)?")
 _BREAKING = ("crash", "hang", "nccl_error", "timeout", "diverged")
 
 
 @dataclass(frozen=True, slots=True)
 class _Resumed:
-    """The last `resume`."""
+    """Time and known attempts of the last `resume`."""
 
     at: float
-    """Seconds since 1970, by the clock of who asked for it."""
+    """Seconds since 1970, by the clock of the machine on which `resume` was called."""
     attempts: frozenset[str] | None
-    """Ids of the attempts that were recorded or ran by then; None in files of earlier versions."""
+    """Ids of the attempts that had been recorded or were running; None in files of earlier versions."""
 
     def before(self, record: AttemptRecord) -> bool:
-        """Whether the attempt had begun by then."""
+        """Whether the attempt had begun before the last `resume`."""
         return record.started_at <= self.at if self.attempts is None else record.attempt_id in self.attempts
 
 
@@ -46,7 +46,7 @@ _NEVER = _Resumed(0.0, frozenset())
 
 
 def kind_of(experiment: Experiment, nodes: int) -> str:
-    """Name of the kind of a point: points of one kind probably fail for the same reason. It is text for people, too."""
+    """Name of a point's kind, readable for people. Points of one kind probably fail for the same reason."""
     axes = [name for name in ("tp", "cp", "pp", "ep") if getattr(experiment, name) > 1]
     parts = [experiment.model.name, plural(nodes, "node"), f"ZeRO {experiment.zero_stage}"]
     parts += ["+".join(axes)] if axes else []
@@ -60,8 +60,7 @@ def kind_of(experiment: Experiment, nodes: int) -> str:
 def paused_kinds(
     sweep: SweepDir, attempts: Iterable[AttemptRecord], failures: int = BREAKER_FAILURES
 ) -> dict[str, str]:
-    """The kinds of points that are paused, each with the reason. Attempts begun before the last `resume` do not
-    count."""
+    """Paused kinds of points, each with the reason. Attempts begun before the last `resume` do not count."""
     resumed = _NEVER
     with contextlib.suppress(OSError):
         resumed = _resumed(sweep)
@@ -84,14 +83,14 @@ def _paused_kinds(resumed: _Resumed, attempts: Iterable[AttemptRecord], failures
         for same in alike.values():
             if len(same) >= failures:
                 last = next(reversed(same.values()))
-                said = (last.evidence or "").partition("\n")[0][:160]
-                paused[kind] = f"{len(same)} points failed alike: {last.outcome} in {last.phase}: {said}"
+                first_line = (last.evidence or "").partition("\n")[0][:160]
+                paused[kind] = f"{len(same)} points failed alike: {last.outcome} in {last.phase}: {first_line}"
     return paused
 
 
 def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
-    """Says why no pilot claims the points that are left; ``""`` when no kind is paused. ``points``: their number, if
-    it is known."""
+    """Message why no pilot claims the remaining points; ``""`` when no kind is paused. ``points``: their number, if
+    known."""
     if not paused:
         return ""
     kinds = "; ".join(f"{kind}: {why}" for kind, why in paused.items())
@@ -103,27 +102,28 @@ def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
 
 def resume(sweep: SweepDir) -> None:
     """Let the points of every paused kind run again. Raises `OSError`."""
-    # Which attempts there were is told by their names: clocks of the nodes that ran them may differ from this one's.
-    known = {split_name(name)[1] for name in entry_names(sweep.history)}
-    known |= {one.attempt_id for state in all_states(sweep) for one in state.running}
-    write_json(_resume_file(sweep), {"at": time.time(), "attempts": sorted(known)})
+    # Store ids of attempts, not times: the clocks of the nodes that ran them may differ from this machine's clock.
+    attempt_ids = {split_name(name)[1] for name in entry_names(sweep.history)}
+    attempt_ids |= {one.attempt_id for state in all_states(sweep) for one in state.running}
+    write_json(_resume_file(sweep), {"at": time.time(), "attempts": sorted(attempt_ids)})
 
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """What one pilot knows of paused kinds and canaries; brought up to date by `update`."""
+    """Paused kinds and canaries as known to one pilot; refreshed by `update`."""
 
     breaker_failures: int = BREAKER_FAILURES
     paused: dict[str, str] = field(default_factory=dict)
     """See `paused_kinds`."""
     proven: set[int] = field(default_factory=set)
-    """Shapes (numbers of nodes) that need no canary any more: an attempt has ended there, well or by its own fault."""
+    """Shapes (numbers of nodes) that need no canary any more: an attempt has succeeded there, or failed by its own
+    fault."""
     _seen: tuple[int, tuple[int, ...]] | None = None
-    """How many records, and which file of the last `resume`."""
+    """Number of records and stamp of the `resume` file at the last update."""
 
     def update(self, sweep: SweepDir, records: Collection[AttemptRecord]) -> None:
-        """Bring everything up to date with ``records``, all attempts of the sweep so far. Raises `OSError`."""
-        seen = len(records), _stamp(sweep)  # the file has a name for each attempt: it is read when it is another one
+        """Recompute everything from ``records``, all attempts of the sweep so far. Raises `OSError`."""
+        seen = len(records), _stamp(sweep)  # the file names every attempt, so it is read only after a change
         if seen == self._seen:
             return
         self.paused = _paused_kinds(_resumed(sweep), records, self.breaker_failures)
@@ -134,29 +134,29 @@ class CircuitBreaker:
 
 
 def _signature(record: AttemptRecord) -> str:
-    """How a point failed, without the numbers that differ between points that fail alike."""
-    said = (record.evidence or "").partition("\n")[0]
-    return f"{record.outcome} {record.phase} {_NUMBERS.sub('#', said)[:120]}"
+    """Text of a failure without the numbers that differ between points that fail alike."""
+    first_line = (record.evidence or "").partition("\n")[0]
+    return f"{record.outcome} {record.phase} {_NUMBERS.sub('#', first_line)[:120]}"
 
 
 def _resume_file(sweep: SweepDir) -> Path:
-    # Its name stays as it was, so that sweeps recorded with earlier versions read the same.
+    # The file keeps its old name, so that sweeps recorded with earlier versions read the same.
     return sweep.path / "queue" / "breaker_lifted.json"
 
 
 def _stamp(sweep: SweepDir) -> tuple[int, ...]:
-    """Which file of the last `resume` there is; empty without one. Raises `OSError`."""
+    """Inode, time and size of the file of the last `resume`; empty without one. Raises `OSError`."""
     try:
-        found = _resume_file(sweep).stat()
+        stat = _resume_file(sweep).stat()
     except FileNotFoundError:
         return ()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _resumed(sweep: SweepDir) -> _Resumed:
-    """Raises `OSError` when the file cannot be read now: a pilot must not take kinds for paused then."""
+    """The last `resume`. Raises `OSError` when the file cannot be read now: kinds must not be paused by mistake."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        found = read_json(_resume_file(sweep))
-        names = found.get("attempts")
-        return _Resumed(float(found["at"]), frozenset(names) if names is not None else None)
+        fields = read_json(_resume_file(sweep))
+        names = fields.get("attempts")
+        return _Resumed(float(fields["at"]), frozenset(names) if names is not None else None)
     return _NEVER

@@ -1,4 +1,4 @@
-"""Copies this code into the sweep's folder. Pilots run from the copy, so that later edits do not change them."""
+"""Copies this code into the sweep's folder. Pilots run the copy, so later edits do not change them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
 
 PACKAGES = ("results", "workloads", "launchers")
-"""What a pilot imports."""
+"""Packages that a pilot imports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of `PACKAGES` under ``root``, as they were when it was taken."""
+    """The files of `PACKAGES` under ``root`` at the time of the snapshot."""
 
     root: Path
     files: tuple[tuple[str, bytes], ...]
@@ -48,8 +48,8 @@ def take_snapshot(root: Path | None = None) -> Snapshot:
 
 
 def _files_of_package(folder: Path) -> Iterator[Path]:
-    """The files of a package and of the packages in it. Other folders hold no code: sweeps lie in ``results``. They may
-    be large, and those of another user may not be readable."""
+    """The files of a package and of its subpackages. Other folders hold no code: ``results`` contains sweeps, which may
+    be large, and unreadable where they belong to another user."""
     for path in folder.iterdir():
         if path.is_dir() and (path / "__init__.py").is_file():
             yield from _files_of_package(path)
@@ -58,12 +58,12 @@ def _files_of_package(folder: Path) -> Iterator[Path]:
 
 
 def folder_of(sweep: SweepDir, snapshot: Snapshot) -> Path:
-    """Where `write_snapshot` puts the copy. The path is absolute, because a job starts in another folder."""
+    """Folder into which `write_snapshot` copies. The path is absolute, because a job starts in another folder."""
     return sweep.path.resolve() / "code" / snapshot.digest
 
 
 def write_snapshot(sweep: SweepDir, snapshot: Snapshot) -> Path:
-    """Write the copy, unless it is there, and return its folder, which appears whole or not at all. Raises
+    """Write the copy unless it exists, and return its folder. The folder appears whole or not at all. Raises
     `InvalidResults` when it cannot be written."""
     folder = folder_of(sweep, snapshot)
     if folder.is_dir():

@@ -1,8 +1,8 @@
-"""Points whose file in the queue is damaged: taken from the ledger, or set aside where people can look at them.
+"""Points whose file in the queue is damaged: restored from the ledger, or set aside for inspection.
 
-The name of a point's file says which point it is, and the ledger has everything else. So an emptied or garbled file
-costs nothing, as long as the plan it came from is the sweep's last one. A file that holds no point and whose name is
-not in the ledger is moved to ``queue/broken``. `SweepStatus` counts it, so that nobody takes the sweep for finished.
+The name of a point's file identifies the point, and the ledger holds all its data. So an emptied or garbled file costs
+nothing, as long as the plan it came from is the sweep's last one. A file that holds no point and whose name is not in
+the ledger is moved to ``queue/broken``. `SweepStatus` counts it, so that the sweep does not look finished.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _METHODS: tuple[Method, ...] = ("measured", "rehearsed", "rehearsed_fake")
 
 
 def read_or_rebuild(sweep: SweepDir, path: Path, report: Callable[[str], None]) -> Point | None:
-    """The point in one of the queue's files; from the ledger where the file is damaged. None when neither has it: then
-    the file is set aside. ``report`` gets one line about every damaged file.
+    """The point in one of the queue's files, or from the ledger if the file is damaged. None when neither has the
+    point: then the file is set aside. ``report`` gets one line about every damaged file.
 
-    Raises `FileNotFoundError` when the file is not there, and `OSError` when it cannot be read now.
+    Raises `FileNotFoundError` when the file does not exist, and `OSError` when it cannot be read now.
     """
     try:
         return read_point(path)
@@ -41,7 +41,8 @@ def read_or_rebuild(sweep: SweepDir, path: Path, report: Callable[[str], None]) 
 
 
 def point_from_ledger(sweep: SweepDir, name: str) -> Point | None:
-    """The point whose file has this ``name``, from the sweep's ledger; None when it is not there. Raises `OSError`."""
+    """The point whose file has this ``name``, from the sweep's ledger; None when the ledger lacks it. Raises
+    `OSError`."""
     number, key = split_name(name)[0].partition("-")[0], key_of(name)
     experiment_id, _, suffix = key.partition("+")
     method = next((method for method in _METHODS if method == (suffix or "measured")), None)
@@ -66,7 +67,7 @@ def damaged_names(sweep: SweepDir) -> list[str]:
 
 
 def _point(row: dict[str, Any], index: int, experiment_id: str, method: Method) -> Point:
-    """Raises `ValueError`, `TypeError` or `KeyError` for a row without a whole point."""
+    """The point of a row of the ledger. Raises `ValueError`, `TypeError` or `KeyError` for an incomplete row."""
     experiment = ex.from_json(row["config_json"])
     if experiment.id != experiment_id:
         raise ValueError(f"{experiment_id} is the id of another experiment")
@@ -85,7 +86,7 @@ def _point(row: dict[str, Any], index: int, experiment_id: str, method: Method) 
 
 
 def _set_aside(sweep: SweepDir, path: Path) -> Path:
-    """Move a file that holds no point to the folder ``broken``, which is returned."""
+    """Move a file that holds no point to the folder ``broken``, and return that folder."""
     broken = _folder(sweep)
     broken.mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another pilot was faster

@@ -51,7 +51,8 @@ class AttemptRecord:
 
     @property
     def duration_s(self) -> float:
-        return max(0.0, self.ended_at - self.started_at)  # older records may be by a clock that was set back
+        # times in older records may come from a clock that was set back
+        return max(0.0, self.ended_at - self.started_at)
 
 
 def write_record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
@@ -67,28 +68,28 @@ class HistoryReader:
     def __init__(self, sweep: SweepDir) -> None:
         self._sweep = sweep
         self._records: dict[str, AttemptRecord | None] = {}
-        """By the name of the file; None for a damaged one."""
+        """Records by file name; None for a damaged one."""
         self._by_stem: dict[str, list[AttemptRecord]] = {}
 
     def refresh(self) -> None:
-        """Read the records that are new: one listing of the folder, and each new file. Raises `OSError`."""
+        """Read new records: one listing of the folder, and each new file. Raises `OSError`."""
         for name in entry_names(self._sweep.history):
             if name not in self._records:
                 self._add(name, _read(self._sweep.history / name))
 
     def note(self, stem: str, record: AttemptRecord) -> None:
-        """Take in a record that this process has written, without reading it."""
+        """Add a record that this process has written, without reading it."""
         name = _file_name(stem, record)
         if self._records.get(name) is None:
             self._add(name, record)
 
     def all(self) -> list[AttemptRecord]:
-        """Every record known so far, in the order in which they became known."""
+        """Every record known so far, in the order of reading."""
         return [record for record in self._records.values() if record is not None]
 
     def of(self, stem: str) -> list[AttemptRecord]:
-        """The records known so far of the attempts at one point, oldest first: by their numbers, since the clocks of
-        two pilots differ."""
+        """Known records of the attempts at one point, in the order of their numbers, not times: the clocks of two
+        pilots differ."""
         return sorted(self._by_stem.get(stem, ()), key=lambda attempt: (attempt.attempt_number, attempt.started_at))
 
     def _add(self, name: str, record: AttemptRecord | None) -> None:
@@ -124,7 +125,8 @@ def _sorted(records: Iterable[AttemptRecord]) -> list[AttemptRecord]:
 
 
 def rate_of(record: AttemptRecord) -> str:
-    """Throughput and how it was obtained: ``11,324 tokens/s/GPU``, ``rehearsed 5,210 tokens/s/GPU``; empty without."""
+    """Throughput and how it was obtained: ``11,324 tokens/s/GPU``, ``rehearsed 5,210 tokens/s/GPU``; empty if
+    unknown."""
     if record.tokens_per_s_per_gpu is None:
         return ""
     rate = f"{record.tokens_per_s_per_gpu:,.0f} tokens/s/{device_noun(record.backend)}"
@@ -132,7 +134,7 @@ def rate_of(record: AttemptRecord) -> str:
 
 
 def describe(record: AttemptRecord) -> str:
-    """One line about one attempt, for logs and for the view without a terminal."""
+    """One line about one attempt, for logs and for the plain view."""
     line = f"{record.outcome:<10} {record.experiment_id}"
     if rate := rate_of(record):
         line += f"  {rate}"

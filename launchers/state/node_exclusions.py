@@ -1,9 +1,10 @@
-"""Which nodes are excluded from a sweep, why and until when: one small file for each in the folder ``nodes``.
+"""Which nodes are excluded from a sweep, why and until when: one small file per node in the folder ``nodes``.
 
-A node is excluded at once when it cannot be used (its agent does not start, a process does not end, device memory
-stays occupied), and after several points have failed on it in ways that point to the machine rather than to the
-layout. An ill file system, switch or environment looks the same from one node. So the other nodes are asked: where most
-of them fail, too, it is not the node. The node is used again when the exclusion expires or its file is deleted.
+A node is excluded at once when it cannot be used (its agent does not start, a process does not end, device memory stays
+occupied), and after several points have failed on it in ways that point to the machine rather than to the layout. From
+one node, a broken file system, switch or environment looks the same as a broken node. So other nodes are compared:
+where most of them fail too, the node is not to blame. The node is used again when the exclusion expires or its file is
+deleted.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from workloads.contract.protocol import read_json, write_json
 
 EXPIRES_AFTER_S = 12 * 3600.0
 LOST_FOR_S = 1800.0
-"""How long a lost node is excluded. A short time is enough, since Slurm does not use nodes that are down."""
+"""Seconds for which a lost node is excluded. A short time is enough, since Slurm does not use nodes that are down."""
 FAILURES_TO_EXCLUDE = 3
-"""So many points must have failed on one node in `_SUSPICIOUS` ways within `EXPIRES_AFTER_S`, and none succeeded there
-since, before the node is excluded."""
+"""Number of points that must have failed on one node in `_SUSPICIOUS` ways within `EXPIRES_AFTER_S`, with no success
+there since, before the node is excluded."""
 
 _SUSPICIOUS = ("hang", "nccl_error", "node_failure")
-"""Outcomes that point to the machine, beside every failure of the infrastructure. A plain crash does not: a layout
-that raises an error does so on every node."""
+"""Outcomes that point to the machine, in addition to every failure of the infrastructure. A plain crash does not: a
+layout that raises an error does so on every node."""
 _FILE_SYSTEM = re.compile(
     r"\[Errno (5|28|30|107|116|122)\]|input/output error|no space left on device|read-only file system|"
     r"transport endpoint is not connected|stale file handle|disk quota exceeded|could not write its files",
     re.IGNORECASE,
 )
-"""What an ill file system says. A shared one says it on every node, a node's own disk or mount on that node alone."""
+"""Error messages of a broken file system. A shared one fails on every node, a node's own disk or mount on that node
+alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Exclusion:
     node: str
     reason: str
     since: float
-    """Seconds since the epoch, as ``until``."""
+    """Seconds since the epoch, like ``until``."""
     until: float
     pilot_id: str
     """The pilot that excluded the node."""
@@ -51,32 +53,32 @@ class Exclusion:
 def exclude(sweep: SweepDir, node: str, reason: str, pilot_id: str, *, for_s: float = EXPIRES_AFTER_S) -> Exclusion:
     """Exclude ``node`` for ``for_s`` seconds from now on. Raises `OSError` when the file cannot be written."""
     now = time.time()
-    found = Exclusion(node=node, reason=reason, since=now, until=now + for_s, pilot_id=pilot_id)
+    exclusion = Exclusion(node=node, reason=reason, since=now, until=now + for_s, pilot_id=pilot_id)
     folder = sweep.path / "nodes"
     folder.mkdir(exist_ok=True)
-    write_json(_path(folder, node), asdict(found))
-    return found
+    write_json(_path(folder, node), asdict(exclusion))
+    return exclusion
 
 
 def excluded(sweep: SweepDir) -> dict[str, Exclusion]:
-    """The nodes that are excluded now, by name. Unreadable files are skipped."""
-    found: dict[str, Exclusion] = {}
+    """Currently excluded nodes, by name. Unreadable files are skipped."""
+    current: dict[str, Exclusion] = {}
     with contextlib.suppress(FileNotFoundError):
         for path in sorted((sweep.path / "nodes").glob("*.json")):
             try:
-                one = Exclusion(**read_json(path))
+                exclusion = Exclusion(**read_json(path))
             except (OSError, ValueError, TypeError):
                 continue
-            if one.until > time.time():
-                found[one.node] = one
-    return found
+            if exclusion.until > time.time():
+                current[exclusion.node] = exclusion
+    return current
 
 
 def failing(records: Iterable[AttemptRecord], nodes: Iterable[str], now: float) -> Mapping[str, str]:
-    """Those of ``nodes`` on which enough of the latest points have failed in suspicious ways, each with its failures.
+    """Nodes among ``nodes`` on which enough recent points have failed in suspicious ways, each with its failures.
 
-    Not those whose failures other nodes share: when the last points have failed so on at least as many other nodes as
-    they succeeded on, it is for what the nodes share. Errors of a file system count only if points have succeeded on
+    A node is left out when other nodes fail too: if the last points failed in such ways on at least as many other nodes
+    as they succeeded on, the cause is shared by the nodes. File system errors count only if points have succeeded on
     another node meanwhile. ``now``: seconds since the epoch.
     """
     recent = sorted((r for r in records if r.ended_at > now - EXPIRES_AFTER_S), key=lambda r: r.ended_at)
@@ -92,7 +94,7 @@ def failing(records: Iterable[AttemptRecord], nodes: Iterable[str], now: float) 
     failing_nodes: dict[str, str] = {}
     for node in bad.keys() & set(nodes):
         since = bad[node][0].ended_at
-        others_bad = sum(other != node and found[-1].ended_at >= since for other, found in bad.items())
+        others_bad = sum(other != node and failures[-1].ended_at >= since for other, failures in bad.items())
         others_good = sum(other not in bad for other in last_good)
         if others_bad and others_bad >= others_good:
             continue

@@ -1,7 +1,7 @@
-"""What a pilot is told to do: a small JSON file in the sweep's folder, written before the pilot is started.
+"""The instructions of a pilot: a small JSON file in the sweep's folder, written before the pilot is started.
 
-It holds the variables of the ranks with their values, secret ones too (`results.text.secrets`), so it is written for
-its user alone. Nothing else in a sweep's folder holds such a value.
+The file holds the ranks' environment variables with their values, secrets included (`results.text.secrets`), so only
+its user can read it. No other file in a sweep's folder holds such a value.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from workloads.contract.protocol import read_json
 
 BatchSystem = Literal["none", "slurm"]
 _READ_LIMIT_S = 60.0
-"""How long to wait for a filesystem on which the file cannot be read now."""
+"""Seconds to wait for a filesystem on which the file cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotConfig:
-    """Everything that a pilot needs to know besides the queue."""
+    """All that a pilot needs to know besides the queue."""
 
     settings: LaunchSettings
     command: str | None
     """The command line that started the sweep. It is copied into every row."""
     wall_time_s: float | None
-    """How long the allocation lasts, in seconds; None: without end."""
+    """Duration of the allocation in seconds; None: unlimited."""
     stop_with_parent: bool
-    """Standard input is a pipe from the process that started this pilot; when it closes, the pilot stops."""
+    """Standard input is a pipe from the process that started this pilot; when the pipe closes, the pilot stops."""
     nodes: int = 1
     """Number of nodes in the allocation. With more than one, the pilot's command runs on each of them (``srun``)."""
     batch_system: BatchSystem = "none"
-    """What gave the allocation to the pilot."""
+    """The system that gave the allocation to the pilot."""
     provenance: Mapping[str, Any] | None = None
-    """Provenance of the code when the pilot was submitted; None: the pilot finds it out itself."""
+    """Provenance of the code when the pilot was submitted; None: the pilot determines it."""
     use_excluded: bool = False
-    """Use also the nodes that the sweep has excluded: without them Slurm cannot give as many nodes as are needed."""
+    """Whether to use also the nodes that the sweep has excluded: without them Slurm cannot give as many nodes as are
+    needed."""
 
 
 def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
 
 
 def read_pilot_config(path: Path) -> PilotConfig:
-    """Inverse of `pilot_config_to_dict`, from a file. Raises `InvalidResults` when that is not a pilot's config."""
+    """Inverse of `pilot_config_to_dict`, from a file. Raises `InvalidResults` when the file is not a pilot's config."""
     try:
         fields: Mapping[str, Any] = patiently(lambda: read_json(path), limit_s=_READ_LIMIT_S)
         return PilotConfig(
@@ -77,8 +78,8 @@ def read_pilot_config(path: Path) -> PilotConfig:
 
 
 def pilot_environment() -> dict[str, str]:
-    """The environment variables of a new pilot. With them it finds this code from any folder, and no library (NumPy's
-    BLAS, Arrow's allocator) starts a thread in it at import: a process with threads must not fork."""
+    """Environment variables of a new pilot. They let it import this code from any folder, and keep libraries (NumPy's
+    BLAS, Arrow's allocator) from starting a thread at import: a process with threads must not fork."""
     paths = [str(code_root()), *(path for path in [os.environ.get("PYTHONPATH")] if path)]
     return {
         **os.environ,

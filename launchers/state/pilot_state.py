@@ -1,8 +1,8 @@
-"""The state file of a pilot: what it does now, and how others tell from it whether the pilot is alive.
+"""The state file of a pilot: its current activity, and a count from which others tell whether the pilot is alive.
 
-Only the pilot itself writes it, with a count that goes up each time. Clocks of two machines may differ by an hour, so
-others do not compare times. They watch whether the count still goes up. On the pilot's own machine the kernel knows
-at once whether its process is there.
+Only the pilot itself writes the file, with a count that goes up each time. Clocks of two machines may differ by an
+hour, so other processes do not compare times but watch whether the count still goes up. On the pilot's own machine the
+kernel knows at once whether its process exists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotState:
-    """What a pilot last wrote about itself. Times are seconds since the epoch."""
+    """The last state that a pilot wrote. Times are seconds since the epoch."""
 
     pilot_id: str
     identity: ProcessIdentity
@@ -49,15 +49,15 @@ class PilotState:
     started_at: float
     activity: Activity
     message: str = ""
-    """Why the pilot waits or has stopped, in words for people."""
+    """Readable reason why the pilot waits or has stopped."""
     running: tuple[Running, ...] = ()
-    """More than one when points that need fewer nodes run side by side."""
+    """Running attempts. Several when points that need fewer nodes run side by side."""
     finished: Mapping[str, int] = field(default_factory=dict)
     """Number of this pilot's ended attempts by outcome."""
     job: str | None = None
-    """Slurm's id of the allocation as ``squeue`` prints it (``1234_5`` in an array); None without Slurm."""
+    """Slurm's id of the allocation in the form of ``squeue`` (``1234_5`` in an array); None without Slurm."""
     nodes: tuple[str, ...] = ()
-    """Nodes of the allocation; the first is where the pilot itself runs."""
+    """Nodes of the allocation; the pilot itself runs on the first."""
 
 
 def config_path(sweep: SweepDir, pilot_id: str) -> Path:
@@ -73,7 +73,7 @@ def log_path(sweep: SweepDir, pilot_id: str) -> Path:
 
 
 def has_states(sweep: SweepDir, prefix: str) -> bool:
-    """Whether a pilot whose id is ``prefix`` and a suffix after a point has ever written its state."""
+    """Whether a pilot with an id of ``prefix``, a dot and a suffix has ever written its state."""
     return any(sweep.pilots.glob(f"{prefix}.*.state.json"))
 
 
@@ -94,7 +94,7 @@ def read_state(sweep: SweepDir, pilot_id: str) -> PilotState | None:
 
 
 def all_states(sweep: SweepDir) -> list[PilotState]:
-    """The states of all pilots that a sweep ever had, in the order of their ids."""
+    """The states of all pilots that a sweep has had, sorted by id."""
     suffix = ".state.json"
     names = sorted(path.name for path in sweep.pilots.glob(f"*{suffix}") if not path.name.startswith("."))
     states = (read_state(sweep, name.removesuffix(suffix)) for name in names)
@@ -102,14 +102,15 @@ def all_states(sweep: SweepDir) -> list[PilotState]:
 
 
 class Liveness:
-    """Tells dead pilots from living ones: watches their counts and measures time by this process's own clock."""
+    """Distinguishes dead pilots from living ones: watches their counts and measures time by this process's own
+    clock."""
 
     def __init__(self, sweep: SweepDir, lease_s: float) -> None:
         """``lease_s``: seconds without a new count after which a pilot counts as dead."""
         self._sweep = sweep
         self._lease_s = lease_s
         self._seen: dict[str, tuple[int | None, float]] = {}
-        """For each pilot its last count, and when that count was first seen."""
+        """Last count of each pilot, and when that count was first seen."""
         self._looked: dict[str, float] = {}
 
     def judge(self, pilot_id: str) -> Literal["alive", "dead", "unknown"]:
@@ -127,7 +128,7 @@ class Liveness:
         self._looked[pilot_id] = now
         if count != last_count:
             self._seen[pilot_id] = (count, now)
-            # It went up at some time since the last look. Only if that look was recent is the pilot alive now.
+            # The count went up at some time since the last check. Only if that check was recent is the pilot alive now.
             return "alive" if now - looked <= self._lease_s else "unknown"
         return "dead" if now - since > self._lease_s else "unknown"
 

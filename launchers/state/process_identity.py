@@ -1,7 +1,7 @@
-"""Names a process for ever, so that another process can prove that it has ended.
+"""Identifies a process permanently, so that another process can prove that it has ended.
 
-A pid alone is used again, and means nothing on another machine or in another pid namespace. Together with the host,
-the boot, the namespace and the start time it names one process only.
+A pid alone is reused, and means nothing on another machine or in another pid namespace. Together with the host, the
+boot, the namespace and the start time it identifies exactly one process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """The fields of ``/proc/pid/stat`` that are needed here."""
+    """The fields of ``/proc/pid/stat`` that this module uses."""
 
     state: str
     """One letter; ``Z`` (exited, not yet reaped) and ``X`` count as dead."""
@@ -36,7 +36,7 @@ class ProcessStat:
 
 
 def own_identity() -> ProcessIdentity:
-    """The identity of the process that calls this."""
+    """The identity of the calling process."""
     stat = process_stat(os.getpid())
     assert stat is not None
     return ProcessIdentity(
@@ -49,12 +49,12 @@ def own_identity() -> ProcessIdentity:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """What the kernel says about ``pid``; None when there is no such process."""
+    """The kernel's status of ``pid``; None when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command's name may hold spaces and brackets
+    fields = text[text.rindex(")") + 2 :].split()  # the command's name may contain spaces and brackets
     return ProcessStat(state=fields[0], parent=int(fields[1]), group=int(fields[2]), start_ticks=int(fields[19]))
 
 
@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
 
 
 def provably_dead(identity: ProcessIdentity) -> bool:
-    """True only when it can be seen from this machine that the process has ended; False also where that is unknown."""
+    """True only when this machine can see that the process has ended; False also if unknown."""
     if identity.host != socket.gethostname():
         return False
     if identity.boot_id != _boot_id():

@@ -7,13 +7,13 @@ Every point is exactly one file, in exactly one of three folders, and moves by o
                      <------------------------requeue------------------------
 
 The stem is the point's index and key (``000007-<key>``). `take_over` renames a dead pilot's claim to another pilot's.
-The content of the file never changes. What happened to a point stands in ``history/<stem>@<attempt>.json``, one record
-for each attempt. It is written before the point moves, so that whoever takes over the claim of a dead pilot knows what
-that pilot had decided. Then the claim says so, too: ``claimed/<stem>@<pilot>@<attempt>.json`` names the attempt that
-was recorded under it. So everybody who takes the claim over later knows it, also when that pilot dies before the move.
+The content of the file never changes. The history of a point is in ``history/<stem>@<attempt>.json``, one record for
+each attempt. The record is written before the point moves, so a pilot that takes over a dead pilot's claim knows that
+pilot's decision. The taken-over claim repeats it: ``claimed/<stem>@<pilot>@<attempt>.json`` names the attempt that was
+recorded under it. So the next pilot to take over the claim knows it too if this pilot dies before the move.
 
-A shared filesystem may do a rename and answer with an error. So every function here looks at what has become of the
-rename before it raises an `OSError`. After one, the whole operation may be tried again.
+A shared filesystem may do a rename and answer with an error. So every function here checks whether the rename has
+happened before it raises an `OSError`. After an `OSError` the whole operation may be repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Claim:
     pilot_id: str
     point: Point
     recorded: str = ""
-    """The attempt that was recorded under this claim by a pilot that had it before; empty when there is none."""
+    """The attempt that an earlier holder recorded under this claim; empty if there is none."""
 
     @property
     def path(self) -> Path:
@@ -43,7 +43,7 @@ class Claim:
 
     @property
     def held(self) -> bool:
-        """False after another pilot has taken over the claim because it took this one for dead."""
+        """False after another pilot has taken over the claim because it considered this pilot dead."""
         return self.path.exists()
 
 
@@ -58,8 +58,8 @@ class QueueReader:
         self._points: dict[str, Point] = {}
 
     def claim_next(self, choose: Callable[[list[Point]], Iterable[Point]]) -> Claim | None:
-        """Claim one point. ``choose`` gets the waiting points and returns those that may run now, best first; the first
-        that no other pilot has claimed meanwhile is taken. None when there is no such point."""
+        """Claim one point. ``choose`` gets the waiting points and returns those that may run now, best first. The first
+        point that no other pilot has claimed meanwhile is claimed. None when there is no such point."""
         for point in choose(self.waiting()):
             claim = Claim(self.sweep, point.stem, self.pilot_id, point)
             if _move(self.sweep.todo / f"{point.stem}.json", claim.path):
@@ -67,7 +67,7 @@ class QueueReader:
         return None
 
     def claimed_by_others(self) -> list[Point]:
-        """Points that other pilots have claimed and not finished."""
+        """Points that other pilots have claimed but not finished."""
         points = [
             self._read(name, stem, self.sweep.claimed)
             for name in entry_names(self.sweep.claimed)
@@ -94,41 +94,42 @@ class QueueReader:
 
 
 def finish(claim: Claim, outcome: str) -> bool:
-    """Move the point to ``done``, with its ``outcome``. False when the claim was no longer ours."""
+    """Move the point to ``done``, with its ``outcome``. False when the claim was no longer this pilot's."""
     return _move(claim.path, claim.sweep.done / f"{claim.stem}@{outcome}.json")
 
 
 def release(claim: Claim) -> bool:
-    """Move the point back to ``todo``, for any pilot. False when the claim was no longer ours."""
+    """Move the point back to ``todo``, for any pilot. False when the claim was no longer this pilot's."""
     return _move(claim.path, claim.sweep.todo / f"{claim.stem}.json")
 
 
 def requeue(sweep: SweepDir, name: str) -> bool:
-    """Move a finished point back to ``todo``; ``name`` is its file's name under ``done``. False when it has gone."""
+    """Move a finished point back to ``todo``. ``name``: name of its file under ``done``. False when the file has
+    gone."""
     stem, _ = split_name(name)
     return _move(sweep.done / name, sweep.todo / f"{stem}.json")
 
 
 def claims_of_others(sweep: SweepDir, pilot_id: str) -> list[tuple[str, str]]:
-    """Every claim of another pilot, as ``(stem of the point, id of that pilot)``."""
+    """Every claim of other pilots, as ``(stem of the point, id of the pilot)``."""
     claims = (_split_claim(name) for name in entry_names(sweep.claimed))
     return [(stem, holder) for stem, holder, _ in claims if holder != pilot_id]
 
 
 def claims_of(sweep: SweepDir, pilot_id: str, report: Callable[[str], None]) -> list[Claim]:
     """Every claim of one pilot. ``report`` as in `QueueReader`."""
-    found = []
+    claims = []
     for name in entry_names(sweep.claimed):
         stem, holder, recorded = _split_claim(name)
         if holder == pilot_id:
             point = read_or_rebuild(sweep, sweep.claimed / name, report)
             if point is not None:
-                found.append(Claim(sweep, stem, pilot_id, point, recorded))
-    return found
+                claims.append(Claim(sweep, stem, pilot_id, point, recorded))
+    return claims
 
 
 def claimed_point(sweep: SweepDir, stem: str, holder: str, report: Callable[[str], None]) -> Point | None:
-    """The point that ``holder`` has claimed; None when it has not. ``report`` as in `QueueReader`."""
+    """The point that ``holder`` has claimed; None without such a claim. ``report`` as in `QueueReader`."""
     for name in _names_of(sweep, stem, holder):
         try:
             return read_or_rebuild(sweep, sweep.claimed / name, report)
@@ -148,7 +149,7 @@ def take_over(
     """Give the claim of the dead pilot ``holder`` to ``pilot_id``. None when another pilot was faster, or when the file
     holds no point (see `read_or_rebuild`).
 
-    ``recorded``: the attempt that the holder has recorded under its claim, if it has. An attempt that the claim already
+    ``recorded``: the attempt that the holder has recorded under its claim, if any. An attempt that the claim already
     names stays. ``report`` as in `QueueReader`.
     """
     for name in _names_of(sweep, stem, holder):
@@ -165,7 +166,7 @@ def take_over(
 
 
 def _names_of(sweep: SweepDir, stem: str, holder: str) -> list[str]:
-    """The file under ``claimed`` of a point and its holder: one name, or none."""
+    """Names of files under ``claimed`` for a point and its holder: one or none."""
     return [name for name in entry_names(sweep.claimed) if _split_claim(name)[:2] == (stem, holder)]
 
 
@@ -174,19 +175,19 @@ def _claimed_name(stem: str, pilot_id: str, recorded: str) -> str:
 
 
 def _split_claim(name: str) -> tuple[str, str, str]:
-    """Stem, pilot and recorded attempt in the name of a file under ``claimed``."""
+    """Stem, pilot and recorded attempt in a file name under ``claimed``."""
     stem, suffix = split_name(name)
     pilot_id, _, recorded = suffix.partition("@")
     return stem, pilot_id, recorded
 
 
 def _move(source: Path, target: Path) -> bool:
-    """Rename; False when ``source`` is not there any more.
+    """Rename; False when ``source`` no longer exists.
 
-    Over NFS a rename that was done can be answered with an error, or be sent twice and then report a missing source. A
-    claim has its pilot's name, so a target that is there was moved by us. Elsewhere a source that has gone after an
-    error was moved by us, or by a pilot that took it over; either way it is not to be moved again. Raises `OSError`
-    when nothing was moved.
+    Over NFS a successful rename may return an error, or be sent twice and then report a missing source. A claim
+    contains its pilot's name, so an existing target was moved by this pilot. For other targets, a source that is
+    missing after an error was moved by this pilot, or by one that took the claim over; in both cases it must not be
+    moved again. Raises `OSError` when the file was not moved.
     """
     claiming = target.parent.name == "claimed"
     try:

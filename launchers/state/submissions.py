@@ -1,14 +1,14 @@
-"""What has been submitted to Slurm for a sweep: one file for each submission, written before sbatch is called.
+"""Slurm submissions of a sweep: one file for each, written before sbatch is called.
 
     submissions/<token>.json    shape, count and time limit; the job's id as soon as sbatch has printed it
     submissions/cancelled.json  when ``cancel`` was last used: every watching command then stops submitting
 
-The token is in the job's comment and at the end of its name. So a job is found again also when its submitter was
-killed before it could write down the id. Ids alone prove nothing: a cluster that loses its state uses them again.
+The token is in the job's comment and at the end of its name. So a job is found again even when its submitter was killed
+before writing down the id. Ids alone prove nothing: a cluster that loses its state reuses them.
 
 The token ends with a mark of the folder, and the file names that folder, because folders are copied and moved. The jobs
-of a copied folder belong to the original: the copy neither counts nor cancels them. The jobs of a folder that was moved
-belong to it as before.
+of a copied folder belong to the original: the copy neither counts nor cancels them. The jobs of a moved folder still
+belong to it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from results.shared_filesystem.patience import patiently
 from workloads.contract.protocol import write_json
 
 Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
-"""``intent``: sbatch may be running, or its caller was killed. ``unsure``: sbatch has ended without a clear answer.
+"""``intent``: sbatch may be running, or its caller was killed. ``unsure``: sbatch ended without a clear answer.
 ``submitted``: the job is known. ``ended``: none of its pilots is left. ``failed``: there is no such job."""
 OPEN: tuple[Stage, ...] = ("intent", "unsure", "submitted")
 
 TOKEN = re.compile(r"slurm-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}(-[0-9a-f]{8})?")
 """Time, a random number, and the mark of the sweep's folder, which tokens of earlier versions lack."""
 Origin = Literal["here", "moved", "copied"]
-"""Of a submission: this folder made it; this folder did, when it had another path; another folder did, of which this
-one is a copy."""
+"""Which folder made a submission. ``here``: this one. ``moved``: this one, under another path. ``copied``: another
+folder, of which this one is a copy."""
 _NAME_LENGTH = 40
 _READ_LIMIT_S = 20.0
-"""How long to wait for a filesystem on which a file cannot be read now: one failed read is no damage and no cancel."""
+"""Seconds to wait for a filesystem on which a file cannot be read now: one failed read proves neither damage nor a
+cancel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Submission:
     time_min: int
     """Time limit of each pilot, in minutes."""
     created_at: float
-    """Seconds since the epoch, as ``ended_at``."""
+    """Seconds since the epoch, like ``ended_at``."""
     uid: int
     """Id of the user who submitted it."""
     stage: Stage = "intent"
@@ -69,21 +70,21 @@ class Submission:
     """Slurm's id of the array, or of the single job."""
     ended_at: float | None = None
     message: str = ""
-    """What Slurm said about its end, for people."""
+    """Slurm's message about its end, for people."""
     folder: str = ""
-    """The sweep's folder at the time, absolute; empty where that is not known."""
+    """Absolute path of the sweep's folder at submission; empty if unknown."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The launcher's options that its pilots were given; empty where they are not known."""
+    """Launcher options given to its pilots; empty if unknown."""
     excluded: Sequence[str] = ()
-    """Nodes of the sweep's exclusions that its pilots that wait do not get."""
+    """Nodes excluded by the sweep that its waiting pilots do not get."""
     use_excluded: bool = False
-    """Its pilots may use the nodes that the sweep excludes."""
+    """Whether its pilots may use the nodes that the sweep excludes."""
     cluster: str | None = None
-    """The one cluster that ``SLURM_CLUSTERS`` named; empty: the one that Slurm takes by itself; None: not known."""
+    """The cluster named by ``SLURM_CLUSTERS``; empty: Slurm's default cluster; None: unknown."""
 
     @property
     def open(self) -> bool:
-        """Whether pilots of it may still come or run."""
+        """Whether some of its pilots may still come or run."""
         return self.stage in OPEN
 
 
@@ -98,7 +99,7 @@ def new_submission(
     use_excluded: bool = False,
     cluster: str | None = None,
 ) -> Submission:
-    """A submission in the stage ``intent`` with a new token; nothing is written yet."""
+    """A submission in the stage ``intent`` with a new token; no file is written yet."""
     folder = _resolved(sweep)
     token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}-{_mark(folder)}"
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", sweep.name).strip("-")[:_NAME_LENGTH] or "sweep"
@@ -119,13 +120,13 @@ def new_submission(
 
 
 def token_in(text: str) -> str | None:
-    """The token at the end of ``text``, a job's name or comment; None for a job that is not ours."""
+    """The token at the end of ``text``, a job's name or comment; None for a job of another program."""
     token = re.split(r"[.:]", text)[-1]
     return token if TOKEN.fullmatch(token) else None
 
 
 def token_of_pilot(pilot_id: str) -> str | None:
-    """The submission that a pilot belongs to (``<token>.<index>.<restarts>``); None for a local pilot."""
+    """The submission to which a pilot belongs (``<token>.<index>.<restarts>``); None for a local pilot."""
     return token_in(pilot_id.split(".", 1)[0])
 
 
@@ -136,7 +137,7 @@ def index_of_pilot(pilot_id: str) -> int | None:
 
 
 def restarted_pilot_id(pilot_id: str) -> str:
-    """The id of the pilot that the same job becomes when Slurm starts it again."""
+    """The id of the pilot that the same job runs after a restart by Slurm."""
     job, _, restarts = pilot_id.rpartition(".")
     return f"{job}.{int(restarts) + 1}"
 
@@ -149,24 +150,25 @@ def write(sweep: SweepDir, submission: Submission) -> None:
 
 
 def update(sweep: SweepDir, submission: Submission, **fields: Any) -> Submission:
-    """Write ``submission`` with the given ``fields`` changed, and return it so. Raises `OSError`."""
+    """Write ``submission`` with the given ``fields`` changed, and return the changed one. Raises `OSError`."""
     changed = dataclasses.replace(submission, **fields)
     write(sweep, changed)
     return changed
 
 
 def all_submissions(sweep: SweepDir) -> list[Submission]:
-    """Every submission of this folder, oldest first; not those that lie in it because it is a copy of another folder.
+    """Every submission made by this folder, oldest first. Files copied from another folder are left out.
 
-    A damaged file is read as an ``intent``: its name is enough to find the job. Raises `InvalidResults` when the
-    folder cannot be read.
+    A damaged file is read as an ``intent``: its name is enough to find the job. Raises `InvalidResults` when the folder
+    cannot be read.
     """
     return [one for one in _everything(sweep) if origin(sweep, one) != "copied"]
 
 
 def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
-    """The cluster of the newest submission, as in `Submission.cluster`: of those that are open and not cancelled, or
-    else, unless ``only_open``, of the others. None also where there is none. Raises as `all_submissions`."""
+    """The cluster of the newest submission (see `Submission.cluster`) that is open and not cancelled. If there is none,
+    the cluster of the newest of all, or None with ``only_open``. None also without submissions. Raises as
+    `all_submissions`."""
     everything, cancelled = all_submissions(sweep), cancelled_at(sweep)
     there = [one for one in everything if one.open and one.created_at >= cancelled]
     chosen = there if there or only_open else everything
@@ -174,18 +176,18 @@ def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
 
 
 def copied_from(sweep: SweepDir) -> str | None:
-    """The folder of which this one is a copy, as far as submissions that are still open tell; None when there are none.
-    Raises as `all_submissions`."""
+    """The folder of which this one is a copy, judged by submissions that are still open; None without such. Raises as
+    `all_submissions`."""
     copied = [one for one in _everything(sweep) if one.open and origin(sweep, one) == "copied"]
     return (copied[-1].folder or "another folder") if copied else None
 
 
 def origin(sweep: SweepDir, submission: Submission) -> Origin:
-    """Whether this folder made the submission. What cannot be found out counts as a copy: then nothing is cancelled."""
+    """Which folder made the submission. A doubtful one counts as a copy, so that nothing is cancelled by mistake."""
     here = _resolved(sweep)
     if not submission.folder:  # a damaged file, or one of an earlier version
-        found = TOKEN.fullmatch(submission.token)
-        return "here" if found is None or found[1] in (None, f"-{_mark(here)}") else "copied"
+        token = TOKEN.fullmatch(submission.token)
+        return "here" if token is None or token[1] in (None, f"-{_mark(here)}") else "copied"
     if submission.folder == here:
         return "here"
     try:
@@ -200,12 +202,12 @@ def origin(sweep: SweepDir, submission: Submission) -> Origin:
 
 
 def log_dir(sweep: Path, token: str) -> Path:
-    """The folder, inside the sweep's, of a submission's batch file and of its pilots' output."""
+    """Subfolder of the sweep for a submission's batch file and its pilots' output."""
     return sweep.resolve() / "slurm" / token
 
 
 def discard(sweep: SweepDir, submission: Submission) -> None:
-    """Remove all that was written for a submission that Slurm has refused. What cannot be removed stays."""
+    """Remove all files of a submission that Slurm has refused. Files that cannot be removed stay."""
     shutil.rmtree(log_dir(sweep.path, submission.token), ignore_errors=True)
     for path in (config_path(sweep, submission.token), _folder(sweep) / f"{submission.token}.json"):
         with contextlib.suppress(OSError):
@@ -213,13 +215,13 @@ def discard(sweep: SweepDir, submission: Submission) -> None:
 
 
 def mark_cancelled(sweep: SweepDir) -> None:
-    """Tell every command that watches the sweep to submit nothing more."""
+    """Tell every command that watches the sweep to submit no more pilots."""
     _folder(sweep).mkdir(exist_ok=True)
     write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time()})
 
 
 def cancel_mark(sweep: SweepDir) -> str | None:
-    """Text that is another one after every `mark_cancelled`; None before the first. Raises `InvalidResults` when that
+    """Text that changes with every `mark_cancelled`; None before the first. Raises `InvalidResults` when the file
     cannot be read."""
     path = _folder(sweep) / "cancelled.json"
     try:
@@ -231,7 +233,7 @@ def cancel_mark(sweep: SweepDir) -> str | None:
 
 
 def cancelled_at(sweep: SweepDir) -> float:
-    """When `mark_cancelled` was last called, in seconds since the epoch; 0 before the first.
+    """Time of the last `mark_cancelled`, in seconds since the epoch; 0 before the first.
 
     Raises as `cancel_mark`.
     """
@@ -260,8 +262,8 @@ def _everything(sweep: SweepDir) -> list[Submission]:
         return []
     except OSError as error:
         raise InvalidResults(f"{folder} cannot be read: {error.strerror or error}") from None
-    found = [one for one in read if one is not None]
-    return sorted(found, key=lambda one: (one.created_at, one.token))
+    submissions = [one for one in read if one is not None]
+    return sorted(submissions, key=lambda one: (one.created_at, one.token))
 
 
 def _resolved(sweep: SweepDir) -> str:
@@ -273,7 +275,8 @@ def _mark(folder: str) -> str:
 
 
 def _read(path: Path) -> Submission | None:
-    """None when the file has just been removed. Raises `OSError` when nothing is known even of the file."""
+    """The submission in a file; None when the file has just been removed. Raises `OSError` when even the file's
+    metadata cannot be read."""
     try:
         fields = json.loads(patiently(path.read_text, limit_s=_READ_LIMIT_S))
         submission = Submission(**fields)

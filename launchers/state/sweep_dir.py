@@ -6,7 +6,7 @@
                   queue/history/        one record for each attempt
                   pilots/               config, state and log of every pilot
                   attempts/<id>/        task, results and logs of one attempt
-                  checks/<pilot>/       what a pilot's nodes could do at its start
+                  checks/<pilot>/       speed of a pilot's nodes at its start
                   stages/  losses/      rehearsed stages and reference losses, shared by points
                   parts/  *.parquet     the tables (see `results.tables.store`)
 """
@@ -31,15 +31,15 @@ from workloads.spec.experiment import Experiment
 
 FORMAT = 1
 _ADDING_STALE_S = 30.0
-"""After so long without a sign of life another process may add points in the place of this one."""
+"""Seconds without a sign of life after which another process may add points instead of this one."""
 _ADDING_WAIT_S = 300.0
 _OPEN_LIMIT_S = 20.0
-"""How long to wait for a filesystem on which a sweep's marker cannot be read now."""
+"""Seconds to wait for a filesystem on which a sweep's marker cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One place in the grid that shall be run. It never changes."""
+    """One point of the grid that is to be run. Immutable."""
 
     index: int
     """Number in the expanded sweep: points are claimed in this order."""
@@ -49,18 +49,18 @@ class Point:
     predicted_step_time_s: float | None = None
     predicted_step_time_low_s: float | None = None
     predicted_step_time_high_s: float | None = None
-    """The middle 90 % of where the plan says that the step time may be."""
+    """Bounds (with ``predicted_step_time_low_s``) of the middle 90 % of the predicted step time."""
     deadline_s: float
-    """Longest time, in seconds, from the start of its processes to their end."""
+    """Maximum seconds from the start of its processes to their end."""
     method: Method = "measured"
     slow_step_s: float | None = None
-    """A step that takes longer, in seconds, shows that the layout cannot win: the run ends early, and its row stays."""
+    """Step time in seconds above which the layout cannot win: the run ends early, and its row stays."""
     ran_on: tuple[str, ...] = ()
-    """Nodes on which this layout ran before: another one is better, if one is free."""
+    """Nodes on which this layout ran before; another free node is preferred."""
 
     @property
     def key(self) -> str:
-        """Two points with one key are the same: the same experiment, run by the same method."""
+        """Key that identifies the point: two points with the same key run the same experiment by the same method."""
         return self.experiment.id if self.method == "measured" else f"{self.experiment.id}+{self.method}"
 
     @property
@@ -71,21 +71,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SweepDir:
-    """The folder of one sweep: makes or opens it, names its parts, and adds points to its queue."""
+    """The folder of one sweep: creates or opens it, names its parts, and adds points to its queue."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any]) -> SweepDir:
-        """Make the folder of a sweep, or open the one that is there; an archived one gets a queue again. ``settings``
-        are written down for people.
+        """Create the folder of a sweep, or open an existing one; an archived one gets a queue again. ``settings`` are
+        stored for people to read.
 
-        Raises `InvalidResults` for a folder that holds something else, and where nothing can be written.
+        Raises `InvalidResults` for a folder with other content, and where it cannot be written.
         """
         sweep = cls(Path(path))
         try:
-            known = sweep.marker.exists()
-            if known:
+            existed = sweep.marker.exists()
+            if existed:
                 cls.open(path)
             elif sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
                 raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
@@ -94,7 +94,7 @@ class SweepDir:
             sweep.stages.mkdir(exist_ok=True)
             sweep.losses.mkdir(exist_ok=True)
             about = {"format": FORMAT, "name": sweep.name, "created_at": time.time(), "settings": dict(settings)}
-            if not known:
+            if not existed:
                 write_json(sweep.marker, about)
         except OSError as error:
             raise InvalidResults(f"cannot make a sweep in {path}: {error.strerror or error}") from None
@@ -102,8 +102,8 @@ class SweepDir:
 
     @classmethod
     def open(cls, path: Path, *, with_queue: bool = False) -> SweepDir:
-        """The sweep in ``path``. Raises `InvalidResults` when there is none, one that this version cannot read, or, for
-        a caller that needs its queue, one of which only the rows are left."""
+        """The sweep in ``path``. Raises `InvalidResults` when there is none, when this version cannot read it, or when
+        a caller needs its queue and only the rows are left."""
         sweep = cls(Path(path))
         try:
             about = patiently(lambda: read_json(sweep.marker), limit_s=_OPEN_LIMIT_S)
@@ -121,7 +121,7 @@ class SweepDir:
 
     @property
     def archived(self) -> bool:
-        """Whether only the rows are left of it, as of the sweeps that came with the program."""
+        """Whether only the rows are left, as in the sweeps that come with the program."""
         return not self.todo.parent.is_dir()
 
     @property
@@ -165,14 +165,14 @@ class SweepDir:
         return self.path / "losses"
 
     def settings(self) -> dict[str, Any]:
-        """What `create` was given. Raises `InvalidResults` when the marker is damaged."""
+        """The settings that `create` was given. Raises `InvalidResults` when the marker is damaged."""
         try:
             return dict(read_json(self.marker)["settings"])
         except (ValueError, TypeError, KeyError):
             raise InvalidResults(f"{self.marker} is damaged: it does not hold a sweep's settings") from None
 
     def add_points(self, points: Iterable[Point]) -> int:
-        """Put the points that the queue does not know yet under ``todo``; return how many those were.
+        """Put the points that are not in the queue yet under ``todo``; return their number.
 
         Raises `InvalidResults` when another process adds points for minutes.
         """
@@ -184,23 +184,23 @@ class SweepDir:
                     f"another process has been adding points to {self.path} for {_ADDING_WAIT_S:.0f} s; "
                     "try again when it has ended"
                 )
-            known = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
+            keys = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
             for point in points:
-                if point.key not in known:
+                if point.key not in keys:
                     if not lease.held():
                         raise InvalidResults(
                             f"adding points to {self.path} stalled for {_ADDING_STALE_S:.0f} s, and another process "
                             "took over; run the same command again"
                         )
-                    known.add(point.key)
+                    keys.add(point.key)
                     write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
                     added += 1
         return added
 
 
 def entry_names(folder: Path) -> list[str]:
-    """Names of the files of points or records in ``folder``, in the order of the points' indices."""
-    with os.scandir(folder) as entries:  # tells files from folders without asking for each
+    """Names of the files of points or records in ``folder``, sorted by the points' indices."""
+    with os.scandir(folder) as entries:  # distinguishes files from folders without a call for each
         return sorted(e.name for e in entries if e.name.endswith(".json") and e.name[0] != "." and e.is_file())
 
 

@@ -1,4 +1,4 @@
-"""The status of a sweep of which only the tables are left, as of those that came with the program."""
+"""The status of a sweep of which only the tables are left, such as the sweeps that come with the program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launchers.status.work_left import Need, Pace, PointNeeds, by_shape, devices
 from results.tables.store import read_attempts
 
 _SAME = {field.name for field in dataclasses.fields(AttemptRecord)} - {"started_at", "ended_at", "infrastructure"}
-"""Fields of a record that are columns of the table of attempts, too."""
+"""Fields of a record that are also columns of the table of attempts."""
 
 
 def archived_status(sweep: SweepDir) -> SweepStatus:
-    """From the rows alone: points are those with a row, and none of them waits."""
+    """Status from the rows alone: its points are those with a row, and none of them waits."""
     rows = read_attempts(sweep.path).to_pylist()
     records = tuple(sorted((_record(row) for row in rows), key=lambda record: record.ended_at))
     last = {(record.experiment_id, record.method): record for record in records}

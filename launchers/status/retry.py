@@ -11,7 +11,7 @@ from results.tables.schema import OUTCOMES
 
 
 def retry(sweep: SweepDir, which: Collection[str]) -> int:
-    """Requeue finished points; how many.
+    """Requeue finished points and return their number.
 
     ``which`` holds outcomes (``hang``, ``crash`` ...), experiment ids or both. Raises `InvalidResults` for a word that
     is neither an outcome nor the id of a point of this sweep.

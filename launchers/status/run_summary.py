@@ -1,4 +1,4 @@
-"""What one call of ``run`` or ``watch`` did."""
+"""Summary of one call of ``run`` or ``watch``."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from launchers.status.status import SweepStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Counts are of points unless they say otherwise."""
+    """Result of one call of ``run`` or ``watch``. Counts are of points unless stated otherwise."""
 
     outcomes: Mapping[str, int]
-    """Finished points by outcome, also those of earlier runs."""
+    """Finished points by outcome, including those of earlier runs."""
     attempts: int
     """Attempts of this run."""
     left: int
-    """Points that still wait."""
+    """Points that still wait or run."""
     too_wide: int
-    """How many of those need more devices than this run can give them."""
+    """Number of remaining points that need more devices than this run can give them."""
     interrupted: bool
     message: str = ""
     """Why points are left although nobody interrupted the run; empty otherwise."""
     detached: bool = False
-    """Pilots go on without this process."""
+    """Whether pilots keep running without this process."""
 
     @property
     def exit_code(self) -> int:
-        """0: every point has its row (a failure is a row, too). 130: interrupted. 1: points wait that cannot run."""
+        """0: every point has its row (a failure has one too). 130: interrupted. 1: points are left that cannot run."""
         if self.interrupted:
             return 130
         return 1 if self.message else 0

@@ -18,12 +18,12 @@ from results.shared_filesystem.patience import patiently
 from results.text.numbers import plural
 
 _READ_LIMIT_S = 20.0
-"""How long to wait for a filesystem on which the sweep's files cannot be read now."""
+"""Seconds to wait for a filesystem on which the sweep's files cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """Counts are of points unless they say otherwise."""
+    """Status of one sweep. Counts are of points unless stated otherwise."""
 
     name: str
     total: int
@@ -36,13 +36,13 @@ class SweepStatus:
     attempts: tuple[AttemptRecord, ...]
     """Every recorded attempt, oldest first."""
     device_hours: float
-    """Devices times time of all recorded attempts."""
+    """Devices times hours of all recorded attempts."""
     expected_left_s: float | None
-    """Seconds until the last point is done, on the nodes that the pilots hold now; None while it is not known. From the
-    predictions, corrected by the measured points, or else from the duration of the last attempts."""
+    """Expected seconds until the last point is done, on the nodes that the pilots hold now; None if unknown. Computed
+    from the predictions, corrected by the measured points, or else from the duration of the last attempts."""
     shapes: tuple[ShapeStatus, ...] = ()
     damaged: tuple[str, ...] = ()
-    """Files that hold no point any more and were set aside (`launchers.state.damaged`). They count in ``total``: each
+    """Files that no longer hold a point and were set aside (`launchers.state.damaged`). They count in ``total``: each
     was a point."""
 
     @property
@@ -61,39 +61,40 @@ class SweepStatus:
         more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
         return (
             f"{plural(len(self.damaged), 'point')} cannot be read, neither from the queue nor from the ledger "
-            f"(queue/broken/{self.damaged[0]}{more}); the command that planned the sweep queues what is missing anew"
+            f"(queue/broken/{self.damaged[0]}{more}); "
+            "repeat the command that planned the sweep to queue missing points again"
         )
 
     def failures(self) -> list[AttemptRecord]:
-        """Of every kind of failure the newest point whose last attempt ended so, newest first."""
+        """For each kind of failure the newest point whose last attempt ended that way, newest first."""
         last = {(record.experiment_id, record.method): record for record in self.attempts}
         ended = sorted(last.values(), key=lambda record: record.ended_at)
         newest = {record.outcome: record for record in ended if record.outcome != "ok"}
         return sorted(newest.values(), key=lambda record: -record.ended_at)
 
     def slowest(self, count: int) -> list[AttemptRecord]:
-        """The attempts that took longest, each point once; without those that were ended from outside."""
+        """The longest attempts, each point once; attempts that were cancelled or preempted are left out."""
         longest: dict[str, AttemptRecord] = {}
-        own = [record for record in self.attempts if record.outcome not in ("cancelled", "preempted")]
-        for record in sorted(own, key=lambda record: -record.duration_s):
+        completed = [record for record in self.attempts if record.outcome not in ("cancelled", "preempted")]
+        for record in sorted(completed, key=lambda record: -record.duration_s):
             longest.setdefault(record.experiment_id, record)
         return list(longest.values())[:count]
 
 
 @dataclass(slots=True)
 class StatusReader:
-    """Reads a sweep's status again and again. Records of attempts never change, so each is read only once."""
+    """Reads a sweep's status repeatedly. Records of attempts never change, so each is read only once."""
 
     sweep: SweepDir
     _records: HistoryReader | None = None
     _needs: PointNeeds | None = None
 
     def read(self, jobs: Collection[str] | None = None, *, limit_s: float = _READ_LIMIT_S) -> SweepStatus:
-        """The status now.
+        """Read the current status.
 
-        ``jobs``: names of the jobs that the scheduler shows now (``1234_5``). A pilot of another job is taken as gone.
-        None: there is no scheduler, or it does not answer. Raises `OSError` when a filesystem that fails
-        has not come back within ``limit_s`` seconds.
+        ``jobs``: names of the jobs that the scheduler shows now (``1234_5``). A pilot of another job counts as gone.
+        None: there is no scheduler, or it does not answer. Raises `OSError` when a filesystem keeps failing for
+        ``limit_s`` seconds.
         """
         return patiently(lambda: self._read(jobs), limit_s=limit_s)
 
@@ -101,14 +102,14 @@ class StatusReader:
         sweep = self.sweep
         point_needs = self._needs = self._needs or PointNeeds(sweep)
         point_needs.refresh()
-        # Read in the order in which points move, so that none is missed on its way from one folder to the next.
+        # The folders are read in the order in which points move, so that no point is missed between two folders.
         todo, claimed, done = (
             {key_of(name): name for name in entry_names(folder)} for folder in (sweep.todo, sweep.claimed, sweep.done)
         )
         claimed = {key: name for key, name in claimed.items() if key not in todo and key not in done}
         todo = {key: name for key, name in todo.items() if key not in done}
-        known = {*todo, *claimed, *done}
-        damaged = tuple(name for name in damaged_names(sweep) if key_of(name) not in known)
+        point_keys = {*todo, *claimed, *done}
+        damaged = tuple(name for name in damaged_names(sweep) if key_of(name) not in point_keys)
         records = self._records = self._records or HistoryReader(sweep)
         records.refresh()
         attempts = tuple(sorted(records.all(), key=lambda record: record.ended_at))
@@ -126,7 +127,7 @@ class StatusReader:
         pace = Pace.of(attempts, by_experiment)
         return SweepStatus(
             name=sweep.name,
-            total=len(known) + len(damaged),
+            total=len(point_keys) + len(damaged),
             todo=len(todo),
             claimed=len(claimed),
             done=dict(Counter(split_name(name)[1] for name in done.values())),
@@ -140,13 +141,13 @@ class StatusReader:
 
 
 def sweep_status(sweep: SweepDir, jobs: Collection[str] | None = None) -> SweepStatus:
-    """The status now; ``jobs`` as in `StatusReader.read`."""
+    """The current status; ``jobs`` as in `StatusReader.read`."""
     return StatusReader(sweep).read(jobs)
 
 
 def _living(states: Sequence[PilotState], jobs: Collection[str] | None) -> tuple[PilotState, ...]:
     """``states`` without pilots that have ended or are known to have gone: killed on this machine, without a job in the
-    scheduler, or followed by a new pilot of the same job."""
+    scheduler, or replaced by a new pilot of the same job."""
     newest: dict[str, PilotState] = {}
     for state in sorted(states, key=lambda state: state.started_at):
         newest[state.job or state.pilot_id] = state

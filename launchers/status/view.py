@@ -1,4 +1,4 @@
-"""Shows a running sweep: a live view in a terminal, one line for each attempt everywhere else."""
+"""Shows a running sweep: a live view in a terminal, one line for each attempt elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from results.text.numbers import format_bytes, format_duration, format_hours, pl
 from results.text.terminal import open_console, plain_table
 
 _MOST_ATTEMPTS, _MOST_RUNNING = 5, 8
-"""Attempts and running points that the live view shows."""
+"""Maximum numbers of attempts and of running points in the live view."""
 _COLOURS = {"ok": "green", "cancelled": "yellow", "preempted": "yellow", "oom": "magenta"}
 
 
@@ -42,14 +42,14 @@ class View(Protocol):
 
 
 def choose_view(live: bool | None, status: SweepStatus) -> View:
-    """The live view or the plain one. ``live`` is None: the live one if standard output is a terminal. ``status``: the
-    plain view does not show the attempts that are already in it."""
+    """The live view or the plain one. ``live`` is None: live if standard output is a terminal. ``status``: the plain
+    view does not show attempts that are already in it."""
     live = sys.stdout.isatty() if live is None else live
     return LiveView() if live else PlainView({record.attempt_id for record in status.attempts})
 
 
 class PlainView:
-    """One line for each attempt that ends, and for each message of a pilot that cannot go on."""
+    """One line for each attempt that ends, and for each message of a blocked pilot."""
 
     def __init__(self, already_shown: set[str], console: Console | None = None) -> None:
         self._console = console or open_console(soft_wrap=True)
@@ -81,7 +81,7 @@ class PlainView:
 
 
 class LiveView:
-    """The points that run and that are left, the expected end, and the last attempts, drawn anew again and again."""
+    """Running and remaining points, the expected end, and the last attempts, redrawn continuously."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or open_console()
@@ -104,7 +104,7 @@ class LiveView:
 
 
 def render_status(status: SweepStatus, width: int) -> Group:
-    """What the live view shows of one status, in ``width`` characters: numbers first, then ids as far as they fit."""
+    """One status as shown by the live view, in ``width`` characters: numbers first, then ids as far as they fit."""
     head = Table.grid(padding=(0, 2))
     head.add_row(
         _line(status.name, "bold"),

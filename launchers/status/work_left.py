@@ -1,7 +1,7 @@
-"""Groups the points of a sweep by the nodes and devices that they need, and estimates the device-hours left.
+"""Groups the points of a sweep by the nodes and devices that they need, and estimates the remaining device-hours.
 
-What a point needs is in the sweep's ledger. A point of an earlier plan, which the ledger does not have, is read once
-from its own file.
+The needs of a point are in the sweep's ledger. A point of an earlier plan, which the ledger lacks, is read once from
+its own file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from results.errors import InvalidResults
 from results.tables.store import read_ledger
 
 RECENT = 20
-"""The mean of so many last attempts is the estimate for points without a prediction."""
+"""Number of last attempts whose mean duration is the estimate for points without a prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one point needs."""
+    """Devices and time that one point needs."""
 
     devices: int
     expected_s: float | None
@@ -37,15 +37,15 @@ class ShapeStatus:
 
     devices: int
     nodes: int | None
-    """None in a sweep that does not record how many devices a node has."""
+    """None in a sweep that does not record the devices per node."""
     waiting: int
     running: int
     done: Mapping[str, int]
     """Finished points by outcome."""
     device_hours: float
-    """Devices times time of all recorded attempts."""
+    """Devices times hours of all recorded attempts."""
     device_hours_left: float | None
-    """Of points that wait or run; None where nothing is predicted and no attempt has ended yet."""
+    """Device-hours of points that wait or run; None without a prediction and without an ended attempt."""
 
     @property
     def total(self) -> int:
@@ -54,7 +54,7 @@ class ShapeStatus:
 
 @dataclass(slots=True)
 class PointNeeds:
-    """What the points of a sweep need. Reads the ledger again only when it has changed."""
+    """The needs of a sweep's points. Rereads the ledger only when it has changed."""
 
     sweep: SweepDir
     _ledger: dict[str, Need] = field(default_factory=dict)
@@ -84,36 +84,37 @@ class PointNeeds:
         self._ledger = {row["experiment_id"]: _need(row) for row in table.to_pylist() if row["world_size"]}
 
     def need(self, key: str, folder: Path, name: str) -> Need | None:
-        """What the point with this key needs; None when it is neither in the ledger nor readable in the queue."""
+        """The need of the point with this key; None when the point is neither in the ledger nor readable in the
+        queue."""
         experiment_id, _, method = key.partition("+")
-        known = self._ledger.get(experiment_id)
-        if known is not None:
+        need = self._ledger.get(experiment_id)
+        if need is not None:
             if not method:
-                return known
-            device_s = known.expected_s * known.devices if known.expected_s is not None else None
+                return need
+            device_s = need.expected_s * need.devices if need.expected_s is not None else None
             return Need(1, device_s)  # a rehearsal holds one device, whatever the layout
         if key not in self._own:
             try:
                 self._own[key] = Need(1 if method else read_point(folder / name).experiment.world_size, None)
-            except FileNotFoundError:  # it is moving to another folder: the next look finds it
+            except FileNotFoundError:  # the point is moving to another folder: the next read finds it
                 return None
             except (OSError, InvalidResults):
                 self._own[key] = None
         return self._own[key]
 
     def nodes(self, devices: int) -> int | None:
-        """Nodes of so many devices; None where the sweep does not record how many a node has."""
+        """Number of nodes for so many devices; None where the sweep does not record the devices per node."""
         return -(-devices // self._devices_per_node) if self._devices_per_node is not None else None
 
 
 def devices_of(record: AttemptRecord) -> int:
-    """How many devices an attempt held."""
+    """Number of devices that an attempt held."""
     return record.world_size if record.method == "measured" else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long points take, estimated from the recorded attempts."""
+    """Duration of points, estimated from the recorded attempts."""
 
     ratio: float | None
     """Measured time over predicted time of the successful attempts; None before the first."""
@@ -122,7 +123,7 @@ class Pace:
 
     @classmethod
     def of(cls, attempts: Sequence[AttemptRecord], needs: Mapping[str, Need]) -> Pace:
-        """``needs``: by experiment id."""
+        """The pace of recorded attempts. ``needs``: by experiment id."""
         predicted = measured = 0.0
         for record in attempts:
             need = needs.get(record.experiment_id)
@@ -136,7 +137,7 @@ class Pace:
         )
 
     def time_s(self, need: Need | None) -> float | None:
-        """Seconds that a point should take; None while there is no estimate."""
+        """Expected seconds of a point; None while there is no estimate."""
         if need is not None and need.expected_s is not None:
             return need.expected_s * (self.ratio if self.ratio is not None else 1.0)
         return self.mean_s
@@ -182,6 +183,6 @@ def by_shape(
 
 
 def _need(row: Mapping[str, Any]) -> Need:
-    """From a row of the ledger, whose hours are summed over all devices."""
+    """The need in a row of the ledger, whose hours are summed over all devices."""
     devices, hours = row["world_size"], row["expected_gpu_hours"]
     return Need(devices, hours * 3600 / devices if hours is not None else None)

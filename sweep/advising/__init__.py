@@ -1,1 +1,1 @@
-"""Answers which layout a model should be trained with, and on how many devices, from predictions alone."""
+"""Recommends layouts to train a model with, and numbers of devices, from predictions alone."""

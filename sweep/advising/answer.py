@@ -1,5 +1,5 @@
-"""What ``advise`` answers: the fastest layouts of some numbers of devices, and the fewest devices, or the least money,
-that train so many tokens in so many days."""
+"""The answer of ``advise``: the fastest layouts of some numbers of devices, or the fewest devices, and the least money,
+that train a number of tokens in a number of days."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweep.advising.question import Goal, Question
-from sweep.advising.ranking import Found, Ranked, Ranking
+from sweep.advising.ranking import Ranked, RankedLayout, Ranking
 from sweep.advising.space import Space, space_of
 from sweep.advising.times import Times
 from sweep.predicting.forecast import Known
@@ -21,35 +21,35 @@ DAY_S, HOUR_S = 86_400.0, 3_600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeAnswer:
-    """The best of one number of devices."""
+    """The best layouts of one number of devices."""
 
     ranked: Ranked
     smallest: tuple[Experiment, StageMemory] | None
-    """Where nothing fits: what needs least."""
+    """If nothing fits: the layout with the lowest peak memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costed:
-    """A layout with what the goal's tokens take on it."""
+    """A layout with its days and device-hours for the goal's tokens."""
 
-    found: Found
+    ranked_layout: RankedLayout
     days: float
     device_hours: float
     slow_days: float
-    """At the slow end of the predicted step time."""
+    """Days at the slow end of the predicted step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalAnswer:
     goal: Goal
     fewest: Costed | None
-    """Of the fewest devices that reach the goal as predicted; None: none of the sizes does."""
+    """Layout on the fewest devices whose predicted time reaches the goal; None: none of the sizes does."""
     surely: Costed | None
-    """Of the fewest that reach it at the slow end of their prediction, too."""
+    """Layout on the fewest devices that reaches the goal also at the slow end of its prediction."""
     cheapest: Costed | None
-    """Of those that reach it: the fewest device-hours."""
+    """Layout with the fewest device-hours of those that reach the goal."""
     sizes: tuple[int, ...]
-    """Numbers of devices on which some layout obeys the rules."""
+    """Numbers of devices for which some layout obeys the rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,28 +57,28 @@ class Answer:
     question: Question
     space: Space
     may_fit: int
-    """Of the space's rows."""
+    """Number of rows of the space that may fit in memory."""
     limit_bytes: int
-    """What the closed form of memory may say at most: without what matrix products keep."""
+    """Limit for the closed form of memory: usable bytes without the workspace of matrix products."""
     times: Times
     sizes: tuple[SizeAnswer, ...]
-    """Of every number of devices on which some layout obeys the rules; empty for an inverse question."""
+    """Answers for every number of devices for which some layout obeys the rules; empty for an inverse question."""
     goal: GoalAnswer | None
 
     @property
-    def best(self) -> tuple[Found, ...]:
-        """Every layout that the answer names, once."""
-        found = [one for size in self.sizes for one in size.ranked.best]
+    def best(self) -> tuple[RankedLayout, ...]:
+        """All layouts that the answer names, each once."""
+        layouts = [one for size in self.sizes for one in size.ranked.best]
         if self.goal is not None:
             costed = (self.goal.fewest, self.goal.surely, self.goal.cheapest)
-            found += [one.found for one in costed if one is not None]
-        return tuple({one.experiment.id: one for one in found}.values())
+            layouts += [one.ranked_layout for one in costed if one is not None]
+        return tuple({one.experiment.id: one for one in layouts}.values())
 
 
 def answer(question: Question, top: int = TOP, known: Known | None = None) -> Answer:
-    """``known``: what was measured on the cluster; None: what the question's results folder has.
+    """Answers a question. ``known``: measurements on the cluster; None: read the question's results folder.
 
-    Raises `InvalidSweep` where no layout obeys the rules, or a device has too little memory for anything.
+    Raises `InvalidSweep` if no layout obeys the rules, or if a device has too little memory for anything.
     """
     usable, workspace = question.cluster.usable_bytes, question.cluster.device.workspace_bytes
     assert usable is not None
@@ -103,22 +103,22 @@ def answer(question: Question, top: int = TOP, known: Known | None = None) -> An
     )
 
 
-def costed(found: Found, goal: Goal) -> Costed:
-    """Days and device-hours for the goal's tokens."""
-    steps, size = goal.tokens / found.experiment.tokens_per_step, found.experiment.world_size
+def costed(ranked_layout: RankedLayout, goal: Goal) -> Costed:
+    """A layout with its days and device-hours for the goal's tokens."""
+    steps, size = goal.tokens / ranked_layout.experiment.tokens_per_step, ranked_layout.experiment.world_size
     return Costed(
-        found=found,
-        days=steps * found.time.step_time_s / DAY_S,
-        device_hours=steps * found.time.step_time_s * size / HOUR_S,
-        slow_days=steps * found.time.high_s / DAY_S,
+        ranked_layout=ranked_layout,
+        days=steps * ranked_layout.time.step_time_s / DAY_S,
+        device_hours=steps * ranked_layout.time.step_time_s * size / HOUR_S,
+        slow_days=steps * ranked_layout.time.high_s / DAY_S,
     )
 
 
 def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
-    """Sizes from the smallest on; those that cannot reach the goal by their bound are not looked at.
+    """Tries sizes from the smallest on, and skips those that cannot reach the goal by their bound.
 
     More devices cost more device-hours in nearly all cases, but not always: a larger cluster may do without
-    recomputation. So every size is looked at whose bound is below the cheapest so far.
+    recomputation. So every size is tried whose bound is below the cheapest so far.
     """
     sizes = tuple(sorted({int(size) for size in ranking.space.size}))
     per_step = ranking.space.question.tokens_per_step
@@ -131,8 +131,8 @@ def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
             continue
         if surely is not None and cheapest is not None and bound_s * steps * size / HOUR_S >= cheapest.device_hours:
             continue
-        for found in ranking.best(size, 1).best:
-            one = costed(found, goal)
+        for layout in ranking.best(size, 1).best:
+            one = costed(layout, goal)
             if one.days > goal.days:
                 continue
             fewest = fewest or one
@@ -142,10 +142,11 @@ def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
     return GoalAnswer(goal=goal, fewest=fewest, surely=surely, cheapest=cheapest, sizes=sizes)
 
 
-def settling_words(question: Question, best: Sequence[Found]) -> list[str]:
-    """The command that runs what would settle the answer: the choices of the best layouts and all their mixtures.
+def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str]:
+    """Arguments of ``python -m sweep search``, not quoted, for a search that measures the answer.
 
-    Arguments of ``python -m sweep search``, not quoted. Raises `InvalidSweep` without a layout.
+    The search covers the choices of the best layouts and all their combinations. Raises `InvalidSweep` without a
+    layout.
     """
     if not best:
         raise InvalidSweep("advise: nothing fits, so nothing is left to settle")
@@ -183,4 +184,4 @@ _USUAL = {
     "routing": "balanced",
     "routing_imbalance": 1.0,
 }
-"""What the grid `one_point` has."""
+"""Values in the grid `one_point`."""

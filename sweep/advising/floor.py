@@ -1,8 +1,8 @@
-"""The least memory that a layout can need, for many at one time: what rules most of them out before anything is timed.
+"""Lower bound on the memory of many layouts at once, to rule most of them out before anything is timed.
 
-It is one moment of the closed form (`workloads.costs.memory.estimate`), and no more than what the closed form says: the
-first pipeline rank in the backward of a last block, with the layers that every rank holds at least, without the head
-and without what the block computes with. V-shaped schedules hold a little less, see `_V_SHAPED`.
+The bound is one moment of the closed form (`workloads.costs.memory.estimate`) and never above it: the first pipeline
+rank in the backward of its last block, with the fewest layers of any rank, without the head and without the block's
+working memory. V-shaped schedules hold a little less, see `_V_SHAPED`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
 
 _V_SHAPED = 0.8
-"""Of the micro-batches that 1F1B's first rank holds: what V-shaped schedules hold at least."""
+"""Least share of the micro-batches of 1F1B's first rank that V-shaped schedules hold."""
 
 
 class Floor(NamedTuple):
-    """Bytes, of shape (rows, `KINDS`)."""
+    """Bytes, shape (rows, `KINDS`)."""
 
     piped: Floats
-    """Of 1F1B, interleaved schedules and no pipeline."""
+    """Bound for 1F1B, interleaved schedules and no pipeline."""
     v_shaped: Floats
 
 
 def floor_of(space: Space, replicas: int = 1, saved: Floats | None = None) -> Floor:
-    """``replicas``: of ZeRO's shards. ``saved``: what `saved_of` says, where it was asked for already."""
+    """Computes the bound. ``replicas``: replicas of ZeRO's shards. ``saved``: result of `saved_of`, if already
+    computed."""
     q, model, x = space.question, space.question.model, space
     tp, held = x.tp, model.num_layers // x.pp
     kinds = ([dense_layer(model)] if num_dense_layers(model) else []) + ([moe_layer(model)] if model.moe else [])
@@ -45,7 +46,7 @@ def floor_of(space: Space, replicas: int = 1, saved: Floats | None = None) -> Fl
     b = 1 if q.precision.startswith("fp8") else c
     m = x.micro_batches
     saved = saved_of(space) if saved is None else saved
-    found = []
+    floors = []
     for ends, in_flight in (
         (embedding, np.minimum(x.pp, np.where(m > 2, m - 1, m))),
         (0, _V_SHAPED * np.minimum(x.pp, np.where(m > 2, m - 1, m))),
@@ -54,18 +55,18 @@ def floor_of(space: Space, replicas: int = 1, saved: Floats | None = None) -> Fl
         copies = np.where(x.zero <= 2, b * (rest + experts) + c * ends, 0)
         shard = g * ((rest + ends) / shards + experts / of_experts)
         gradients = np.where(m > 2, np.where(x.zero <= 1, g * (rest + experts + ends), shard), 0)
-        found.append((states + copies + gradients)[:, None] + (in_flight * held)[:, None] * saved)
-    # The least that whole numbers can lose where the closed form divides.
-    return Floor(*(np.maximum(0.0, one - 4096.0 * (1 + held)[:, None]) for one in found))
+        floors.append((states + copies + gradients)[:, None] + (in_flight * held)[:, None] * saved)
+    # Most that integer division in the closed form can lose.
+    return Floor(*(np.maximum(0.0, one - 4096.0 * (1 + held)[:, None]) for one in floors))
 
 
 def saved_of(space: Space) -> Floats:
-    """Bytes that a layer keeps of one micro-batch, the least of its kinds; of shape (rows, `KINDS`)."""
+    """Bytes that a layer saves per micro-batch, the least over kinds of layers; shape (rows, `KINDS`)."""
     x, q = space, space.question
     keys, where = np.unique(np.stack([x.tp, x.cp, x.mbs, x.ep, x.etp], axis=1), axis=0, return_inverse=True)
     table = np.array([[_saved_by(q, kind, *map(int, key)) for kind in KINDS] for key in keys], dtype=float)
-    found: Floats = table[where.reshape(-1)]
-    return found
+    saved_of_rows: Floats = table[where.reshape(-1)]
+    return saved_of_rows
 
 
 def _saved_by(q: Question, kind: str, tp: int, cp: int, mbs: int, ep: int, etp: int) -> int:

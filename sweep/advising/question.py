@@ -20,13 +20,13 @@ LAYOUT_AXES = (
     *("tp", "cp", "pp", "ep", "etp", "zero_stage", "dp_replicate", "micro_batch_size", "recompute"),
     *("recompute_every", "pp_schedule", "virtual_stages", "cp_kind"),
 )
-"""What is searched over; each may be narrowed: ``tp=[1,2,4,8]``."""
+"""Axes that are searched; each may be restricted: ``tp=[1,2,4,8]``."""
 MOST_DEVICES = 65_536
 MOST_SIZES = 2_048
 DEFAULT_MOST = 2_048
-"""Devices up to which an inverse question looks where neither ``gpus`` nor the cluster's nodes say it."""
+"""Most devices for an inverse question if neither ``gpus`` nor the cluster's nodes limit it."""
 _WORK = {"seq_len": 4096, "global_batch_size": 1024}
-"""What a step works on, with what is taken where it is not given: four million tokens."""
+"""Sizes of a step with their defaults: four million tokens."""
 _GOAL = ("tokens", "days", "price")
 _OTHERS = ("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", *_WORK, *_GOAL, "results_dir")
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
@@ -35,7 +35,7 @@ _SPAN = re.compile(r"(\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """The inverse question: so many tokens in so many days."""
+    """The goal of an inverse question: a number of tokens in a number of days."""
 
     tokens: float
     days: float
@@ -44,11 +44,11 @@ class Goal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     config: SweepConfig
-    """The packaged options with the cluster, the model and the results folder that were asked for."""
+    """The shipped options with the chosen cluster, model and results folder."""
     model: ModelSpec
     cluster: ClusterSpec
     cluster_name: str
-    """Of its file; with `cluster_changes` it is what a command line has to say."""
+    """Name of the cluster's file; together with `cluster_changes` it selects the cluster on a command line."""
     cluster_changes: tuple[str, ...]
     sizes: tuple[int, ...]
     """Numbers of devices, smallest first."""
@@ -58,10 +58,10 @@ class Question:
     routing: str
     routing_imbalance: float
     axes: Mapping[str, tuple[Any, ...]]
-    """What the user has narrowed, of `LAYOUT_AXES`."""
+    """Axes of `LAYOUT_AXES` that the user restricted, with their values."""
     goal: Goal | None
     price: float | None
-    """Money for a device-hour; None: not known."""
+    """Price of a device-hour; None: unknown."""
     price_source: str
 
     @property
@@ -70,7 +70,8 @@ class Question:
 
 
 def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) -> Question:
-    """Raises `InvalidSweep` (or another `UltrasweepError`) with one line for a mistake of the user."""
+    """Reads the command line. Raises `InvalidSweep` (or another `UltrasweepError`) with one line for a mistake of the
+    user."""
     folders = folders or ConfFolders()
     values: dict[str, Any] = {}
     changes: list[str] = []
@@ -80,7 +81,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
         if name.startswith("cluster.") or name == "plan.learn_from":
             changes.append(text)
         elif name not in KNOWN or text.startswith(("+", "~")):
-            raise InvalidSweep(f"advise: no {name!r} to ask for{suggest(name, KNOWN)}")
+            raise InvalidSweep(f"advise: no option {name!r}{suggest(name, KNOWN)}")
         else:
             values[name] = override.value()
     for name in ("model", "cluster"):
@@ -88,7 +89,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
             known = ", ".join(folders.names(name))
             raise InvalidSweep(f"advise: {name} is missing: give {name}=NAME, one of {known}")
         if not isinstance(values[name], str):
-            raise InvalidSweep(f"advise: {name}={values[name]!r}: one {name} at a time")
+            raise InvalidSweep(f"advise: {name}={values[name]!r}: give one {name}")
     begin = ["+grid=one_point", f"model={values['model']}", f"cluster={values['cluster']}", *changes]
     begin += [f"results_dir={values['results_dir']}"] if "results_dir" in values else []
     config = compose_sweep(begin, folders)
@@ -122,8 +123,8 @@ def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:
     absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
     if absent:
         raise InvalidSweep(
-            f"advise: cluster {cluster.name} ({device.name}) does not say {', '.join(absent)}, so that nothing can be "
-            f"predicted; give it as cluster.{absent[0]}=..., or name another cluster"
+            f"advise: the file of cluster {cluster.name} ({device.name}) lacks {', '.join(absent)}, so nothing can be "
+            f"predicted; give cluster.{absent[0]}=..., or another cluster"
         )
 
 
@@ -144,12 +145,12 @@ def _choice(name: str, value: Any) -> Any:
 def _narrowed(name: str, value: Any) -> tuple[Any, ...]:
     values = value if isinstance(value, list) else [value]
     if not values:
-        raise InvalidSweep(f"advise: {name}=[] leaves nothing")
+        raise InvalidSweep(f"advise: {name}=[] is empty")
     return tuple(dict.fromkeys(_choice(name, one) for one in values))
 
 
 def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
-    """Numbers of devices: one, some, or all whole nodes of a span (and what divides a node, below one)."""
+    """Numbers of devices: one, several, or all whole nodes of a span. Below one node: its divisors."""
     node = cluster.devices_per_node
     there = node * cluster.nodes if cluster.nodes is not None else None
     most = node if cluster.inter_node is None else there
@@ -173,7 +174,7 @@ def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
     for size in sizes:
         whole_number("advise: gpus", size, 1)
     if not sizes:
-        raise InvalidSweep(f"advise: gpus={given}: no whole nodes of {node} devices are in it")
+        raise InvalidSweep(f"advise: gpus={given} contains no whole number of nodes ({node} devices each)")
     if len(sizes) > MOST_SIZES:
         raise InvalidSweep(f"advise: gpus={given} are {len(sizes):,} sizes; at most {MOST_SIZES:,}")
     if most is not None and max(sizes) > most:

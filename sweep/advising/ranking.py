@@ -1,14 +1,13 @@
-"""The fastest layouts that fit, of each number of devices, without timing all of them.
+"""The fastest layouts that fit, for each number of devices, without timing all of them.
 
-1. Rows that need more memory than a device has in any of their forms are left out (`sweep.advising.floor`).
-2. For the others the parts of a step are computed, all at one time (`Times.bounds`), and from these an estimate for
-   every group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism.
-3. In the order of these estimates groups are spelled out and timed as a plan times them, until the next estimate is
-   worse than the best few found by a margin (`MARGIN`). The exact memory is only asked for layouts that would be among
-   these.
+1. Rows whose layouts all need more memory than a device has are left out (`sweep.advising.floor`).
+2. For the other rows the parts of a step are computed in one batch (`Times.bounds`). They give an estimate for every
+   group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism.
+3. Groups are expanded in the order of these estimates and timed as in a plan, until the next estimate is worse than the
+   best few layouts by a margin (`MARGIN`). The exact memory is computed only for layouts that would be among these.
 
-Estimates are no proof: a layout that is faster than its estimate by more than the margin is missed. A test compares the
-answer with the plan of whole grids.
+Estimates are not strict bounds: a layout that is faster than its estimate by more than the margin is missed. A test
+compares the answer with the plan of whole grids.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import Experiment
 
 MARGIN = 0.95
-"""Estimates are taken so much lower, for what structures save that no part of the form says."""
+"""Factor on estimates, for savings of structures that are not in the closed form."""
 FILL = {"interleaved_zero_bubble": 0.5, "zero_bubble_v": 0.35, "dualpipe_v": 0.35}
-"""What schedules leave of the time to fill a pipeline (of Llama 70B and Qwen3-30B-A3B nine in ten leave more);
-interleaved 1F1B a part for each of its stages."""
+"""Share of the pipeline fill time that remains with a schedule (for nine in ten layouts of Llama 70B and Qwen3-30B-A3B
+more remains); interleaved 1F1B divides it by its virtual stages."""
 BATCH = 96
-"""Layouts that are timed at one time."""
+"""Number of layouts timed in one batch."""
 
 Family = tuple[int, ...]
 Flags = NDArray[Any]
@@ -51,8 +50,8 @@ def family_of(e: Experiment) -> Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A layout that fits, with what is predicted of it."""
+class RankedLayout:
+    """A layout that fits, with its predictions."""
 
     experiment: Experiment
     time: StepTime
@@ -65,29 +64,29 @@ class Found:
 
 @dataclass(slots=True, kw_only=True)
 class Ranked:
-    """The best of one number of devices, fastest first, one of each family."""
+    """The best layouts of one number of devices, fastest first, one per family."""
 
     size: int
-    best: list[Found]
+    best: list[RankedLayout]
     timed: int
-    """Layouts that were timed in full."""
+    """Number of layouts timed in full."""
     open_bound_s: float | None = None
-    """The search was given up: nothing that is left can be faster than this. None: it has ended."""
+    """If the search was given up: lower estimate for the remaining layouts. None: the search was complete."""
 
 
 @dataclass(slots=True)
 class _Search:
-    """What one search has seen."""
+    """State of one search."""
 
     top: int
-    kept: dict[Family, Found] = field(default_factory=dict)
+    kept: dict[Family, RankedLayout] = field(default_factory=dict)
     timed: int = 0
     worst_s: float = math.inf
-    """What a layout must be faster than to be among the best."""
+    """Step time that a layout must beat to be among the best."""
 
-    def keep(self, found: Found) -> None:
-        """``found`` is faster than what was kept of its family."""
-        self.kept[family_of(found.experiment)] = found
+    def keep(self, faster: RankedLayout) -> None:
+        """Replace the layout kept of its family by a ``faster`` one."""
+        self.kept[family_of(faster.experiment)] = faster
         if len(self.kept) >= self.top:
             times = (one.time.step_time_s for one in self.kept.values())
             self.worst_s = heapq.nsmallest(self.top, times)[-1]
@@ -99,16 +98,16 @@ class Ranking:
     times: Times
     limit_bytes: int
     most_timed: int = 12_000
-    """Layouts of one number of devices that are timed at most."""
+    """Most layouts timed for one number of devices."""
     rows: Ints = field(init=False)
-    """Those that may fit in memory, of the space."""
+    """Rows of the space that may fit in memory."""
     floors: dict[int, Floor] = field(init=False)
-    """Of these rows, by replicas."""
+    """Memory bounds of these rows, by replicas."""
     bounds: Bounds = field(init=False)
     of_other_kinds: Bounds = field(init=False)
     without_ring: Bounds = field(init=False)
-    """Of these rows: of a ring of context-parallel ranks; without what its turns cost the host; without its messages,
-    too."""
+    """Bounds of these rows: with a ring of context-parallel ranks; without the ring's host time; also without its
+    messages."""
     factors: dict[tuple[int, str, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,19 +124,19 @@ class Ranking:
 
     def _other_kinds(self, *, context: bool) -> Bounds:
         of_cp = self.space.cp[self.rows] > 1
-        found = Bounds(*(one.copy() for one in self.bounds))
+        bounds = Bounds(*(one.copy() for one in self.bounds))
         for whole, part in zip(
-            found, self.times.bounds(self.space, self.rows[of_cp], context=context, ring=False), strict=True
+            bounds, self.times.bounds(self.space, self.rows[of_cp], context=context, ring=False), strict=True
         ):
             whole[of_cp] = part
-        return found
+        return bounds
 
     @staticmethod
     def _lowest(floor: Floor, pp: Ints) -> Floats:
         return np.where((pp > 1)[:, None], np.minimum(floor.piped, floor.v_shaped), floor.piped)
 
     def bound_s(self, size: int) -> float:
-        """No layout of so many devices is estimated to be faster; infinite where none may fit."""
+        """Lower estimate for the step time on this number of devices; infinite if no layout may fit."""
         mine = self.space.size[self.rows] == size
         fits = self._lowest(self.floors[1], self.space.pp[self.rows])[mine] <= self.limit_bytes
         return MARGIN * float(np.where(fits, self.without_ring.work[mine], np.inf).min(initial=np.inf))
@@ -145,14 +144,14 @@ class Ranking:
     def best(self, size: int, top: int) -> Ranked:
         """The ``top`` families of one number of devices."""
         search = _Search(top)
-        # Plain layouts first: of these a bound is nearly the time, and a good layout at once makes other bounds tell.
+        # Plain layouts first: their bound is nearly exact, and a good layout early prunes the others.
         self._walk(size, search, [group for group in self.space.groups if group.is_plain], BATCH * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)
         best = sorted(search.kept.values(), key=lambda one: (one.time.step_time_s, one.experiment.id))[:top]
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
     def _walk(self, size: int, search: _Search, groups: Sequence[Group], most: int) -> float | None:
-        """Time the layouts of groups in the order of their bounds; the bound at which it was given up."""
+        """Time the layouts of groups in the order of their bounds. Returns the bound at which it gave up, or None."""
         waiting: list[Experiment] = []
         for bound, one in self._ordered(size, groups, search):
             if len(waiting) >= BATCH or bound >= search.worst_s:
@@ -167,10 +166,10 @@ class Ranking:
         return None
 
     def _ordered(self, size: int, groups: Sequence[Group], search: _Search) -> Iterator[tuple[float, Experiment]]:
-        """(estimate, layout), the estimates never falling.
+        """Yields (estimate, layout) in non-decreasing order of the estimate.
 
-        What replicas, other kinds of context parallelism and routed experts make of a row's time is computed when the
-        row would be next for them: it moves them back.
+        The factor for replicas, other kinds of context parallelism and routed experts is computed only when the row
+        would come next; the row then moves back accordingly.
         """
         mine = np.flatnonzero(self.space.size[self.rows] == size)
         if not len(mine) or not groups:
@@ -190,8 +189,8 @@ class Ranking:
         while waiting:
             estimate, row, number, at = heapq.heappop(waiting)
             if at >= 0:
-                if (found := self.space.layout(int(self.rows[mine[row]]), groups[at])) is not None:
-                    yield estimate, found
+                if (experiment := self.space.layout(int(self.rows[mine[row]]), groups[at])) is not None:
+                    yield estimate, experiment
                 continue
             if estimate >= search.worst_s:
                 return
@@ -201,33 +200,34 @@ class Ranking:
                     heapq.heappush(waiting, (later, row, number, one))
 
     def _factor(self, here: int, group: Group, ahead: Iterator[int]) -> float:
-        """What a row's time is multiplied by for groups with the same replicas and kind of context parallelism.
+        """Factor on a row's time for groups with the same replicas and kind of context parallelism.
 
-        ``ahead``: the rows that are asked for next, of which some are computed at one time.
+        ``ahead``: the rows that will be needed next, some of which are computed in the same batch.
         """
         kind, replicas = group.cp_kind, group.replicas
         if self.space.question.model.moe is None and kind == "ring" and replicas == 1:
             return 1.0
         if (here, kind, replicas) not in self.factors:
-            those = list(dict.fromkeys([here, *islice(ahead, BATCH)]))
-            found = [self._plain_schedule(one, kind, replicas) for one in those]
-            self.factors |= {(one, kind, replicas): math.inf for one in those}
-            known = [(one, layout) for one, layout in zip(those, found, strict=True) if layout is not None]
+            rows_of_batch = list(dict.fromkeys([here, *islice(ahead, BATCH)]))
+            plain_layouts = [self._plain_schedule(one, kind, replicas) for one in rows_of_batch]
+            self.factors |= {(one, kind, replicas): math.inf for one in rows_of_batch}
+            known = [
+                (one, layout) for one, layout in zip(rows_of_batch, plain_layouts, strict=True) if layout is not None
+            ]
             if known:
                 factors = self.times.factors([layout for _, layout in known]).tolist()
                 self.factors |= {(one, kind, replicas): factor for (one, _), factor in zip(known, factors, strict=True)}
         return self.factors[here, kind, replicas]
 
     def _plain_schedule(self, here: int, kind: str, replicas: int) -> Experiment | None:
-        """A row's layout with the schedule that bounds are of; None: it breaks a rule."""
+        """A row's layout with the schedule that bounds assume; None if it breaks a rule."""
         row = int(self.rows[here])
         schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-        found = self.space.layout(row, Group("selective", 1, schedule, 1, replicas, kind))
-        return None if found is None or violations(found, self.space.question.cluster) else found
+        experiment = self.space.layout(row, Group("selective", 1, schedule, 1, replicas, kind))
+        return None if experiment is None or violations(experiment, self.space.question.cluster) else experiment
 
     def _estimate(self, mine: Ints, group: Group) -> Floats:
-        """Of each row, without what its structure makes of it; infinite where it has no such layout or it does not
-        fit."""
+        """Estimate of each row without its structure factor; infinite without a layout in the group that may fit."""
         rows, kind = self.rows[mine], KINDS.index(group.recompute)
         parts = self.bounds if group.cp_kind == "ring" else self.of_other_kinds
         left = FILL.get(group.schedule, 1.0 / group.virtual_stages)
@@ -235,23 +235,23 @@ class Ranking:
             parts.work[mine, one] + left * parts.fill[mine, one] + parts.traffic[mine, one] for one in (kind, 0)
         )
         there = self._there(mine, rows, group)
-        found = np.full(len(mine), np.inf)
-        found[there] = MARGIN * (of_none + (of_kind - of_none) / group.every)[there]
-        return found
+        estimates = np.full(len(mine), np.inf)
+        estimates[there] = MARGIN * (of_none + (of_kind - of_none) / group.every)[there]
+        return estimates
 
     def _least(self, mine: Ints, group: Group) -> Floats:
-        """The work alone: what no structure does away with."""
+        """Estimate from the work alone, which no structure saves."""
         parts = self.bounds if group.cp_kind == "ring" else self.without_ring
         of_kind, of_none = (parts.work[mine, one] for one in (KINDS.index(group.recompute), 0))
         if group.replicas == 1 and group.cp_kind == "ring" and self.space.question.model.moe is None:
             return self._estimate(mine, group)
-        found = np.full(len(mine), np.inf)
+        estimates = np.full(len(mine), np.inf)
         there = self._there(mine, self.rows[mine], group)
-        found[there] = MARGIN * (of_none + (of_kind - of_none) / group.every)[there]
-        return found
+        estimates[there] = MARGIN * (of_none + (of_kind - of_none) / group.every)[there]
+        return estimates
 
     def _there(self, mine: Ints, rows: Ints, group: Group) -> Flags:
-        """Rows that have a layout in the group which may fit."""
+        """Rows with a layout in the group that may fit."""
         pp, zero, cp, floor = (
             self.space.pp[rows],
             self.space.zero[rows],
@@ -267,7 +267,7 @@ class Ranking:
         return there & fits
 
     def _look(self, experiments: list[Experiment], search: _Search) -> None:
-        """Time layouts, and keep of each family the fastest that fits."""
+        """Time layouts, and keep the fastest of each family that fits."""
         cluster = self.space.question.cluster
         new = [one for one in dict.fromkeys(experiments) if not violations(one, cluster)]
         search.timed += len(new)
@@ -281,10 +281,11 @@ class Ranking:
             memory = peak_stage(one)
             time = self.times.forecast.near_full(time, memory.peak_bytes)
             if memory.peak_bytes <= self.limit_bytes and (before is None or time.step_time_s < before.time.step_time_s):
-                search.keep(Found(experiment=one, time=time, memory=memory))
+                search.keep(RankedLayout(experiment=one, time=time, memory=memory))
 
     def smallest(self, size: int) -> tuple[Experiment, StageMemory] | None:
-        """Where nothing fits: of the layouts with the lowest floors the one that needs least; None: there are none."""
+        """If nothing fits: the layout with the lowest memory, of those with the lowest bounds; None: there are no
+        layouts."""
         of_size = np.flatnonzero(self.space.size == size)
         floor = floor_of(self.space).piped[of_size]
         best: tuple[Experiment, StageMemory] | None = None
@@ -303,4 +304,4 @@ class Ranking:
 
 
 _ASKED_OF = 64
-"""Rows with the lowest floors of which `Ranking.smallest` asks the exact memory."""
+"""Number of rows with the lowest bounds whose exact memory `Ranking.smallest` computes."""

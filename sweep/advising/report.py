@@ -12,19 +12,19 @@ from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
 from sweep.advising.answer import Answer, Costed, GoalAnswer, SizeAnswer, settling_words
 from sweep.advising.question import Question
-from sweep.advising.ranking import Found
+from sweep.advising.ranking import RankedLayout
 from sweep.planning.price import price
 from sweep.planning.summary import layout
 from workloads.costs.shape.flops import flops_per_token
 
 ALIKE = 0.02
-"""Layouts predicted within so much of each other are called as fast: less than any prediction can tell."""
+"""Layouts whose predicted times differ by up to this share count as equally fast."""
 
 _LEAST_SHARE = 0.005
 
 
 def print_answer(answer: Answer, console: Console) -> None:
-    """What ``advise`` prints."""
+    """Print the answer of ``advise``."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -61,7 +61,7 @@ def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
     ranked, q = one.ranked, answer.question
     title = f"{ranked.size:,} GPUs: the fastest that fit, {ranked.timed:,} layouts timed"
     if ranked.open_bound_s is not None:
-        title += f" and given up there: one that is left may take {ranked.open_bound_s:.4g} s"
+        title += f", then given up: a remaining layout may take only {ranked.open_bound_s:.4g} s"
     if not ranked.best:
         least = ""
         if one.smallest is not None:
@@ -75,8 +75,8 @@ def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout")
     table.add_column("where the time goes")
-    for found in ranked.best:
-        _add_row(table, answer, found)
+    for ranked_layout in ranked.best:
+        _add_row(table, answer, ranked_layout)
     console.print(table)
     alike = [f for f in ranked.best if f.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
     if len(alike) > 1:
@@ -86,22 +86,22 @@ def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
         )
 
 
-def _add_row(table: Table, answer: Answer, found: Found) -> None:
-    q, time, rate = answer.question, found.time, found.tokens_per_s_per_device
+def _add_row(table: Table, answer: Answer, ranked_layout: RankedLayout) -> None:
+    q, time, rate = answer.question, ranked_layout.time, ranked_layout.tokens_per_s_per_device
     table.add_row(
         f"{rate:,.0f}",
         f"{rate * time.step_time_s / time.high_s:,.0f} to {rate * time.step_time_s / time.low_s:,.0f}",
         f"{time.step_time_s:.3g} s",
         _mfu(q, rate),
-        f"{(found.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
-        escape(layout(found.experiment)),
-        where_time_goes(answer, found),
+        f"{(ranked_layout.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
+        escape(layout(ranked_layout.experiment)),
+        where_time_goes(answer, ranked_layout),
     )
 
 
-def where_time_goes(answer: Answer, found: Found) -> str:
-    """The shares of a predicted step, the largest first after the work itself."""
-    parts = answer.times.shares(found.experiment)
+def where_time_goes(answer: Answer, ranked_layout: RankedLayout) -> str:
+    """Shares of a predicted step: first the work, then the losses, largest first."""
+    parts = answer.times.shares(ranked_layout.experiment)
     lost = sorted(
         ((parts.fill, "pipeline"), (parts.traffic, "traffic"), (parts.after, "optimizer")), key=lambda one: -one[0]
     )
@@ -145,16 +145,16 @@ def _print_goal(answer: Answer, goal: GoalAnswer, console: Console) -> None:
 
 
 def _costs(answer: Answer, one: Costed) -> list[str]:
-    found, price = one.found, answer.question.price
-    fast = one.days * found.time.low_s / found.time.step_time_s
+    recommended, price = one.ranked_layout, answer.question.price
+    fast = one.days * recommended.time.low_s / recommended.time.step_time_s
     return [
-        f"{found.experiment.world_size:,}",
+        f"{recommended.experiment.world_size:,}",
         f"{one.days:.3g}",
         f"{fast:.3g} to {one.slow_days:.3g}",
         format_hours(one.device_hours),
         *([f"{one.device_hours * price:,.0f}"] if price is not None else []),
-        f"{(found.memory.peak_bytes + _workspace(answer.question)) / GIB:.1f}",
-        escape(layout(found.experiment)),
+        f"{(recommended.memory.peak_bytes + _workspace(answer.question)) / GIB:.1f}",
+        escape(layout(recommended.experiment)),
     ]
 
 

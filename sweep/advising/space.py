@@ -1,9 +1,8 @@
-"""Every layout of a model on some numbers of devices, as arrays: what the rules leave of all combinations of the axes.
+"""All layouts of a model on some numbers of devices, as arrays: the combinations of the axes that obey the rules.
 
-A *row* is a family of layouts: degrees, micro-batch and ZeRO stage. Inside it are kinds of recomputation, pipeline
-schedules, replicas of shards and kinds of context parallelism, which are spelled out only where the row is promising.
-The rules that a row can break are stated here once more, for whole arrays; `workloads.rules.layout_rules` has the last
-word on every layout that is looked at.
+A *row* is a family of layouts: degrees, micro-batch and ZeRO stage. Within a row vary recomputation, pipeline schedule,
+replicas of shards and kind of context parallelism; these are expanded only for promising rows. The rules for rows are
+repeated here for whole arrays; `workloads.rules.layout_rules` decides on every layout that is looked at.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from workloads.spec.experiment import Experiment
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")
-"""Of recomputation, in the order of `workloads.predict.points.RECOMPUTE`."""
+"""Kinds of recomputation, in the order of `workloads.predict.points.RECOMPUTE`."""
 _LARGEST_MICRO_BATCH = 16
 _LARGEST_CP = 16
 _LEAST_SEQUENCE = 2048
-"""Tokens of a sequence that a context-parallel rank has at least, unless ``cp`` is given: shorter parts are slower."""
+"""Fewest tokens of a sequence on a context-parallel rank, unless ``cp`` is given: shorter parts are slower."""
 _EVERY = (1, 2, 4)
 _REPLICAS = (1, 2, 4, 8, 16, 32, 64)
 _SCHEDULES = (
     *(("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 1)),
     *(("interleaved_zero_bubble", 2), ("zero_bubble_v", 2), ("dualpipe_v", 2)),
 )
-"""GPipe is left out: it takes as long as 1F1B and more memory."""
+"""Pairs (schedule, virtual stages). GPipe is left out: it takes as long as 1F1B and more memory."""
 _TWOS = tuple(2**power for power in range(17))
 MOST_ROWS = 3_000_000
 
 
 class Group(NamedTuple):
-    """Layouts of a row that one bound is good for."""
+    """Layouts of a row that share one bound."""
 
     recompute: str
     every: int
     schedule: str
     virtual_stages: int
     replicas: int
-    """Of the shards of ZeRO; without ZeRO every data-parallel rank is one, whatever this says."""
+    """Replicas of ZeRO's shards. Without ZeRO every data-parallel rank is a replica, whatever this value."""
 
     cp_kind: str
 
     @property
     def is_plain(self) -> bool:
-        """A bound says nearly all of it."""
+        """Whether the bound is nearly exact for these layouts."""
         return (
             self.cp_kind == "ring"
             and self.replicas == 1
@@ -64,7 +63,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Rows that the rules leave; every array has one entry a row."""
+    """Rows that obey the rules; every array has one entry per row."""
 
     question: Question
     size: Ints
@@ -77,33 +76,33 @@ class Space:
     mbs: Ints
     zero: Ints
     recomputations: tuple[tuple[str, int], ...]
-    """(kind, every): what each row is tried with."""
+    """Pairs (kind, every) tried for each row."""
     schedules: tuple[tuple[str, int], ...]
-    """(schedule, virtual stages) of pipelines."""
+    """Pairs (schedule, virtual stages) tried for pipelines."""
     replicas: tuple[int, ...]
     kinds: tuple[str, ...]
-    """Of context parallelism."""
+    """Kinds of context parallelism."""
     combinations: int
-    """All of the axes' values."""
+    """Number of combinations of the axes' values."""
     allowed: int
-    """Layouts in the rows."""
+    """Number of layouts in the rows."""
 
     def __len__(self) -> int:
         return len(self.size)
 
     @property
     def unpiped(self) -> bool:
-        """Some rows have no pipeline."""
+        """Whether some rows have no pipeline."""
         return bool((self.pp == 1).any())
 
     @property
     def micro_batches(self) -> Ints:
-        found: Ints = self.question.global_batch_size // (self.dp * self.mbs)
-        return found
+        counts: Ints = self.question.global_batch_size // (self.dp * self.mbs)
+        return counts
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """What every row is tried with."""
+        """Groups tried for each row."""
         schedules = (*((("none", 1),) if self.unpiped else ()), *self.schedules)
         return tuple(
             Group(kind, every, schedule, stages, replicas, cp_kind)
@@ -114,7 +113,7 @@ class Space:
         )
 
     def layout(self, row: int, group: Group) -> Experiment | None:
-        """The layout of a row in a group, which may still break a rule; None: there is none."""
+        """The layout of a row in a group, which may still break a rule; None: the row has none in this group."""
         q, dp, cp, zero = self.question, int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
         replicas = dp if zero == 0 else group.replicas
         if (zero == 0 and group.replicas > 1) or (zero and group.replicas not in self.replicas):
@@ -148,7 +147,7 @@ class Space:
 
 
 def space_of(question: Question) -> Space:
-    """Raises `InvalidSweep` where no layout obeys the rules, with what the degrees are bound by."""
+    """Builds the space. Raises `InvalidSweep` with the limits of the degrees if no layout obeys the rules."""
     q, model = question, question.model
     axes = _axes(question)
     split = _split(question)
@@ -171,9 +170,9 @@ def space_of(question: Question) -> Space:
         keep &= dp * cp * tp // etp % ep == 0
     if not keep.any():
         raise InvalidSweep(
-            f"advise: no layout of {model.name} on {_told(q.sizes)} devices obeys the rules: dp*cp*tp*pp must be their "
-            f"number, with dp*micro_batch_size a divisor of global_batch_size={q.global_batch_size:,}, tp of {split} "
-            f"and pp at most {model.num_layers}"
+            f"advise: no layout of {model.name} on {_span_text(q.sizes)} devices obeys the rules: dp*cp*tp*pp must "
+            f"equal the number of devices, dp*micro_batch_size must divide global_batch_size={q.global_batch_size:,}, "
+            f"tp must divide {split}, and pp is at most {model.num_layers}"
         )
     rows = {
         name: array[keep]
@@ -206,7 +205,7 @@ def space_of(question: Question) -> Space:
 def _allowed(
     q: Question, rows: dict[str, Ints], schedules: tuple[tuple[str, int], ...], replicas: Any, kinds: Any
 ) -> int:
-    """Layouts in the rows, for each recomputation."""
+    """Number of layouts in the rows for each recomputation."""
     model, dp, cp, tp, pp = q.model, rows["dp"], rows["cp"], rows["tp"], rows["pp"]
     fitting = sum(((pp > 1) & (pp * v <= model.num_layers)).astype(np.int64) for _, v in schedules) + (pp == 1)
     whole_heads = (model.num_heads // tp % cp == 0) & (model.num_kv_heads // tp % cp == 0)
@@ -239,16 +238,16 @@ def _axes(q: Question) -> dict[str, tuple[Any, ...]]:
         "recompute_every": _EVERY,
         "cp_kind": ("ring", "allgather", "ulysses"),
     }
-    found = {name: q.axes.get(name, values) for name, values in default.items()}
-    found["etp"] = q.axes.get("etp", tuple(sorted({1, *found["tp"]})) if moe is not None else (1,))
-    for name in found["recompute"]:
+    values_by_axis = {name: q.axes.get(name, values) for name, values in default.items()}
+    values_by_axis["etp"] = q.axes.get("etp", tuple(sorted({1, *values_by_axis["tp"]})) if moe is not None else (1,))
+    for name in values_by_axis["recompute"]:
         if name not in KINDS:
             raise InvalidSweep(f"advise: recompute={name} is not searched; it may be {', '.join(KINDS)}")
-    return found
+    return values_by_axis
 
 
 def _schedules(q: Question) -> tuple[tuple[str, int], ...]:
-    """The shipped pairs, narrowed; pairs of the user's own where both axes are given."""
+    """The shipped pairs, restricted by the user; all pairs of the user's values if both axes are given."""
     names, stages = q.axes.get("pp_schedule"), q.axes.get("virtual_stages")
     if names is not None and stages is not None:
         pairs = tuple((name, v) for name in names for v in stages)
@@ -269,11 +268,11 @@ def is_v_shaped(schedule: str) -> bool:
 
 
 def _split(q: Question) -> int:
-    """What tensor parallelism divides: the greatest common divisor of heads, columns and vocabulary."""
+    """Largest tensor-parallel degree that divides heads, columns and vocabulary: their greatest common divisor."""
     model, moe = q.model, q.model.moe
     shared = moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0
     return gcd(model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size, shared)
 
 
-def _told(sizes: tuple[int, ...]) -> str:
+def _span_text(sizes: tuple[int, ...]) -> str:
     return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"

@@ -1,4 +1,4 @@
-"""Where ``advise`` asks for step times: a plan's form with its intervals, and the bounds of many rows."""
+"""Step times for ``advise``: predictions with intervals as in a plan, and bounds for many rows."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ class Times:
 
     @property
     def source(self) -> str:
-        """What the times come from, in words."""
+        """Source of the times, in words."""
         return self.forecast.used or "fitted on no row of this cluster: the closed form's shipped values alone"
 
     def of_layouts(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
-        """What a plan says of them."""
+        """Predictions as in a plan."""
         return self.forecast.times(experiments)
 
     def bounds(self, space: Space, rows: Ints, *, context: bool = True, ring: bool = True) -> Bounds:
-        """What steps of these rows take, in the parts that a structure may save. ``context``: with what a ring of
-        context-parallel ranks sends, which other kinds may not. ``ring``: with what its turns cost the host."""
+        """Parts of a step for these rows, divided by what a structure may save.
+
+        ``context``: include the messages of a ring of context-parallel ranks, which other kinds may not send. ``ring``:
+        include the host time of the ring.
+        """
         cluster, peak = self.forecast.cluster, self._peak(space)
-        found = Bounds(*(np.empty((len(rows), len(KINDS))) for _ in Bounds._fields))
+        bounds_of_rows = Bounds(*(np.empty((len(rows), len(KINDS))) for _ in Bounds._fields))
         for kind in range(len(KINDS)):
             for start in range(0, len(rows), _CHUNK):
                 part = slice(start, min(start + _CHUNK, len(rows)))
@@ -50,14 +53,14 @@ class Times:
                 columns = _columns(space, rows[part], kind) | {"ring": np.full(count, float(ring))}
                 points = layouts.points_from(columns, np.full(count, peak), versions, cluster, self.forecast.rates)
                 parts = self.forecast.predictor.seconds(points, None if context else {"context": 1e-9})
-                found.work[part, kind] = parts.busy + parts.after
-                found.fill[part, kind] = parts.pipeline - parts.busy
-                found.traffic[part, kind] = parts.seen
+                bounds_of_rows.work[part, kind] = parts.busy + parts.after
+                bounds_of_rows.fill[part, kind] = parts.pipeline - parts.busy
+                bounds_of_rows.traffic[part, kind] = parts.seen
         factor = layouts.EXPERTS if space.question.model.moe is not None else 1.0
-        return Bounds(*(factor * one for one in found))
+        return Bounds(*(factor * one for one in bounds_of_rows))
 
     def shares(self, experiment: Experiment) -> Shares:
-        """What a step of a layout is made of. What its structure changes is taken to change all parts alike."""
+        """Shares of a layout's step. Its structure is assumed to change all parts alike."""
         points = layouts.points_of([experiment], self.forecast.cluster, self.forecast.rates)
         parts = self.forecast.predictor.seconds(points)
         whole = float(parts.pipeline[0] + parts.seen[0] + parts.after[0])
@@ -69,18 +72,21 @@ class Times:
         )
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
-        """How many times the bounds' time of experiments of one model their structure makes it."""
+        """Ratio of the step time with each layout's structure to the time of the bounds, for experiments of one
+        model."""
         forecast, structures = self.forecast, self.forecast.structures
         factors = structures.factors(experiments)
         of_layers = structures.of_layers(experiments, factors)
-        own, plain = (
+        with_structure, plain = (
             forecast.predictor.seconds(layouts.points_of(experiments, forecast.cluster, forecast.rates, known))
             for known in (of_layers, None)
         )
-        # The host's part of odd layers is known by itself, where the bounds have that of dense ones.
-        of_form = (own.pipeline + own.seen + own.after) / (plain.pipeline + plain.seen + plain.after)
-        found: Floats = factors * of_form / (layouts.EXPERTS if experiments[0].model.moe is not None else 1.0)
-        return found
+        # For layers that differ the host's part is known separately; the bounds use that of dense layers.
+        of_form = (with_structure.pipeline + with_structure.seen + with_structure.after) / (
+            plain.pipeline + plain.seen + plain.after
+        )
+        ratios: Floats = factors * of_form / (layouts.EXPERTS if experiments[0].model.moe is not None else 1.0)
+        return ratios
 
     def _peak(self, space: Space) -> float:
         device = self.forecast.cluster.device
@@ -90,31 +96,31 @@ class Times:
 
 
 class Shares(NamedTuple):
-    """Of a step; together 1."""
+    """Shares of a step; their sum is 1."""
 
     work: float
-    """Of the busiest stage, with what its tensor- and context-parallel peers make it wait."""
+    """Work of the busiest stage, including waits for its tensor- and context-parallel peers."""
     fill: float
     """Filling and emptying the pipeline."""
     traffic: float
-    """Gradients and weights that nothing hides."""
+    """Exposed communication of gradients and weights."""
     after: float
-    """The optimizer, and what a step takes whatever its size."""
+    """The optimizer, and the constant part of a step."""
 
 
 class Bounds(NamedTuple):
-    """Seconds of a step, each of shape (rows, `KINDS`); together they are what 1F1B takes."""
+    """Seconds of a step, each of shape (rows, `KINDS`); their sum is the time with 1F1B."""
 
     work: Floats
-    """The busiest stage's own, and what comes after the backward: no schedule and no replicas save that."""
+    """Work of the busiest stage and what follows the backward: no schedule and no replicas save it."""
     fill: Floats
     """Filling and emptying the pipeline."""
     traffic: Floats
-    """Gradients and weights that nothing hides."""
+    """Exposed communication of gradients and weights."""
 
 
 _CHUNK = 20_000
-"""Rows at one time: their stages are arrays as wide as the longest pipeline."""
+"""Rows per batch: their stages are arrays as wide as the longest pipeline."""
 
 
 def _columns(space: Space, rows: Ints, kind: int) -> dict[str, Floats]:
@@ -123,7 +129,7 @@ def _columns(space: Space, rows: Ints, kind: int) -> dict[str, Floats]:
     def same(value: float) -> Floats:
         return np.full(len(rows), float(value))
 
-    found = {
+    columns = {
         "gpus": space.size[rows], "layers": same(model.num_layers), "hidden": same(model.hidden_size),
         "heads": same(model.num_heads), "kv_heads": same(model.num_kv_heads), "ffn": same(model.ffn_hidden_size),
         "vocab": same(model.vocab_size), "tied": same(model.tie_embeddings), "seq": same(q.seq_len),
@@ -132,4 +138,4 @@ def _columns(space: Space, rows: Ints, kind: int) -> dict[str, Floats]:
         "fp8": same(fp8_kind(q.precision)),
         "fp16": same(q.precision == "fp16"),
     }  # fmt: skip
-    return {name: values.astype(float) for name, values in found.items()}
+    return {name: values.astype(float) for name, values in columns.items()}

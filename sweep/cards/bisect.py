@@ -1,4 +1,5 @@
-"""``verify --bisect GOOD..BAD``: the first commit whose code fails a card, by git bisect in a scratch worktree."""
+"""``verify --bisect GOOD..BAD``: finds the first commit whose code fails a card, with git bisect in a scratch
+worktree."""
 
 from __future__ import annotations
 
@@ -18,19 +19,22 @@ from sweep.cards.judge import judge
 from sweep.cards.verify import arguments_of
 
 CodeRunner = Callable[[Path, Card], Mapping[str, Any] | None]
-"""Runs a card with the code in a folder; its row, or None where that code cannot run it."""
+"""Runs a card with the code in a folder. Returns its row, or None if that code cannot run it."""
 
 
 def run_code(root: Path, card: Card, overrides: Sequence[str], results: Path) -> Mapping[str, Any] | None:
-    """The card's run by the code of ``root`` in a process of its own. The row is read by this program's code."""
+    """Runs the card with the code of ``root`` in a separate process. The row is read by this program's code."""
     from results.tables.store import read_attempts
 
     name = f"bisect-{len(list(results.iterdir())) if results.is_dir() else 0}"
     words = ["run", "--plain", *arguments_of(card, overrides), f"results_dir={results}", f"name={name}"]
-    # Its own folder first, whatever is installed beside it or named by the user.
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    # The code's folder comes first, before anything installed or named by the user.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     command = [sys.executable, "-m", "sweep", *words]
-    done = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
     folder = results / name
@@ -39,10 +43,10 @@ def run_code(root: Path, card: Card, overrides: Sequence[str], results: Path) ->
 
 
 def first_slower(repository: Path, commits: str, card: Card, run: CodeRunner) -> str:
-    """``GOOD..BAD``: the first commit after GOOD that fails the card, as ``git log --oneline`` has it.
+    """``GOOD..BAD``: the first commit after GOOD that fails the card, as a line of ``git log --oneline``.
 
-    A commit whose code cannot run the card is skipped. The worktree is removed at the end. Raises `UltrasweepError`
-    when GOOD fails, when BAD passes, and for commits that are none.
+    A commit whose code cannot run the card is skipped. The worktree is removed at the end. Raises `UltrasweepError` if
+    GOOD fails, if BAD passes, and for unknown commits.
     """
     good, dots, bad = commits.partition("..")
     if not (good and dots and bad) or bad.startswith("."):
@@ -54,18 +58,24 @@ def first_slower(repository: Path, commits: str, card: Card, run: CodeRunner) ->
     try:
         for commit, expected in ((good, True), (bad, False)):
             _git(tree, "checkout", "--quiet", "--detach", commit)
-            if (found := _passes(tree, commit, card, run)) is not expected:
-                word = "cannot run the card" if found is None else "passes the card" if found else "fails the card"
+            if (passed_at_end := _passes(tree, commit, card, run)) is not expected:
+                word = (
+                    "cannot run the card"
+                    if passed_at_end is None
+                    else "passes the card"
+                    if passed_at_end
+                    else "fails the card"
+                )
                 name = "GOOD" if expected else "BAD"
-                raise UltrasweepError(f"--bisect {commits}: {name} {word}: there is nothing to find between them")
-        told = _git(tree, "bisect", "start", bad, good)
-        while "is the first bad commit" not in told:
-            if "only 'skip'ped commits left" in told.lower():
-                raise UltrasweepError(f"--bisect {commits}: the commits that are left cannot run the card")
+                raise UltrasweepError(f"--bisect {commits}: {name} {word}; GOOD must pass and BAD must fail")
+        bisect_output = _git(tree, "bisect", "start", bad, good)
+        while "is the first bad commit" not in bisect_output:
+            if "only 'skip'ped commits left" in bisect_output.lower():
+                raise UltrasweepError(f"--bisect {commits}: the remaining commits cannot run the card")
             commit = _git(tree, "rev-parse", "HEAD").strip()
             passed = _passes(tree, commit, card, run)
-            told = _git(tree, "bisect", "skip" if passed is None else "good" if passed else "bad", fails=False)
-        first = next(line for line in told.splitlines() if "is the first bad commit" in line).split()[0]
+            bisect_output = _git(tree, "bisect", "skip" if passed is None else "good" if passed else "bad", fails=False)
+        first = next(line for line in bisect_output.splitlines() if "is the first bad commit" in line).split()[0]
         return _git(repository, "log", "--oneline", "-1", first).strip()
     finally:
         _git(repository, "worktree", "remove", "--force", str(tree), fails=False)
@@ -74,10 +84,10 @@ def first_slower(repository: Path, commits: str, card: Card, run: CodeRunner) ->
 
 def _passes(tree: Path, commit: str, card: Card, run: CodeRunner) -> bool | None:
     row = run(tree, card)
-    found = judge(card, row) if row is not None else None
-    word = "skipped: it cannot run the card" if found is None else "pass" if found.passed else "FAIL"
-    print(printable(f"{commit[:10]} {word}{': ' + found.lines[0] if found else ''}"), flush=True)
-    return found.passed if found else None
+    judgement = judge(card, row) if row is not None else None
+    word = "skipped: it cannot run the card" if judgement is None else "pass" if judgement.passed else "FAIL"
+    print(printable(f"{commit[:10]} {word}{': ' + judgement.lines[0] if judgement else ''}"), flush=True)
+    return judgement.passed if judgement else None
 
 
 def _git(where: Path, *arguments: str, fails: bool = True) -> str:

@@ -1,4 +1,5 @@
-"""A result as a card: what ran, on what, and within which bands another run of it passes. One YAML document a card."""
+"""A result as a card: what ran, on which machine, and the bands within which another run passes. One YAML document per
+card."""
 
 from __future__ import annotations
 
@@ -20,8 +21,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """What was measured, and between which values another run passes. ``low`` and ``high`` are None where no spread is
-    known: then nothing is judged by it."""
+    """A measured value, and the range in which another run passes.
+
+    ``low`` and ``high`` are None if no spread is known: then the value is not judged.
+    """
 
     value: float
     low: float | None
@@ -30,45 +33,45 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One result, in full: enough to run it again and to say whether the run is as good."""
+    """One complete result: enough to run it again and to judge the new run."""
 
     format: int = FORMAT
     id: str
-    """The experiment's id, as its rows have it."""
+    """The experiment's id, as in its rows."""
     method: str
     """measured or rehearsed."""
     cluster: str | None
     command: str
-    """Runs it again."""
+    """Command that runs it again."""
     recorded_command: str | None
-    """What the rows were made by."""
+    """Command that produced the rows."""
     warmup_steps: int
     timed_steps: int
     attempts: tuple[str, ...]
-    """The rows behind the card."""
+    """Ids of the attempts behind the card."""
     code: Mapping[str, Any]
-    """Columns of the newest row on the code: commit and versions of package, engine and measurement."""
+    """Columns of the newest row about the code: commit and versions of package, engine and measurement."""
     environment: Mapping[str, Any]
-    """Columns on what was installed."""
+    """Columns about installed software."""
     machine: Mapping[str, Any]
-    """Columns on the devices: their name, number, clock, and what the node check measured before."""
+    """Columns about the devices: name, number, clock, and the results of the node check."""
     bands_from: str
-    """What the bands were worked out from, in words."""
+    """Source of the bands, in words."""
     expected: Mapping[str, Band]
-    """By column."""
+    """Expected values by column."""
     verified: Mapping[str, Mapping[str, Any] | None]
-    """By device: when a further run passed, and with which commit; None: it was recorded there and not run again."""
+    """Date and commit of a further run that passed, by device; None: recorded there and not run again."""
     configuration: Mapping[str, Any]
     """The experiment, field by field."""
 
     @property
     def experiment(self) -> Experiment:
-        """Raises `InvalidExperiment` for a configuration with other fields."""
+        """The experiment. Raises `InvalidExperiment` for a configuration with other fields."""
         return ex.from_dict(json.loads(json.dumps(self.configuration)))
 
 
 def to_yaml(cards: Iterable[Card]) -> str:
-    """A stream of documents."""
+    """The cards as a stream of YAML documents."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     plain = [json.loads(json.dumps(dataclasses.asdict(card))) for card in cards]
     return str(
@@ -77,13 +80,13 @@ def to_yaml(cards: Iterable[Card]) -> str:
 
 
 def read_cards(path: Path) -> list[Card]:
-    """The cards of one file. Raises `InvalidResults` in one line for anything that is no card."""
+    """The cards of one file. Raises `InvalidResults` with one line for anything that is not a card."""
     try:
         documents = list(yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidResults(f"{path}: {getattr(error, 'strerror', None) or 'no text'}") from None
     except yaml.YAMLError as error:
-        raise InvalidResults(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise InvalidResults(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not documents:
         raise InvalidResults(f"{path} holds no card")
     return [_card(path, document) for document in documents]
@@ -91,7 +94,7 @@ def read_cards(path: Path) -> list[Card]:
 
 def _card(path: Path, document: object) -> Card:
     if not isinstance(document, dict) or "format" not in document:
-        raise InvalidResults(f"{path} is no card: `python -m sweep card ID` writes one")
+        raise InvalidResults(f"{path} is not a card: `python -m sweep card ID` writes one")
     if document["format"] != FORMAT:
         raise InvalidResults(f"{path}: a card of format {document['format']!r}; this program reads format {FORMAT}")
     names = {field.name for field in dataclasses.fields(Card)}

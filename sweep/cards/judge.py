@@ -1,4 +1,4 @@
-"""Whether a run is as good as its card, and what is different where it is not."""
+"""Judges whether a run is as good as its card, and lists what differs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS = {
 _LESS_IS_WORSE = ("tokens_per_s_per_gpu",)
 _CLOCKS = ("sm_clock_median_step_mhz", "sm_clock_mhz")
 CLOCK_OFF, CHECK_OFF = 0.01, 0.03
-"""How far a clock, and a rate of the node check, must be off to be named as a reason."""
+"""Least relative difference of a clock, and of a node-check rate, to be named as a reason."""
 _CHECKED = {
     "check_matmul_flops": "slower device: its matrix products",
     "check_copy_bytes_per_s": "slower memory: its copies",
@@ -31,38 +31,39 @@ _CHECKED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Of one card and one row."""
+    """Judgement of one card and one row."""
 
     card: Card
     passed: bool
     lines: tuple[str, ...]
-    """Each expected value beside what was found."""
+    """Each expected value next to the measured one."""
     reasons: tuple[str, ...]
-    """What is different: for a run that failed, why it may have."""
+    """Differences from the card: possible reasons if the run failed."""
 
 
 def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
-    """Slower, or more memory, than the band fails; faster and smaller passes and is said."""
+    """Judges a run: slower or more memory than the band fails; faster or less memory passes with a remark."""
     if row["outcome"] != "ok":
         why = f"{row['outcome']}, not ok: {row.get('evidence') or 'no evidence'}"
         return Judgement(card=card, passed=False, lines=(why,), reasons=differences(card, row))
     lines, passed, judged = [], True, False
     for column, band in card.expected.items():
-        found = row.get(column)
+        measured = row.get(column)
         name = _WORDS.get(column, column)
-        if found is None:
+        if measured is None:
             lines.append(f"{name}: not measured; the card has {_shown(column, band.value)}")
             passed = False
             continue
-        told = f"{name}: {_shown(column, found)}, the card {_shown(column, band.value)} ({found / band.value - 1:+.1%})"
+        change = f"{measured / band.value - 1:+.1%}"
+        comparison = f"{name}: {_shown(column, measured)}, the card {_shown(column, band.value)} ({change})"
         if band.low is None or band.high is None:
-            lines.append(f"{told}; no band: not judged")
+            lines.append(f"{comparison}; no band: not judged")
             continue
         judged = True
-        worse = found < band.low if column in _LESS_IS_WORSE else found > band.high
-        better = found > band.high if column in _LESS_IS_WORSE else found < band.low
+        worse = measured < band.low if column in _LESS_IS_WORSE else measured > band.high
+        better = measured > band.high if column in _LESS_IS_WORSE else measured < band.low
         edges = f"{_shown(column, band.low)} to {_shown(column, band.high)}"
-        lines.append(f"{told}; {'outside' if worse else 'better than' if better else 'within'} {edges}")
+        lines.append(f"{comparison}; {'outside' if worse else 'better than' if better else 'within'} {edges}")
         passed = passed and not worse
     if not judged:
         lines.append("nothing could be judged: the card has no bands")
@@ -70,35 +71,35 @@ def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
 
 
 def differences(card: Card, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the row has otherwise than the card: configuration, device, clock, node check, versions, code."""
-    found = list(_configuration(card, row))
+    """Differences between the row and the card: configuration, device, clock, node check, versions, code."""
+    reasons = list(_configuration(card, row))
     if _differs(card.method, row.get("method")):
-        found.append(f"other method: {row['method']}, the card {card.method}")
+        reasons.append(f"other method: {row['method']}, the card {card.method}")
     if _differs(card.machine.get("device_name"), row.get("device_name")):
-        found.append(f"other device: {row['device_name']}, the card {card.machine['device_name']}")
+        reasons.append(f"other device: {row['device_name']}, the card {card.machine['device_name']}")
     for column in _CLOCKS:
         known, now = card.machine.get(column), row.get(column)
         if known and now:
             if now < known * (1 - CLOCK_OFF):
-                found.append(f"slower clock: {now:,.0f} MHz, the card {known:,.0f} MHz ({now / known - 1:+.1%})")
+                reasons.append(f"slower clock: {now:,.0f} MHz, the card {known:,.0f} MHz ({now / known - 1:+.1%})")
             break
     if _differs(card.machine.get("power_limit_w"), row.get("power_limit_w")):
-        found.append(
+        reasons.append(
             f"other power limit: {row['power_limit_w']:,.0f} W, the card {card.machine['power_limit_w']:,.0f} W"
         )
     if row.get("throttle_reasons") and row["throttle_reasons"] != card.machine.get("throttle_reasons"):
-        found.append(f"throttled: {row['throttle_reasons']}")
+        reasons.append(f"throttled: {row['throttle_reasons']}")
     for column in CHECKS:
         known, now = card.machine.get(column), row.get(column)
         if known and now and now < known * (1 - CHECK_OFF):
-            found.append(f"{_CHECKED[column]} reach {now / known:.0%} of the card's")
+            reasons.append(f"{_CHECKED[column]} reach {now / known:.0%} of the card's")
     for column in (*ENVIRONMENT, *CODE):
         known, now = card.environment.get(column, card.code.get(column)), row.get(column)
         if _differs(known, now) and column != "git_dirty":
-            found.append(f"other {column.replace('_', ' ')}: {_short(column, now)}, the card {_short(column, known)}")
+            reasons.append(f"other {column.replace('_', ' ')}: {_short(column, now)}, the card {_short(column, known)}")
     if row.get("git_dirty"):
-        found.append("changes that are in no commit")
-    return tuple(found)
+        reasons.append("uncommitted changes")
+    return tuple(reasons)
 
 
 def _configuration(card: Card, row: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Makes a card of an experiment's rows: the newest row says what ran, all of its kind how far runs differ."""
+"""Makes a card from an experiment's rows: the newest row defines the run, all comparable rows define the bands."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ MACHINE = (
 )
 MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes")
 CONFIDENCE = 0.99
-"""Of runs like those behind the card, this share passes."""
+"""Share of equivalent runs that pass."""
 LEAST_OF_REPEATS, LEAST_OF_STEPS, LEAST_OF_MEMORY = 0.01, 0.03, 0.01
-"""The narrowest bands, relative. The steps of one run share what changes from run to run, so theirs is wider."""
+"""Narrowest relative bands. The band from the steps of one run is wider, because such steps share run-to-run
+effects."""
 _NOT_ON_THE_COMMAND_LINE = ("engine", "engine_version")
 
 
@@ -52,9 +53,11 @@ def make_cards(results: Results) -> list[Card]:
 
 
 def make_card(record: Record) -> Card:
-    """Raises `InvalidResults` when no attempt has finished, and for rows of another engine."""
+    """Makes the card. Raises `InvalidResults` if no attempt has finished, and for rows of another engine."""
     if record.experiment.engine != ex.ENGINE:
-        raise InvalidResults(f"{record.id} was recorded by {record.experiment.engine}: no command here runs it again")
+        raise InvalidResults(
+            f"{record.id} was recorded by {record.experiment.engine}, which this program cannot run again"
+        )
     finished = [row for row in record.attempts if row["outcome"] == "ok" and row["step_time_s"] is not None]
     if not finished:
         known = ", ".join(sorted({str(row["outcome"]) for row in record.attempts})) or "no attempt"
@@ -102,7 +105,7 @@ def make_card(record: Record) -> Card:
 
 
 def overrides_of(experiment: Experiment, row: Mapping[str, Any]) -> list[str]:
-    """The command line that plans this experiment alone: the grid `one_point` with every field that is not its own."""
+    """Overrides that plan only this experiment: the grid `one_point` with every field that differs from it."""
     words = ["+grid=one_point", f"model={_hydra(experiment.model.name)}"]
     if row["cluster"] is not None:
         words.append(f"cluster={_hydra(row['cluster'])}")
@@ -118,15 +121,15 @@ def overrides_of(experiment: Experiment, row: Mapping[str, Any]) -> list[str]:
 
 
 def canonical(experiment: Experiment) -> Experiment:
-    """The same run, with the canonical value in every field without effect: rows of old versions hold others."""
+    """The same run with canonical values in fields without effect: rows of old versions may hold other values."""
     return Experiment.canonical(**{f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment)})
 
 
 def _spread(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Half the width of the band, relative, and what it comes from: repeats, or the steps of one run; None: neither.
+    """Relative half-width of the band, and its source: repeats, or the steps of one run; (None, reason) without either.
 
-    One more run differs from the median of n by sqrt(1 + 1/n) standard deviations, and Student's t of as many degrees
-    of freedom says how many of these it may be off.
+    A further run differs from the median of n runs by sqrt(1 + 1/n) standard deviations, times the quantile of
+    Student's t distribution with the corresponding degrees of freedom.
     """
     times = [float(row["step_time_s"]) for row in rows]
     if len(times) > FEWEST_FREEDOM:
@@ -151,8 +154,8 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
 def _of_steps(row: Mapping[str, Any]) -> float | None:
     """Relative standard deviation of a run's timed steps; None for a single one.
 
-    Rows of old versions have the fastest and the slowest step alone: the expected range of n normal values is
-    2 z((n - 0.375) / (n + 0.25)) standard deviations (Blom 1958).
+    Rows of old versions hold only the fastest and the slowest step: the expected range of n normal values is 2 z((n -
+    0.375) / (n + 0.25)) standard deviations (Blom 1958).
     """
     count = row["timed_steps"]
     if count < 2:
@@ -172,12 +175,12 @@ def _band(value: float, width: float | None) -> Band:
 
 
 def _columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What the row knows of these: what is not known is null."""
+    """The row's values of these columns; unknown values are None."""
     return {name: row.get(name) for name in names}
 
 
 def _hydra(value: Any) -> str:
-    """A value in Hydra's grammar."""
+    """The value in Hydra's grammar."""
     if value is None:
         return "null"
     if isinstance(value, bool):

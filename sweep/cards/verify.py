@@ -1,4 +1,4 @@
-"""``verify``: runs what a card says again, here or on Slurm, and says whether it is as good."""
+"""``verify``: runs the experiment of a card again, here or on Slurm, and judges the result."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sweep.cards.make import overrides_of
 from sweep.composing.conffiles import ConfFolders
 
 Runner = Callable[[Card, Sequence[str]], Mapping[str, Any]]
-"""Runs a card with the user's own overrides; the row of it."""
+"""Runs a card with the user's overrides and returns its row."""
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files of cards, and overrides for all of them. Raises `UltrasweepError` without a card."""
+    """Splits the arguments into card files and overrides for all of them. Raises `UltrasweepError` without a card."""
     overrides = [word for word in arguments if "=" in word and not Path(word).exists()]
     files = [Path(word) for word in arguments if word not in overrides]
     if not files:
@@ -33,16 +33,16 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def selected(files: Sequence[Path], only: str | None) -> list[tuple[Path, Card]]:
-    """The cards of the files, all of them or those whose id has ``only``."""
+    """The cards of the files: all, or those whose id contains ``only``."""
     cards = [(path, card) for path in files for card in read_cards(path)]
-    found = [(path, card) for path, card in cards if only is None or only in card.id]
-    if not found:
-        raise InvalidResults(f"--only {only}: none of the {len(cards)} cards has this in its id")
-    return found
+    matching_cards = [(path, card) for path, card in cards if only is None or only in card.id]
+    if not matching_cards:
+        raise InvalidResults(f"--only {only}: none of the {len(cards)} cards has an id that contains it")
+    return matching_cards
 
 
 def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
-    """The command line of `run` for a card, the user's own words last: these count."""
+    """The arguments of `run` for a card. The user's overrides come last and win."""
     row = {
         "cluster": card.cluster,
         "method": card.method,
@@ -55,7 +55,8 @@ def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
 
 
 def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: bool | None, command: str) -> Any:
-    """Run one card as a sweep of one point, ``verify-HASH-WHEN``; its row. Raises `UltrasweepError` when it cannot."""
+    """Run one card as a sweep of one point, ``verify-HASH-WHEN``. Returns its row. Raises `UltrasweepError` if it
+    cannot run."""
     from sweep.running.run import enqueue, prepare
 
     words = arguments_of(card, overrides)
@@ -64,7 +65,7 @@ def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: b
     when = time.strftime("%Y%m%d-%H%M%S") + f"-{time.monotonic_ns() % 10**6:06d}"
     prepared = prepare([*words, f"name=verify-{card.id.rpartition('-')[2]}-{when}"], folders, [])
     if prepared.dry:
-        raise UltrasweepError("launcher.dry=true runs nothing, and a card is verified by a run")
+        raise UltrasweepError("launcher.dry=true cannot be used with verify: verifying a card needs a real run")
     queued = enqueue(prepared)
     if prepared.slurm is not None:
         from launchers.slurm.submit import run_slurm
@@ -84,9 +85,10 @@ def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: b
 
 
 def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], run: Runner, write: bool) -> bool:
-    """Run and judge one card after the other; whether all passed. ``write``: those that passed say so in their file.
+    """Run and judge one card after the other. Returns whether all passed. ``write``: record passes in the card files.
 
-    One of several that cannot run here has not passed, and the others still run; one alone raises its error.
+    If one of several cards cannot run here, it counts as failed and the others still run; a single card raises its
+    error.
     """
     passed = []
     for path, card in cards:
@@ -98,36 +100,36 @@ def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], r
             print(printable(f"not run: {card.id}\n  {' '.join(str(error).split())}", keep="\n"))
             passed.append(False)
             continue
-        found = judge(card, row)
-        print_judgement(found)
-        passed.append(found.passed)
-        if write and found.passed:
+        judgement = judge(card, row)
+        print_judgement(judgement)
+        passed.append(judgement.passed)
+        if write and judgement.passed:
             note_verified(path, card, row)
     if len(passed) > 1:
         print(f"{sum(passed)} of {len(passed)} cards passed")
     return all(passed)
 
 
-def print_judgement(found: Judgement) -> None:
-    print(printable(f"{'pass' if found.passed else 'FAIL'}: {found.card.id}"))
-    for line in found.lines:
+def print_judgement(judgement: Judgement) -> None:
+    print(printable(f"{'pass' if judgement.passed else 'FAIL'}: {judgement.card.id}"))
+    for line in judgement.lines:
         print(printable(f"  {line}"))
-    for reason in found.reasons:
-        print(printable(f"  {'why' if not found.passed else 'note'}: {reason}"))
-    if not found.passed and not found.reasons:
-        print("  why: nothing that is recorded differs, so chance or the node; run it again, or --bisect GOOD..BAD")
+    for reason in judgement.reasons:
+        print(printable(f"  {'why' if not judgement.passed else 'note'}: {reason}"))
+    if not judgement.passed and not judgement.reasons:
+        print("  why: no recorded difference, so chance or the node; run it again, or use --bisect GOOD..BAD")
 
 
 def note_verified(path: Path, card: Card, row: Mapping[str, Any]) -> None:
-    """Write into the card's file on which device it passed, when, and with which code."""
+    """Record in the card's file on which device it passed, when, and with which code."""
     device = str(row["device_name"] or row["backend"] or "not known")
-    told = {
+    verification = {
         "at": row["started_at"].isoformat() if row["started_at"] is not None else None,
         "git_commit": row["git_commit"],
         "step_time_s": row["step_time_s"],
     }
     cards = [
-        dataclasses.replace(other, verified={**other.verified, device: told})
+        dataclasses.replace(other, verified={**other.verified, device: verification})
         if (other.id, other.method) == (card.id, card.method)
         else other
         for other in read_cards(path)

@@ -1,1 +1,1 @@
-"""The command line: parsers, help texts and one function a command."""
+"""The command line: parsers, help texts and one function per command."""

@@ -1,6 +1,6 @@
-"""One function for each command of ``python -m sweep``: it takes the parsed options and says who does the work.
+"""One function for each command of ``python -m sweep``, which calls the modules that do the work.
 
-Modules are imported by the command that needs them, so that each starts fast; only ``parity`` imports torch.
+Each command imports the modules that it needs, so that it starts fast; only ``parity`` imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sweep.cli.parsers import PARSERS
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
-    """Parse the arguments of one command and run it; the exit code. Raises `UltrasweepError` for a mistake in them."""
+    """Parse the arguments of one command, run it and return its exit code. Raises `UltrasweepError` for wrong
+    arguments."""
     options = PARSERS[name]().parse_intermixed_args(list(arguments))
     options.command_line = _command_line(name, arguments)
     return COMMANDS[name](options)
@@ -44,7 +45,7 @@ def _plan(options: Namespace) -> int:
     config = compose_sweep(
         options.overrides, ConfFolders(tuple(options.conf)), extra_where=options.where, launcher=default_launcher()
     )
-    # Mistakes in the launcher's options are told now, not after the plan, and for any machine.
+    # Report mistakes in the launcher's options before planning, whatever this machine is.
     slurm = slurm_options(config)
     launch_settings(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
     plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
@@ -58,7 +59,7 @@ def _plan(options: Namespace) -> int:
     print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:
         console.print(f"ledger: {options.out}", highlight=False, markup=False)
-    refuse_if_nothing_can_run(plan)  # where --show has asked for the reasons first
+    refuse_if_nothing_can_run(plan)  # if --show has listed the reasons first
     return 0
 
 
@@ -71,7 +72,7 @@ def _run(options: Namespace) -> int:
     prepared = prepare(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     console = open_console()
     if options.detach and prepared.slurm is None:
-        raise UltrasweepError("--detach is for launcher=slurm: a run on this machine ends with this command")
+        raise UltrasweepError("--detach needs launcher=slurm: a run on this machine ends with this command")
     if prepared.dry and prepared.slurm is not None:
         from launchers.slurm.submit import dry_run
         from launchers.state.sweep_dir import SweepDir
@@ -119,7 +120,7 @@ def _watch(options: Namespace) -> int:
     summary = watch(sweep, live=False if options.plain else None)
     print_end(sweep, summary, "", open_console())
     if summary.detached:
-        print(f"{plural(summary.left, 'point')} left; only the watching has stopped")
+        print(f"{plural(summary.left, 'point')} left; stopped watching, the sweep goes on")
     return summary.exit_code
 
 
@@ -129,9 +130,9 @@ def _cancel(options: Namespace) -> int:
 
     count = cancel(SweepDir.open(options.path))
     if count:
-        print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` goes on with it")
+        print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` resumes it")
     else:
-        print("nothing to cancel: Slurm has no pilot of this sweep (a run on one machine ends with Ctrl-C there)")
+        print("nothing to cancel: Slurm has no pilot of this sweep (to stop a local run, press Ctrl-C there)")
     return 0
 
 
@@ -147,11 +148,11 @@ def _retry(options: Namespace) -> int:
 
     if options.paused and not options.which and not options.outcome:
         resume_paused(options.path)
-        print("no kind of point is paused any more; give the same `run` command again to run what waits")
+        print("no kind of point is paused any more; repeat the `run` command to run the waiting points")
         return 0
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])
-    hint = "; give the same `run` command again to run what waits" if count else ""
+    hint = "; repeat the `run` command to run them" if count else ""
     print(f"{plural(count, 'point')} requeued{hint}")
     return 0
 
@@ -268,13 +269,13 @@ def _predict(options: Namespace) -> int:
     write_predictions(outcome.predictions, options.out)
     console = open_console(soft_wrap=True)
     if unread := unread_columns(frame):
-        console.print(printable(f"columns that are not read: {', '.join(unread)}"), markup=False, highlight=False)
+        console.print(printable(f"ignored columns: {', '.join(unread)}"), markup=False, highlight=False)
     for mistake in outcome.mistakes:
         console.print(printable(mistake), markup=False, highlight=False)
     fitted = f", fitted on {plural(outcome.fitted_on, 'row')}" if calibration is not None else ""
-    said = int(outcome.predictions["step_time_s"].notna().sum())
+    predicted = int(outcome.predictions["step_time_s"].notna().sum())
     console.print(
-        f"{options.out}: {said} of {plural(len(frame), 'row')} predicted{fitted}", markup=False, highlight=False
+        f"{options.out}: {predicted} of {plural(len(frame), 'row')} predicted{fitted}", markup=False, highlight=False
     )
     return 0
 
@@ -294,7 +295,7 @@ def _search(options: Namespace) -> int:
     if options.replay is not None:
         return _replay(options)
     if options.out is not None:
-        raise UltrasweepError("--out is for --replay: the rows of a search are in its sweep's folder")
+        raise UltrasweepError("--out needs --replay: without it the rows of a search are in its sweep's folder")
     from launchers.status.run_summary import RunSummary
     from sweep.composing.conffiles import ConfFolders
     from sweep.running.run import Queued
@@ -315,9 +316,9 @@ def _search(options: Namespace) -> int:
 
         return run_local(queued.sweep, settings, live=live, command=options.command_line, feed=feed)
 
-    found = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
-    print_search(search, found, console)
-    return found.summary.exit_code if found.summary is not None else 0
+    result = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
+    print_search(search, result, console)
+    return result.summary.exit_code if result.summary is not None else 0
 
 
 def _replay(options: Namespace) -> int:
@@ -342,7 +343,7 @@ def _parity(options: Namespace) -> int:
 
     folders = ConfFolders(tuple(options.conf))
     pair = read_pair(options.overrides, options.left, options.right, folders, options.device, options.steps)
-    from workloads.parity.run import compare_layouts  # this alone needs torch
+    from workloads.parity.run import compare_layouts  # only this import needs torch
 
     compared = compare_layouts(pair.left, pair.right, options.steps, pair.device)
     print_comparison(compared, open_console())

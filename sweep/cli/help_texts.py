@@ -12,20 +12,20 @@ examples:
   python -m sweep run +grid=playbook launcher=slurm launcher.partition=main --detach
 """
 OVERRIDES = """\
-overrides (Hydra's grammar; in zsh, quote those with brackets):
+overrides (Hydra's grammar; in zsh, quote overrides with brackets):
   +grid=NAME, +grid=[A,B]      which grids (files in sweep/conf/grid, or --conf DIR/grid)
-  model=NAME, model=[A,B]      models, instead of the grids' own
-  cluster=NAME                 what the points run on, instead of the cluster the grid is meant for
+  model=NAME, model=[A,B]      models, instead of those in the grids
+  cluster=NAME                 the cluster to run on, instead of the cluster that the grid names
   launcher=local|slurm|rehearse
-                               on this machine's devices; on allocations of Slurm (the default where jobs are
-                               submitted); or single ranks of any layout on one device
-  launcher.time_min=120        and all other options in sweep/conf/launcher/; launcher.dry=true shows the batch files
+                               local: on this machine's devices; slurm: in Slurm allocations (the default on a
+                               login node); rehearse: single ranks of any layout on one device
+  launcher.time_min=120        or any other option in sweep/conf/launcher/; launcher.dry=true shows the batch files
   measure=default|quick        warm-up and timed steps
   grid.axes.tp=[1,2]           change or add an axis; also grid.derive.X, grid.where.X, grid.subsample.count
   budget.gpu_hours=10          cap on expected GPU-hours
   name=NAME results_dir=DIR    the sweep's folder is results_dir/name
   plan.reuse=true              use finished attempts of other sweeps in results_dir instead of running their points
-  plan.oom_margin=1.2          any other option of sweep/conf/config.yaml
+  plan.oom_margin=1.2          or any other option of sweep/conf/config.yaml
 """
 PARITY_EXAMPLES = """\
 examples:
@@ -53,14 +53,14 @@ examples:
 """
 ADVISE_OVERRIDES = """\
 overrides:
-  model=NAME cluster=NAME      what is trained, and where; cluster.FIELD=VALUE changes the cluster
-  gpus=512                     or several: gpus=[64,128], gpus=16-1024 (all whole nodes)
-  tokens=1e12 days=30          instead: the fewest GPUs, and the least money, that train so much in so long
-  price=2.5                    of a GPU-hour; by default the cluster file's price_per_device_hour
-  global_batch_size=1024       sequences of a step; seq_len=4096
-  precision=bf16 routing=...   as in a grid
-  tp=[1,2,4] recompute=none    narrows an axis of the layout
-  results_dir=DIR              where measured rows and probes of the cluster are looked for (default: results)
+  model=NAME cluster=NAME      model to train and cluster to train it on; cluster.FIELD=VALUE changes the cluster
+  gpus=512                     number of GPUs, or several: gpus=[64,128], gpus=16-1024 (all whole nodes)
+  tokens=1e12 days=30          instead of gpus: the fewest GPUs, and the least money, to train so many tokens in time
+  price=2.5                    price of a GPU-hour (default: price_per_device_hour of the cluster file)
+  global_batch_size=1024       sequences per step; seq_len=4096 tokens per sequence
+  precision=bf16 routing=...   other fields, as in a grid
+  tp=[1,2,4] recompute=none    restricts an axis of the layout
+  results_dir=DIR              folder with measured rows and probes of the cluster (default: results)
 """
 PROBE_EXAMPLES = """\
 examples:

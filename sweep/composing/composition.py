@@ -1,4 +1,4 @@
-"""Hydra's part: from the sorted overrides to the whole configuration as plain data, composed once."""
+"""Composes the sorted overrides with Hydra into the whole configuration as plain data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from workloads.spec.errors import InvalidSweep
 def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolders) -> dict[str, Any]:
     """The whole configuration as plain data.
 
-    ``overrides``: those of the command line. ``groups``: the option of each group (cluster, launcher, measure).
-    Raises `InvalidSweep` with one line where Hydra has an error.
+    ``overrides``: sorted overrides of the command line. ``groups``: the option of each group (cluster, launcher,
+    measure). Raises `InvalidSweep` with one line if Hydra reports an error.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -41,7 +41,7 @@ def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolder
 
 
 def _quoted(text: str) -> str:
-    """``text`` as a quoted string of Hydra's grammar, in which a backslash has a meaning only before a quote."""
+    """``text`` as a quoted string of Hydra's grammar, in which a backslash is special only before a quote."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
     return f"'{escaped}'"
@@ -65,7 +65,7 @@ def _one_line_errors(folders: ConfFolders) -> Iterator[None]:
 
 
 def _unknown_key(overrides: Sequence[str], known: Any, folders: ConfFolders) -> InvalidSweep | None:
-    """The error for the first override of an option that does not exist; None when every option exists."""
+    """The error for the first override of an option that does not exist; None if every option exists."""
     for override in overrides:
         if override.startswith("+"):
             continue
@@ -92,5 +92,5 @@ def _launchers_with(option: str, folders: ConfFolders) -> list[str]:
 
 
 def _options(node: Mapping[str, Any], walked: str) -> list[str]:
-    names = [str(key) for key in node if key not in ("grids", walked)]  # launcher.launcher is no choice
+    names = [str(key) for key in node if key not in ("grids", walked)]  # launcher.launcher cannot be set
     return names if walked else [*names, "grid", "model"]

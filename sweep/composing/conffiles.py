@@ -1,4 +1,4 @@
-"""Finds and reads configuration files: in this package's own folder and in the user's (``--conf DIR``). No Hydra.
+"""Finds and reads configuration files in this package's folder and in the user's (``--conf DIR``), without Hydra.
 
 The options of a group (grid, model, cluster, device, launcher, measure) are files ``<folder>/<group>/<name>.yaml``.
 """
@@ -19,18 +19,18 @@ from workloads.spec.model_spec import ModelSpec, model_from_dict
 PACKAGED = Path(__file__).parents[1] / "conf"
 GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
 COMPOSED = ("grid", "cluster", "device", "launcher", "measure")
-"""Groups whose files Hydra reads. A name of one must not mean anything else in Hydra's grammar."""
+"""Groups whose files Hydra reads. A name in such a group must not have another meaning in Hydra's grammar."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltFile:
-    """One of the files that an option is made of."""
+    """One of the files that an option is built from."""
 
     group: str
     path: Path
     fields: dict[str, Any]
-    """Without its ``defaults`` list."""
+    """Contents without the ``defaults`` list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,21 @@ class ConfFolders:
             if not folder.is_dir():
                 raise InvalidSweep(f"--conf {folder}: no such folder")
             if "${" in str(folder.resolve()) or not str(folder.resolve()).isprintable():
-                raise InvalidSweep(f"--conf {folder}: its path has control characters or ${{, and Hydra refuses both")
+                raise InvalidSweep(
+                    f"--conf {folder}: its path has control characters or ${{, which Hydra does not accept"
+                )
             self._refuse_shipped_names(folder)
 
     def _refuse_shipped_names(self, folder: Path) -> None:
-        """Hydra reads the shipped file, so one of the user with its name would be ignored. A copy does no harm."""
+        """Refuse a user file with the name of a shipped one: Hydra would read the shipped file. An equal copy is
+        allowed."""
         for group in GROUPS:
             for path in sorted((folder / group).glob("*.yaml")):
                 shipped = PACKAGED / group / path.name
                 if shipped.is_file() and path.is_file() and path.read_bytes() != shipped.read_bytes():
                     raise InvalidSweep(
-                        f"{path} has the name of a {group} that ships with the program, which would be read instead of "
-                        "it; give your file another name"
+                        f"{path} has the name of a {group} that ships with the program, which would be read instead; "
+                        "give your file another name"
                     )
 
     @property
@@ -66,33 +69,34 @@ class ConfFolders:
         return sorted({path.name.removesuffix(".yaml") for path in files})
 
     def find(self, group: str, name: str, named_in: Path | None = None) -> Path:
-        """The file of one option. ``named_in``: the file that builds on it, for the message.
+        """Path of the file of one option. ``named_in``: the file that builds on it, for the message.
 
-        Raises `InvalidSweep` with the closest name and all that exist.
+        Raises `InvalidSweep` with the closest name and all existing names.
         """
         candidates = [root / group / f"{name}.yaml" for root in self.all] if name and "/" not in name else []
-        found = [path for path in candidates if path.is_file()]
-        if not found:
+        existing = [path for path in candidates if path.is_file()]
+        if not existing:
             by = f"{named_in}: " if named_in is not None else ""
             raise InvalidSweep(f"{by}no {group} called {name!r}{suggest(name, self.names(group))}")
         if group in COMPOSED and not _PLAIN.fullmatch(name):
             raise InvalidSweep(f"{group} {name!r}: a name may hold letters, digits, _, -, + and .")
-        return found[0]
+        return existing[0]
 
     def read(self, group: str, name: str) -> dict[str, Any]:
-        """The contents of one option's file alone: its ``defaults`` list, if it has one, is not followed."""
+        """The contents of one option's file; its ``defaults`` list, if any, is not followed."""
         return read_yaml(self.find(group, name))
 
     def lineage(self, group: str, name: str) -> list[BuiltFile]:
-        """The files that an option is made of, in the order in which Hydra merges them: a later one wins.
+        """The files that an option is built from, in the order in which Hydra merges them: a later one wins.
 
-        These are the option's own file and those that its ``defaults`` list names, and theirs. Raises `InvalidSweep`
-        for a file that is not there or cannot be read, and for an option that is built on itself.
+        These are the option's own file, the files in its ``defaults`` list, and theirs. Raises `InvalidSweep` for a
+        file that does not exist or cannot be read, and for an option that is built on itself.
         """
         return list(self._walk(group, name, ()))
 
     def _walk(self, group: str, name: str, above: tuple[Path, ...]) -> Iterator[BuiltFile]:
-        """``above``: the files that led to this one, each named in the ``defaults`` list of the one before."""
+        """Yields the files of an option. ``above``: the files that led here, each named in the ``defaults`` list of the
+        previous."""
         path = self.find(group, name, above[-1] if above else None)
         if path in above:
             raise InvalidSweep(f"{path} is built on itself: its defaults list leads back to it")
@@ -100,27 +104,27 @@ class ConfFolders:
         entries = fields.pop("defaults", None) or []
         if not isinstance(entries, list):
             raise InvalidSweep(f"{path}: defaults must be a list, such as [NAME, _self_]")
-        own = BuiltFile(group, path, fields)
+        this_file = BuiltFile(group, path, fields)
         for entry in entries:
             if entry == "_self_":
-                yield own
+                yield this_file
             else:
                 for other_group, option in _named(group, entry):
                     yield from self._walk(other_group, option, (*above, path))
         if "_self_" not in entries:
-            yield own
+            yield this_file
 
     def model(self, name: str) -> ModelSpec:
         return model_from_dict({"name": name, **self.read("model", name)})
 
 
 def _named(group: str, entry: Any) -> Iterator[tuple[str, str]]:
-    """The group and the name of each option that one entry of a ``defaults`` list of a file of ``group`` names."""
+    """Group and name of each option in one entry of a ``defaults`` list of a file of ``group``."""
     if isinstance(entry, str):
         first, slash, rest = entry.lstrip("/").partition("/")
         yield (first, rest) if slash else (group, first)
     elif isinstance(entry, dict):
-        for key, option in entry.items():  # such as {override /device@device: h200}
+        for key, option in entry.items():  # e.g. {override /device@device: h200}
             other = str(key).split()[-1].partition("@")[0].strip("/")
             if other in GROUPS and isinstance(option, str):
                 yield other, option

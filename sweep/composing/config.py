@@ -26,17 +26,17 @@ _SECTIONS = ("budget", "cluster", "grids", "launcher", "measure", "name", "plan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """Longest time that a point may take, in seconds: ``base_s + overhead + factor * predicted time of its steps``."""
+    """Longest time of a point in seconds: ``base_s + overhead + factor * predicted time of its steps``."""
 
     base_s: float
     factor: float
     without_estimate_s: float
-    """For the steps of a point whose step time cannot be predicted."""
+    """Seconds allowed for the steps of a point whose step time cannot be predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options of the section ``plan``; ``conf/config.yaml`` says what each means."""
+    """Options of the section ``plan``; ``conf/config.yaml`` explains each."""
 
     oom_margin: float
     run_predicted_oom: bool
@@ -55,21 +55,21 @@ class SweepConfig:
     results_dir: Path
     grids: tuple[GridSpec, ...]
     models: Mapping[str, ModelSpec]
-    """Every model that a grid names."""
+    """All models that the grids name."""
     cluster: ClusterSpec
     cluster_given: bool
-    """The user has named the cluster on the command line; otherwise the grid has."""
+    """Whether the user named the cluster on the command line; otherwise the grid did."""
     launcher: Mapping[str, Any]
-    """Contents of the launcher's file; its entry ``launcher`` is local, rehearse or slurm."""
+    """Contents of the launcher's file; the entry ``launcher`` is local, rehearse or slurm."""
     launcher_given: bool
-    """The user has named the launcher on the command line; otherwise this machine decides."""
+    """Whether the user named the launcher on the command line; otherwise it depends on this machine."""
     measure: MeasureSpec
     plan: PlanOptions
     budget_gpu_hours: float | None
-    """None: no cap."""
+    """None: no limit."""
     search: Settings = field(default_factory=Settings)
     learn_from: tuple[ClusterSpec, ...] = ()
-    """Other clusters whose measured rows count when step times are predicted."""
+    """Other clusters whose measured rows are used for predicting step times."""
 
     @property
     def sweep_dir(self) -> Path:
@@ -90,9 +90,9 @@ def compose_sweep(
 ) -> SweepConfig:
     """The sweep that the ``overrides`` of the command line describe.
 
-    ``extra_where``: more filters for every grid. ``cluster``: instead of the grids' own, unless the overrides name one.
-    ``launcher``: used when the overrides name none.
-    Raises `InvalidSweep` (or another `UltrasweepError`) with one line for a mistake of the user.
+    ``extra_where``: more filters for every grid. ``cluster``: replaces that of the grids, unless the overrides name
+    one. ``launcher``: used if the overrides name none. Raises `InvalidSweep` (or another `UltrasweepError`) with one
+    line for a mistake of the user.
     """
     folders = folders or ConfFolders()
     given = sort_overrides(overrides, folders)
@@ -101,7 +101,7 @@ def compose_sweep(
     groups = {"launcher": launcher, **given.groups, **({"cluster": chosen} if chosen else {})}
     for group, name in (*(("grid", grid) for grid in given.grids), *groups.items()):
         if not folders.find(group, name).is_relative_to(PACKAGED):
-            folders.lineage(group, name)  # mistakes in files are told with their place, which Hydra does not say
+            folders.lineage(group, name)  # reports mistakes with file and line, which Hydra does not
     data = compose(given, groups, folders)
     for section in data:
         if section not in _SECTIONS:
@@ -140,9 +140,9 @@ def compose_sweep(
 
 
 def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None = None) -> ClusterSpec | None:
-    """The cluster called ``name``, without one that of a grid, as its file describes it now; None: it names none.
+    """The cluster called ``name``, or the cluster of the grid, as its file describes it now; None if the grid has none.
 
-    Raises `InvalidSweep` (or another `UltrasweepError`) for names that these folders do not have.
+    Raises `InvalidSweep` (or another `UltrasweepError`) for names that do not exist in these folders.
     """
     folders = folders or ConfFolders()
     chosen = name or _cluster_of_grids((grid,), folders)
@@ -156,10 +156,10 @@ def _cluster(name: str, folders: ConfFolders) -> ClusterSpec:
 
 def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec, ...]:
     """The clusters of a list of names, each once. Raises `InvalidSweep` for anything else."""
-    found = dict.fromkeys(checks.text(place, name) for name in checks.sequence(place, names))
-    for name in found:
+    unique_names = dict.fromkeys(checks.text(place, name) for name in checks.sequence(place, names))
+    for name in unique_names:
         folders.find("cluster", name)
-    return tuple(_cluster(name, folders) for name in found)
+    return tuple(_cluster(name, folders) for name in unique_names)
 
 
 def compose_search(overrides: Sequence[str]) -> Settings:
@@ -171,7 +171,7 @@ def compose_search(overrides: Sequence[str]) -> Settings:
 
 
 def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
-    """The cluster that the grids name, if any. Raises `InvalidSweep` when they name different ones."""
+    """The cluster that the grids name, if any. Raises `InvalidSweep` if they name different ones."""
     named = {grid: _cluster_of(folders.lineage("grid", grid)) for grid in grids}
     clusters = {str(cluster) for cluster in named.values() if cluster is not None}
     if len(clusters) > 1:
@@ -183,7 +183,7 @@ def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
 
 
 def _cluster_of(files: Sequence[BuiltFile]) -> Any:
-    """The cluster that a grid names, or one of the grids that it is built on: the last one counts."""
+    """The cluster of a grid, or of the grids that it is built on: the last one named counts."""
     named = [
         file.fields["cluster"] for file in files if file.group == "grid" and file.fields.get("cluster") is not None
     ]
@@ -191,14 +191,14 @@ def _cluster_of(files: Sequence[BuiltFile]) -> Any:
 
 
 def _with_models(grid: Any, models: tuple[str, ...] | None) -> Mapping[str, Any]:
-    """The grid's data with ``models``, if any are given, instead of its own."""
+    """The grid's data with its models replaced by ``models``, if given."""
     if not isinstance(grid, Mapping):
         return {}
     fields = {str(key): value for key, value in grid.items()}
     if models is not None:
         groups, axes = fields.get("zip") or {}, fields.get("axes") or {}
         if not isinstance(groups, Mapping) or not isinstance(axes, Mapping):
-            return fields  # which is refused when the grid is read
+            return fields  # refused later, when the grid is read
         for name, members in groups.items():
             if isinstance(members, Mapping) and "model" in members:
                 raise InvalidSweep(f"model= cannot replace a model that zip.{name} pairs with other values")
@@ -230,20 +230,22 @@ def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
     deadline = checks.build(Deadline, "plan.deadline", _in_seconds("plan.deadline", _mapping(fields, "deadline")))
     options = checks.build(PlanOptions, "plan", {**_in_seconds("plan", fields), "deadline": deadline})
     for place, owner in (("plan", options), ("plan.deadline", deadline)):
-        for own in dataclasses.fields(owner):
-            value = getattr(owner, own.name)
-            if own.type == "bool":
-                checks.flag(f"{place}.{own.name}", value)
-            elif own.type == "float":
-                checks.number(f"{place}.{own.name}", value, least=0)
+        for option in dataclasses.fields(owner):
+            value = getattr(owner, option.name)
+            if option.type == "bool":
+                checks.flag(f"{place}.{option.name}", value)
+            elif option.type == "float":
+                checks.number(f"{place}.{option.name}", value, least=0)
     if options.audit > 1:
-        raise InvalidSweep(f"plan.audit={options.audit:g} is a share of the points refused for memory, from 0 to 1")
+        raise InvalidSweep(
+            f"plan.audit={options.audit:g} is a must be a share of the points refused for memory, from 0 to 1"
+        )
     checks.whole_number("plan.audit_seed", options.audit_seed, 0)
     return options
 
 
 def _in_seconds(place: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with those that are times in seconds, where they are given with a unit."""
+    """Options with times (names ending in ``_s``) converted from text with a unit to seconds."""
     return {name: seconds(f"{place}.{name}", value) if name.endswith("_s") else value for name, value in fields.items()}
 
 

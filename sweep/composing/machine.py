@@ -1,4 +1,4 @@
-"""This machine's devices and the cluster files that describe them. Asks the driver's library (NVML), never CUDA."""
+"""Devices of this machine and the cluster files that describe them. Asks the driver's library (NVML), never CUDA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.spec.errors import InvalidSweep
 @dataclass(frozen=True, slots=True)
 class Machine:
     gpu_name: str | None
-    """As the driver reports it; None: there is no usable GPU."""
+    """Name reported by the driver; None: there is no usable GPU."""
     num_gpus: int
 
 
@@ -30,14 +30,14 @@ def this_machine() -> Machine:
 
 
 def method_of(config: SweepConfig) -> Method:
-    """How a point becomes a row: by a real run, by single ranks on one GPU, or by single ranks on FakeTensor."""
+    """How points are measured: by a real run, by single ranks on one GPU, or by single ranks on FakeTensor."""
     if config.launcher_kind != "rehearse":
         return "measured"
     return "rehearsed" if count_cuda_devices() else "rehearsed_fake"
 
 
 def default_launcher() -> str:
-    """``slurm`` on a machine from which jobs are submitted, outside of an allocation; ``local`` everywhere else."""
+    """``slurm`` on a machine that can submit jobs, outside of an allocation; ``local`` everywhere else."""
     configured = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").is_file()
     if configured and shutil.which("sbatch") is not None and "SLURM_JOB_ID" not in os.environ:
         return "slurm"
@@ -45,18 +45,20 @@ def default_launcher() -> str:
 
 
 def clusters_of_device(folders: ConfFolders, gpu_name: str) -> list[str]:
-    """Cluster files whose device the driver calls ``gpu_name``, also where they are built on another file: the user's
-    own where there are any, otherwise the shipped ones."""
-    found = [name for name in folders.names("cluster") if gpu_name in _driver_names(folders, name)]
-    own = [name for name in found if not folders.find("cluster", name).is_relative_to(PACKAGED)]
-    return own or found
+    """Names of cluster files whose device the driver calls ``gpu_name``, directly or through a file that they build on.
+
+    The user's files if there are any, otherwise the shipped ones.
+    """
+    matching = [name for name in folders.names("cluster") if gpu_name in _driver_names(folders, name)]
+    users_files = [name for name in matching if not folders.find("cluster", name).is_relative_to(PACKAGED)]
+    return users_files or matching
 
 
 def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec, given: bool) -> str | None:
     """The cluster file to use instead of ``current`` for a real run on this machine; None: ``current`` describes it.
 
-    ``given``: the user has named ``current``. Raises `InvalidSweep` when this machine cannot run it, or when no file or
-    several describe this machine.
+    ``given``: the user named ``current``. Raises `InvalidSweep` if this machine cannot run it, or if no file or several
+    files describe this machine.
     """
     if current.backend != "cuda":
         return None
@@ -77,7 +79,7 @@ def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec
 
 
 def _driver_names(folders: ConfFolders, cluster: str) -> Sequence[str]:
-    """What the driver calls the device of a cluster file: by its device file, or written out in it."""
+    """Driver names of the device of a cluster file, from its device file or from the cluster file."""
     names: Sequence[str] = ()
     for file in folders.lineage("cluster", cluster):
         device = file.fields if file.group == "device" else file.fields.get("device")

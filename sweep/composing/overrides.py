@@ -1,4 +1,4 @@
-"""The overrides of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``), sorted.
+"""Sorts the overrides of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``).
 
 Hydra's grammar reads them. Overrides of grids are translated before Hydra composes: ``+grid=[a,b]`` puts the grids at
 ``grids.a`` and ``grids.b``, ``grid.*`` changes each of them, and ``model=`` becomes an axis of each.
@@ -23,15 +23,15 @@ CHOSEN_GROUPS = ("cluster", "launcher", "measure")
 class Overrides:
     grids: tuple[str, ...]
     models: tuple[str, ...] | None
-    """Given with ``model=``: used instead of the grids' own. None: not given."""
+    """Models given with ``model=``, used instead of the grids' models. None: not given."""
     groups: dict[str, str]
-    """The option given for a group of `CHOSEN_GROUPS`."""
+    """The chosen option for each group of `CHOSEN_GROUPS` that is given."""
     hydra: tuple[str, ...]
-    """All other overrides, which Hydra takes as they are."""
+    """All other overrides, passed to Hydra unchanged."""
 
 
 def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
-    """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest name that exists."""
+    """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest existing name."""
     parsed = [parse_override(override) for override in overrides]
     grids = _names(parsed, "grid", folders)
     if not grids:
@@ -52,7 +52,7 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
         elif key.partition(".")[0] in ("grids", "hydra"):
             raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
         elif key.startswith("cluster.") and not override.is_delete():
-            # Also a field that the file leaves out; one that no cluster has is refused when the cluster is read.
+            # Also fields that the file leaves out; a field that no cluster has is refused when the cluster is read.
             hydra.append(f"++{override.input_line.lstrip('+')}")
         else:
             hydra.append(override.input_line)
@@ -60,7 +60,7 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
 
 
 def parse_override(text: str) -> Any:
-    """One override as Hydra reads it. Raises `InvalidSweep` for what its grammar refuses."""
+    """Parses one override as Hydra does. Raises `InvalidSweep` if the grammar refuses it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -71,13 +71,13 @@ def parse_override(text: str) -> Any:
         return override
     except InvalidSweep:
         raise
-    except (HydraException, ValueError, RecursionError) as error:  # also: thousands of digits, or of brackets
+    except (HydraException, ValueError, RecursionError) as error:  # also for thousands of digits or brackets
         reason = (str(error).splitlines() or ["it is too long"])[0]
         raise InvalidSweep(f"cannot read {text!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
 
 
 def _names(parsed: Sequence[Any], group: str, folders: ConfFolders) -> tuple[str, ...]:
-    """The options given for a group that takes several, each once and in the order given."""
+    """The options given for a group that may have several, each once, in the order given."""
     names: dict[str, None] = {}
     for override in parsed:
         if override.key_or_group == group:

@@ -1,4 +1,4 @@
-"""When a search is at its end, and how it chooses: the section ``search`` of the configuration."""
+"""The section ``search`` of the configuration: when a search ends, and how it chooses points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.spec.errors import InvalidSweep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Options of the section ``search``; ``conf/config.yaml`` says what each means."""
+    """Options of the section ``search``; ``conf/config.yaml`` explains each."""
 
     within: float = 0.01
     stop: float = 0.1
@@ -23,16 +23,16 @@ class Settings:
 
 
 def settings_from(fields: Mapping[str, Any]) -> Settings:
-    """Checked settings. Raises `InvalidSweep` for a value that is none, by its option's name."""
-    found = checks.build(Settings, "search", fields)
+    """Checked settings. Raises `InvalidSweep` for an invalid value, with the option's name."""
+    settings = checks.build(Settings, "search", fields)
     for name in ("within", "stop"):
-        checks.number(f"search.{name}", getattr(found, name), least=0)
-        if getattr(found, name) >= 1:
-            raise InvalidSweep(f"search.{name}={getattr(found, name):g} is a share below 1")
-    checks.whole_number("search.batch", found.batch, 1)
-    checks.whole_number("search.repeats", found.repeats, 0)
-    if found.slow is not None:
-        checks.number("search.slow", found.slow, above=1)
-    if found.patience is not None:
-        checks.whole_number("search.patience", found.patience, 1)
-    return found
+        checks.number(f"search.{name}", getattr(settings, name), least=0)
+        if getattr(settings, name) >= 1:
+            raise InvalidSweep(f"search.{name}={getattr(settings, name):g} must be a share below 1")
+    checks.whole_number("search.batch", settings.batch, 1)
+    checks.whole_number("search.repeats", settings.repeats, 0)
+    if settings.slow is not None:
+        checks.number("search.slow", settings.slow, above=1)
+    if settings.patience is not None:
+        checks.whole_number("search.patience", settings.patience, 1)
+    return settings

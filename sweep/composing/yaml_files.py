@@ -1,4 +1,4 @@
-"""Reads one YAML file of a user: one line with the place for each mistake, and no file that grows without end."""
+"""Reads one YAML file of a user: each mistake is reported on one line with its place, and expansion is limited."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from workloads.spec.errors import InvalidSweep
 MOST_VALUES = 100_000
 """A file whose aliases (``*name``) stand for more values than this is refused."""
 _DEEPEST = 100
-"""Brackets in each other; the time that PyYAML takes grows with the square of them."""
+"""Deepest nesting of brackets; PyYAML's time grows with its square."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in ``path``, by OmegaConf's reading of YAML. An empty file is an empty mapping.
+    """The mapping in ``path``, as OmegaConf reads YAML. An empty file is an empty mapping.
 
-    Raises `InvalidSweep` with the file, and the line where there is one, for text that is not UTF-8 or not YAML, for
-    anything but a mapping, and for aliases that expand to more than `MOST_VALUES` values.
+    Raises `InvalidSweep` with the file, and the line if known, for text that is not UTF-8 or not YAML, for anything but
+    a mapping, and for aliases that expand to more than `MOST_VALUES` values.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -36,7 +36,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InvalidSweep(f"{path} is not UTF-8 text (byte {error.start + 1} of it); save it as UTF-8") from None
     except MarkedYAMLError as error:
         raise InvalidSweep(f"{path}{_place(error)}") from None
-    except RecursionError:  # by indentation
+    except RecursionError:  # nested by indentation
         raise InvalidSweep(f"{path}: it is nested too deeply") from None
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise InvalidSweep(f"{path}: {' '.join(str(error).split())}") from None
@@ -46,11 +46,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _place(error: Any) -> str:
-    """``, line 3: while parsing a flow mapping: expected ...`` of an error of PyYAML."""
+    """Formats a PyYAML error as ``, line 3: while parsing a flow mapping: expected ...``."""
     mark = error.problem_mark or error.context_mark
     line = f", line {mark.line + 1}" if mark is not None else ""
-    told = ": ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
-    return f"{line}: {told}"
+    problem = ": ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
+    return f"{line}: {problem}"
 
 
 def _refuse_depth(path: Path, text: str) -> None:
@@ -62,7 +62,7 @@ def _refuse_depth(path: Path, text: str) -> None:
 
 
 def _refuse_explosion(path: Path, text: str) -> None:
-    """Count the values that a file stands for, with its aliases expanded, without expanding them."""
+    """Count the values of a file with its aliases expanded, without expanding them; refuse too many."""
     if "*" not in text or "&" not in text:
         return
     import yaml
@@ -74,9 +74,9 @@ def _refuse_explosion(path: Path, text: str) -> None:
             return 1
         known = sizes.get(id(node), 0)
         if known is None:
-            raise InvalidSweep(f"{path}, line {node.start_mark.line + 1}: an alias stands for a value it is a part of")
+            raise InvalidSweep(f"{path}, line {node.start_mark.line + 1}: an alias refers to a value that contains it")
         if not known:
-            sizes[id(node)] = None  # being counted
+            sizes[id(node)] = None  # count in progress
             parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
             known = 1 + sum(size(part) for part in parts)
             sizes[id(node)] = known

@@ -1,6 +1,7 @@
-"""An experiment as DeepSpeed's JSON file, and what the user's own code has to say: its configuration holds no model.
+"""An experiment as DeepSpeed's JSON file, with notes for the user's code, because DeepSpeed's configuration holds no
+model.
 
-Names and meanings: ``deepspeed/runtime/config.py`` and the constants beside it.
+Names and meanings are those of ``deepspeed/runtime/config.py`` and its constants.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ PRECISION: Mapping[str, Choice] = {
     "bf16": Choice(options={"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32"}),
     "fp16": Choice(options={"fp16.enabled": True, "data_types.grad_accum_dtype": "fp32"}),
     "fp32": NOTHING,
-    "fp64": Choice(refused="its optimizers are of bf16, fp16 or fp32"),
+    "fp64": Choice(refused="its optimizers support bf16, fp16 and fp32"),
     **dict.fromkeys(("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), Choice(refused="it has no fp8")),
 }
 SCHEDULES: Mapping[str, Choice] = {
     "1f1b": NOTHING,
     "dualpipe_v": Choice(note="DualPipeVModule in place of PipelineModule"),
     **dict.fromkeys(
-        ("gpipe", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v"), Choice(refused="it has 1f1b")
+        ("gpipe", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v"), Choice(refused="it has only 1f1b")
     ),
 }
 CONTEXT: Mapping[str, Choice] = {
@@ -52,7 +53,7 @@ CONTEXT: Mapping[str, Choice] = {
     "allgather": Choice(refused="it exchanges heads; ulysses would work"),
 }
 SEQUENCE_PARALLEL: Mapping[bool, Choice] = {
-    True: Choice(refused="with tp every rank keeps all activations; false would work"),
+    True: Choice(refused="with tp every rank holds the activations of all tokens; false would work"),
     False: NOTHING,
 }
 COMPILE: Mapping[str, Choice] = {"none": NOTHING, "block": Choice(note="engine.compile() after initialize()")}
@@ -62,9 +63,9 @@ ATTENTION: Mapping[str, Choice] = {
     "efficient": Choice(note="the model's attention by torch's memory-efficient kernel"),
 }
 ROUTING: Mapping[str, Choice] = {
-    "balanced": Choice(warning="tokens go where the router says: experts wait for the most loaded one"),
+    "balanced": Choice(warning="tokens follow the router: experts wait for the most loaded one"),
     "learned": NOTHING,
-    "skewed": Choice(refused="it cannot force a load on experts"),
+    "skewed": Choice(refused="it cannot force an expert load"),
 }
 OPTIMIZER: Options = {
     "optimizer": {
@@ -76,7 +77,7 @@ OPTIMIZER: Options = {
 
 
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
-    """The draft, with what is refused, and the file."""
+    """Returns the draft, including refusals, and the configuration with its file."""
     e = experiment
     draft = Draft(e)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
@@ -120,7 +121,7 @@ def _parallelism(draft: Draft) -> None:
     if e.pp > 1:
         draft.choose("pp_schedule", SCHEDULES)
         if e.virtual_stages > 1 and e.pp_schedule != "dualpipe_v":
-            draft.refuse("virtual_stages", "one stage a rank")
+            draft.refuse("virtual_stages", "it has one stage per rank")
         draft.notes.append(f"pp: PipelineModule(num_stages={e.pp}, partition_method=...), pp_split {e.pp_split}")
         if e.model.tie_embeddings:
             draft.notes.append("model.tie_embeddings: TiedLayerSpec for embedding and head")
@@ -148,7 +149,7 @@ def _recompute(draft: Draft) -> None:
     elif e.pp > 1:
         draft.set({"pipeline.activation_checkpoint_interval": e.recompute_every})
         if e.recompute_every > 1:
-            draft.refuse("recompute_every", "an interval there joins layers, it leaves none out")
+            draft.refuse("recompute_every", "its interval groups layers, and all of them are recomputed")
     else:
         draft.notes.append(
             f"recompute: deepspeed.checkpointing.checkpoint around every layer, one of {e.recompute_every}"

@@ -1,4 +1,4 @@
-"""What an experiment becomes in another engine, put together: options, refusals by field, warnings, notes."""
+"""Collects an experiment's translation for another engine: options, refusals by field, warnings, notes."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 from workloads.spec.experiment import Experiment
 
 Options = Mapping[str, Any]
-"""Option of the engine by its own name; a dot enters a section. A flag without a value is True."""
+"""The engine's options by name; a dot separates sections. True: a flag without a value."""
 
 STEPS = 100
-"""How many steps the files ask for. An experiment has no such number, and every engine wants one."""
+"""Number of steps in the files. An experiment has no such number, but every engine needs one."""
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-5, (0.9, 0.95), 1e-8, 0.1, 1.0
-"""The optimizer of a sweep's runs (`workloads.engine.training.optimizer`, which needs torch and is not imported
-here)."""
+"""The optimizer of a sweep's runs, as in `workloads.engine.training.optimizer`, which needs torch and is not imported
+here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What one value of one field becomes: options of the engine, or the reason why it has none."""
+    """Translation of one value of one field: options of the engine, or the reason why it has none."""
 
     options: Options = field(default_factory=dict)
     refused: str = ""
-    """Why the engine cannot do it."""
+    """Why the engine does not support it."""
     warning: str = ""
-    """What differs though the layout stays: in speed, or in the memory of activations."""
+    """Difference in speed or activation memory, for the same layout."""
     note: str = ""
-    """What the user's own code has to do."""
+    """What the user's code has to do."""
 
 
 NOTHING = Choice()
-"""The engine does the same without an option."""
+"""The engine does the same by default."""
 
 
 class Draft:
-    """Collects what one experiment becomes. Fields without effect (a schedule without a pipeline) are not looked at."""
+    """Translation of one experiment. Fields without effect (a schedule without a pipeline) are skipped."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -49,7 +49,7 @@ class Draft:
         self.options.update(options)
 
     def refuse(self, name: str, why: str) -> None:
-        """``name``: a field of the experiment, or ``model.X``."""
+        """Record a refusal. ``name``: a field of the experiment, or ``model.X``."""
         value: Any = self.experiment
         for part in name.split("."):
             value = getattr(value, part)
@@ -60,7 +60,7 @@ class Draft:
             self.refusals.append(f"{name}={shown} ({why})")
 
     def choose(self, name: str, table: Mapping[Any, Choice]) -> None:
-        """What the table says of the field's value; refused if it says nothing."""
+        """Apply the table's entry for the field's value; refuse a value without an entry."""
         choice = table.get(getattr(self.experiment, name), Choice(refused="no counterpart"))
         self.set(choice.options)
         if choice.refused:
@@ -73,11 +73,11 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An engine that experiments are exported to."""
+    """An engine as the target of exports."""
 
     name: str
     version: str
-    """Whose own parser the options' names were checked with."""
+    """Version whose parser was used to check the names of options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ class EngineConfig:
     name: str
     """The experiment's id."""
     files: Mapping[str, str]
-    """Text by file name, the first one first in importance."""
+    """Text by file name; the most important file first."""
     start: str
-    """The command that starts it, on every node."""
+    """Command that starts it, on every node."""
     warnings: tuple[str, ...]
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""``export``: a layout that was found, as the configuration of the engine that people train with."""
+"""``export``: writes a layout as the configuration of another training engine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ENGINES: Mapping[str, tuple[Target, Callable[[Experiment, str], tuple[Draft, Eng
 
 
 def engine_config(experiment: Experiment, engine: str, name: str | None = None) -> EngineConfig:
-    """The experiment for one of `ENGINES`; ``name``: the id that it was stored with, if that is another one.
+    """The experiment as a configuration for one of `ENGINES`. ``name``: the id under which it was stored, if different.
 
-    Raises `UnsupportedByEngine` with every field that has no counterpart there, and for a layout that nothing can run.
+    Raises `UnsupportedByEngine` with every field that the engine does not support, and for a layout that breaks a rule.
     """
     target, export = ENGINES[engine]
     name = name or experiment.id
     if violations := list(layout_violations(experiment)):
-        raise UnsupportedByEngine(f"{name} is no layout to export: {violations[0].message}")
+        raise UnsupportedByEngine(f"{name} cannot be exported: {violations[0].message}")
     draft, config = export(experiment, name)
     if draft.refusals:
         raise UnsupportedByEngine(f"{name} has no counterpart in {target.version}: {'; '.join(draft.refusals)}")
@@ -40,13 +40,11 @@ def engine_config(experiment: Experiment, engine: str, name: str | None = None) 
 
 
 def write_config(config: EngineConfig, folder: Path) -> list[Path]:
-    """The files, and with them ``NOTES.txt``. Raises `UltrasweepError` rather than replace a file."""
+    """Write the files and ``NOTES.txt`` to a folder. Raises `UltrasweepError` rather than replace a file."""
     files = {**config.files, "NOTES.txt": "".join(f"{line}\n" for line in summary(config))}
     paths = [folder / name for name in files]
     if there := [path for path in paths if path.exists()]:
-        raise UltrasweepError(
-            f"--out {shlex.quote(str(folder))}: {there[0].name} is there already; name another folder"
-        )
+        raise UltrasweepError(f"--out {shlex.quote(str(folder))}: {there[0].name} already exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, files.values(), strict=True):
         path.write_text(text)
@@ -54,17 +52,20 @@ def write_config(config: EngineConfig, folder: Path) -> list[Path]:
 
 
 def summary(config: EngineConfig) -> list[str]:
-    """What it is for, what starts it, what differs there, and what the files cannot say: one line each."""
+    """Summary lines: target engine, launch command, warnings, notes."""
     lines = [f"{config.name} for {config.target.version}", f"start: {config.start}"]
     lines += [f"warning: {text}" for text in config.warnings]
     return lines + [f"note: {text}" for text in config.notes]
 
 
 def print_config(config: EngineConfig, out: Path | None) -> None:
-    """The files on standard output and the rest on standard error; with ``out`` files there and the rest on output."""
-    told = sys.stdout if out is not None else sys.stderr
+    """Print the files on standard output and the summary on standard error.
+
+    With ``out``, write the files there and print the summary on standard output.
+    """
+    stream = sys.stdout if out is not None else sys.stderr
     for line in summary(config):
-        print(printable(line), file=told)
+        print(printable(line), file=stream)
     if out is not None:
         paths = write_config(config, out)
         print(printable(f"{plural(len(paths), 'file')} in {out}: {', '.join(path.name for path in paths)}"))

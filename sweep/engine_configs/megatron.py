@@ -1,7 +1,7 @@
 """An experiment as flags of Megatron-LM's ``pretrain_gpt.py``.
 
-Names and meanings: ``megatron/training/arguments.py`` of Megatron-LM and the configurations of Megatron-Core. The
-package ``megatron-core`` alone has no command line.
+Names and meanings are those of Megatron-LM's ``megatron/training/arguments.py`` and of Megatron-Core's configurations.
+The package ``megatron-core`` alone has no command line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEGREES = {
     "seq_len": "seq-length",
     "seed": "seed",
 }
-"""The data-parallel degree follows from the number of ranks."""
+"""Flags of the degrees and sizes. The data-parallel degree follows from the number of ranks."""
 SHAPE = {
     "num_layers": "num-layers",
     "hidden_size": "hidden-size",
@@ -104,11 +104,12 @@ COMPILE: Mapping[str, Choice] = {
 }
 SEQUENCE_PARALLEL: Mapping[bool, Choice] = {True: Choice(options={"sequence-parallel": True}), False: NOTHING}
 RECOMPUTED = {"norm": "layernorm", "mla_up": "mla_up_proj", "experts": "moe"}
-"""Megatron's ``--recompute-modules`` for our operations. ``moe`` is nearest: it routes and exchanges twice."""
+"""Megatron's ``--recompute-modules`` for our operations. ``moe`` is only the nearest: it repeats routing and
+all-to-all."""
 ROUTING: Mapping[str, Choice] = {
     "balanced": Choice(options={"moe-router-force-load-balancing": True}),
     "learned": NOTHING,
-    "skewed": Choice(refused="it cannot force a load on experts but an even one"),
+    "skewed": Choice(refused="the only load that it can force on experts is an even one"),
 }
 OPTIMIZER: Options = {
     "optimizer": "adam",
@@ -127,7 +128,7 @@ OPTIMIZER: Options = {
 
 
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
-    """The draft, with what is refused, and the file of flags."""
+    """Returns the draft, including refusals, and the configuration with its file of flags."""
     e = experiment
     draft = Draft(e)
     _model(draft)
@@ -148,7 +149,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         _experts(draft, e.model.moe)
     draft.set(OPTIMIZER)
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
-    draft.notes.append("weight decay spares norms there, and a seed gives other weights")
+    draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
     start = f"{e.world_size} ranks: torchrun ... pretrain_gpt.py $(grep -v '^#' {FILE})"
     return draft, EngineConfig(
@@ -179,7 +180,7 @@ def _model(draft: Draft) -> None:
         }
         draft.set(latent | ({"q-lora-rank": model.mla.q_lora_rank} if model.mla.q_lora_rank else {}))
     draft.set(BLOCK)
-    # Its tokenizer without text adds one id to the vocabulary.
+    # Megatron's NullTokenizer adds one id to the vocabulary.
     draft.set({"rotary-base": round(model.rope_theta), "vocab-size": model.vocab_size - 1})
     if not model.tie_embeddings:
         draft.set({"untie-embeddings-and-output-weights": True})
@@ -199,7 +200,7 @@ def _sharding(draft: Draft) -> None:
 
 
 def _pipeline(draft: Draft) -> None:
-    """Even stages need the number of virtual stages alone; others are written out layer by layer."""
+    """Even stages need only the number of virtual stages; other splits are written out layer by layer."""
     e = draft.experiment
     draft.choose("pp_schedule", SCHEDULES)
     stages = stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
@@ -223,14 +224,14 @@ def _recompute(draft: Draft) -> None:
         return
     modules = [RECOMPUTED[name] for name in e.recomputed_operations if name in RECOMPUTED]
     if not modules:
-        draft.refuse("recompute", f"of single operations it recomputes {', '.join(RECOMPUTED)}")
+        draft.refuse("recompute", f"the only single operations that it recomputes are {', '.join(RECOMPUTED)}")
         return
     draft.set({"recompute-granularity": "selective", "recompute-modules": " ".join(modules)})
     kept = [name for name in e.recomputed_operations if name not in RECOMPUTED]
     if kept:
-        draft.warnings.append(f"recompute: {' and '.join(kept)} are kept there: faster, and larger in memory")
+        draft.warnings.append(f"recompute: {' and '.join(kept)} are not recomputed there: faster, with more memory")
     if "moe" in modules:
-        draft.warnings.append("recompute: experts are routed and exchanged twice: slower")
+        draft.warnings.append("recompute: routing and the all-to-all of experts run twice: slower")
 
 
 def _experts(draft: Draft, moe: MoESpec) -> None:
@@ -255,7 +256,7 @@ def _experts(draft: Draft, moe: MoESpec) -> None:
         if moe.gate == "softmax":
             draft.set({"moe-router-pre-softmax": True})
         else:
-            draft.refuse("model.moe.normalize_weights", "weights of a sigmoid are always divided by their sum there")
+            draft.refuse("model.moe.normalize_weights", "it always divides sigmoid weights by their sum")
     if moe.weight_scale != 1.0:
         draft.set({"moe-router-topk-scaling-factor": moe.weight_scale})
     draft.choose("routing", ROUTING)
@@ -267,7 +268,7 @@ def _experts(draft: Draft, moe: MoESpec) -> None:
     if balance == "bias":
         draft.set({"moe-router-enable-expert-bias": True, "moe-router-bias-update-rate": moe.balance_coefficient})
         if moe.gate != "sigmoid":
-            draft.refuse("model.moe.balance", "its bias of experts needs the gate sigmoid")
+            draft.refuse("model.moe.balance", "its expert bias needs the gate sigmoid")
     if e.capacity_factor is not None:
         draft.set({"moe-expert-capacity-factor": e.capacity_factor})
     if e.tp > 1 and not e.sequence_parallel:

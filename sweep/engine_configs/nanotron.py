@@ -1,7 +1,7 @@
 """An experiment as nanotron's YAML file.
 
-Names and meanings: ``src/nanotron/config`` at the commit named here; the released 0.4 lacks context parallelism,
-recomputation and ``rope_theta``.
+Names and meanings are those of ``src/nanotron/config`` at the commit named here; the released 0.4 lacks context
+parallelism, recomputation and ``rope_theta``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ SHAPE = {
 ZERO: Mapping[int, Choice] = {
     0: Choice(options={"optimizer.zero_stage": 0}),
     1: Choice(options={"optimizer.zero_stage": 1}),
-    2: Choice(refused="it shards the optimizer alone; 0 or 1 would work"),
-    3: Choice(refused="it shards the optimizer alone; 0 or 1 would work"),
+    2: Choice(refused="it shards only the optimizer; 0 or 1 would work"),
+    3: Choice(refused="it shards only the optimizer; 0 or 1 would work"),
 }
 PRECISION: Mapping[str, Choice] = {
     "bf16": Choice(options={"model.dtype": "bfloat16", "optimizer.accumulate_grad_in_fp32": True}),
@@ -69,7 +69,7 @@ SCHEDULES: Mapping[str, Choice] = {
     "1f1b": Choice(options={"parallelism.pp_engine": "1f1b"}),
     **dict.fromkeys(
         ("interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"),
-        Choice(refused="it has gpipe (afab) and 1f1b, one stage a rank"),
+        Choice(refused="it has only gpipe (afab) and 1f1b, with one stage per rank"),
     ),
 }
 RECOMPUTE: Mapping[str, Choice] = {
@@ -82,8 +82,8 @@ SEQUENCE_PARALLEL: Mapping[bool, Choice] = {
 }
 CONTEXT: Mapping[str, Choice] = {
     "ring": Choice(options={f"{_MODEL}._attn_implementation": "ring"}),
-    "allgather": Choice(refused="it has ring alone"),
-    "ulysses": Choice(refused="it has ring alone"),
+    "allgather": Choice(refused="it has only ring"),
+    "ulysses": Choice(refused="it has only ring"),
 }
 _FLASH = {f"{_MODEL}._attn_implementation": "flash_attention_2"}
 _SDPA = {f"{_MODEL}._attn_implementation": "sdpa"}
@@ -96,9 +96,9 @@ ATTENTION: Mapping[str, Choice] = {
 }
 COMPILE: Mapping[str, Choice] = {"none": NOTHING, "block": Choice(warning="it is not compiled there: slower")}
 ROUTING: Mapping[str, Choice] = {
-    "balanced": Choice(warning="tokens go where the router says: experts wait for the most loaded one"),
+    "balanced": Choice(warning="tokens follow the router: experts wait for the most loaded one"),
     "learned": NOTHING,
-    "skewed": Choice(refused="it cannot force a load on experts"),
+    "skewed": Choice(refused="it cannot force an expert load"),
 }
 SCHEDULE: Options = {
     "learning_rate": LEARNING_RATE,
@@ -125,7 +125,7 @@ OPTIMIZER: Options = {
 
 
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
-    """The draft, with what is refused, and the file."""
+    """Returns the draft, including refusals, and the configuration with its file."""
     e = experiment
     draft = Draft(e)
     draft.set({"general.project": "ultrasweep", "general.run": name})
@@ -139,8 +139,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     if e.pp > 1:
         draft.choose("pp_schedule", SCHEDULES)
         if e.virtual_stages > 1:
-            draft.refuse("virtual_stages", "one stage a rank")
-        draft.warnings.append(f"pp_split: {e.pp_split} here; it deals layers out by a rule of its own: slower")
+            draft.refuse("virtual_stages", "it has one stage per rank")
+        draft.warnings.append(f"pp_split: {e.pp_split} here; nanotron splits layers by another rule: slower")
     draft.choose("precision", PRECISION)
     draft.choose("recompute", RECOMPUTE)
     if e.recompute_every > 1:
@@ -160,7 +160,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         "data": {"dataset": None, "num_loading_workers": 1, "seed": e.seed},
     }
     draft.set({"data_stages": [stage]})
-    draft.notes.append("a seed gives other weights there")
+    draft.notes.append("the same seed gives other weights there")
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
     return draft, EngineConfig(
         target=TARGET,
@@ -173,7 +173,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
 
 
 def _model(draft: Draft) -> None:
-    """Llama for the plain shape; its Qwen2 model has context parallelism and experts."""
+    """Llama for the plain shape; nanotron's Qwen2 model for context parallelism and experts."""
     e, model = draft.experiment, draft.experiment.model
     qwen = e.cp > 1 or model.moe is not None
     draft.set({f"{_MODEL}.{'is_qwen2_config' if qwen else 'is_llama_config'}": True})
@@ -185,7 +185,7 @@ def _model(draft: Draft) -> None:
     elif model.head_dim * model.num_heads != model.hidden_size:
         draft.refuse("model.head_dim", f"hidden_size / num_heads, {model.hidden_size // model.num_heads}, would work")
     if model.qk_norm:
-        draft.refuse("model.qk_norm", "it norms no heads")
+        draft.refuse("model.qk_norm", "it has no norms of queries and keys")
 
 
 def _experts(draft: Draft, moe: MoESpec) -> None:
@@ -197,11 +197,11 @@ def _experts(draft: Draft, moe: MoESpec) -> None:
     }
     draft.set({f"{_MODEL}.moe_config": experts})
     if moe.num_shared_experts:
-        draft.refuse("model.moe.num_shared_experts", "its shared expert is another one")
+        draft.refuse("model.moe.num_shared_experts", "its shared expert differs")
     if moe.num_dense_layers:
-        draft.refuse("model.moe.num_dense_layers", "every layer of it has experts")
+        draft.refuse("model.moe.num_dense_layers", "all its layers have experts")
     if moe.gate != "softmax":
-        draft.refuse("model.moe.gate", "its router has softmax alone")
+        draft.refuse("model.moe.gate", "its router has only softmax")
     if not moe.normalize_weights:
         draft.refuse("model.moe.normalize_weights", "it has no such choice")
     if moe.weight_scale != 1.0:

@@ -1,4 +1,4 @@
-"""Options as the text that an engine reads: TOML, YAML, JSON or flags of a command line."""
+"""Formats options as text for an engine: TOML, YAML, JSON or command-line flags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nested(options: Options) -> dict[str, Any]:
 
 
 def toml(options: Options) -> str:
-    """Sections with their values. JSON's strings, numbers, truth values and lists are TOML's, too."""
+    """Sections with their values. Strings, numbers, booleans and lists are written as in JSON, which is valid TOML."""
     sections: dict[str, list[str]] = {}
     for name, value in options.items():
         section, _, key = name.rpartition(".")
@@ -45,5 +45,5 @@ def json_text(options: Options) -> str:
 
 
 def flags(options: Mapping[str, Any]) -> str:
-    """One flag a line. A value with spaces is a list, which flags take as several words."""
+    """One flag per line. A value with spaces is a list, which such flags take as several words."""
     return "".join(f"--{name}\n" if value is True else f"--{name} {value}\n" for name, value in options.items())

@@ -1,7 +1,7 @@
-"""An experiment as torchtitan's TOML file, and a Python module beside it for models that torchtitan has no name for.
+"""An experiment as torchtitan's TOML file, with a Python module for models that are not among torchtitan's flavors.
 
-Names and meanings: ``torchtitan/config/job_config.py``, ``distributed/pipeline_parallel.py`` and the ``parallelize.py``
-of its models. Later versions (0.3) read no TOML.
+Names and meanings are those of ``torchtitan/config/job_config.py``, ``distributed/pipeline_parallel.py`` and the
+models' ``parallelize.py``. Later versions (0.3) do not read TOML.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ RECOMPUTE: Mapping[str, Choice] = {
     "full": Choice(options={"activation_checkpoint.mode": "full"}),
     "selective": Choice(
         options=_PER_OP,
-        warning='its "op" also makes every second matrix product again: slower, and smaller in memory',
+        warning='its "op" also recomputes every second matrix product: slower, with less memory',
     ),
 }
 SCHEDULES: Mapping[str, Choice] = {
@@ -86,7 +86,7 @@ SCHEDULES: Mapping[str, Choice] = {
     }.items()
 }
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
-"""Schedules that run the backward of inputs and that of weights apart."""
+"""Schedules with separate input-gradient and weight-gradient passes."""
 CONTEXT: Mapping[str, Choice] = {
     "ring": Choice(
         options={"parallelism.context_parallel_rotate_method": "alltoall"},
@@ -107,7 +107,7 @@ COMPILE: Mapping[str, Choice] = {
 ROUTING: Mapping[str, Choice] = {
     "balanced": Choice(options={"debug.moe_force_load_balance": True}),
     "learned": Choice(options={"debug.moe_force_load_balance": False}),
-    "skewed": Choice(refused="it cannot force a load on experts but an even one"),
+    "skewed": Choice(refused="the only load that it can force on experts is an even one"),
 }
 SEQUENCE_PARALLEL: Mapping[bool, Choice] = {
     True: NOTHING,
@@ -128,7 +128,7 @@ OPTIMIZER = {
 
 
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
-    """The draft, with what is refused, and the files (which are of no use if anything is)."""
+    """Returns the draft, including refusals, and the configuration. Its files are not usable if anything is refused."""
     e = experiment
     draft = Draft(e)
     draft.set({"job.description": name})
@@ -148,13 +148,13 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.choose("compile", COMPILE)
     if e.precision.startswith("fp8") and e.compile == "none":
         draft.warnings.append(
-            "compile: its casts to fp8 are many small kernels until blocks are compiled: set compile.enable"
+            "compile: without compilation its casts to fp8 are many small kernels: set compile.enable"
         )
     if e.model.moe is not None:
         _experts(draft)
     draft.set(OPTIMIZER)
     draft.set({"training.dataset": "c4_test"})
-    draft.notes.append("the data are its own c4_test: random tokens need Python code there")
+    draft.notes.append("the data set is torchtitan's c4_test: random tokens would need Python code there")
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
     files = {FILE: commented(head) + toml(draft.options)}
     if module:
@@ -171,13 +171,13 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
 
 
 def _model(draft: Draft) -> str:
-    """The model by one of torchtitan's own names; the text of a module that defines it where there is none."""
+    """Sets the model by its torchtitan flavor. Returns the text of a module that defines it, if there is no flavor."""
     e = draft.experiment
     named = flavour_of(e.model)
     if named is not None:
         draft.set({"model.name": named[0], "model.flavor": named[1]})
         if named[0] == "llama3":
-            draft.notes.append("its Llama scales rotary frequencies as Llama 3.1 does: other numbers, as fast")
+            draft.notes.append("its Llama scales rotary frequencies as Llama 3.1 does: other values, same speed")
         return ""
     if (family := model_class(draft)) is None:
         return ""
@@ -199,15 +199,15 @@ def _sharding(draft: Draft) -> None:
     elif e.zero_stage == 1 and e.pp == 1:
         draft.refuse("zero_stage", "FSDP shards gradients, too; 2 would work")
     elif e.zero_stage == 2 and e.pp > 1:
-        draft.refuse("zero_stage", "its pipeline reduces gradients once a step; 1 or 3 would work")
+        draft.refuse("zero_stage", "its pipeline reduces gradients once per step; 1 or 3 would work")
     elif e.zero_stage == 3 and e.pp > 1 and e.pp_schedule in SPLIT_BACKWARD:
-        draft.refuse("zero_stage", "FSDP loses gradients where a backward is split; 1 would work")
+        draft.refuse("zero_stage", "FSDP loses gradients if the backward is split; 1 would work")
     elif e.zero_stage == 3:
         draft.set({policy: "always" if e.pp > 1 else "default"})
     else:
         draft.set({policy: "never"})
         if e.zero_stage == 2 and e.num_microbatches > 1:
-            draft.warnings.append("zero_stage: parameters are gathered anew for every micro-batch: slower")
+            draft.warnings.append("zero_stage: parameters are gathered again for every micro-batch: slower")
 
 
 def _pipeline(draft: Draft) -> None:
@@ -225,9 +225,9 @@ def _pipeline(draft: Draft) -> None:
         }
     )
     if e.model.tie_embeddings:
-        draft.refuse("model.tie_embeddings", "it ties no embedding across stages")
+        draft.refuse("model.tie_embeddings", "it cannot tie embeddings across stages")
     elif draft.options.get("model.name") == "qwen3" or e.model.qk_norm or (e.model.moe and not e.model.mla):
-        draft.refuse("pp", "its Qwen3 models, which alone have this shape, have no pipeline")
+        draft.refuse("pp", "only its Qwen3 models have this shape, and these have no pipeline")
 
 
 def _recompute(draft: Draft) -> None:
@@ -242,7 +242,7 @@ def _recompute(draft: Draft) -> None:
         return
     draft.choose("recompute", RECOMPUTE)
     if e.recompute != "none" and e.recompute_every > 1:
-        draft.refuse("recompute_every", "it leaves out layers only where they are recomputed in full")
+        draft.refuse("recompute_every", "it can skip layers only with full recomputation")
 
 
 def _experts(draft: Draft) -> None:
@@ -256,6 +256,6 @@ def _experts(draft: Draft) -> None:
     if e.capacity_factor is not None:
         draft.refuse("capacity_factor", "its experts drop no token")
     if e.routing == "learned" and e.model.moe.balance == "aux_loss":
-        draft.refuse("model.moe.balance", "it balances by a bias alone")
+        draft.refuse("model.moe.balance", "it balances only by a bias")
     if e.precision.startswith("fp8"):
         draft.warnings.append("precision: routed experts stay in bf16: slower")

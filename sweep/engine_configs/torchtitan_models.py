@@ -1,4 +1,4 @@
-"""Which of torchtitan's model flavors a shape is, and the Python module that defines a shape without a flavor."""
+"""Matches shapes to torchtitan's model flavors, and writes a Python module for a shape without a flavor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 Family = Literal["llama3", "qwen3", "deepseek_v3"]
 MODULE = "ultrasweep_model"
-"""The module with a shape of our own, and the name under which torchtitan knows it."""
+"""Name of the module with our shape, also its name in torchtitan."""
 
 
 def _llama(layers: int, hidden: int, heads: int, ffn: int) -> dict[str, Any]:
@@ -62,18 +62,19 @@ FLAVOURS: Mapping[tuple[Family, str], Mapping[str, Any]] = {
     ("qwen3", "32B"): _qwen(64, 5120, 64, 25_600),
     ("qwen3", "30B-A3B"): _QWEN_30B,
 }
-"""What torchtitan's named shapes are in our fields; what is not named here has our default."""
+"""torchtitan's named shapes in our fields; fields not named here have our defaults."""
 
 
 def flavour_of(model: ModelSpec) -> tuple[Family, str] | None:
-    """torchtitan's own names of exactly this shape (what balances the experts aside), if it has one."""
+    """torchtitan's (model, flavor) with exactly this shape, ignoring how experts are balanced; None if there is
+    none."""
     moe = dataclasses.replace(model.moe, balance="none", balance_coefficient=0.0) if model.moe else None
     plain = dataclasses.replace(model, moe=moe)
     return next((names for names, shape in FLAVOURS.items() if plain == ModelSpec(name=model.name, **shape)), None)
 
 
 def model_class(draft: Draft) -> Family | None:
-    """The model of torchtitan that can have this shape; None, and a refusal, if none can."""
+    """The torchtitan model that supports this shape; None, with a refusal in the draft, if there is none."""
     model = draft.experiment.model
     if model.mla is not None:
         if model.moe is None:
@@ -92,7 +93,7 @@ def model_class(draft: Draft) -> Family | None:
 
 
 def module_text(experiment: Experiment, family: Family) -> str:
-    """A module that registers the shape with torchtitan when it is imported (``experimental.custom_import``)."""
+    """Text of a module that registers the shape with torchtitan when imported (``experimental.custom_import``)."""
     model = experiment.model
     kind = {"llama3": "TransformerModelArgs", "qwen3": "Qwen3ModelArgs", "deepseek_v3": "DeepSeekV3ModelArgs"}[family]
     shape = {
@@ -141,8 +142,11 @@ def module_text(experiment: Experiment, family: Family) -> str:
 
 
 def _exact_ffn(model: ModelSpec) -> dict[str, Any]:
-    """Its Llama rounds two thirds of 4 x dim, times a factor, up to a multiple. A factor that stays below the size, and
-    the size itself as the multiple, give the size."""
+    """Arguments that give torchtitan's Llama exactly this feed-forward size.
+
+    It multiplies two thirds of 4 x dim by a factor and rounds up to a multiple. With the size itself as the multiple
+    and a factor that stays below the size, the result is the size.
+    """
     usual = 2 * 4 * model.hidden_size // 3
     return {"multiple_of": model.ffn_hidden_size, "ffn_dim_multiplier": min(1.0, 0.5 * model.ffn_hidden_size / usual)}
 
@@ -168,6 +172,6 @@ def _expert_lines(moe: MoESpec, family: Family) -> list[str]:
         "score_before_experts": False,
         "load_balance_coeff": moe.balance_coefficient if moe.balance == "bias" else None,
     }
-    own = [f"    moe_inter_dim={moe.expert_hidden_size},"]
-    own.append("    moe_enabled=True," if family == "qwen3" else f"    n_dense_layers={moe.num_dense_layers},")
-    return [*own, f"    moe_args=MoEArgs({', '.join(f'{name}={value!r}' for name, value in args.items())}),"]
+    lines = [f"    moe_inter_dim={moe.expert_hidden_size},"]
+    lines.append("    moe_enabled=True," if family == "qwen3" else f"    n_dense_layers={moe.num_dense_layers},")
+    return [*lines, f"    moe_args=MoEArgs({', '.join(f'{name}={value!r}' for name, value in args.items())}),"]

@@ -1,4 +1,4 @@
-"""What conditions (``--where``) and ``--sort`` may ask of a point by name: its fields, and what is predicted of it."""
+"""Names that conditions (``--where``) and ``--sort`` may use: a point's fields and its predictions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SHAPE_NAMES = (
     "vocab_size",
     "num_experts",
 )
-"""What of a model's shape expressions may use."""
+"""Values of a model's shape that expressions may use."""
 COMPUTED = ("dp", "world_size", "num_microbatches", "tokens_per_step")
-"""Properties of an experiment that are no fields of it."""
+"""Properties of an experiment that are computed from its fields."""
 POINT_NAMES = frozenset({field.name for field in dataclasses.fields(Experiment)} | {*COMPUTED, *SHAPE_NAMES})
-"""What is known of a point before anything is predicted."""
+"""Names that are known of a point before prediction."""
 
 
 class Priced(Protocol):
-    """`sweep.planning.price.Price`, as far as conditions ask for it."""
+    """The part of `sweep.planning.price.Price` that conditions use."""
 
     @property
     def expected_h(self) -> float | None: ...
@@ -38,7 +38,7 @@ class Priced(Protocol):
 
 
 class Predicted(Protocol):
-    """A point of the plan, as far as its numbers go."""
+    """The part of a planned point that conditions and ``--sort`` use."""
 
     @property
     def experiment(self) -> Experiment: ...
@@ -64,16 +64,16 @@ PREDICTED: Mapping[str, Callable[[Predicted], float | None]] = {
     "expected_gpu_hours": lambda point: point.price.expected_h if point.price is not None else None,
     "worst_gpu_hours": lambda point: point.price.worst_h if point.price is not None else None,
 }
-"""Columns of the ledger that hold a prediction. None: not predicted."""
+"""Columns of the ledger that hold a prediction, each with its value of a point. None: not predicted."""
 PREDICTED_NAMES: Mapping[str, str] = {
     **{name: name for name in PREDICTED},
     **{name.removeprefix("predicted_"): name for name in PREDICTED},
 }
-"""The names that a prediction goes by: its column's, and the same without ``predicted_``."""
+"""Names accepted for a prediction: its column's, and the same without ``predicted_``."""
 
 
 def shape_of(model: ModelSpec) -> dict[str, bool | int | float | str]:
-    """The values of a model that expressions may use, by name. ``num_experts`` is 1 for a dense model."""
+    """Values of a model that expressions may use, by name. ``num_experts`` is 1 for a dense model."""
     shape: dict[str, bool | int | float | str] = {
         name: getattr(model, name) for name in SHAPE_NAMES if name != "num_experts"
     }
@@ -82,7 +82,7 @@ def shape_of(model: ModelSpec) -> dict[str, bool | int | float | str]:
 
 
 def field_of(experiment: Experiment, name: str) -> Any:
-    """The value of one of `POINT_NAMES`; a model by its name."""
+    """The value of one of `POINT_NAMES`; for ``model``, its name."""
     if name == "model":
         return experiment.model.name
     if name == "num_experts":
@@ -91,14 +91,14 @@ def field_of(experiment: Experiment, name: str) -> Any:
 
 
 def value_of(point: Predicted, name: str) -> Any:
-    """The value of one of `POINT_NAMES` or `PREDICTED_NAMES`; None where it is not predicted."""
+    """The value of one of `POINT_NAMES` or `PREDICTED_NAMES`; None if it is not predicted."""
     if name in PREDICTED_NAMES:
         return PREDICTED[PREDICTED_NAMES[name]](point)
     return field_of(point.experiment, name)
 
 
 def holds(condition: Expression, point: Predicted) -> bool | None:
-    """Whether a point meets a condition on its numbers; None where one of them is not predicted."""
+    """Whether a point meets a condition on its numbers; None if one of the numbers is not predicted."""
     values = {name: value_of(point, name) for name in condition.names}
     if any(value is None for value in values.values()):
         return None

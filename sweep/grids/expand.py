@@ -1,4 +1,4 @@
-"""From a grid to its points, in plain Python: depth first over the axes.
+"""Expands a grid to its points, in plain Python: depth first over the axes.
 
 A derived value or a filter is evaluated right after the last axis it needs, and a branch ends as soon as one of them
 rules it out. So a grid whose full product has millions of combinations costs only what its layouts cost. Points that
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from results.text.numbers import plural
 from sweep.grids.columns import field_of, shape_of
 from sweep.grids.grid import CHECKED_FIELDS, Axis, GridSpec
-from sweep.grids.walk import MISTAKES, TOLD_EVERY, Progress, Values, Walk, silent
+from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -36,7 +36,7 @@ class Expansion:
     not_sampled: int
     """Combinations left out by subsampling."""
     combinations: int = 0
-    """All combinations of the axes' values."""
+    """Number of combinations of the axes' values."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Combinations left out by each derived value that was no whole number (``derive.dp``) and by each condition
     (``where.small``, ``--where 'tp <= 4'``)."""
@@ -81,7 +81,7 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
     chosen: dict[Experiment, int] = {}
     duplicates = failed = 0
     for done, (position, experiment) in enumerate(points):
-        if not done % TOLD_EVERY:
+        if not done % PROGRESS_EVERY:
             progress("points checked", done, len(combinations))
         if (place := _failed_condition(grid, experiment)) is not None:
             dropped[place] += 1
@@ -106,7 +106,8 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
 
 
 def ruled_out(dropped: Mapping[str, int]) -> str:
-    """What dropped how many combinations, most first: ``ruled out by derive.dp (no whole number): 12; by ...``."""
+    """Lists how many combinations each condition dropped, most first: ``ruled out by derive.dp (no whole number): 12,
+    ...``."""
     named = [
         f"{place}{' (no whole number of at least 1)' if place.startswith('derive.') else ''}: {count:,}"
         for place, count in Counter(dropped).most_common()
@@ -116,7 +117,7 @@ def ruled_out(dropped: Mapping[str, int]) -> str:
 
 
 def _failed_condition(grid: GridSpec, experiment: Experiment) -> str | None:
-    """The first of the conditions on a whole point that it does not meet."""
+    """The first condition on a whole point that the experiment does not meet."""
     for place, condition in grid.where_point.items():
         try:
             met = condition.evaluate({name: field_of(experiment, name) for name in condition.names})
@@ -134,7 +135,7 @@ def _model_names(axis: Axis) -> Iterator[str]:
 
 
 def _in_sampling_order(grid: GridSpec, combinations: list[Values]) -> Iterable[tuple[int, Values]]:
-    """Combinations with their positions: in the order of the grid, or shuffled by the seed of its subsample."""
+    """Combinations with their positions: in grid order, or shuffled by the seed of the grid's subsample."""
     if grid.subsample is None:
         return enumerate(combinations)
     positions = list(range(len(combinations)))
@@ -148,7 +149,7 @@ def _experiments(
     checked = CHECKED_FIELDS.intersection(names)
     dropped = set(checked)
     if {"dp_replicate", "dp_shard"} & set(names):
-        dropped.add("dp")  # it is then a variable of the grid and no field of the experiment
+        dropped.add("dp")  # dp is then a variable of the grid, not a field of the experiment
     if "global_batch_size" not in names:
         raise InvalidSweep(f"grid {grid.name}: global_batch_size is missing; add it as an axis or derive it")
     for position, values in combinations:

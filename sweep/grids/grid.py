@@ -1,8 +1,8 @@
-"""What a grid is (axes, zipped axes, derived values, filters, subsampling), read from plain data and checked.
+"""A grid (axes, zipped axes, derived values, filters, subsampling), read from plain data and checked.
 
     axes:    {tp: [1, 2], seq_len: 4096}            every combination; a single value is an axis of one
     zip:     {speed: {precision: [...], compile: [...]}}   axes that move together
-    derive:  {dp: world_size / (tp * pp)}           no point where a value is no whole number of at least 1
+    derive:  {dp: world_size / (tp * pp)}           no point unless every value is a whole number of at least 1
     where:   {small: tp <= 8}                       filters; a point must pass all of them
     subsample: {count: 1000, seed: 0}               a random sample of the points that are left
 
@@ -25,9 +25,9 @@ from workloads.spec.expressions import Expression, parse
 
 POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
 CHECKED_FIELDS = frozenset(COMPUTED) - {"dp"}
-"""Not fields of an experiment but computed from them: a grid's variable of such a name must have the same value."""
+"""Names computed from an experiment's fields: a grid variable of such a name must have the same value."""
 COUNTED = frozenset({*COUNTS, *COMPUTED})
-"""Names that count something. A derived value below 1 leaves out its combination; any other may be 0."""
+"""Names that count something. A derived value below 1 drops its combination; other derived values may be 0."""
 _SECTIONS = ("description", "cluster", "axes", "zip", "derive", "where", "subsample")
 Scalar = bool | int | float | str
 
@@ -40,7 +40,7 @@ class Subsample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Names that take their values together; an ordinary axis has one name."""
+    """Names that change together; an ordinary axis has one name."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[Scalar, ...], ...]
@@ -53,11 +53,11 @@ class GridSpec:
     axes: tuple[Axis, ...]
     derive: Mapping[str, Expression]
     where: Mapping[str, Expression]
-    """Conditions on axes, derived values and the model, by the words that name them in messages."""
+    """Conditions on axes, derived values and the model, by their labels in messages."""
     where_point: Mapping[str, Expression] = field(default_factory=dict)
     """Conditions on fields of a point that are neither axes nor derived."""
     where_predicted: Mapping[str, Expression] = field(default_factory=dict)
-    """Conditions on what is predicted of a point."""
+    """Conditions on predicted values of a point."""
     subsample: Subsample | None = None
     description: str = ""
 
@@ -75,7 +75,7 @@ def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[s
     axes = [Axis(names=(axis,), rows=_values(label, axis, value)) for axis, value in _mapping(label, fields, "axes")]
     axes += [_zipped(label, zip_name, members) for zip_name, members in _mapping(label, fields, "zip")]
     if not axes:
-        raise InvalidSweep(f"{label}: it has no axes")
+        raise InvalidSweep(f"{label} has no axes")
     derive = {key: parse(text, f"{label}: derive.{key}") for key, text in _mapping(label, fields, "derive")}
     conditions = {
         f"where.{key}": parse(text, f"{label}: where.{key}") for key, text in _mapping(label, fields, "where")
@@ -94,18 +94,19 @@ def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[s
 
 
 def _with_conditions(grid: GridSpec, conditions: Mapping[str, Expression]) -> GridSpec:
-    """The grid with each condition where it is known first: on the axes, on a point's fields, on its prediction."""
-    own = {*grid.axis_names, *grid.derive, *SHAPE_NAMES}
+    """The grid with each condition at the earliest stage that can evaluate it: axes, fields of a point, or
+    predictions."""
+    names_on_axes = {*grid.axis_names, *grid.derive, *SHAPE_NAMES}
     kinds: dict[str, dict[str, Expression]] = {"where": {}, "where_point": {}, "where_predicted": {}}
     for place, condition in conditions.items():
-        later = condition.names - own
+        later = condition.names - names_on_axes
         if not later:
             kinds["where"][place] = condition
             continue
         if variables := sorted(condition.names - POINT_NAMES - set(PREDICTED_NAMES)):
             raise InvalidSweep(
-                f"grid {grid.name}: {place} uses {variables[0]}, a variable of the grid, beside {min(later)}, which is "
-                "known of whole points only; write two conditions"
+                f"grid {grid.name}: {place} mixes the grid variable {variables[0]} with the point field {min(later)}; "
+                "split it into two conditions"
             )
         kinds["where_predicted" if condition.names & set(PREDICTED_NAMES) else "where_point"][place] = condition
     return dataclasses.replace(
@@ -124,35 +125,36 @@ def _check_names(grid: GridSpec, conditions: Mapping[str, Expression]) -> None:
             f"to give it yourself, add ~grid.derive.{both[0]}"
         )
     if "model" not in axis_names:
-        raise InvalidSweep(f"{label}: it has no model; give one with model=NAME")
-    own = {*axis_names, *grid.derive}
-    if hidden := sorted(own & set(SHAPE_NAMES)):
+        raise InvalidSweep(f"{label} has no model; give one with model=NAME")
+    grid_names = {*axis_names, *grid.derive}
+    if hidden := sorted(grid_names & set(SHAPE_NAMES)):
         raise InvalidSweep(f"{label}: {hidden[0]} is part of the model's shape; give the variable another name")
     if engine := sorted({"engine", "engine_version", "model"} & set(grid.derive)):
         raise InvalidSweep(f"{label}: {engine[0]} cannot be derived; give it as an axis")
     expressions = {**{f"derive.{name}": derived for name, derived in grid.derive.items()}, **conditions}
     known = POINT_FIELDS | CHECKED_FIELDS | {name for expression in expressions.values() for name in expression.names}
-    # A misspelt axis comes before the expressions that miss it: their closest name would be the misspelling.
+    # Check axes before expressions: the closest name suggested for an expression would be the misspelt axis.
     for name in axis_names:
         if name not in known:
             raise InvalidSweep(f"{label}: no axis is called {name!r}{suggest(name, POINT_FIELDS | CHECKED_FIELDS)}")
     for name in grid.derive:
         if name not in known:
-            raise InvalidSweep(f"{label}: derive.{name} is used by nothing{suggest(name, POINT_FIELDS)}")
+            raise InvalidSweep(f"{label}: derive.{name} is not used{suggest(name, POINT_FIELDS)}")
     for place, expression in expressions.items():
-        usable = own | set(SHAPE_NAMES)
+        usable = grid_names | set(SHAPE_NAMES)
         if place in conditions:
             usable |= POINT_NAMES | set(PREDICTED_NAMES)
         for name in sorted(expression.names - usable):
-            raise InvalidSweep(f"{label}: {place} uses {name!r}, which {_missing(name, usable, own)}")
+            raise InvalidSweep(f"{label}: {place} uses {name!r}, which {_missing(name, usable, grid_names)}")
 
 
-def _missing(name: str, usable: set[str], own: set[str]) -> str:
+def _missing(name: str, usable: set[str], grid_names: set[str]) -> str:
     """The end of the message about a name that an expression cannot use."""
-    if name in POINT_FIELDS | CHECKED_FIELDS:  # of a derived value: it is known only when the point is complete
-        return f"is no axis; add it to axes, or derive it; known: {', '.join(sorted(own))}"
+    # in a derived value, such a name is known only when the point is complete
+    if name in POINT_FIELDS | CHECKED_FIELDS:
+        return f"is no axis; add it to axes, or derive it; known: {', '.join(sorted(grid_names))}"
     close = did_you_mean(name, usable)
-    return f"is no axis{close or ';'} known: {', '.join(sorted(own | set(PREDICTED) & usable))}"
+    return f"is no axis{close or ';'} known: {', '.join(sorted(grid_names | set(PREDICTED) & usable))}"
 
 
 def _mapping(label: str, fields: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""A predicted step time with its interval, as plans, prices and conditions of grids read it."""
+"""A predicted step time with its interval, used by plans, prices and conditions of grids."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class StepTime:
     step_time_s: float
     low_s: float
     high_s: float
-    """The middle 90 % of where it may be."""
+    """Bounds of the interval that holds the middle 90 % of possible step times."""
     compute_s: float
-    """What the busiest pipeline rank works in it, with what its tensor-parallel peers make it wait."""
+    """Compute time of the busiest pipeline rank per step, including waits for its tensor-parallel peers."""
     optimizer_s: float
-    """After the last backward."""
+    """Time after the last backward."""

@@ -1,8 +1,8 @@
-"""The walk over the axes of one grid: depth first, with every derived value and condition as early as it is known.
+"""Walks over the axes of one grid: depth first, with every derived value and condition evaluated as early as possible.
 
-It is written as the source of one function with nested loops and compiled, because it may run a hundred million times.
-Only checked expressions become source (`workloads.spec.expressions`); values are given to it by name. A branch that
-ends counts for all combinations below it, so that every combination of the axes is accounted for.
+The walk is generated as the source of one function with nested loops and compiled, because it may run a hundred million
+times. Only checked expressions become source (`workloads.spec.expressions`); values are passed in by name. A branch
+that ends counts for all combinations below it, so that every combination of the axes is accounted for.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from workloads.spec.expressions import Expression, namespace, source_of
 
 MAX_POINTS = 5_000_000
 """A grid with more combinations than this after its filters is refused: its experiments would not fit in memory."""
-TOLD_EVERY = 2_000
-"""Progress is told after about so many combinations, or points."""
+PROGRESS_EVERY = 2_000
+"""Number of combinations, or points, between two progress reports."""
 MISTAKES = (TypeError, ZeroDivisionError, OverflowError)
-"""What a wrong expression raises when it is evaluated."""
-_TOLD_EVERY_S = 0.2
+"""Exceptions that evaluating a wrong expression may raise."""
+_PROGRESS_EVERY_S = 0.2
 _HINT_LIMIT_S = 1.0
-"""How long to search for a world size that works, for the message about one that does not."""
+"""Longest search for a world size that works, for the message about one that does not."""
 
 Values = tuple[Any, ...]
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Progress callback: ``(task, done, total)``."""
 _FILE = "<the loops of a grid>"
 _MOST_LOOPS = 15
-"""In one function; Python takes 20 blocks in each other."""
+"""Most loops in one function; Python allows 20 nested blocks."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """A `Progress` that tells nobody."""
+    """A `Progress` that reports nothing."""
 
 
 class _Found(Exception):
@@ -51,28 +51,29 @@ class _Found(Exception):
 
 @dataclass(slots=True)
 class Walk:
-    """The walk as one function: its source has a loop for each axis, and every expression where it is first known."""
+    """The walk as one generated function: a loop for each axis, and every expression at the first place that can
+    evaluate it."""
 
     grid: GridSpec
     shapes: Mapping[str, Mapping[str, Any]]
     progress: Progress = silent
     kept: tuple[str, ...] = ()
-    """Names whose values make up a combination."""
+    """Names whose values make up a combination, in order."""
     sizes_seen: set[Any] = field(default_factory=set)
     not_whole: dict[str, defaultdict[Any, int]] = field(default_factory=dict)
-    """How many combinations ended because a derived value was no whole number, or a count below 1: by its name, then
-    by world size."""
+    """Number of combinations that ended because a derived value was no whole number, or a count below 1: by the value's
+    name, then by world size."""
     filtered: dict[str, list[int]] = field(default_factory=dict)
-    """How many combinations each condition ended, in a list of one number."""
-    found: list[Values] = field(default_factory=list)
-    next_told: float = 0.0
-    """When progress is told again, on the monotonic clock."""
+    """Number of combinations that each condition ended, in a list of one number."""
+    combinations: list[Values] = field(default_factory=list)
+    next_report: float = 0.0
+    """Time of the next progress report, on the monotonic clock."""
     sought_size: int | None = None
-    """If given, the walk only asks whether this world size has a point, and raises `_Found` at the first one."""
+    """If given, the walk only checks whether this world size has a point, and raises `_Found` at the first one."""
 
     @property
     def total(self) -> int:
-        """All combinations of the axes."""
+        """Number of combinations of the axes."""
         return prod(len(axis.rows) for axis in self.grid.axes)
 
     def run(self) -> list[Values]:
@@ -89,20 +90,20 @@ class Walk:
             if place is None:
                 raise
             raise InvalidSweep(f"grid {grid.name}: {place}: {error}") from None
-        return self.found
+        return self.combinations
 
     def dropped(self) -> Counter[str]:
-        """Combinations that each derived value and each condition has ended."""
+        """Number of combinations that each derived value and each condition has ended."""
         return Counter(
             {f"derive.{name}": sum(by_size.values()) for name, by_size in self.not_whole.items()}
             | {place: count for place, (count,) in self.filtered.items()}
         )
 
     def tell(self) -> None:
-        """Tell how many combinations are done, if it is time."""
-        if time.monotonic() >= self.next_told:
-            self.next_told = time.monotonic() + _TOLD_EVERY_S
-            self.progress("combinations", len(self.found) + sum(self.dropped().values()), self.total)
+        """Report how many combinations are done, if a report is due."""
+        if time.monotonic() >= self.next_report:
+            self.next_report = time.monotonic() + _PROGRESS_EVERY_S
+            self.progress("combinations", len(self.combinations) + sum(self.dropped().values()), self.total)
 
     def refuse_too_many(self) -> None:
         raise InvalidSweep(f"grid {self.grid.name}: more than {MAX_POINTS:,} points; narrow its axes")
@@ -111,7 +112,8 @@ class Walk:
         raise _Found
 
     def columns_of(self, axis: Axis) -> tuple[tuple[str, ...], list[Values]]:
-        """The names of an axis with the values that they take together; beside a model, what expressions use of it."""
+        """The names of an axis, and the tuples of values that they take. A model axis also gets the shape values that
+        expressions use."""
         if "model" not in axis.names:
             return axis.names, list(axis.rows)
         expressions = (*self.grid.derive.values(), *self.grid.where.values())
@@ -121,7 +123,8 @@ class Walk:
         return (*axis.names, *used), rows
 
     def _steps(self) -> Iterator[tuple[str, str, Any]]:
-        """``(kind, name, what)`` in the order of evaluation: each axis, then all expressions that need no later one."""
+        """``(kind, name, axis or expression)`` in evaluation order: each axis, then all expressions that need no later
+        axis."""
         bound: set[str] = set()
         derive, where = dict(self.grid.derive), dict(self.grid.where)
         for axis in self.grid.axes:
@@ -140,17 +143,17 @@ class Walk:
                     progress = True
         if derive:
             ring = ", ".join(sorted(derive))
-            raise InvalidSweep(f"grid {self.grid.name}: {ring} cannot be derived, because each needs another of them")
+            raise InvalidSweep(f"grid {self.grid.name}: {ring} cannot be derived, because each depends on another one")
 
     def refuse_sizes_without_layout(self) -> None:
-        """Raise `InvalidSweep` when there is no combination of a world size that the user asked for."""
+        """Raise `InvalidSweep` if a world size that the user asked for has no combination."""
         if "world_size" not in self.kept:
             return
         column = self.kept.index("world_size")
-        alive = {values[column] for values in self.found}
+        alive = {values[column] for values in self.combinations}
         for size in sorted(self.sizes_seen - alive):
             cut = {name: by_size[size] for name, by_size in self.not_whole.items() if by_size.get(size)}
-            # A size that only the filters rule out is what the user asked for.
+            # A size that only the filters rule out was excluded by the user on purpose.
             if cut and not _has_layout(dataclasses.replace(self.grid, where={}), self.shapes, size):
                 raise InvalidSweep(self._no_layout(size, cut))
 
@@ -159,11 +162,11 @@ class Walk:
         hint = f"; world_size={' or '.join(map(str, works))} works" if works else ""
         formulas = {name: f"{name} = {self.grid.derive[name].text}" for name in cut}
         if len(cut) > 1:
-            told = ", ".join(
+            failing_formulas = ", ".join(
                 f"{formulas[name]} is no whole number in {plural(count, 'combination')}"
                 for name, count in Counter(cut).most_common()
             )
-            return f"grid {self.grid.name}: no point has world_size={size}: {told}{hint}"
+            return f"grid {self.grid.name}: no point has world_size={size}: {failing_formulas}{hint}"
         (name,) = cut
         values = {axis.names[0]: axis.rows for axis in self.grid.axes if len(axis.names) == 1}
         needed = sorted(self.grid.derive[name].names - {"world_size"})
@@ -178,12 +181,12 @@ class Walk:
 
 
 class _Source:
-    """The source of a walk's function ``walk``, and the values that its names stand for."""
+    """The source of a walk's function ``walk``, and the values that its names refer to."""
 
     def __init__(self, walk: Walk, steps: Sequence[tuple[str, str, Any]]) -> None:
         self.lines = ["def walk():"]
         self.values: dict[str, Any] = {
-            "found": walk.found,
+            "combinations": walk.combinations,
             "sizes_seen": walk.sizes_seen,
             "tell": walk.tell,
             "refuse_too_many": walk.refuse_too_many,
@@ -193,7 +196,7 @@ class _Source:
             "len": len,
         }
         self._places: dict[int, str] = {}
-        """By line number: the derived value or condition that is evaluated there."""
+        """The derived value or condition evaluated on each line, by line number."""
         self._walk = walk
         self._indent, self._loops, self._leave, self._size = 1, 0, "return", "None"
         calls: list[str] = []
@@ -209,7 +212,7 @@ class _Source:
         self.lines += reversed(calls)
 
     def place_of(self, error: BaseException) -> str | None:
-        """The derived value or condition whose evaluation has raised ``error``."""
+        """The derived value or condition whose evaluation raised ``error``."""
         trace = error.__traceback__
         place = None
         while trace is not None:
@@ -222,8 +225,10 @@ class _Source:
         self.lines.append("    " * (self._indent + deeper) + line)
 
     def _axis(self, number: int, axis: Axis, weight: int) -> list[str]:
-        """A loop, or plain values where there is one of each. Returns the call that has to follow the whole source
-        where the loops go on in a function of their own."""
+        """Adds a loop over the axis, or plain assignments if it has one row.
+
+        If the loops continue in a nested function, returns the call to append after the whole source.
+        """
         names, rows = self._walk.columns_of(axis)
         target = f"{', '.join(map(_variable, names))},"
         calls = []
@@ -238,7 +243,7 @@ class _Source:
             self.values[f"rows{number}"] = rows
             self._add(f"for {target} in rows{number}:")
             self._indent, self._loops, self._leave = self._indent + 1, self._loops + 1, "continue"
-            if weight >= TOLD_EVERY and self._walk.sought_size is None:
+            if weight >= PROGRESS_EVERY and self._walk.sought_size is None:
                 self._add("tell()")
         if "world_size" in names:
             self._see_size()
@@ -277,8 +282,8 @@ class _Source:
         if (sought := self._walk.sought_size) is not None and "world_size" in kept:
             self._add(f"if {_variable('world_size')} == {sought!r}:")
             self._add("found_sought()", 1)
-        self._add(f"found.append(({', '.join(map(_variable, kept))},))")
-        self._add(f"if len(found) > {MAX_POINTS}:")
+        self._add(f"combinations.append(({', '.join(map(_variable, kept))},))")
+        self._add(f"if len(combinations) > {MAX_POINTS}:")
         self._add("refuse_too_many()", 1)
 
 
@@ -287,7 +292,7 @@ def _variable(name: str) -> str:
 
 
 def _working_sizes(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size: int) -> list[int]:
-    """The nearest world sizes below and above that have a layout; none when world_size is no axis of its own."""
+    """The nearest world sizes below and above that have a layout; empty if world_size is not an axis by itself."""
     if not any(axis.names == ("world_size",) for axis in grid.axes):
         return []
     works = []
@@ -303,7 +308,7 @@ def _working_sizes(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size
 
 
 def _has_layout(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size: int) -> bool:
-    """Whether the grid has a point of this world size (its filters included)."""
+    """Whether the grid, with its filters, has a point of this world size."""
     axes = tuple(
         dataclasses.replace(axis, rows=((size,),)) if axis.names == ("world_size",) else axis for axis in grid.axes
     )

@@ -1,1 +1,1 @@
-"""Commands that read a sweep's folder: status, logs, explain, retry."""
+"""Commands that read a sweep's folder, or requeue its points: status, logs, explain, retry."""

@@ -1,4 +1,4 @@
-"""``explain``: all that is known of one point. ``diff``: what two points do not share."""
+"""``explain``: prints everything known about one point. ``diff``: prints how two points differ."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MEASURED = (
     ("peak allocated", "peak_allocated_bytes", 1.0, "bytes"),
     ("peak reserved", "peak_reserved_bytes", 1.0, "bytes"),
 )
-"""What is shown of an attempt: name, column (empty: the outcome), factor to the unit shown, and format."""
+"""Values shown for an attempt: name, column (empty: the outcome), factor to the unit shown, and format."""
 
 
 def print_explanation(record: Record, results: Path, console: Console) -> None:
-    """Configuration, verdicts, predicted memory by stage, and every attempt. ``results``: where it was found."""
+    """Print configuration, verdicts, predicted memory by stage, and every attempt. ``results``: the folder searched."""
     experiment = record.experiment
     console.print(f"[bold]{record.id}[/]", highlight=False)
     console.print(_configuration(experiment), highlight=False)
@@ -52,37 +52,39 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
         if step is not None and rate is not None:
             between = _between(row["predicted_step_time_low_s"], row["predicted_step_time_high_s"])
             lean = f"; {row['predicted_with']}" if row["predicted_with"] else ""
-            said = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            prediction = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
+            console.print(prediction, highlight=False, markup=False, soft_wrap=True)
     if not is_own(experiment):
         what = "memory is not" if any(row["predicted_step_time_s"] for row in record.ledger) else "nothing is"
-        console.print(f"{what} predicted for engine={experiment.engine}: the closed forms are of {ENGINE}'s")
+        console.print(f"{what} predicted for engine={experiment.engine}: the closed forms describe engine {ENGINE}")
     elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         memory, cluster = estimate_memory(experiment), _cluster_of(record)
         console.print(_memory_table(memory, limit))
-        if cluster is not None and (own := cluster.device.workspace_bytes):
-            whole = format_bytes(memory.peak_bytes + own, 2)
-            console.print(f"with {format_bytes(own)} for matrix products on {cluster.name}: {whole}", highlight=False)
+        if cluster is not None and (workspace_bytes := cluster.device.workspace_bytes):
+            whole = format_bytes(memory.peak_bytes + workspace_bytes, 2)
+            console.print(
+                f"with {format_bytes(workspace_bytes)} for matrix products on {cluster.name}: {whole}", highlight=False
+            )
         if experiment.pp > 1 and (text := _predicted_idle(record)):
             console.print(text, highlight=False)
     if not record.attempts:
         cached = any(row["verdict"] == "cached" for row in record.ledger)
-        where = "among these files: the finished one is of the sweep named above" if cached else "yet"
+        where = "in these files: the finished one belongs to the sweep named above" if cached else "yet"
         console.print(f"no attempt {where}", highlight=False)
     for row in record.attempts:
         _print_attempt(row, results, console)
 
 
 def _between(low_s: float | None, high_s: float | None) -> str:
-    """The interval of a prediction; nothing for a ledger from before there were intervals."""
+    """Text of a prediction's interval; empty for an old ledger without intervals."""
     return f" (90 %: {low_s * 1e3:,.1f} to {high_s * 1e3:,.1f})" if low_s is not None and high_s is not None else ""
 
 
 def print_difference(first: Record, second: Record, console: Console) -> None:
-    """A table of the two: fields that differ, predictions, and the newest attempt of each.
+    """Print a table of the two: fields that differ, predictions, and the newest attempt of each.
 
-    Attempts that finished, and that were obtained in the same way, are taken where there are such.
+    Finished attempts obtained by the same method are preferred.
     """
     table = plain_table()
     table.add_column("")
@@ -105,7 +107,7 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
             table.add_row(name, str(a), str(b))
     rows = _compared(first, second)
     if any(row is not None and row["method"] != "measured" for row in rows):
-        table.add_row("obtained", *(row["method"] if row is not None else "" for row in rows))
+        table.add_row("method", *(row["method"] if row is not None else "" for row in rows))
     for name, column, factor, form in _MEASURED:
         values = [_formatted(row, column, factor, form) for row in rows]
         if any(values):
@@ -114,7 +116,8 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
 
 
 def _schedule(e: Experiment) -> str:
-    """A pipeline's schedule, how the model is cut, and what ranks of equal length would idle: F, I and W alike."""
+    """Text of a pipeline's schedule, its chunks, and its idle share if all ranks took equally long (F, I and W
+    alike)."""
     text: str = e.pp_schedule
     if e.virtual_stages > 1:
         text += f", {e.virtual_stages} chunks of the model on each of {e.pp} pipeline ranks"
@@ -174,7 +177,7 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
 
 
 def _cluster_of(record: Record) -> ClusterSpec | None:
-    """The cluster of the newest attempt, without one the grid's; None where it is not known here."""
+    """The cluster of the newest attempt, or of the grid if there is none; None if it is not available here."""
     from sweep.composing.config import cluster_for
 
     grid = next((row["grid"] for row in record.ledger), "")
@@ -186,9 +189,9 @@ def _cluster_of(record: Record) -> ClusterSpec | None:
 
 
 def _predicted_idle(record: Record) -> str | None:
-    """How long each pipeline rank is predicted to wait on the cluster of the newest attempt, without one the grid's.
+    """Text of the predicted waiting time per pipeline rank, on the cluster of the newest attempt or else of the grid.
 
-    None where that cluster, or how fast it is, is not known here.
+    None if that cluster or its speed is unknown here.
     """
     cluster = _cluster_of(record)
     try:
@@ -202,7 +205,7 @@ def _predicted_idle(record: Record) -> str | None:
 
 
 def _by_rank(shares: Sequence[float]) -> str:
-    """Neighbouring ranks with the same text share it."""
+    """Text of the shares by rank; neighbouring ranks with equal shares are joined."""
     runs: list[tuple[int, int, str]] = []
     for rank, share in enumerate(shares):
         text = format_percent(share)
@@ -240,7 +243,7 @@ def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> N
 
 
 def _log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
-    """Where the attempt's logs lie; None where they are not kept."""
+    """Folder of the attempt's logs; None if they are not kept."""
     if not row["log_dir"] or not results.is_dir():
         return None
     places = (folder / row["log_dir"] for folder in sweep_dirs(results) if folder.resolve().name == row["sweep"])
@@ -248,7 +251,7 @@ def _log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
 
 
 def _named(name: str, row: Mapping[str, Any] | None) -> str:
-    """The name of a number, which speaks of GPUs only where they are some."""
+    """The name of a value, with GPUs replaced by the noun for the row's devices."""
     return name.replace("GPU", device_noun(row["backend"] if row is not None else None))
 
 
@@ -265,7 +268,7 @@ def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: 
 
 
 def _compared(first: Record, second: Record) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """The newest attempt of each that were obtained in the same way, where there are such; else the newest of each."""
+    """The newest attempt of each, obtained by the same method if possible."""
     for outcome in ("ok", None):
         for method in METHODS:
             pair = _newest(first, method, outcome), _newest(second, method, outcome)
@@ -279,7 +282,7 @@ def _compared(first: Record, second: Record) -> tuple[Mapping[str, Any] | None, 
 
 
 def _newest(record: Record, method: str, outcome: str | None) -> Mapping[str, Any] | None:
-    """The newest attempt of one method, of any outcome where None is asked for."""
+    """The newest attempt of one method with this outcome; None: any outcome."""
     rows = (row for row in reversed(record.attempts) if row["method"] == method and outcome in (None, row["outcome"]))
     return next(rows, None)
 

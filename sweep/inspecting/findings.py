@@ -1,7 +1,7 @@
-"""What a sweep has found so far, from its rows and its ledger: the fastest layouts, and what is worth trying next.
+"""Findings of a sweep so far, from its rows and its ledger: the fastest layouts, and what is worth trying next.
 
 Layouts are ranked within a cell: one model, routing and sequence length on one number of devices. Rehearsed times are
-too short by an amount that depends on tp, so rehearsed cells also have one tp each.
+too short by an amount that depends on tp, so each rehearsed cell has a single tp.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ LEDGER_COLUMNS = [
     *("routing", "routing_imbalance", "capacity_factor"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
-"""What is read of the tables: a study has ten thousand rows of 150 columns."""
+"""Columns read from the tables: a study has ten thousand rows of 150 columns."""
 WITHIN = 0.97
-"""An untried point is worth trying if it should reach this share of the best of its cell."""
+"""An untried point is worth trying if it is expected to reach this share of the best of its cell."""
 _RATE = "tokens_per_s_per_gpu"
 
 
@@ -60,19 +60,19 @@ _RATE = "tokens_per_s_per_gpu"
 class CellKey:
     model: str
     routing: str
-    """As `results.text.numbers.name_routing` says it; empty: balanced, or no experts."""
+    """Text of `results.text.numbers.name_routing`; empty: balanced, or no experts."""
     seq_len: int
     world_size: int
     method: str
     tp: int | None
-    """None where layouts of every tp are ranked together."""
+    """None: layouts of every tp are ranked together."""
     cp: int | None
-    """Likewise."""
+    """None: layouts of every cp are ranked together."""
     engine: str = ex.ENGINE
 
     @property
     def workload(self) -> str:
-        """Model and routing, and the engine where it is not this project's."""
+        """Model, routing, and engine unless it is this project's."""
         other = self.engine if self.engine != ex.ENGINE else ""
         return ", ".join(part for part in (self.model, self.routing, other) if part)
 
@@ -96,10 +96,10 @@ class Cell:
     layouts: tuple[Layout, ...]
     """Fastest first."""
     tied: int | None
-    """How many layouts, with the fastest, are behind it by no more than noise explains; 1: it leads clearly. None: the
-    noise is not known."""
+    """Number of layouts, including the fastest, that are slower by no more than noise; 1: a clear lead. None: unknown
+    noise."""
     at_other_batches: int
-    """Layouts with another number of tokens a step than most of the cell have: they are not ranked beside them."""
+    """Number of layouts with another number of tokens per step than most of the cell; they are not ranked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,24 +109,24 @@ class Untried:
     experiment: Experiment
     verdict: str
     rate: float
-    """Predicted tokens/s per device, times what runs of the same cell (or model) reached of their predictions."""
+    """Predicted tokens/s per device, corrected by the ratio of measured to predicted rates in its cell (or model)."""
     gain: float | None
-    """``rate`` over the best of its cell, minus 1; None for a cell in which nothing has been measured."""
+    """``rate`` over the best of its cell, minus 1; None if nothing was measured in the cell."""
     expected_hours: float | None
 
 
 def best_layouts(rows: Iterable[Row]) -> list[Cell]:
-    """The cells of the rows that finished, ranked as the report ranks them (`results.statistics.ranking`).
+    """Cells of the finished rows, ranked as in the report (`results.statistics.ranking`).
 
-    Left out are rows without their configuration and those of older versions (`older`), and layouts whose losses
-    contradict the reference. Of a cell the batch of most of its layouts is ranked.
+    Left out are rows without their configuration, rows of older versions (`older`), and layouts whose losses contradict
+    the reference. In each cell only the batch size of most layouts is ranked.
     """
     good = _finished(rows)
     newest = _newest(good)
     good = [row for row in good if _version(row) == newest[_engine(row)]]
     if not good:
         return []
-    import pandas as pd  # takes half a second, which only the end of a run pays
+    import pandas as pd  # takes half a second, so it is imported only at the end of a run
 
     from results.statistics import noise, ranking
 
@@ -135,7 +135,7 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     runs["cell"] = pd.Series(keys, dtype=object).map({key: place for place, key in enumerate(sorted(set(keys)))})
     cells = []
     runs["engine"] = [_engine(row) for row in good]
-    for _, alike in runs.groupby(["method", "engine"], sort=False):  # noise of one says nothing of another
+    for _, alike in runs.groupby(["method", "engine"], sort=False):  # the noise of one says nothing about another
         ranked = ranking.of_layouts(alike, ["cell"], _RATE)
         ranked = ranked[ranked["rank"].notna()].join(alike["tokens_per_step"])
         layouts_of = ranked.groupby("cell").size()
@@ -152,29 +152,34 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
 
 
 def older(rows: Iterable[Row]) -> int:
-    """Finished rows of older versions of the measurement or the engine than the newest: `best_layouts` has them not."""
+    """Number of finished rows of older measurement or engine versions, which `best_layouts` leaves out."""
     finished = _finished(rows)
     newest = _newest(finished)
     return sum(_version(row) < newest[_engine(row)] for row in finished)
 
 
 def waiting_for_host(rows: Iterable[Row]) -> tuple[int, int]:
-    """Finished rows whose devices waited for a host, and all that tell: what such a step takes says as much of the host
-    as of the layout. Runs whose allocator stopped to free its cache do not tell: that waits for the device."""
-    told = [row for row in _finished(rows) if row["host_lead_s"] is not None and not row["allocator_retries"]]
-    waited = [row for row in told if row["host_lead_s"] < HOST_WAIT * (row["step_time_s"] or 0.0)]
-    return len(waited), len(told)
+    """Returns (number of finished host-bound rows, number of rows where this is known).
+
+    The step time of a host-bound row depends on the host as much as on the layout. Rows whose allocator had to free its
+    cache are not counted, because that waits for the device.
+    """
+    known_rows = [row for row in _finished(rows) if row["host_lead_s"] is not None and not row["allocator_retries"]]
+    waited = [row for row in known_rows if row["host_lead_s"] < HOST_WAIT * (row["step_time_s"] or 0.0)]
+    return len(waited), len(known_rows)
 
 
 def freeing_cache(rows: Iterable[Row]) -> tuple[int, int]:
-    """Finished rows whose allocator stopped to free its cache, since memory was nearly full, and all that tell."""
-    told = [row["allocator_retries"] for row in _finished(rows) if row["allocator_retries"] is not None]
-    return sum(retries > 0 for retries in told), len(told)
+    """Returns (number of finished rows whose allocator had to free its cache, number of rows where this is known)."""
+    retries_of_rows = [row["allocator_retries"] for row in _finished(rows) if row["allocator_retries"] is not None]
+    return sum(retries > 0 for retries in retries_of_rows), len(retries_of_rows)
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:
-    """Points of the ledger that may run, have a prediction and no attempt, most promising first: those of cells without
-    a measured layout, then by `Untried.gain`, down to `WITHIN` of the best."""
+    """Points of the ledger that may run, have a prediction and no attempt, most promising first.
+
+    Points of cells without a measured layout come first, then points by `Untried.gain`, down to `WITHIN` of the best.
+    """
     ledger = list(ledger)
     tried = {row["experiment_id"] for row in rows}
     predicted = {row["experiment_id"]: row["predicted_tokens_per_s_per_gpu"] for row in ledger}
@@ -185,7 +190,7 @@ def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[C
             if guess := predicted.get(layout.experiment.id):
                 for scope in ((cell.key,), (cell.key.model,), ()):
                     reached[scope].append(layout.rate / guess)
-    found = []
+    untried = []
     for row in ledger:
         guess = row["predicted_tokens_per_s_per_gpu"]
         if row["verdict"] not in ("run", "over_budget") or not guess or row["experiment_id"] in tried:
@@ -195,7 +200,7 @@ def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[C
         rate = guess * statistics.median(ratios)
         gain = rate / best[key] - 1 if key in best else None
         if gain is None or gain >= WITHIN - 1:
-            found.append(
+            untried.append(
                 Untried(
                     experiment=ex.from_json(row["config_json"]),
                     verdict=row["verdict"],
@@ -204,11 +209,11 @@ def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[C
                     expected_hours=row["expected_gpu_hours"],
                 )
             )
-    return sorted(found, key=lambda point: (point.gain is not None, -(point.gain or 0.0), -point.rate))
+    return sorted(untried, key=lambda point: (point.gain is not None, -(point.gain or 0.0), -point.rate))
 
 
 def _version(row: Row) -> tuple[int, int]:
-    """Of measurement and engine: rows of different ones do not compare."""
+    """Versions of measurement and engine; rows of different versions are not comparable."""
     engine = str(row["engine_version"] or "")
     return row["measurement_version"] or 0, int(engine) if engine.isdigit() else 0
 
@@ -237,7 +242,7 @@ def _finished(rows: Iterable[Row]) -> list[Row]:
 
 
 def _layout(middle: Row, rate: float, runs: int) -> Layout:
-    """A layout from its middle run and the median throughput of its runs."""
+    """A layout from its median run and the median throughput of its runs."""
     mfu = middle["mfu_palm"]
     return Layout(
         experiment=ex.from_json(middle["config_json"]),

@@ -1,4 +1,4 @@
-"""``logs``: prints the last lines of the ranks and of the pilot of a point's newest attempt."""
+"""``logs``: prints the last log lines of the ranks and the pilot of a point's newest attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sweep.inspecting.lookup import Results
 from workloads.contract.protocol import read_json
 
 _RANKS = 8
-"""Ranks whose logs are shown unless one is asked for."""
+"""Number of ranks whose logs are shown if none is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class _Attempt:
     sweep: SweepDir
     folder: Path
     about: dict[str, Any]
-    """Content of its ``attempt.json``; empty where that cannot be read."""
+    """Content of ``attempt.json``; empty if it cannot be read."""
     record: AttemptRecord | None
-    """None while it runs, and when its pilot has died."""
+    """None while it runs, or if its pilot died."""
 
     @property
     def started_at(self) -> float:
@@ -42,24 +42,24 @@ class _Attempt:
 def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lines: int) -> None:
     """Print the logs of the newest attempt at the point whose id is ``word`` or contains it.
 
-    Raises `InvalidResults` when no point or several have such an id, or when nothing of it has been run.
+    Raises `InvalidResults` if no point or several have such an id, or if the point has no attempt.
     """
-    found = _newest(path, word)
-    _print_line(console, _headline(found))
-    if found.record is not None and found.record.evidence:
-        for line in found.record.evidence.splitlines():
+    attempt = _newest(path, word)
+    _print_line(console, _headline(attempt))
+    if attempt.record is not None and attempt.record.evidence:
+        for line in attempt.record.evidence.splitlines():
             _print_line(console, f"  {line}")
-    logs = _rank_logs(found.folder)
+    logs = _rank_logs(attempt.folder)
     if rank is not None and rank not in logs:
-        known = f"it has those of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
-        raise InvalidResults(f"{found.folder} has no log of rank {rank}; {known}")
-    shown = [rank] if rank is not None else _choose(logs, found.record)
+        known = f"it has logs of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
+        raise InvalidResults(f"{attempt.folder} has no log of rank {rank}; {known}")
+    shown = [rank] if rank is not None else _choose(logs, attempt.record)
     for number in shown:
         _print_tail(console, f"rank {number}", logs[number], lines)
     if rank is None:
         if len(logs) > len(shown):
-            _print_line(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
-        for log in _pilot_logs(found):
+            _print_line(console, f"... and {len(logs) - len(shown):,} more in {attempt.folder} (--rank N)")
+        for log in _pilot_logs(attempt):
             _print_tail(console, "pilot", log, lines)
 
 
@@ -80,18 +80,22 @@ def _newest(path: Path, word: str) -> _Attempt:
         raise InvalidResults(f"{word!r} is part of {len(by_experiment):,} ids in {path}, e.g. {first}; give more of it")
     if not by_experiment:
         if waiting:
-            raise InvalidResults(f"{min(waiting)} waits in the queue; nothing of it has been run yet")
-        raise InvalidResults(f"no attempt in {path} has an id with {word!r} in it{_hint(path, word)}")
+            raise InvalidResults(f"{min(waiting)} waits in the queue and has not run yet")
+        raise InvalidResults(f"no attempt in {path} has an id that contains {word!r}{_hint(path, word)}")
     candidates = [_read(sweep, folder) for sweep, folder in next(iter(by_experiment.values()))]
-    return max(candidates, key=lambda found: found.started_at)
+    return max(candidates, key=lambda attempt: attempt.started_at)
 
 
 def _hint(path: Path, word: str) -> str:
-    """The end of a message: which archived sweep has rows of the point, or that ``explain`` finds points."""
+    """End of a message: an archived sweep that has rows of the point, or the hint that ``explain`` finds points."""
     for folder in dict.fromkeys([*sweep_dirs(path), *shipped_sweep_dirs(path)]):
-        if word and SweepDir.open(folder).archived and (found := [id for id in Results(folder).ids() if word in id]):
-            command = shlex.join(["python", "-m", "sweep", "explain", found[0], "--results", str(folder)])
-            return f"; {folder} has its rows but no logs: {command}"
+        if (
+            word
+            and SweepDir.open(folder).archived
+            and (matching_ids := [id for id in Results(folder).ids() if word in id])
+        ):
+            command = shlex.join(["python", "-m", "sweep", "explain", matching_ids[0], "--results", str(folder)])
+            return f"; {folder} has its rows but no logs, see {command}"
     return " (python -m sweep explain finds points)"
 
 
@@ -110,15 +114,15 @@ def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     )
 
 
-def _headline(found: _Attempt) -> str:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at)) if found.started_at else "?"
-    nodes = found.about.get("nodes") or []
+def _headline(attempt: _Attempt) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.started_at)) if attempt.started_at else "?"
+    nodes = attempt.about.get("nodes") or []
     on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
-    record = found.record
+    record = attempt.record
     if record is None:
-        return f"{found.folder.name}: not ended, started {started}{on}"
+        return f"{attempt.folder.name}: not ended, started {started}{on}"
     what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
-    return f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
+    return f"{attempt.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
 
 
 def _rank_logs(folder: Path) -> dict[int, Path]:
@@ -131,23 +135,23 @@ def _rank_logs(folder: Path) -> dict[int, Path]:
 
 
 def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
-    """The ranks to show: the failed one, then the first that have written anything, then others."""
+    """The ranks to show: the failed one, then the first ranks with any output, then others."""
     failed = record.failed_rank if record is not None else None
     order = sorted(logs, key=lambda rank: (rank != failed, logs[rank].stat().st_size == 0, rank))
     return order[:_RANKS]
 
 
-def _pilot_logs(found: _Attempt) -> list[Path]:
+def _pilot_logs(attempt: _Attempt) -> list[Path]:
     """The log of the attempt's pilot. Under Slurm this is the log of the job's first node."""
-    pilot_id = found.record.pilot_id if found.record is not None else found.about.get("pilot_id")
+    pilot_id = attempt.record.pilot_id if attempt.record is not None else attempt.about.get("pilot_id")
     if not isinstance(pilot_id, str) or "/" in pilot_id:
         return []
     token = token_of_pilot(pilot_id)
     if token is None:
-        path = pilot_state.log_path(found.sweep, pilot_id)
+        path = pilot_state.log_path(attempt.sweep, pilot_id)
         return [path] if path.is_file() else []
-    state = pilot_state.read_state(found.sweep, pilot_id)
-    folder = log_dir(found.sweep.path, token)
+    state = pilot_state.read_state(attempt.sweep, pilot_id)
+    folder = log_dir(attempt.sweep.path, token)
     if state is None or state.job is None or not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.startswith(f"{state.job}_"))[:1]

@@ -16,10 +16,10 @@ from workloads.spec.experiment import Experiment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that a results folder knows of one experiment. Rows are as stored."""
+    """Everything that a results folder has on one experiment. Rows are as stored."""
 
     id: str
-    """As stored: rows of earlier engine versions keep theirs."""
+    """Id as stored: rows of earlier engine versions keep their ids."""
     experiment: Experiment
     ledger: tuple[Mapping[str, Any], ...]
     attempts: tuple[Mapping[str, Any], ...]
@@ -30,7 +30,7 @@ class Results:
     """The ledgers and attempts below a folder (or in one ledger file), read once."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InvalidResults` when there is no sweep and no ledger."""
+        """Raises `InvalidResults` if there is no sweep and no ledger."""
         from results.tables.store import read_attempts, read_ledger
 
         self.path = path
@@ -38,13 +38,13 @@ class Results:
         self._attempts = read_attempts(path) if path.is_dir() else None
 
     def ids(self) -> list[str]:
-        found = set(self._ledger["experiment_id"].to_pylist())
+        experiment_ids = set(self._ledger["experiment_id"].to_pylist())
         if self._attempts is not None:
-            found |= set(self._attempts["experiment_id"].to_pylist())
-        return sorted(id for id in found if id)
+            experiment_ids |= set(self._attempts["experiment_id"].to_pylist())
+        return sorted(id for id in experiment_ids if id)
 
     def find(self, id_part: str) -> Record:
-        """The experiment whose id is or contains ``id_part``. Raises `InvalidResults` when there is none or several."""
+        """The experiment whose id is or contains ``id_part``. Raises `InvalidResults` if none or several match."""
         ids = self.ids()
         matches = [id_part] if id_part in ids else [id for id in ids if id_part and id_part in id]
         if len(matches) > 1:
@@ -66,16 +66,16 @@ class Results:
         return Record(id=matches[0], experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
 
     def _hint(self, id_part: str, ids: Sequence[str]) -> str:
-        """The end of a message: where else the experiment is, or may be."""
+        """End of a message: where else the experiment is, or may be."""
         from results.tables.store import shipped_sweep_dirs
 
         for folder in shipped_sweep_dirs(self.path):
             if id_part and any(id_part in id for id in Results(folder).ids()):
-                return f"; it came with the program: --results {shlex.quote(str(folder))}"
+                return f"; it ships with the program: --results {shlex.quote(str(folder))}"
         close = difflib.get_close_matches(id_part, ids, n=1, cutoff=0.3)
         hint = f"; did you mean {close[0]}?" if close else ""
         if self.path.is_dir():
-            hint += "; a point that was only planned is in the plan's own file: plan ... --out plan.parquet, then "
+            hint += "; a point that was only planned is in a ledger: plan ... --out plan.parquet, then "
             hint += "--results plan.parquet"
         return hint
 

@@ -17,17 +17,17 @@ SETTLED = ("ok", "oom")
 
 
 def check_outcomes(words: Iterable[str]) -> None:
-    """Raises `InvalidResults` for a word that is no outcome."""
+    """Raises `InvalidResults` for a word that is not an outcome."""
     for word in words:
         if word not in OUTCOMES:
             raise InvalidResults(f"--outcome {word}: no such outcome{suggest(word, OUTCOMES)}")
 
 
 def retry_points(path: Path, which: Sequence[str]) -> int:
-    """Requeue finished points of the sweep in ``path``; how many.
+    """Requeue finished points of the sweep in ``path``. Returns their number.
 
-    ``which``: outcomes, ids, or parts of ids that only one point has; empty: all outcomes but those of `SETTLED`.
-    Paused kinds may run again, too, since a user who retries has changed something.
+    ``which``: outcomes, ids, or unique parts of ids; empty: all outcomes except `SETTLED`. Paused kinds of points may
+    run again, too, because a user who retries has changed something.
     """
     sweep = SweepDir.open(path, with_queue=True)
     if not which:
@@ -51,6 +51,5 @@ def _one_key(word: str, keys: Sequence[str], path: Path) -> str:
     if matches:
         raise InvalidResults(f"{word!r} is part of {len(matches)} ids in {path}, e.g. {matches[0]}; give more of it")
     raise InvalidResults(
-        f"{word!r} is neither an outcome ({', '.join(OUTCOMES)}) nor a part of the id of one of the {len(keys)} points "
-        f"in {path}"
+        f"{word!r} is neither an outcome ({', '.join(OUTCOMES)}) nor part of an id of the {len(keys)} points in {path}"
     )

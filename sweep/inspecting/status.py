@@ -1,7 +1,7 @@
-"""``status``: prints where sweeps stand.
+"""``status``: prints the progress of sweeps.
 
-Everything is read from the sweep's files. Where pilots were submitted to Slurm and Slurm answers, the state of their
-jobs is shown, too.
+Everything is read from the sweep's files. If pilots were submitted to Slurm and Slurm answers, the state of their jobs
+is shown, too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from results.text.terminal import plain_table
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
 _WIDE = 100
-"""Characters of a terminal from which on the list of sweeps has room for device-hours."""
+"""Width of a terminal, in characters, from which the list of sweeps has room for device-hours."""
 _NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left", "devices", "for", "at most", "took")
 """Columns that hold numbers."""
 
 
 def print_status(path: Path, console: Console) -> None:
-    """Print one line for each sweep below ``path``, or all that is known where there is only one. Raises
-    `InvalidResults` where there is none."""
+    """Print one line for each sweep below ``path``, or all details if there is only one.
+
+    Raises `InvalidResults` if there is none.
+    """
     folders = sweep_dirs(path)
     sweeps, unread = [], []
     for folder in folders:
@@ -58,7 +60,7 @@ def print_status(path: Path, console: Console) -> None:
         if not sweep.archived and (rebuilt := rebuild_lost_rows(sweep)) is not None:
             _print_line(console, rebuilt)
     if only_shipped(path):
-        _print_line(console, f"no sweep of your own in {path} yet; those that came with the program:")
+        _print_line(console, f"no sweep of your own in {path} yet; sweeps that ship with the program:")
     if len(folders) == 1:
         _print_one(sweeps[0], console)
         return
@@ -91,7 +93,7 @@ def _sum_known(hours: Sequence[float | None]) -> float | None:
 
 
 def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
-    """The status, and the jobs of the sweep's pilots: None when Slurm does not answer, empty without submissions."""
+    """The status, and the jobs of the sweep's pilots: None if Slurm does not answer, empty without submissions."""
     if sweep.archived:
         return archived_status(sweep), []
     jobs: list[Job] | None = []
@@ -160,7 +162,7 @@ def _print_notes(sweep: SweepDir, status: SweepStatus, console: Console) -> None
 
 
 def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple[str, ...]]:
-    """Pilots that run, whether or not Slurm shows their jobs; then jobs whose pilot has not written its state yet."""
+    """Active pilots, whether or not Slurm shows their jobs; then jobs whose pilot has not written its state yet."""
     by_name = {job.name: job for job in jobs}
     rows: list[tuple[str, ...]] = []
     for pilot in sorted(pilots, key=lambda pilot: (not pilot.running, pilot.started_at)):
@@ -196,7 +198,7 @@ def _running_rows(running: Iterable[Running], width: int) -> list[tuple[str, ...
 
 
 def _id(experiment_id: str, width: int) -> str:
-    """The id in a table of ``width`` characters, where numbers need half of them."""
+    """The id, shortened for a table of ``width`` characters in which numbers need half of them."""
     return short_id(experiment_id, max(20, width // 2))
 
 
@@ -215,7 +217,7 @@ def _print_rows(console: Console, table: Table, rows: Sequence[tuple[str, ...]],
 
 
 def _make_table(*names: str) -> Table:
-    """A table with these columns; those of numbers are aligned to the right."""
+    """A table with these columns; columns of numbers are right-aligned."""
     table = plain_table()
     for at, name in enumerate(names):
         table.add_column(name, justify="right" if at and name in _NUMBERS else "left", overflow="fold")

@@ -1,1 +1,1 @@
-"""The plan: verdict, prediction and price of every point, and the ledger."""
+"""The plan: each point's verdict, prediction and price, and the ledger."""

@@ -1,4 +1,4 @@
-"""`plan.audit`: which points that are predicted not to fit run on purpose, so that wrong refusals are seen."""
+"""`plan.audit`: selects points predicted not to fit that are run on purpose, to reveal wrong refusals."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterable
 
 RULE = "audit"
-"""What the ledger's column ``rule`` has of them."""
+"""Value of the ledger's column ``rule`` for audited points."""
 
 
 def chosen(ids: Iterable[str], share: float, seed: int) -> frozenset[str]:
-    """A share of the experiments, rounded up, so that a share above 0 of any is at least one.
+    """Returns a share of the experiment ids, rounded up: a share above 0 of a non-empty list selects at least one.
 
-    Which ones depends on the seed and on their ids alone: a plan made again chooses the same, one of more points nearly
-    so.
+    The selection depends only on the seed and the ids: a repeated plan selects the same ones, and a plan with a few
+    more points nearly the same.
     """
     order = sorted(set(ids), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     return frozenset(order[: math.ceil(share * len(order) - 1e-9)])

@@ -25,22 +25,22 @@ CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of the points that are listed when nothing else is asked for."""
 DEFAULT_TOP = 10
 _MOST_ROWS = 40
-"""Of many models and sizes so few rows each are shown by default that there are about so many in all."""
+"""By default the rows per model and size are limited so that the table has about this many rows in all."""
 _RATE = "predicted_tokens_per_s_per_gpu"
 _SHOWN = {_RATE, "predicted_peak_bytes", "world_size", "model"}
-"""Columns that the table has anyway."""
+"""Columns that the table always has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One column, and whether its largest values come first."""
+    """A column to sort by, and whether its largest values come first."""
 
     column: str
     descending: bool
 
 
 def parse_order(text: str) -> Order:
-    """The order in ``COLUMN``, ``COLUMN:asc`` or ``COLUMN:desc``; without a direction the better values come first.
+    """Parses ``COLUMN``, ``COLUMN:asc`` or ``COLUMN:desc``; without a direction the better values come first.
 
     Raises `InvalidSweep` with the closest name for a column that no point has.
     """
@@ -62,9 +62,10 @@ def print_best(
 ) -> None:
     """Print the best points of the plan with their ids.
 
-    ``order``: the first ``top`` points by one column. Without it the predicted fastest ``top`` of each model and world
-    size. ``verdicts``: only points of these, with the reason of each; otherwise those that can run. A point between
-    what a device can give and ``plan.oom_margin`` times that can run, and is marked.
+    ``order``: print the first ``top`` points by this column. Without it, print the ``top`` predicted fastest of each
+    model and world size. ``verdicts``: print only points with these verdicts, with the reason of each; by default,
+    points that can run. A point whose peak lies between the device limit and ``plan.oom_margin`` times that limit can
+    run, and is marked "may not fit".
     """
     shown = [point for point in plan.points if point.verdict in (verdicts or CAN_RUN)]
     if not shown:
@@ -89,8 +90,8 @@ def print_best(
 def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[PlannedPoint]:
     """The ``top`` points with the most predicted tokens/s/GPU of every model and world size, best first.
 
-    What is routed otherwise is another model here, and a layout counts once, with however many seeds. None: 10, or
-    fewer where there are many models and sizes. Points whose speed is not predicted come last.
+    A different routing counts as a different model, and a layout counts once however many seeds it has. ``top`` None:
+    10, or fewer if there are many models and sizes. Points whose speed is not predicted come last.
     """
     cells: dict[tuple[str, int], list[PlannedPoint]] = defaultdict(list)
     models: dict[str, int] = {}
@@ -114,7 +115,7 @@ def _layouts(points: Iterable[PlannedPoint]) -> Iterator[PlannedPoint]:
 
 
 def _ordered(points: Sequence[PlannedPoint], order: Order) -> list[PlannedPoint]:
-    """Stable: points of equal value keep their order. Where the value is not known they come last."""
+    """Sorts stably by one column: points with equal values keep their order, unknown values come last."""
     values = [(value_of(point, order.column), point) for point in points]
     known = [pair for pair in values if pair[0] is not None]
     known.sort(key=lambda pair: pair[0], reverse=order.descending)
@@ -126,8 +127,8 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
     table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
     processes = "GPUs" if plan.config.cluster.backend == "cuda" else "processes"
-    between = ["90 %"] if any(_between(point) for point in rows) else []
-    for name in (processes, "tokens/s/GPU", *between, "MFU %", "GiB", *([extra] if extra else [])):
+    interval = ["90 %"] if any(_interval(point) for point in rows) else []
+    for name in (processes, "tokens/s/GPU", *interval, "MFU %", "GiB", *([extra] if extra else [])):
         table.add_column(name, justify="right", no_wrap=name == "90 %")
     table.add_column("layout")
     table.add_column("id", no_wrap=True)
@@ -140,7 +141,7 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
             name if name != last else "",
             str(experiment.world_size),
             f"{rate:,.0f}" if rate is not None else "",
-            *([_between(point)] if between else []),
+            *([_interval(point)] if interval else []),
             _mfu(plan, point),
             f"{point.peak_bytes / GIB:.1f}" if point.peak_bytes is not None else "",
             *([_cell(value_of(point, extra))] if extra else []),
@@ -153,8 +154,8 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
     return table
 
 
-def _between(point: PlannedPoint) -> str:
-    """Where the middle 90 % of the tokens/s/GPU lies; empty where nothing is predicted."""
+def _interval(point: PlannedPoint) -> str:
+    """Range that covers the middle 90 % of predicted tokens/s/GPU; empty if nothing is predicted."""
     time = point.time
     if time is None:
         return ""
@@ -163,7 +164,7 @@ def _between(point: PlannedPoint) -> str:
 
 
 def _mfu(plan: Plan, point: PlannedPoint) -> str:
-    """By PaLM's count, of the bf16 peak; empty for other precisions and where the peak is not known."""
+    """MFU in percent of the bf16 peak, with PaLM's FLOP count; empty for other precisions or an unknown peak."""
     experiment, rate = point.experiment, point.tokens_per_s_per_gpu
     peak = plan.config.cluster.device.peak_flops.get("bf16")
     if rate is None or not peak or experiment.precision != "bf16":
@@ -190,13 +191,13 @@ def _remark(point: PlannedPoint, reasons: bool) -> str:
 def _how_to_see_more(shown: int, of: int, order: Order | None) -> str:
     each = "" if order is not None else " of each model and size"
     return (
-        f"{shown:,} of {plural(of, 'point')}; --top N{each}, --sort COLUMN, --show all with those that cannot run, "
-        "--out FILE for every point"
+        f"{shown:,} of {plural(of, 'point')} shown; --top N for more{each}, --sort COLUMN, --show all includes points "
+        "that cannot run, --out FILE writes every point"
     )
 
 
 def _without_times(plan: Plan, points: Sequence[PlannedPoint]) -> str:
-    """Why no step time is predicted: what the cluster file does not say."""
+    """Explains why no step time is predicted: the values missing in the cluster file."""
     cluster = plan.config.cluster
     precisions = sorted({point.experiment.precision for point in points})
     absent = [f"device.peak_flops.{name}" for name in precisions if cluster.device.peak_of(name) is None]
@@ -204,4 +205,4 @@ def _without_times(plan: Plan, points: Sequence[PlannedPoint]) -> str:
     absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
     if not absent:
         return "no step time is predicted: these points break a rule of the layout"
-    return f"no step time is predicted: cluster {cluster.name} does not say {', '.join(absent)}"
+    return f"no step time is predicted: the file of cluster {cluster.name} lacks {', '.join(absent)}"

@@ -1,4 +1,4 @@
-"""The plan as rows of the ledger table (`results.tables.schema.LEDGER`), and the ledger as a file of its own."""
+"""The plan as rows of the ledger table (`results.tables.schema.LEDGER`), and writing it to a separate file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from workloads.spec.errors import InvalidSweep
 from workloads.spec.record import config_columns
 
 SUFFIXES = (".parquet", ".csv")
-"""What a ledger written by ``plan --out`` may end in."""
+"""File endings that ``plan --out`` accepts."""
 
 
 def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
-    """One row for each point, numbered in the order of the plan. Values that were not predicted are None."""
+    """One row for each point, numbered in plan order. Values that were not predicted are None."""
     rows = []
     for number, point in enumerate(plan.points):
         rows.append(
@@ -37,7 +37,7 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def check_ledger_path(path: Path) -> None:
-    """Raises `InvalidSweep` for a name or a place that `write_ledger_file` cannot write to."""
+    """Raises `InvalidSweep` if ``path`` has another ending or its folder does not exist."""
     if path.suffix not in SUFFIXES:
         names = " or ".join(str(path.with_suffix(suffix)) for suffix in SUFFIXES) if path.name else "plan.parquet"
         raise InvalidSweep(f"--out {path}: the ledger is a Parquet or a CSV file; name it {names}")
@@ -46,10 +46,10 @@ def check_ledger_path(path: Path) -> None:
 
 
 def write_ledger_file(path: Path, plan: Plan) -> None:
-    """Write the ledger, every point of the plan, as Parquet or as CSV by the ending of ``path``.
+    """Write the ledger, every point of the plan, as Parquet or CSV according to the ending of ``path``.
 
-    A Parquet file is what a sweep's own ``ledger.parquet`` is: the schema `results.tables.schema.LEDGER`. In CSV an
-    unknown value is an empty cell. Raises `InvalidSweep` when that place cannot be written.
+    The Parquet file has the schema of a sweep's ``ledger.parquet``, `results.tables.schema.LEDGER`. In CSV an unknown
+    value is an empty cell. Raises `InvalidSweep` if the file cannot be written.
     """
     import pyarrow.csv as pc
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""What a point can get at most where it is to run: devices of the launcher, memory of this machine."""
+"""Upper limits for a point where it will run: devices of the launcher, memory of this machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where a container's limit stands: version 2 and version 1 of the kernel's control groups."""
+"""Files with a container's memory limit: cgroup v2 and v1."""
 
 
 def device_limit(
     config: SweepConfig, method: Method, slurm: SlurmOptions | None, here: int | None
 ) -> DeviceLimit | None:
-    """The most devices that one point can get, by the launcher; None: as many as it needs.
+    """The most devices that the launcher can give one point; None: no limit.
 
-    ``here``: devices of this machine, where the points are to run on it; None: not looked at, so that a plan for a
-    cluster of GPUs can be made anywhere. A rehearsal needs one device, whatever the layout.
+    ``here``: number of devices of this machine if the points run on it. None: this machine does not matter, so that a
+    plan for a GPU cluster can be made anywhere. A rehearsal needs one device, whatever the layout.
     """
     if method != "measured":
         return None
@@ -41,14 +41,16 @@ def device_limit(
 
 
 def host_bytes(config: SweepConfig, method: Method) -> int | None:
-    """The memory that all processes of a point share: this machine's where they are CPU processes on it. None: every
-    device has its own, or the machine is another one."""
+    """Bytes of memory shared by all processes of a point, if they are CPU processes on this machine.
+
+    None: every device has its own memory, or the points run on another machine.
+    """
     on_cpu_here = method == "measured" and config.launcher_kind == "local" and config.cluster.backend == "cpu"
     return machine_memory_bytes() if on_cpu_here else None
 
 
 def machine_memory_bytes() -> int | None:
-    """Memory of this machine, or of the container that this process is in if that has less; None: it is not told."""
+    """Bytes of memory of this machine, or of the container of this process if that is less; None: unknown."""
     try:
         limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, OSError, ValueError):
@@ -58,6 +60,6 @@ def machine_memory_bytes() -> int | None:
             text = path.read_text().strip()
         except OSError:
             continue
-        if text.isdigit():  # "max" where there is no limit
+        if text.isdigit():  # "max" means no limit
             limits.append(int(text))
     return min(limits, default=None)

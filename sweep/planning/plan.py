@@ -35,8 +35,8 @@ from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment, layout_id
 from workloads.spec.expressions import Expression
 
-_TOLD_EVERY = 500
-"""Progress is told after so many points."""
+_PROGRESS_EVERY = 500
+"""Number of points between two progress reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +47,17 @@ class PlannedPoint:
     rule: str | None = None
     detail: str | None = None
     peak_bytes: int | None = None
-    """Predicted, of the stage with the most; None for a layout that breaks a rule, because it has no prediction."""
+    """Predicted peak of the largest stage; None for a layout that breaks a rule, which has no prediction."""
     limit_bytes: int | None = None
-    """Of one device, or of one process where all share the memory of a machine; None: not known."""
+    """Limit of one device, or of one process if all share the memory of a machine; None: unknown."""
     time: StepTime | None = None
     price: Price | None = None
     rehearsals: int | None = None
-    """Ranks that are rehearsed for this point, without those equal to one of an earlier point; None: it is measured."""
+    """Ranks to rehearse for this point, without those equal to a rank of an earlier point; None: the point is
+    measured."""
     cached_attempt: str | None = None
     cached_sweep: str | None = None
-    """The attempt, and the sweep that it belongs to, whose row is used instead of a run."""
+    """The attempt whose row is used instead of a run, and the sweep that it belongs to."""
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -70,17 +71,17 @@ class Plan:
     config: SweepConfig
     method: Method
     points: tuple[PlannedPoint, ...]
-    """First those to run, in the order in which pilots claim them, then the others in the order of their grids."""
+    """Points to run first, in the order in which pilots claim them; then the others, in the order of their grids."""
     duplicates: int
     not_sampled: int
     combinations: int = 0
-    """All combinations of the axes of all grids."""
+    """Number of combinations of the axes of all grids."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Combinations left out by each derived value and each condition, see `Expansion.dropped`."""
+    """Number of combinations left out by each derived value and each condition, see `Expansion.dropped`."""
     unpredicted: int = 0
-    """Of those, points that a condition left out because the value it asks for is not predicted."""
+    """Part of `dropped`: points that a condition left out because the value it uses is not predicted."""
     predicted_with: str = ""
-    """What was measured before and used for the step times, in words; empty: nothing."""
+    """Earlier measurements used for the step times, in words; empty: none."""
 
     @property
     def to_run(self) -> tuple[PlannedPoint, ...]:
@@ -112,11 +113,10 @@ def make_plan(
 ) -> Plan:
     """Give every point its verdict.
 
-    ``finished``: by experiment id, the attempts that need no other run (see `sweep.planning.reuse`). ``device_limit``:
-    the most devices that the launcher can give one point; None: as many nodes of the cluster as it needs.
-    ``host_bytes``: memory that all processes of a point share; None: every device has its own. ``known``: what was
-    measured on the cluster before, for the step times. Raises `InvalidSweep` when conditions on predicted values leave
-    no point.
+    ``finished``: by experiment id, attempts that need no other run (see `sweep.planning.reuse`). ``device_limit``: the
+    most devices that the launcher can give one point; None: as many nodes of the cluster as it needs. ``host_bytes``:
+    memory that all processes of a point share; None: every device has its own. ``known``: earlier measurements on the
+    cluster, used for the step times. Raises `InvalidSweep` if the conditions on predicted values leave no point.
     """
     finished = finished or {}
     conditions = {grid.name: grid.where_predicted for grid in config.grids}
@@ -129,20 +129,20 @@ def make_plan(
     forecast = Forecast.of(config.cluster, known, (layout_id(one) for one in possible) if known else ())
     times = iter(forecast.times(possible))
     for done, one in enumerate(checked):
-        if not done % _TOLD_EVERY:
+        if not done % _PROGRESS_EVERY:
             progress("points predicted", done, count)
-        found = one.planned
+        planned_point = one.planned
         if not one.structural:
             time = next(times) if one.predicted else None
-            found = _planned(config, one, forecast, time, method, finished, host_bytes)
-        if (failed := _failed_condition(found, conditions.get(found.grid, {}))) is None:
-            planned.append(found)
+            planned_point = _planned(config, one, forecast, time, method, finished, host_bytes)
+        if (failed := _failed_condition(planned_point, conditions.get(planned_point.grid, {}))) is None:
+            planned.append(planned_point)
         else:
             dropped[failed.place] += 1
             unpredicted += not failed.known
     if not planned:
         raise InvalidSweep(
-            f"no point is left of {plural(len(expansion.points), 'point')} whose predictions were asked for; "
+            f"no point is left of {plural(len(expansion.points), 'point')} after the conditions on predicted values; "
             f"{ruled_out(dropped)}"
         )
     planned = _audited(planned, config)
@@ -171,7 +171,7 @@ def make_plan(
 
 
 def refuse_if_nothing_can_run(plan: Plan) -> None:
-    """Raise `InvalidSweep` with the numbers when no point of the plan can ever run: then the user made a mistake."""
+    """Raise `InvalidSweep` with the numbers if no point of the plan can ever run, which is a mistake of the user."""
     counts = plan.counts
     if counts["run"] or counts["cached"] or counts["over_budget"]:
         return
@@ -186,7 +186,7 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
         raise InvalidSweep(
             f"{begin} needs {peak} "
             f"on a device, {cluster.device.name} has {limit} for training; use more devices, tp, pp, "
-            "ZeRO 3 or recompute, or plan.run_predicted_oom=true to try"
+            "ZeRO 3 or recompute, or set plan.run_predicted_oom=true to run it anyway"
         )
     rules = Counter(point.rule for point in plan.points)
     first = next(point for point in plan.points if point.rule == rules.most_common(1)[0][0])
@@ -198,7 +198,7 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
 class _Failed:
     place: str
     known: bool
-    """False: a value that the condition asks for is not predicted."""
+    """False: a value that the condition uses is not predicted."""
 
 
 def _failed_condition(point: PlannedPoint, conditions: Mapping[str, Expression]) -> _Failed | None:
@@ -214,13 +214,13 @@ def _failed_condition(point: PlannedPoint, conditions: Mapping[str, Expression])
 
 
 class _Checked(NamedTuple):
-    """A point against the rules."""
+    """A point checked against the rules."""
 
     planned: PlannedPoint
     structural: bool
-    """A rule that holds everywhere forbids its layout."""
+    """Whether its layout breaks a rule that holds for every engine."""
     predicted: bool
-    """It can be: its layout is possible, and it is of our own engine or of another that can run it."""
+    """Whether it can be predicted: its layout is valid, and its engine is ours or another one that can run it."""
     refused: bool
 
     @property
@@ -260,10 +260,14 @@ def _planned(
     finished: Mapping[str, FinishedAttempt],
     host_bytes: int | None,
 ) -> PlannedPoint:
-    """A point that breaks no rule of its layout, with its numbers and its verdict. Points that the engine cannot run
-    yet, or that are too wide, are predicted too: a plan shows what they would give."""
+    """Adds the numbers and the verdict to a point whose layout breaks no rule.
+
+    Points that the engine cannot run yet, or that need too many devices, are predicted too, to show what they would
+    give.
+    """
     experiment, cluster = point.experiment, config.cluster
-    # The closed form of memory is of our own engine. Times of another are predicted once it has rows on the cluster.
+    # The closed form of memory describes our own engine only. Times of another engine are predicted once it has rows on
+    # the cluster.
     memory = peak_stage(experiment) if point.predicted and is_own(experiment) else None
     peak_bytes = memory.peak_bytes + cluster.device.workspace_bytes if memory is not None else None
     if time is not None and memory is not None:
@@ -276,7 +280,7 @@ def _planned(
     )
     if point.refused:
         return planned
-    if finished and (attempt := finished.get(experiment.id)) is not None:  # the id costs a hash
+    if finished and (attempt := finished.get(experiment.id)) is not None:  # computing the id costs a hash
         return dataclasses.replace(
             planned,
             verdict="cached",
@@ -292,9 +296,9 @@ def _planned(
 
 
 def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoint]:
-    """The same points, of which a share of those predicted not to fit in a device runs on purpose, with the reason.
+    """Returns the points, with a share of those predicted not to fit in a device set to run on purpose, and the reason.
 
-    Processes that share the memory of a machine are never among them, because the machine would suffer.
+    Points whose processes share the memory of a machine are never chosen, because the machine itself would run out.
     """
     options, limit = config.plan, config.cluster.usable_bytes
 
@@ -302,7 +306,8 @@ def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoi
         return point.verdict == "predicted_oom" and limit is not None and (point.peak_bytes or 0) > limit
 
     def has_run(point: PlannedPoint) -> bool:
-        """Chosen before, or measured elsewhere: a plan made again counts it, and so chooses no other in its place."""
+        """Chosen before, or measured elsewhere. A repeated plan counts these points, and so chooses no other in their
+        place."""
         peak = point.peak_bytes or 0
         return point.verdict == "cached" and limit is not None and peak > limit * max(1.0, options.oom_margin)
 
@@ -320,23 +325,23 @@ def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoi
 
 
 def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: DeviceLimit | None) -> list[Violation]:
-    """Why a point needs more than the cluster has, or than the launcher can give."""
-    size, found = experiment.world_size, []
+    """Why a point needs more devices than the cluster has, or than the launcher can give."""
+    size, broken_rules = experiment.world_size, []
     if cluster.nodes is not None and size > cluster.nodes * cluster.devices_per_node:
         needed = -(-size // cluster.devices_per_node)
         has = f"cluster {cluster.name} has {plural(cluster.nodes, 'node')} of {cluster.devices_per_node} devices"
-        found.append(Violation("cluster_nodes", f"{size} ranks need {needed} nodes; {has} (nodes in its file)"))
+        broken_rules.append(Violation("cluster_nodes", f"{size} ranks need {needed} nodes; {has} (nodes in its file)"))
     if device_limit is not None and size > device_limit.devices:
-        found.append(Violation("launcher_devices", f"needs {size} devices, {device_limit.why}"))
-    return found
+        broken_rules.append(Violation("launcher_devices", f"needs {size} devices, {device_limit.why}"))
+    return broken_rules
 
 
 def _too_big(
     point: PlannedPoint, stage: int, device_bytes: int | None, host_bytes: int | None, margin: float
 ) -> str | None:
-    """The numbers of a point that is predicted not to fit; None for one that does, or whose limits are not known.
+    """Describes in numbers why a point is predicted not to fit; None if it fits or its limits are unknown.
 
-    ``stage``: the one that needs most.
+    ``stage``: the stage that needs most.
     """
     experiment, peak_bytes = point.experiment, point.peak_bytes
     assert peak_bytes is not None
@@ -363,7 +368,8 @@ def _too_big(
 def _without_repeated_stages(
     config: SweepConfig, method: Method, ordered: Sequence[PlannedPoint]
 ) -> list[PlannedPoint]:
-    """The same points, each priced without the stages that an earlier point has rehearsed: those are not run again."""
+    """Returns the points, each priced without the stages that an earlier point has rehearsed: those are not run
+    again."""
 
     device: Literal["cuda", "cpu"] = "cuda" if method == "rehearsed" else "cpu"
 

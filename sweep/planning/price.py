@@ -1,11 +1,11 @@
-"""What a point costs in device-hours, the order in which points are run, and which of them a budget covers.
+"""The cost of a point in device-hours, the order in which points are run, and which of them a budget covers.
 
 Order ("cheapest information first"): points are grouped in cells of one model, routing, world size and sequence length.
 Every cell's predicted fastest point comes first, then every cell's second, and so on; among points of equal rank the
 cheaper comes first. So a sweep that ends early (by its budget, or by hand) has run the likely best layout of every cell
-before the fortieth of any. Where no speed can be predicted, the order of the grid is the rank.
+before the fortieth of any. If no speed can be predicted, the order of the grid is the rank.
 
-The budget is spent in that order by expected hours (by the worst case where no time can be predicted). A point that no
+The budget is spent in that order by expected hours (by the worst case if no time can be predicted). A point that no
 longer fits is ``over_budget``; cheaper points after it may still fit.
 """
 
@@ -34,12 +34,12 @@ class Price:
     expected_h: float | None
     """None: the step time cannot be predicted."""
     worst_h: float
-    """If it takes all the time that its deadline allows."""
+    """Device-hours if the point uses its whole deadline."""
     deadline_s: float
 
     @property
     def charged_h(self) -> float:
-        """What a budget is charged for the point."""
+        """Device-hours that the point takes from a budget."""
         return self.expected_h if self.expected_h is not None else self.worst_h
 
 
@@ -54,7 +54,7 @@ class Shape:
 def price(
     experiment: Experiment, time: StepTime | None, method: Method, measure: MeasureSpec, options: PlanOptions
 ) -> Price:
-    """What one point costs, and its deadline. ``time`` None: its step time cannot be predicted."""
+    """Cost and deadline of one point. ``time`` None: its step time cannot be predicted."""
     compile_s = options.compile_s if experiment.compile != "none" else 0.0
     if method == "measured":
         devices, overhead_s = experiment.world_size, options.overhead_s + compile_s
@@ -78,7 +78,7 @@ def price(
 def _rehearsed_steps_s(
     experiment: Experiment, time: StepTime | None, method: Method, measure: MeasureSpec
 ) -> float | None:
-    """Seconds for the steps of a single rank: compute alone, over few micro-batches; 0 on FakeTensor; None: unknown."""
+    """Seconds for the steps of one rank: compute only, over few micro-batches. 0 on FakeTensor; None: unknown."""
     if method == "rehearsed_fake":
         return 0.0
     if time is None:
@@ -99,7 +99,7 @@ def shape(experiment: Experiment, method: Method, cluster: ClusterSpec) -> Shape
 def information_order(
     experiments: Sequence[Experiment], rates: Sequence[float | None], prices: Sequence[Price]
 ) -> list[int]:
-    """Positions of the points in the order in which they are run. ``rates`` are predicted tokens/s/GPU, or None."""
+    """Indices of the points in the order in which they are run. ``rates``: predicted tokens/s/GPU, or None."""
     cells: dict[tuple[str, str, int, int], list[int]] = defaultdict(list)
     for position, e in enumerate(experiments):
         routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
@@ -112,7 +112,8 @@ def information_order(
 
 
 def within_budget(costs: Sequence[float], budget_h: float | None) -> list[bool]:
-    """Which of ``costs`` (device-hours) the budget covers, taken in the order given; None: no budget, all of them."""
+    """For each of ``costs`` (device-hours), in order, whether the budget covers it; None: no budget, all are
+    covered."""
     if budget_h is None:
         return [True] * len(costs)
     left, fits = budget_h, []
@@ -123,7 +124,7 @@ def within_budget(costs: Sequence[float], budget_h: float | None) -> list[bool]:
 
 
 def shared_stage_discount(experiments: Sequence[Experiment], task: Callable[[Experiment], Task]) -> list[float]:
-    """For each point the share of its ranks that no earlier point has rehearsed; only those cost anything."""
+    """For each point, the share of its ranks that no earlier point has rehearsed; only those cost anything."""
     seen: set[str] = set()
     shares = []
     for experiment in experiments:

@@ -1,4 +1,4 @@
-"""Says how far a long plan is: one moving line on a terminal, otherwise a line now and then."""
+"""Shows the progress of a long plan: one moving line on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _FIRST_S = 2.0
-"""A plan that takes less says nothing."""
+"""Seconds before the first report; a shorter plan prints nothing."""
 _EVERY_S = 10.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 class PlanProgress:

@@ -1,6 +1,6 @@
 """Finished attempts in the results folder, which a plan need not run again.
 
-A sweep's own rows always count: that is how a run goes on where it stopped. Rows of other sweeps count only with
+A sweep's rows always count for that sweep: that is how a run resumes. Rows of other sweeps count only with
 ``plan.reuse=true``, because a new sweep is expected to measure. Shipped sweeps never count.
 """
 
@@ -27,11 +27,11 @@ class FinishedAttempt:
 
 
 def find_finished(config: SweepConfig, method: Method) -> dict[str, FinishedAttempt]:
-    """By experiment id, the finished attempts that the sweep ``config`` may use instead of running a point.
+    """Finished attempts that the sweep ``config`` may use instead of running a point, by experiment id.
 
-    Finished are ``ok``, and ``oom`` (which repeats). Rehearsed rows must name the same cluster file, because their
-    communication comes from it; a measured row may also come from another file for the same device. Where several
-    sweeps have an attempt, the sweep's own wins. Raises `InvalidSweep` when ``results_dir`` is a file.
+    Finished outcomes are ``ok``, and ``oom`` (which repeats). Rehearsed rows must name the same cluster file, because
+    it sets their communication times; a measured row may also come from another file for the same device. If several
+    sweeps have an attempt, this sweep's attempt wins. Raises `InvalidSweep` when ``results_dir`` is a file.
     """
     if config.results_dir.exists() and not config.results_dir.is_dir():
         raise InvalidSweep(f"results_dir={config.results_dir} is a file; give the folder that holds the sweeps")
@@ -43,13 +43,13 @@ def find_finished(config: SweepConfig, method: Method) -> dict[str, FinishedAtte
 
 
 def _folders(config: SweepConfig) -> list[Path]:
-    """Folders of the sweeps whose rows count, the sweep's own first."""
+    """Folders of the sweeps whose rows count, this sweep's folder first."""
     from results.tables.store import own_sweep_dirs
 
-    own = own_sweep_dirs(config.sweep_dir)
+    sweep_folders = own_sweep_dirs(config.sweep_dir)
     if not config.plan.reuse:
-        return own
-    return [*own, *(folder for folder in own_sweep_dirs(config.results_dir) if folder not in own)]
+        return sweep_folders
+    return [*sweep_folders, *(folder for folder in own_sweep_dirs(config.results_dir) if folder not in sweep_folders)]
 
 
 def _finished_in(folder: Path, method: Method, cluster: ClusterSpec) -> Iterator[tuple[str, FinishedAttempt]]:

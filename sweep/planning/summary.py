@@ -20,16 +20,16 @@ from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.spec.experiment import ENGINE, Experiment
 
 MEANING = {
-    "run": "to be run",
+    "run": "will be run",
     "invalid": "break a rule",
-    "predicted_oom": "predicted not to fit in memory",
-    "cached": "have a finished attempt already, which is not run again",
-    "over_budget": "not covered by the budget",
+    "predicted_oom": "are predicted not to fit in memory",
+    "cached": "have a finished attempt and are not run again",
+    "over_budget": "are not covered by the budget",
 }
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Print the summary: how many points of how many combinations, their verdicts, jobs and price."""
+    """Print the summary: number of points and combinations, verdicts, jobs and price."""
     config = plan.config
     grids = ", ".join(grid.name for grid in config.grids)
     excluded = [plural(plan.duplicates, "duplicate")] if plan.duplicates else []
@@ -38,8 +38,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{note}", highlight=False)
     if plan.dropped and any(plan.dropped.values()):
         unknown = f" ({plan.unpredicted:,} of them have no prediction)" if plan.unpredicted else ""
-        said = f"{plan.combinations:,} combinations; {ruled_out(plan.dropped)}{unknown}"
-        console.print(said, highlight=False, markup=False)
+        combinations_line = f"{plan.combinations:,} combinations; {ruled_out(plan.dropped)}{unknown}"
+        console.print(combinations_line, highlight=False, markup=False)
     console.print(
         f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
         f"({plan.method}), {config.measure.in_words} steps a point",
@@ -62,20 +62,20 @@ def print_jobs(plan: Plan, console: Console) -> None:
 
 
 def rehearsals_of(plan: Plan) -> str | None:
-    """One line on how many ranks are rehearsed; None where the points are measured."""
+    """One line on the number of ranks to rehearse; None if the points are measured."""
     needed = [point for point in plan.to_run if point.rehearsals is not None]
     if not needed:
         return None
     alone = sum(len(rehearsed_ranks(point.experiment)) for point in needed)
     count = sum(point.rehearsals or 0 for point in needed)
-    saved = f" ({alone:,} without the equal stages of points, each of which is rehearsed once)" if alone > count else ""
+    saved = f" ({alone:,} if equal stages of several points were not shared)" if alone > count else ""
     tp = {point.experiment.tp > 1 for point in needed}
-    ranked = "; times of tp above 1 lean on modelled communication and are not ranked against the rest"
+    ranked = "; times with tp > 1 depend on modelled communication and are not ranked against tp = 1"
     return f"{plural(count, 'rehearsal')} for {plural(len(needed), 'point')}{saved}{ranked if len(tp) > 1 else ''}"
 
 
 def reused_from(plan: Plan) -> str | None:
-    """One line that names the other sweeps whose rows the plan uses (``plan.reuse=true``); None when it uses none."""
+    """One line that names the other sweeps whose rows the plan uses (``plan.reuse=true``); None if it uses none."""
     sweeps = Counter(point.cached_sweep for point in plan.points if point.cached_sweep not in (None, plan.config.name))
     if not sweeps:
         return None
@@ -84,8 +84,7 @@ def reused_from(plan: Plan) -> str | None:
 
 
 def workload(experiment: Experiment) -> str:
-    """What is trained, and by whom: the model, how its tokens choose experts where that is not balanced, and an engine
-    other than this project's."""
+    """Model, routing unless it is balanced, and engine unless it is this project's."""
     routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
     other = "" if experiment.engine == ENGINE else experiment.engine
     return ", ".join(part for part in (experiment.model.name, routing, other) if part)

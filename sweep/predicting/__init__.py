@@ -1,1 +1,1 @@
-"""Predictions for points of a plan and for rows of any table, and their grades."""
+"""Predictions for points of a plan and rows of any table, and grades of these predictions."""

@@ -1,4 +1,4 @@
-"""Reads what `predict` needs to know beside a table: profiles of code bases, and the clusters of devices."""
+"""Reads the shipped profiles of code bases and the shipped clusters, which `predict` needs in addition to a table."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from workloads.spec.cluster import ClusterSpec, cluster_from_dict
 
 FOLDER = PACKAGED / "codebase"
 GENERAL = "general"
-"""The profile of code bases of which nothing is known."""
+"""Name of the profile used for unknown code bases."""
 _LISTS = ("also", "slow_message_versions")
 
 
 @lru_cache(maxsize=1)
 def read_profiles() -> dict[str, Profile]:
-    """Every shipped profile by its file's name."""
-    found = {}
+    """Every shipped profile by the name of its file."""
+    profiles = {}
     for path in sorted(FOLDER.glob("*.yaml")):
         fields = {"name": path.stem, **read_yaml(path)}
         fields.update({name: tuple(str(one) for one in fields[name]) for name in _LISTS if name in fields})
-        found[path.stem] = build(Profile, f"code base {path.stem}", fields)
-    return found
+        profiles[path.stem] = build(Profile, f"code base {path.stem}", fields)
+    return profiles
 
 
 @lru_cache(maxsize=1)
 def read_clusters() -> dict[str, ClusterSpec]:
-    """Every shipped cluster by its file's name, with its device."""
-    folders, found = ConfFolders(), {}
+    """Every shipped cluster, with its device, by the name of its file."""
+    folders, clusters = ConfFolders(), {}
     for name in folders.names("cluster"):
         fields: dict[str, object] = {}
         for file in folders.lineage("cluster", name):
@@ -38,5 +38,5 @@ def read_clusters() -> dict[str, ClusterSpec]:
                 fields["device"] = file.fields
             else:
                 fields.update(file.fields)
-        found[name] = cluster_from_dict(fields)
-    return found
+        clusters[name] = cluster_from_dict(fields)
+    return clusters

@@ -1,9 +1,9 @@
 """Predicted step times of a plan's points, with an interval: from this engine's profile, the newest probe of the
-cluster, and rows that were measured on it.
+cluster, and rows measured on it.
 
-The form is that of ``python -m sweep predict``. Measured rows count from every sweep of the results folder, but never
-those of the plan's own layouts: so no prediction has seen what it is compared with later. Rows of other clusters count
-where the user names these (``plan.learn_from``): each at its own cluster's rates and probe, and its own host.
+The model is that of ``python -m sweep predict``. Measured rows come from every sweep of the results folder, but never
+from the plan's own layouts, so that every prediction is out-of-sample. Rows of other clusters count if the user names
+these (``plan.learn_from``), each with the rates and the probe of its cluster and the launch time of its host.
 """
 
 from __future__ import annotations
@@ -34,32 +34,34 @@ from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_id
 
 MOST_ROWS = 200
-"""The newest measured experiments of an engine that a fit takes: more take longer to learn from than they teach."""
+"""Most measured experiments per engine (the newest) used in a fit: beyond this, fitting time grows more than
+accuracy."""
 LEAST_OF_ANOTHER = 5
-"""Measured experiments of another engine from which on its own are predicted: the form was made of this project's."""
+"""Least number of measured experiments of another engine for its predictions: the model was made for this engine."""
 
 
-class Ran(NamedTuple):
-    """A layout that ran."""
+class MeasuredLayout(NamedTuple):
+    """A layout that ran, with its measured step time."""
 
     experiment: Experiment
     step_time_s: float
     launch: float | None = None
-    """How many times as long as usual (`LAUNCH_S`) its host took to launch one operation; None: not known."""
+    """Its host's time per launched operation, relative to the usual time `LAUNCH_S`; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was measured on a cluster before a plan is made."""
+    """Measurements on a cluster that a plan may use."""
 
-    steps: Mapping[str, Ran] = field(default_factory=dict)
-    """By `layout_id`, layouts that ran there, the newest first."""
+    steps: Mapping[str, MeasuredLayout] = field(default_factory=dict)
+    """Layouts that ran there, by `layout_id`, newest first."""
     probe: Mapping[str, float] = field(default_factory=dict)
-    """As `workloads.predict.probed.probed`; empty: none, or one that says nothing."""
+    """Rates and factors as `workloads.predict.probed.probed` returns them; empty: no probe, or a probe without usable
+    rates."""
     probe_day: str = ""
-    """When the probe ended, as year-month-day."""
+    """Day when the probe ended, as year-month-day."""
     elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
-    """The same of other clusters whose rows count, too."""
+    """Measurements on other clusters that also count."""
 
 
 def known_of(config: SweepConfig) -> Known:
@@ -68,46 +70,48 @@ def known_of(config: SweepConfig) -> Known:
 
 
 def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[ClusterSpec] = ()) -> Known:
-    """Rows and the probe of a cluster in a results folder, and of those ``elsewhere``; files that cannot be read are
-    passed over."""
+    """Rows and the probe of a cluster in a results folder, and of the clusters ``elsewhere``.
+
+    Files that cannot be read are skipped.
+    """
     if cluster.matmul_efficiency is None or not results_dir.is_dir():
         return Known()
     from results.tables.probes import load_probe
 
     others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
-    found = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
+    known = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
     if (probe := load_probe(cluster.name, results_dir)) is None:
-        return found
+        return known
     rates = probed(probe.rows, cluster)
-    return dataclasses.replace(found, probe=rates, probe_day=f"{probe.measured_at:%Y-%m-%d}" if rates else "")
+    return dataclasses.replace(known, probe=rates, probe_day=f"{probe.measured_at:%Y-%m-%d}" if rates else "")
 
 
-def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
-    """By `layout_id`, what ran on one cluster, the newest first. ``measured``: columns `READ` of finished attempts.
+def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
+    """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
 
-    Runs whose allocator stopped to free its cache, warm-up included, are left out: how long that takes is not the
-    layout's.
+    Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
+    warm-up included, are left out: that time is not a property of the layout.
     """
     runs: list[tuple[Experiment, float, float | None]] = []
     smooth = (row for row in measured if not row["allocator_retries"])
     for row in sorted(smooth, key=lambda row: str(row["started_at"]), reverse=True):
         try:
             experiment = from_dict(json.loads(row["config_json"]))
-        except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
+        except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version that this one cannot read
             continue
         if not layout_violations(experiment):
-            told = row["host_launch_s"] or 0
-            runs.append((experiment, row["step_time_s"], told if 0 < told < math.inf else None))
-    found: dict[str, list[Ran]] = {}
+            launch_s = row["host_launch_s"] or 0
+            runs.append((experiment, row["step_time_s"], launch_s if 0 < launch_s < math.inf else None))
+    runs_by_layout: dict[str, list[MeasuredLayout]] = {}
     for experiment, seconds, launch in runs:
-        ran = Ran(experiment, seconds, None if launch is None else launch / LAUNCH_S)
-        found.setdefault(layout_id(experiment), []).append(ran)
+        ran = MeasuredLayout(experiment, seconds, None if launch is None else launch / LAUNCH_S)
+        runs_by_layout.setdefault(layout_id(experiment), []).append(ran)
     return {
         name: every[0]._replace(
             step_time_s=statistics.median(one.step_time_s for one in every),
             launch=_middle(one.launch for one in every),
         )
-        for name, every in found.items()
+        for name, every in runs_by_layout.items()
     }
 
 
@@ -117,7 +121,7 @@ def _middle(launches: Iterable[float | None]) -> float | None:
 
 
 def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
-    """Columns `READ` of finished measurements on the cluster, real steps of its probes among them."""
+    """Columns `READ` of finished measurements on the cluster, including real steps of its probes."""
     from results.errors import InvalidResults
     from results.tables import store
     from results.tables.schema import MEASUREMENT_VERSION
@@ -152,12 +156,12 @@ class Forecast:
     cluster: ClusterSpec
     predictor: Predictor
     rates: Mapping[str, float] = field(default_factory=dict)
-    """What a probe has told (`workloads.predict.probed.probed`): rates of links, and factors on peak and host. Without
-    a probe the host is that of the middle row."""
+    """Link rates, and factors on the device peak and host speed, from a probe (`workloads.predict.probed.probed`).
+    Without a probe the host factors are those of the median measured row."""
     used: str = ""
-    """What it leans on beside the profile, in words; empty: nothing."""
+    """Measurements used in addition to the profile, in words; empty: none."""
     engines: frozenset[str] = frozenset({ENGINE})
-    """Whose experiments are predicted: this project's, and those of which enough was measured."""
+    """Engines that can be predicted: this project's, and those with enough measured rows."""
     structures: layouts.Structures = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,49 +169,51 @@ class Forecast:
 
     @classmethod
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
-        """``leave_out``: `layout_id` of those whose own measurements, with any seed, shall not be used."""
-        known, measured, said = known or Known(), [], []
+        """Fits a forecast for one cluster. ``leave_out``: `layout_id` of layouts whose measurements (any seed) are not
+        used."""
+        known, measured, sources = known or Known(), [], []
         engines, room = {ENGINE}, dict.fromkeys(ENGINES, MOST_ROWS)
         rates = known.probe
-        for place, own in ((cluster, known), *known.elsewhere):
-            rows = _rows(place, own, set(leave_out) if place is cluster else set(), room)
+        for place, known_there in ((cluster, known), *known.elsewhere):
+            rows = _rows(place, known_there, set(leave_out) if place is cluster else set(), room)
             if place is cluster and not set(_OF_HOSTS) & set(rates):
                 rates = {**rates, **_usual_host(rows.get(ENGINE, []))}
-            points, counts, silent = _measured(rows, place, own.probe)
+            points, counts, silent = _measured(rows, place, known_there.probe)
             measured += points
             engines |= counts.keys()
-            counts_here = place is cluster or bool(counts)  # a probe of another cluster says nothing without its rows
-            words = [f"the probe of {own.probe_day}"] if own.probe and counts_here else []
+            # a probe of another cluster is used only together with its rows
+            counts_here = place is cluster or bool(counts)
+            words = [f"the probe of {known_there.probe_day}"] if known_there.probe and counts_here else []
             for engine, count in counts.items():
                 room[engine] -= count
                 words.append(plural(count, "measured experiment") + ("" if engine == ENGINE else f" of {engine}"))
-            if silent:
-                words.append(f"none of {plural(silent, 'experiment')} whose host set the pace and is not told")
-            if words:
-                said.append(f"{' and '.join(words)} on {place.name}")
-        used = f"predicted with {'; '.join(said)}" if said else ""
+            ignored = f"{plural(silent, 'host-bound experiment')} without a recorded launch time" if silent else ""
+            if words or ignored:
+                without = f" (ignored: {ignored})" if ignored else ""
+                sources.append(f"{' and '.join(words) or 'no measured experiment'} on {place.name}{without}")
+        used = f"predicted with {'; '.join(sources)}" if sources else ""
         learned = Predictor.learn(_together(measured), read_profiles())
         return cls(cluster, learned, rates, used, frozenset(engines))
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
-        """One for each experiment, which breaks no rule of its layout; None: not known."""
-        found: list[StepTime | None] = [None] * len(experiments)
+        """Step times of experiments whose layouts break no rule; None: unknown."""
+        times: list[StepTime | None] = [None] * len(experiments)
         places = [at for at, one in enumerate(experiments) if self._knows(one)]
         if not places:
-            return found
-        those = [experiments[at] for at in places]
-        factors = self.structures.factors(those)
-        of_layers = self.structures.of_layers(those, factors)
-        points = _points(those, self.cluster, self.rates, of_layers)
+            return times
+        predicted = [experiments[at] for at in places]
+        factors = self.structures.factors(predicted)
+        of_layers = self.structures.of_layers(predicted, factors)
+        points = _points(predicted, self.cluster, self.rates, of_layers)
         prediction, (busy, after, least) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least), of_layers)
         for place, at in enumerate(places):
             step = float(middle[place])
             if math.isfinite(step):
-                found[at] = StepTime(
+                times[at] = StepTime(
                     step, float(low[place]), float(high[place]), step * float(busy[place]), step * float(after[place])
                 )
-        return found
+        return times
 
     def near_full(self, time: StepTime, tensor_bytes: int | None, start: float = near_full.FROM) -> StepTime:
         """Adds the time in which the allocator frees cached memory on a nearly full device.
@@ -228,7 +234,7 @@ class Forecast:
 
 
 def _profile_of(engine: str) -> str:
-    """The name of the profile of an engine's code base; `GENERAL` where there is none."""
+    """Name of the profile of an engine's code base; `GENERAL` if there is none."""
     profiles = read_profiles()
     return layouts.CODEBASE if engine == ENGINE else find_profile(engine, profiles.values(), profiles[GENERAL]).name
 
@@ -240,7 +246,7 @@ def _points(
     of_layers: np.ndarray,
     launch: np.ndarray | None = None,
 ) -> Points:
-    """Rows of other engines do not tell of their hosts, so that predictions of these do not know theirs either."""
+    """Prediction inputs of experiments. Host factors are 1 for other engines, whose rows do not record host speed."""
     points = layouts.points_of(experiments, cluster, rates, of_layers, launch)
     names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
     of_hosts = {name: np.where(names == layouts.CODEBASE, getattr(points, name), 1.0) for name in _OF_HOSTS}
@@ -250,24 +256,26 @@ def _points(
 def _scaled(
     prediction: Prediction, factors: np.ndarray, of_layers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Step time, low and high with the factors of structures, each as uncertain as it is large."""
-    own = NORMAL_90 * layouts.spread_of(factors, of_layers)
-    wide = np.hypot(np.log(prediction.high_s / prediction.step_time_s), own)
+    """Step time, low and high multiplied by the structure factors, each as uncertain as it is large."""
+    structure_spread = NORMAL_90 * layouts.spread_of(factors, of_layers)
+    wide = np.hypot(np.log(prediction.high_s / prediction.step_time_s), structure_spread)
     middle = prediction.step_time_s * factors
     return middle, middle * np.exp(-wide), middle * np.exp(wide)
 
 
-def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[str, int]) -> dict[str, list[Ran]]:
-    """By engine, the newest rows to fit on, at most ``room`` of each; of another engine none where they are too few."""
-    found: dict[str, list[Ran]] = {}
+def _rows(
+    cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[str, int]
+) -> dict[str, list[MeasuredLayout]]:
+    """The newest rows to fit on by engine, at most ``room`` of each; another engine with too few rows is left out."""
+    rows_by_engine: dict[str, list[MeasuredLayout]] = {}
     for name, ran in known.steps.items():
         if name not in without and layouts.is_predicted(ran.experiment, cluster):
-            rows = found.setdefault(ran.experiment.engine, [])
+            rows = rows_by_engine.setdefault(ran.experiment.engine, [])
             if len(rows) < room.get(ran.experiment.engine, 0):
                 rows.append(ran)
     return {
         engine: rows
-        for engine, rows in sorted(found.items(), key=lambda pair: pair[0] != ENGINE)
+        for engine, rows in sorted(rows_by_engine.items(), key=lambda pair: pair[0] != ENGINE)
         if engine == ENGINE or (len(rows) >= LEAST_OF_ANOTHER and _profile_of(engine) != GENERAL)
     }
 
@@ -275,29 +283,29 @@ def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[s
 _OF_HOSTS = ("launch", "pace")
 
 
-def _usual_host(rows: Sequence[Ran]) -> dict[str, float]:
+def _usual_host(rows: Sequence[MeasuredLayout]) -> dict[str, float]:
     return {"launch": statistics.median(map(_launch, rows))} if rows else {}
 
 
-def _launch(ran: Ran) -> float:
-    """A row that does not tell of its host is taken for one of a usual host."""
+def _launch(ran: MeasuredLayout) -> float:
+    """Relative launch time of a row; 1, a usual host, if the row does not record it."""
     return 1.0 if ran.launch is None else ran.launch
 
 
 def _measured(
-    rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
+    rows: Mapping[str, list[MeasuredLayout]], cluster: ClusterSpec, rates: Mapping[str, float]
 ) -> tuple[list[Measured], dict[str, int], int]:
-    """The rows of one cluster with the factors of their structures taken off; how many of each engine; and how many
-    were left out.
+    """Training rows of one cluster, divided by their structure factors.
 
-    Rows that do not tell of their host, though it sets their pace, are left out: what they would teach is that host's.
+    Returns (rows, number of rows by engine, number of rows left out). Host-bound rows without a recorded launch time
+    are left out, because the fit would attribute their host's speed to the cluster.
     """
-    found, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, read_profiles())
-    of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows tell of their own
-    for engine, those in rows.items():
+    training_rows, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, read_profiles())
+    of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows record their own host
+    for engine, runs in rows.items():
         structures = layouts.Structures(cluster)
-        factors = structures.factors([one.experiment for one in those])
-        kept = [one for one, factor in zip(those, factors, strict=True) if factor > 0]
+        factors = structures.factors([one.experiment for one in runs])
+        kept = [one for one, factor in zip(runs, factors, strict=True) if factor > 0]
         if not kept:
             continue
         factors = factors[factors > 0]
@@ -317,19 +325,19 @@ def _measured(
         points = dataclasses.replace(points, doubt=layouts.spread_of(factors, of_layers))
         counts[engine] = len(kept)
         unknown = np.full(len(kept), np.nan)
-        found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
-    return found, counts, left_out
+        training_rows.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
+    return training_rows, counts, left_out
 
 
 def _together(parts: Sequence[Measured]) -> Measured | None:
-    """Rows of several clusters and engines as one; None: there are none."""
+    """Concatenates rows of several clusters and engines; None: there are none."""
     if not parts:
         return None
     points = Points(
         **{
-            own.name: np.concatenate([getattr(one.points, own.name) for one in parts])
-            for own in dataclasses.fields(Points)
+            column.name: np.concatenate([getattr(part.points, column.name) for part in parts])
+            for column in dataclasses.fields(Points)
         }
     )
     columns = ("step_time_s", "reserved_bytes", "out_of_memory")
-    return Measured(points, *(np.concatenate([getattr(one, name) for one in parts]) for name in columns))
+    return Measured(points, *(np.concatenate([getattr(part, name) for part in parts]) for name in columns))

@@ -1,4 +1,4 @@
-"""``grade``: every prediction below a folder against every measurement, as tables and as a file."""
+"""``grade``: compares every prediction below a folder with every measurement, as tables and as a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sweep.predicting.predict_table import numeric
 
 SUFFIXES = (".parquet", ".json")
 _NAMES_OF_ROWS = {"status": "outcome", "gpus": "world_size", "seq": "seq_len", "mbs": "micro_batch_size"}
-"""Columns of ``predict`` and what rows call them."""
+"""Columns of ``predict`` and their names in the tables of attempts."""
 _NAMES = {
     "closed_form": "closed form",
     "step_time": "step time",
@@ -29,33 +29,33 @@ _NAMES = {
 
 
 def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All pairs of a folder of results and of a file of predictions (see `results.statistics.grade`), and the measured
-    points.
+    """Reads all pairs of a prediction and a measurement (see `results.statistics.grade`), and the measured points.
 
-    ``against``: the table that the predictions were made of, with what was measured; None: rows below ``path``, by
-    their ids. Raises `InvalidResults` when there is nothing to compare.
+    The pairs come from the results folder ``path`` and from the file ``predictions``. ``against``: the table that was
+    predicted, with its measurements; None: match with rows below ``path`` by experiment id. Raises `InvalidResults` if
+    there is nothing to compare.
     """
     if against is not None and predictions is None:
-        raise UltrasweepError("--against is the table that --predictions were made of; give both")
+        raise UltrasweepError("--against TABLE (the table that was predicted) needs --predictions FILE")
     points = pd.DataFrame()
-    found = []
+    pair_tables = []
     if against is None or path.exists():
         points = grade.measured_points(grade.with_rehearsals(load(path).table.to_pandas()))
-        found.append(grade.pairs_of_rows(points))
+        pair_tables.append(grade.pairs_of_rows(points))
     if predictions is not None:
         measured, in_its_order = points, False
         if against is not None:
             table = _table(against)
             measured, in_its_order = _measured_table(against, table), not is_attempts(table)
-        said = _table(predictions)
-        if not any(name in said for _, name, _ in grade.CALIBRATED):
+        predicted_rows = _table(predictions)
+        if not any(name in predicted_rows for _, name, _ in grade.CALIBRATED):
             names = ", ".join(name for _, name, _ in grade.CALIBRATED)
             raise InvalidResults(f"{predictions} has none of the columns {names}: it holds no prediction")
-        found.append(grade.pairs_of_predictions(said, measured, in_its_order=in_its_order))
-    full = [one for one in found if len(one)]
+        pair_tables.append(grade.pairs_of_predictions(predicted_rows, measured, in_its_order=in_its_order))
+    full = [one for one in pair_tables if len(one)]
     if not full and points.empty:
         raise InvalidResults(f"{path} has no finished run: there is nothing to compare predictions with")
-    return (pd.concat(full, ignore_index=True) if full else found[0]), points
+    return (pd.concat(full, ignore_index=True) if full else pair_tables[0]), points
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -66,16 +66,19 @@ def _table(path: Path) -> pd.DataFrame:
 
 
 def _measured_table(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
-    """A table as ``predict`` takes it, with the names that rows have. Unknown columns stay as they are."""
+    """A table for ``predict`` with its columns renamed as in attempts. Unknown columns stay as they are."""
     if rows.empty:
         raise InvalidResults(f"{path} has no row: nothing was measured")
     if is_attempts(rows):
         return grade.measured_points(rows)
     for column in ("status", "step_time_s"):
         if column not in rows:
-            raise InvalidResults(f"{path} has no column {column}: it does not say what was measured")
-    # A table may have a column of a row's name that means the same, or not: the one that ``predict`` reads counts.
-    rows = rows.drop(columns=[name for own, name in _NAMES_OF_ROWS.items() if own in rows and name in rows])
+            raise InvalidResults(f"{path} has no column {column}, so it holds no measurements")
+    # The table may also have a column with the attempts' name, of the same or another meaning: use the one that
+    # ``predict`` reads.
+    rows = rows.drop(
+        columns=[name for predict_name, name in _NAMES_OF_ROWS.items() if predict_name in rows and name in rows]
+    )
     rows = rows.rename(columns=_NAMES_OF_ROWS)
     rows["outcome"] = rows["outcome"].astype(str).str.strip().str.lower().replace("success", "ok")
     for name in ("step_time_s", "reserved_gib", "gbs_seqs", "seq_len"):
@@ -93,18 +96,21 @@ def _measured_table(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_grades(table: pd.DataFrame, curve: pd.DataFrame, console: Console, by: Sequence[str] = ()) -> None:
-    """The grades over all, those by axis, and the curve of refusals. ``by``: axes; empty: all, of step times alone."""
+    """Print the overall grades, grades by axis, and the refusal curve.
+
+    ``by``: axes to show; empty: all axes, for step times only.
+    """
     if table.empty:
-        console.print("no prediction has a measurement beside it")
+        console.print("no prediction has a measurement to compare with")
     else:
         whole = table[table["axis"].isna()]
         _print_rows(whole, console, "Predictions against measurements", by_axis=False)
         for row in whole[whole["intervals"].fillna(0).gt(0)].to_dict("records"):
             console.print(_intervals(row), highlight=False)
         shown = table["axis"].isin(by) if by else table["axis"].notna() & table["quantity"].eq("step_time")
-        for (depth, quantity), own in table[shown].groupby(["depth", "quantity"], sort=False):
+        for (depth, quantity), axis_rows in table[shown].groupby(["depth", "quantity"], sort=False):
             title = f"{_name(depth)}, {_name(quantity)}, by axis"
-            _print_rows(own, console, title, by_axis=True)
+            _print_rows(axis_rows, console, title, by_axis=True)
     if len(curve) and curve["oom"].iloc[0]:
         _print_curve(curve, console)
 
@@ -134,7 +140,7 @@ def _print_rows(rows: pd.DataFrame, console: Console, title: str, *, by_axis: bo
 
 
 def _intervals(row: Mapping[Hashable, Any]) -> str:
-    """How many measurements lie in their interval, of how many: rows of schema 9 and older recorded none."""
+    """Number of measurements inside their interval. Rows of schema 9 and older recorded no interval."""
     count, total = int(row["intervals"]), int(row["n"])
     inside = round(count * row["coverage"])
     without = f"; {total - count:,} more have no interval" if count < total else ""
@@ -143,7 +149,9 @@ def _intervals(row: Mapping[Hashable, Any]) -> str:
 
 def _print_curve(curve: pd.DataFrame, console: Console) -> None:
     fitting, oom = (int(curve[name].iloc[0]) for name in ("fitting", "oom"))
-    shown = plain_table(title=f"Out of memory: {oom:,} runs did, {fitting:,} did not; refused above the cut")
+    shown = plain_table(
+        title=f"Out of memory: {oom:,} runs failed, {fitting:,} fitted; refused if the predicted share is above the cut"
+    )
     for name in ("cut", "right", "fitting refused", "OOM kept"):
         shown.add_column(name, justify="right")
     for row in curve.to_dict("records"):
@@ -165,7 +173,7 @@ def _signed(value: Any) -> str:
 
 
 def check_out(path: Path) -> None:
-    """Raises `UltrasweepError` for a file that `write` cannot write."""
+    """Raises `UltrasweepError` if `write` cannot write this file."""
     if path.suffix not in SUFFIXES:
         raise UltrasweepError(f"--out {path}: grades are a Parquet or a JSON file; end its name in .parquet or .json")
     if not path.parent.is_dir():
@@ -173,7 +181,8 @@ def check_out(path: Path) -> None:
 
 
 def write(path: Path, table: pd.DataFrame, curve: pd.DataFrame, pairs: pd.DataFrame) -> None:
-    """Parquet: every pair. JSON: the grades, the curve of refusals and every pair; what is not known is null."""
+    """Write every pair as Parquet, or the grades, the refusal curve and every pair as JSON with null for unknown
+    values."""
     try:
         if path.suffix == ".parquet":
             text = {str(name): pairs[name].astype("string") for name in pairs if pairs[name].dtype == object}

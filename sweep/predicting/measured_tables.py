@@ -1,4 +1,4 @@
-"""Measured rows in the columns that ``predict`` takes: the shipped ones, and two tables that do not ship."""
+"""Measured rows in the columns that ``predict`` takes: the shipped rows, and two tables that do not ship."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ GIB = 2**30
 
 
 def recorded_table(folder: Path = RECORDED) -> pd.DataFrame:
-    """Rows of real runs of this project's engine that shipped with the program and ran or ran out of memory."""
+    """Shipped rows of real runs of this project's engine that finished or ran out of memory."""
     rows = load(folder).table.to_pandas()
     return table_of_attempts(rows[rows["engine"] == ENGINE])
 
 
 def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Rows of attempts (`results.tables.schema.ATTEMPTS`) in the columns of ``predict``, which have no routed
-    experts."""
+    """Rows of attempts (`results.tables.schema.ATTEMPTS`) in the columns of ``predict``.
+
+    Only measured rows without routed experts are kept, see `measured_attempts`.
+    """
     return columns_of_attempts(measured_attempts(attempts))
 
 
 def measured_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Those of them that such a table has, in its order."""
+    """Measured attempts that finished or ran out of memory, without models with routed experts, in the same order."""
     rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
     return rows[~has_experts(rows)].reset_index(drop=True)
 
 
 def is_attempts(frame: pd.DataFrame) -> bool:
-    """Whether a table has the columns of this program's own rows."""
+    """Whether a table has the columns of attempts."""
     return {"config_json", "engine", "engine_version", "zero_stage", "world_size", "device_name"} <= set(frame.columns)
 
 
 def has_experts(attempts: pd.DataFrame) -> pd.Series[bool]:
-    """Rows whose model routes tokens to experts, which no column of ``predict`` can say."""
+    """True for rows whose model routes tokens to experts, for which ``predict`` has no columns."""
     return attempts["config_json"].map(_routes).astype(bool)
 
 
@@ -53,7 +55,7 @@ def _routes(config_json: object) -> bool:
 
 
 def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every row of attempts in the columns of ``predict``; its code base is the engine that ran it."""
+    """Every row of attempts in the columns of ``predict``; the code base is the engine that ran it."""
     return pd.DataFrame(
         {
             "gpu": _devices(rows),
@@ -89,7 +91,7 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _recomputed(rows: pd.DataFrame) -> pd.Series[str]:
-    """``full``, or ``full.every2`` where every second layer recomputes."""
+    """Returns ``full``, or ``full.every2`` if every second layer recomputes."""
     if "recompute_every" not in rows:
         return rows["recompute"]
     every = pd.to_numeric(rows["recompute_every"], errors="coerce").fillna(1).astype(int)
@@ -97,19 +99,19 @@ def _recomputed(rows: pd.DataFrame) -> pd.Series[str]:
 
 
 def _devices(rows: pd.DataFrame) -> pd.Series[Any]:
-    """Names of devices. A run that ended before it could tell its own has that of the others on its cluster, or the
+    """Device names. A run that ended before it recorded its device gets that of another run on the cluster, or the
     cluster's name."""
-    told: pd.Series[Any] = rows["device_name"]
+    recorded_names: pd.Series[Any] = rows["device_name"]
     if "cluster" not in rows:
-        return told
-    others = rows[told.notna()].drop_duplicates("cluster").set_index("cluster")["device_name"]
-    return told.fillna(rows["cluster"].map(others)).fillna(rows["cluster"])
+        return recorded_names
+    others = rows[recorded_names.notna()].drop_duplicates("cluster").set_index("cluster")["device_name"]
+    return recorded_names.fillna(rows["cluster"].map(others)).fillna(rows["cluster"])
 
 
 def study_table(path: Path) -> pd.DataFrame:
-    """The rows of ``bench_final2_mfu2.csv``, with ``mfu`` as the study has it.
+    """Rows of ``bench_final2_mfu2.csv``, with the study's ``mfu``.
 
-    Feed-forward sizes are those of its models by hidden size; its step time follows from the tokens per second.
+    Feed-forward sizes follow from the study's models by hidden size; the step time follows from tokens per second.
     """
     raw = pd.read_csv(path, low_memory=False)
     sequences = raw["dp"] * raw["mbs"] * raw["batch_accum"]
@@ -148,7 +150,7 @@ def study_table(path: Path) -> pd.DataFrame:
 
 
 def a100_table(path: Path) -> pd.DataFrame:
-    """Measured A100 runs of several sources in nearly these columns; ``dataset`` names the source."""
+    """Measured A100 runs of several sources, already in nearly these columns; ``dataset`` names the source."""
     raw = pd.read_csv(path, low_memory=False)
     rows = raw.rename(columns={"mem_gib": "reserved_gib"})
     keep = [name for name in (*COLUMNS, *MEASURED) if name in rows]

@@ -1,7 +1,7 @@
-"""Peak memory of a table's rows of this project's engine: by the form that plans use, not by that of any code base.
+"""Peak memory of table rows of this project's engine, computed by the closed form that plans use.
 
-The form of any code base (`workloads.predict.memory_terms`) knows a step as a few terms, and is tens of per cent off
-where no row calibrates it. Of our own engine every tensor is known (`workloads.costs.memory.estimate`).
+The general form for any code base (`workloads.predict.memory_terms`) has only a few terms, and is tens of per cent off
+without rows to calibrate it. For our own engine every tensor is known (`workloads.costs.memory.estimate`).
 """
 
 from __future__ import annotations
@@ -26,36 +26,40 @@ from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recomputation import CHOICES, canonical_recompute
 
 _RECOMPUTE = ("none", "selective", "full")
-"""By the numbers that rows of tables have."""
+"""Recomputation by its number in table rows."""
 _LEAST_ROWS = 3
 _SCALES = ("tensorwise", "rowwise", "blockwise")
 
 
 class OwnMemory(NamedTuple):
     peak_bytes: int
-    """Allocated, at the peak of the fullest rank."""
+    """Allocated bytes at the peak of the fullest rank."""
     fits: bool | None
-    """Whether a device of the cluster has as much; None where its memory is not known."""
+    """Whether a device of the cluster has that much memory; None if its memory is unknown."""
 
     @property
     def reserved_bytes(self) -> float:
-        """What the allocator takes for it, before any row says so."""
+        """Bytes that the allocator reserves, predicted without calibration rows."""
         return MEMORY["allocator"].value * self.peak_bytes + MEMORY["constant"].value * GIB
 
 
 def reserved_over_form(known: Mapping[int, OwnMemory], reserved_bytes: Floats) -> float:
-    """The middle of what measured rows reserved over `OwnMemory.reserved_bytes`; 1 where too few tell."""
+    """Median ratio of measured reserved bytes to `OwnMemory.reserved_bytes`; 1 with fewer than `_LEAST_ROWS` ratios."""
     ratios = [reserved_bytes[place] / one.reserved_bytes for place, one in known.items()]
-    told = [ratio for ratio in ratios if math.isfinite(ratio)]
-    return statistics.median(told) if len(told) >= _LEAST_ROWS else 1.0
+    finite_ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
+    return statistics.median(finite_ratios) if len(finite_ratios) >= _LEAST_ROWS else 1.0
 
 
 def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, ClusterSpec]) -> dict[int, OwnMemory]:
-    """By the place of a row in ``table``: of those of this engine that say a layout wholly. ``frame``: what ``table``
-    was read from, or the attempts that it was made of."""
+    """Memory of rows of this engine that describe a layout completely, by their index in ``table``.
+
+    ``frame``: the data that ``table`` was read from, or the attempts that it was made from.
+    """
     whole = frame["config_json"].tolist() if is_attempts(frame) else None
-    said = {name: frame[name].tolist() if name in frame else [""] * len(frame) for name in ("precision", "recompute")}
-    found = {}
+    words_by_column = {
+        name: frame[name].tolist() if name in frame else [""] * len(frame) for name in ("precision", "recompute")
+    }
+    memory_by_place = {}
     for place, row in enumerate(table.rows.tolist()):
         if table.points.codebase[place] != ENGINE:
             continue
@@ -63,20 +67,23 @@ def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, Cluster
             if whole is not None:
                 experiment = from_json(whole[row])
             else:
-                words = (str(said[name][row]).strip().lower() for name in ("precision", "recompute"))
+                words = (str(words_by_column[name][row]).strip().lower() for name in ("precision", "recompute"))
                 experiment = _experiment(table, place, *words)
         except (UltrasweepError, ValueError, KeyError, TypeError):
-            continue  # no layout of this engine: the form of any code base says what it can
+            continue  # no layout of this engine: the general form predicts it
         cluster = clusters[str(table.points.device[place])]
         peak = peak_stage(experiment).peak_bytes + cluster.device.workspace_bytes
         usable = cluster.usable_bytes
-        found[place] = OwnMemory(peak, None if usable is None else peak <= usable)
-    return found
+        memory_by_place[place] = OwnMemory(peak, None if usable is None else peak <= usable)
+    return memory_by_place
 
 
 def _experiment(table: Table, place: int, precision: str, recompute: str) -> Experiment:
-    """What a row of columns says; ``precision`` and ``recompute`` in its own words, which say more than a point has.
-    Raises `UltrasweepError` or `ValueError` where it is no layout of this engine."""
+    """Builds the experiment that a row describes. ``precision``, ``recompute``: the row's words, more precise than a
+    point.
+
+    Raises `UltrasweepError` or `ValueError` if the row is no layout of this engine.
+    """
     number = {
         name: float(getattr(table.points, name)[place])
         for name in (
@@ -114,7 +121,7 @@ def _experiment(table: Table, place: int, precision: str, recompute: str) -> Exp
 
 @lru_cache(maxsize=1024)
 def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: int) -> ModelSpec:
-    """One object, and one name, for each shape: what is worked out of a model is kept by its name."""
+    """Returns the same object for equal shapes, under a name of its own: other caches use the model's name as key."""
     return ModelSpec(
         name=f"{layers}x{hidden}, {heads}:{kv_heads} heads, {ffn}, {vocab}, {tied}",
         num_layers=layers,
@@ -128,8 +135,8 @@ def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab:
     )
 
 
-def _precision(said: str, n: Mapping[str, int]) -> str:
+def _precision(word: str, n: Mapping[str, int]) -> str:
     if n["fp8"]:
-        scale = next((name for name in _SCALES if name.removesuffix("wise") in said), "tensorwise")
+        scale = next((name for name in _SCALES if name.removesuffix("wise") in word), "tensorwise")
         return f"fp8_{scale}"
     return "fp16" if n["fp16"] else "bf16"

@@ -1,8 +1,8 @@
 """``predict``: step time, memory and whether it fits, for every row of a table of training configurations.
 
-The table need not be this program's: any CSV or Parquet file with some of the columns of `workloads.predict.table` will
-do. Rows to calibrate with have measured columns, too. Tables of attempts (``attempts.parquet``) are taken as they are:
-the code base of a row is then its engine.
+Any CSV or Parquet file with some of the columns of `workloads.predict.table` will do. Rows to calibrate with also need
+measured columns. Tables of attempts (``attempts.parquet``) are accepted as they are: the code base of a row is then its
+engine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OUT = (
     "predicted_peak_allocated_bytes", "predicted_peak_reserved_bytes", "fits", "step_time_s", "step_time_low_s",
     "step_time_high_s", "reason",
 )  # fmt: skip
-"""Columns of what is written, in this order; one row for each of the table, in its order. Where the table has an
-``experiment_id`` it is the last one, so that ``grade`` finds the rows again."""
+"""Columns written, in this order; one row per row of the table, in the same order. A column ``experiment_id`` of the
+table is appended, so that ``grade`` can match the rows."""
 _STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
 
 
@@ -39,13 +39,16 @@ class Outcome:
     predictions: pd.DataFrame
     """Columns `OUT`."""
     mistakes: tuple[str, ...]
-    """One line for each row that cannot be predicted, or not be calibrated with."""
+    """One line for each row that cannot be predicted, or cannot be used to calibrate."""
     fitted_on: int
-    """Rows whose step time was fitted."""
+    """Number of calibration rows whose step time was used in the fit."""
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A CSV or Parquet file as a table. Raises `UltrasweepError` for one that is neither or has no column to read."""
+    """Reads a CSV or Parquet file as a table.
+
+    Raises `UltrasweepError` if it is neither or has none of the columns that `predict` reads.
+    """
     if not path.is_file():
         raise UltrasweepError(f"{path}: no such file")
     try:
@@ -55,7 +58,7 @@ def read_table(path: Path) -> pd.DataFrame:
     frame.columns = [str(name).strip() for name in frame.columns]
     twice = sorted({name for name in frame.columns if list(frame.columns).count(name) > 1 and name in COLUMNS})
     if twice:
-        raise UltrasweepError(f"{path}: column {twice[0]} stands twice")
+        raise UltrasweepError(f"{path}: column {twice[0]} appears twice")
     if not set(frame.columns) & set(COLUMNS):
         raise UltrasweepError(f"{path} has none of the columns {', '.join(COLUMNS)}")
     return frame
@@ -66,13 +69,13 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outcome:
-    """Predictions for every row of ``frame``, fitted on the rows of ``calibration`` alone.
+    """Predictions for every row of ``frame``, fitted only on the rows of ``calibration``.
 
-    Raises `UltrasweepError` for a calibration without a measured column, or of which no row can be used.
+    Raises `UltrasweepError` for a calibration without a measured column, or without a usable row.
     """
     clusters, profiles = read_clusters(), read_profiles()
     general = profiles[GENERAL]
-    read, own = frame, frame if is_attempts(frame) else None
+    read, attempts = frame, frame if is_attempts(frame) else None
     rows = None if calibration is None else _measured_rows(calibration)
     frame, calibration = _in_columns(frame), None if rows is None else _in_columns(rows)
     routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
@@ -84,38 +87,38 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
         mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
         measured = measured_of(calibration, given)
     predictor = Predictor.learn(measured, profiles)
-    found = predictor.predict(table.points)
+    prediction = predictor.predict(table.points)
     cached = 1.0
     if rows is not None and given is not None and measured is not None:
         cached = reserved_over_form(own_memory(rows, given, clusters), measured.reserved_bytes)
-    for place, memory in own_memory(frame if own is None else own, table, clusters).items():
-        found.allocated_bytes[place] = memory.peak_bytes
-        found.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
+    for place, memory in own_memory(frame if attempts is None else attempts, table, clusters).items():
+        prediction.allocated_bytes[place] = memory.peak_bytes
+        prediction.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
         if memory.fits is not None:
-            found.fits[place] = memory.fits
+            prediction.fits[place] = memory.fits
     columns: dict[str, Any] = {
-        OUT[0]: _spread(table, np.rint(found.allocated_bytes), len(frame)).astype("Int64"),
-        OUT[1]: _spread(table, np.rint(found.reserved_bytes), len(frame)).astype("Int64"),
-        OUT[2]: _spread(table, found.fits, len(frame)).astype("boolean"),
-        OUT[3]: _spread(table, found.step_time_s, len(frame)),
-        OUT[4]: _spread(table, found.low_s, len(frame)),
-        OUT[5]: _spread(table, found.high_s, len(frame)),
-        OUT[6]: pd.Series(_reasons(table, found.step_time_s), dtype="string"),
+        OUT[0]: _spread(table, np.rint(prediction.allocated_bytes), len(frame)).astype("Int64"),
+        OUT[1]: _spread(table, np.rint(prediction.reserved_bytes), len(frame)).astype("Int64"),
+        OUT[2]: _spread(table, prediction.fits, len(frame)).astype("boolean"),
+        OUT[3]: _spread(table, prediction.step_time_s, len(frame)),
+        OUT[4]: _spread(table, prediction.low_s, len(frame)),
+        OUT[5]: _spread(table, prediction.high_s, len(frame)),
+        OUT[6]: pd.Series(_reasons(table, prediction.step_time_s), dtype="string"),
     }
     fitted = 0 if measured is None else int(np.isfinite(measured.step_time_s).sum())
     predictions = pd.DataFrame(columns)
     if "experiment_id" in read:
         predictions["experiment_id"] = read["experiment_id"].to_numpy()
-    if own is not None:
-        for row, reason in _unknown(own, predictor, profiles).items():
-            predictions.loc[row, list(OUT[:-1])] = pd.NA  # its experiment_id stays
+    if attempts is not None:
+        for row, reason in _unknown(attempts, predictor, profiles).items():
+            predictions.loc[row, list(OUT[:-1])] = pd.NA  # experiment_id stays
             predictions.loc[row, OUT[-1]] = reason
             mistakes.append(f"row {row + 1}: {reason}")
     return Outcome(predictions, tuple(mistakes), fitted)
 
 
 def _in_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table in the columns of ``predict``: rows of this program have others."""
+    """Returns the table in the columns of ``predict``; tables of attempts are converted."""
     return columns_of_attempts(frame) if is_attempts(frame) else frame
 
 
@@ -123,22 +126,24 @@ def _measured_rows(calibration: pd.DataFrame) -> pd.DataFrame:
     return measured_attempts(calibration) if is_attempts(calibration) else calibration
 
 
-def _unknown(own: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
-    """Why rows of this program are not predicted although their columns are whole, by their place: no column says what
-    experts are, and the form is of another engine only once it has been fitted to rows of that engine."""
+def _unknown(attempts: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
+    """Reasons why complete rows of attempts are not predicted, by row index.
+
+    No column describes experts, and another engine is predicted only after a fit to rows of that engine.
+    """
     fitted = {name for name in profiles if name in predictor.time}
     reasons = {}
-    routed = has_experts(own).tolist()
-    for row, engine in enumerate(own["engine"].fillna(ENGINE)):
+    routed = has_experts(attempts).tolist()
+    for row, engine in enumerate(attempts["engine"].fillna(ENGINE)):
         if routed[row]:
-            reasons[row] = "experts are in no column"
+            reasons[row] = "models with routed experts cannot be predicted from a table"
         elif engine != ENGINE and find_profile(engine, profiles.values(), profiles[GENERAL]).name not in fitted:
-            reasons[row] = f"nothing is known of engine {engine}: --calibrate with rows that it ran"
+            reasons[row] = f"engine {engine} is unknown: --calibrate with rows that it ran"
     return reasons
 
 
 def numeric(column: pd.Series[Any]) -> pd.Series[Any]:
-    """The column as floats; NaN for what is no number."""
+    """The column as floats; NaN for values that are no number."""
     return column.map(_number).astype(float)
 
 
@@ -166,13 +171,13 @@ def measured_of(frame: pd.DataFrame, table: Table) -> Measured:
     failed = np.full(len(rows), np.nan) if status is None else status.map(_STATUS).to_numpy(dtype=float)[rows]
     if not (np.isfinite(step).any() or np.isfinite(reserved).any() or np.isfinite(failed).any()):
         raise UltrasweepError(
-            "no row of the calibration can be used: none has a status, a step time or a reserved memory"
+            "no row of the calibration can be used: none has a status, a step time or reserved memory"
         )
     return Measured(table.points, step, reserved, failed)
 
 
 def _spread(table: Table, values: Any, count: int) -> pd.Series[Any]:
-    """Values of the rows that could be predicted, in a column of the whole table; the others are null."""
+    """Puts values of the predicted rows into a column of the whole table; other rows are null."""
     column = pd.Series([None] * count, dtype="object")
     column.iloc[table.rows] = [one if np.isfinite(float(one)) else None for one in values]
     return column.astype("Float64") if values.dtype != bool else column.astype("boolean")
@@ -182,31 +187,31 @@ def _reasons(table: Table, time: Any) -> list[str | None]:
     reasons: list[str | None] = [reason or None for reason in table.reasons]
     for place, row in enumerate(table.rows):
         if not np.isfinite(time[place]):
-            reasons[row] = "its ranks span nodes between which no link is known"
+            reasons[row] = "the ranks span several nodes, and the link between nodes is unknown"
         elif table.notes[row]:
             reasons[row] = f"assumed: {table.notes[row]}"
     return reasons
 
 
 def unread_columns(frame: pd.DataFrame) -> list[str]:
-    """Names of columns that are not read, as a misspelt one is not; none of attempts, which have many more."""
+    """Names of columns that are not read, such as misspelt ones; empty for attempts, which have many other columns."""
     known = {*COLUMNS, *MEASURED, "experiment_id"}
     return [] if is_attempts(frame) else [name for name in frame.columns if name not in known]
 
 
 def check_out(path: Path, read: Sequence[Path] = ()) -> None:
-    """Raises `UltrasweepError` for a file whose name does not say what it shall be, whose folder is not there, or that
-    is one of those that are ``read``."""
+    """Raises `UltrasweepError` if the name has another ending, the folder does not exist, or the file is an input
+    (``read``)."""
     if path.suffix not in (".parquet", ".csv"):
         raise UltrasweepError(f"--out {path}: its name must end in .parquet or .csv")
     if not path.absolute().parent.is_dir():
-        raise UltrasweepError(f"--out {path}: {path.absolute().parent} is no folder")
+        raise UltrasweepError(f"--out {path}: {path.absolute().parent} is not a folder")
     if path.exists() and any(one.exists() and path.samefile(one) for one in read):
-        raise UltrasweepError(f"--out {path} is a table that is read: its columns would be lost; give another name")
+        raise UltrasweepError(f"--out {path} is an input table and would be overwritten; give another name")
 
 
 def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
-    """Parquet or CSV, by the name. Raises `UltrasweepError` where it cannot be written."""
+    """Write Parquet or CSV, by the ending of ``path``. Raises `UltrasweepError` if the file cannot be written."""
     try:
         if path.suffix == ".csv":
             predictions.to_csv(path, index=False)

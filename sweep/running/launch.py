@@ -1,4 +1,4 @@
-"""From the launcher's file to what launchers take: the settings of a pilot, and how jobs are submitted to Slurm."""
+"""From the launcher's file to the settings of a pilot and the options of Slurm jobs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 
 _PILOT_OPTIONS = {field.name for field in dataclasses.fields(LaunchSettings)}
 _READ_HERE = ("dry",)
-"""Options of the launcher's file that no launcher takes."""
+"""Options of the launcher's file that are read here and not passed to a launcher."""
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 """Seconds of the unit that ends an option's name."""
 
 
 def launcher_options(config: SweepConfig) -> dict[str, Any]:
-    """The options of the launcher, with times that are given with a unit (``2 h``) as numbers.
+    """The options of the launcher. Times given with a unit (``2 h``) become numbers in the unit of the option's name.
 
-    Raises `InvalidSweep` with the closest name for an option that this launcher does not have."""
+    Raises `InvalidSweep` with the closest name for an option that this launcher does not have.
+    """
     options = {name: value for name, value in config.launcher.items() if name != "launcher"}
     known = read_yaml(PACKAGED / "launcher" / f"{config.launcher_kind}.yaml")
     known_names("launcher", options, known.keys() - {"launcher"})
     for name, value in options.items():
         size = _SECONDS.get(name.rpartition("_")[2])
-        found = seconds(f"launcher.{name}", value) if size is not None else value
-        if size is not None and found is not value and isinstance(found, float):
-            amount = found / size
+        value_in_s = seconds(f"launcher.{name}", value) if size is not None else value
+        if size is not None and value_in_s is not value and isinstance(value_in_s, float):
+            amount = value_in_s / size
             options[name] = int(amount) if amount.is_integer() else amount
     limits = options.get("phase_limits_s")
     if isinstance(limits, Mapping):
@@ -47,7 +48,7 @@ def launcher_options(config: SweepConfig) -> dict[str, Any]:
 
 
 def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
-    """The settings of a pilot. Under Slurm its devices are those of the cluster file, otherwise those of this machine.
+    """The settings of a pilot. Under Slurm the devices are those of the cluster file, otherwise those of this machine.
 
     Raises `InvalidSweep` for a value of the wrong type or out of its range.
     """
@@ -58,9 +59,9 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
         name: value for name, value in launcher_options(config).items() if name in _PILOT_OPTIONS or not slurm
     }
     fields["launcher"] = config.launcher_kind
-    # A variable of the launcher's file replaces one of the cluster's file.
-    own = environment_from_dict(fields.get("environment") or {}, "launcher")
-    fields["environment"] = {**config.cluster.environment, **own}
+    # A variable of the launcher's file overrides one of the cluster's file.
+    launcher_environment = environment_from_dict(fields.get("environment") or {}, "launcher")
+    fields["environment"] = {**config.cluster.environment, **launcher_environment}
     if slurm:
         fields["num_devices"] = config.cluster.devices_per_node
     elif fields.get("num_devices") is None:
@@ -78,7 +79,7 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
 
 
 def slurm_options(config: SweepConfig) -> SlurmOptions | None:
-    """How jobs are submitted; None for a launcher that submits none. Raises `InvalidSweep` for a wrong option."""
+    """Options of the Slurm jobs; None for another launcher. Raises `InvalidSweep` for a wrong option."""
     if config.launcher_kind != "slurm":
         return None
     from launchers.slurm.options import check_path, options_from_dict

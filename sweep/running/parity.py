@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from workloads.parity.run import Comparison
 
 SHARED = ("model", "seq_len", "global_batch_size", "precision", "seed")
-"""What is computed: the same for both layouts."""
+"""Options that define the computation, equal for both layouts."""
 OF_LAYOUT = ("dp", *(name for name in FIELDS if name not in (*SHARED, "engine", "engine_version")))
 DEFAULTS: Mapping[str, Any] = {"seq_len": 128, "global_batch_size": 8, "precision": "fp32"}
 _MODEL_FIELDS = (*MODEL_SIZES, "tie_embeddings", "qk_norm")
 _HOST_SHARE = 0.9
-"""Of the machine's memory that may be used."""
+"""Share of the machine's memory that may be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ def read_pair(
 ) -> Pair:
     """The two layouts, checked against the rules and this machine. ``left``, ``right``: overrides of one side each.
 
-    ``device``: None for the GPUs where there are any. Raises an `UltrasweepError` with one line for a mistake.
+    ``device``: ``cpu`` or ``cuda``; None: GPUs if there are any. Raises an `UltrasweepError` with one line for a
+    mistake.
     """
     shared = {**DEFAULTS, **_read(overrides, (*SHARED, *OF_LAYOUT), "")}
     if "model" not in shared:
@@ -63,9 +64,9 @@ def read_pair(
     cluster, devices = _cluster(folders, device)
     sides = []
     for side, text in (("left", left), ("right", right)):
-        own = _read(_words(text, side), OF_LAYOUT, f"--{side}: ")
-        fields = {**shared, **own}
-        if own.keys() & {"dp_replicate", "dp_shard"} and "dp" not in own:
+        side_fields = _read(_words(text, side), OF_LAYOUT, f"--{side}: ")
+        fields = {**shared, **side_fields}
+        if side_fields.keys() & {"dp_replicate", "dp_shard"} and "dp" not in side_fields:
             fields.pop("dp", None)
         experiment = Experiment.canonical(model=model, **fields)
         if broken := violations(experiment, cluster):
@@ -88,7 +89,7 @@ def _words(text: str, side: str) -> list[str]:
 
 
 def _read(overrides: Sequence[str], known: Sequence[str], place: str) -> dict[str, Any]:
-    """``NAME=VALUE`` words as fields. ``model.NAME`` changes one size of the model."""
+    """Parses ``NAME=VALUE`` words into fields. ``model.NAME`` changes one size of the model."""
     fields: dict[str, Any] = {}
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -114,14 +115,14 @@ def _read(overrides: Sequence[str], known: Sequence[str], place: str) -> dict[st
 
 
 def _model(folders: ConfFolders, shared: dict[str, Any]) -> ModelSpec:
-    """Takes the model's fields out of ``shared``."""
+    """Builds the model and removes its fields from ``shared``."""
     name = str(shared.pop("model"))
     changes = {key.removeprefix("model."): shared.pop(key) for key in [k for k in shared if k.startswith("model.")]}
     return model_from_dict({"name": name, **folders.read("model", name), **changes})
 
 
 def _cluster(folders: ConfFolders, device: str | None) -> tuple[ClusterSpec, int]:
-    """(what the layouts run on, how many devices there are)"""
+    """Returns (the cluster that the layouts run on, its number of devices)."""
     name, count = "cpu", None
     if device != "cpu":
         machine = this_machine()
@@ -137,7 +138,7 @@ def _cluster(folders: ConfFolders, device: str | None) -> tuple[ClusterSpec, int
 
 
 def _check_memory(sides: Sequence[Experiment], cluster: ClusterSpec, steps: int) -> None:
-    """Refuse what a device or this machine cannot hold, with the numbers."""
+    """Refuse layouts that a device or this machine cannot hold, with the numbers."""
     limit, host = cluster.device.memory_bytes, machine_memory_bytes()
     smaller = "take a smaller model (model.num_layers=2), batch or seq_len"
     most_in_ranks, kept = 0, 0
@@ -159,7 +160,7 @@ def _check_memory(sides: Sequence[Experiment], cluster: ClusterSpec, steps: int)
 
 
 def _kept_bytes(experiment: Experiment, steps: int) -> int:
-    """What the comparison keeps of a layout on the host: pieces from its ranks, and whole tensors."""
+    """Host bytes that the comparison keeps of one layout: pieces from its ranks, and whole tensors."""
     e, size = experiment, 8 if experiment.precision == "fp64" else 4
     copies, _ = data_degrees(e)
     weights = num_params(e.model) * size * (1 + 2 * steps)
@@ -168,7 +169,7 @@ def _kept_bytes(experiment: Experiment, steps: int) -> int:
 
 
 def print_comparison(compared: Comparison, console: Console) -> None:
-    """Both layouts, the worst tensor of every phase of every step, and the verdict."""
+    """Print both layouts, the worst tensor of every phase of every step, and the verdict."""
     for side, experiment in (("left", compared.left), ("right", compared.right)):
         console.print(f"{side:6} {plural(experiment.world_size, 'rank')}: {experiment.id}", highlight=False)
     table = plain_table()
@@ -204,7 +205,7 @@ def _excess(difference: Difference) -> float:
 
 
 def verdict(compared: Comparison) -> str:
-    """One line: whether the layouts agree, otherwise the first tensor that differs."""
+    """One line: the layouts agree, or the first tensor that differs."""
     first = compared.first
     if first is None:
         return f"[bold green]agree[/]: all {len(compared.differences)} tensors differ by no more than rounding explains"

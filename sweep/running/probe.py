@@ -1,7 +1,7 @@
-"""``python -m sweep probe``: measures what a cluster's devices and links can do, and stores it for later plans.
+"""``python -m sweep probe``: measures a cluster's devices and links, and stores the figures for later plans.
 
-It is a sweep of two points, run by the same launchers as any other; one of them also does the tests of
-`workloads.probe`. What the ranks have measured is stored by `results.tables.probes`.
+A probe is a sweep of two points, run by the same launchers as any other; one point also does the tests of
+`workloads.probe`. `results.tables.probes` stores what the ranks have measured.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _PROVENANCE = (
 
 
 def prepare_probe(overrides: Sequence[str], folders: ConfFolders, nodes: int) -> Prepared:
-    """The sweep that measures ``nodes`` nodes of the cluster that the overrides name, or this machine.
+    """The sweep that measures ``nodes`` nodes of the cluster named by the overrides, or this machine.
 
-    Raises `UltrasweepError` for overrides that are not the user's to choose here.
+    Raises `UltrasweepError` for overrides that the user may not choose here.
     """
     for override in overrides:
         name = override.lstrip("+~").partition("=")[0]
@@ -53,8 +53,8 @@ def prepare_probe(overrides: Sequence[str], folders: ConfFolders, nodes: int) ->
             raise UltrasweepError(
                 f"probe: {name} is set by this command; cluster, model, launcher and results_dir may be given"
             )
-    own = [override for override in overrides if not override.startswith("results_dir=")]
-    begin = ["+grid=probe", *own]
+    settable_overrides = [override for override in overrides if not override.startswith("results_dir=")]
+    begin = ["+grid=probe", *settable_overrides]
     config = compose_sweep(begin, folders, launcher=default_launcher())
     if config.launcher_kind == "rehearse":
         raise UltrasweepError("probe: launcher=rehearse has no links to measure; it may be local or slurm")
@@ -66,7 +66,7 @@ def prepare_probe(overrides: Sequence[str], folders: ConfFolders, nodes: int) ->
         on_cpu = on_cpu or not (machine.num_gpus or config.cluster_given)
         devices = asked if isinstance(asked, int) else _CPU_RANKS if on_cpu else max(1, machine.num_gpus)
     if on_cpu:
-        given = {override.partition("=")[0] for override in own}
+        given = {override.partition("=")[0] for override in settable_overrides}
         begin += [setting for setting in _ON_CPU if setting.partition("=")[0] not in given]
     world_size = nodes * devices
     heads = next(iter(compose_sweep(begin, folders, launcher=config.launcher_kind).models.values())).num_kv_heads
@@ -90,8 +90,10 @@ def _results_dir(overrides: Sequence[str]) -> Path:
 
 
 def store_probe(sweep: SweepDir, prepared: Prepared, command: str) -> Probe:
-    """Store the figures that the finished sweep of a probe has measured. Raises `UltrasweepError` when there are
-    none: then the probe failed."""
+    """Store the figures that the finished sweep of a probe has measured.
+
+    Raises `UltrasweepError` if there are none: then the probe failed.
+    """
     from results.tables.store import read_attempts
 
     config, settings = prepared.plan.config, prepared.settings
@@ -159,7 +161,7 @@ def _figures(
 
 
 def headlines(probe: Probe) -> list[str]:
-    """What a person wants to know of a probe, a line each."""
+    """The main results of a probe, one line each."""
     lines = []
     if products := probe.select("matmul"):
         best = max(products, key=lambda row: row["value"])
@@ -170,14 +172,15 @@ def headlines(probe: Probe) -> list[str]:
         rates = [row["value"] / 1e9 for row in copies]
         lines.append(f"copy: {min(rates):,.0f} to {max(rates):,.0f} GB/s by device")
     for placement in ("inside_node", "between_nodes", "mixed"):
-        found = probe.select("collective", "all_reduce", placement=placement)
-        if found:
-            row = max(found, key=lambda row: (row["group_size"], row["bytes"]))
+        all_reduces = probe.select("collective", "all_reduce", placement=placement)
+        if all_reduces:
+            row = max(all_reduces, key=lambda row: (row["group_size"], row["bytes"]))
             n = row["group_size"]
             bus = 2 * (n - 1) / n * row["bytes"] / row["value"] / 1e9
             lines.append(f"all-reduce {placement}: {bus:,.1f} GB/s over {n} ranks, {row['bytes'] / 2**20:,.0f} MiB")
     lines += [
-        f"{row['name']} beside {row['beside']}: {row['value']:.2f} x as long" for row in probe.select("interference")
+        f"{row['name']} during {row['beside']}: takes {row['value']:.2f} x as long"
+        for row in probe.select("interference")
     ]
     lines += [
         f"step of {row['model']}, dp {row['dp']}, tp {row['tp']}: {row['value']:.3f} s" for row in probe.select("step")

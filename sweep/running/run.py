@@ -1,4 +1,4 @@
-"""What ``run`` does before the launcher works: plan for this machine or for Slurm, and fill the sweep's queue."""
+"""Prepares a run: plans for this machine or for Slurm, and fills the sweep's queue."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plan bound to where it will run, and how its points are to be launched."""
+    """A plan bound to the place where it will run, and how its points are launched."""
 
     plan: Plan
     settings: LaunchSettings
     slurm: SlurmOptions | None
-    """How jobs are submitted; None: this machine runs the points itself."""
+    """Options of the Slurm jobs; None: this machine runs the points itself."""
     dry: bool
     """Show what would be submitted and do nothing."""
     notes: tuple[str, ...]
-    """Lines for the user on what was chosen for him: the launcher, the cluster file."""
+    """Lines for the user about choices made automatically: launcher, cluster file."""
 
 
 def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Prepared:
-    """Compose, choose the launcher and the cluster file where the user has not, and plan.
+    """Compose and plan; choose the launcher and the cluster file if the user did not.
 
-    A local run needs a cluster file that describes this machine. Under Slurm the file is the user's or the grid's
-    choice, because a login node has other devices than the nodes. Raises `InvalidSweep` (or another
-    `UltrasweepError`) for a mistake of the user, and when no point can run.
+    A local run needs a cluster file that describes this machine. Under Slurm the user or the grid must choose the file,
+    because a login node has other devices than the nodes. Raises `InvalidSweep` (or another `UltrasweepError`) for a
+    mistake of the user, or if no point can run.
     """
     config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":
         machine = this_machine()
     elif not config.launcher_given:
-        notes.append("launcher=slurm: this machine submits to Slurm (launcher=local would run here)")
+        notes.append("launcher=slurm: this machine can submit to Slurm (launcher=local would run here)")
     if config.launcher_kind == "local":
         other = fitting_cluster(folders, machine, config.cluster, config.cluster_given)
         if other is not None:
@@ -65,7 +65,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
 
 
 def _rebuilt(config: SweepConfig) -> str | None:
-    """Makes rows again that the sweep's tables have lost; what was done, in one line."""
+    """Rebuilds rows that the sweep's tables have lost. Returns one line on what was rebuilt."""
     if not SweepDir(config.sweep_dir).marker.is_file():
         return None
     from launchers.pilot.rebuild import rebuild_lost_rows
@@ -75,24 +75,24 @@ def _rebuilt(config: SweepConfig) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What `enqueue` did, in numbers of points."""
+    """Numbers of points that `enqueue` added, removed and left."""
 
     sweep: SweepDir
     added: int
     removed: int
-    """Points of an earlier run that waited and are not part of this plan: they were taken out of the queue."""
+    """Points of an earlier run that were waiting and are not in this plan: removed from the queue."""
     foreign: int
-    """Points of an earlier run that are running now and are not part of this plan: they are left to end."""
+    """Points of an earlier run that are running and are not in this plan: left to finish."""
 
 
 def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
-    """Write the ledger and the queue. Raises `InvalidResults` when the folder's rows are of another device.
+    """Write the ledger and the queue. Raises `InvalidResults` if the folder's rows are from another device.
 
-    ``added``: ids of the experiments that the queue gets; None: all that are to run. What waits already stays then,
-    too, as long as its layout is planned.
+    ``added``: ids of the experiments to queue; None: all that are to run. If given, waiting points also stay, as long
+    as their layout is planned.
 
-    Points that wait from an earlier run and are not part of this plan (another budget, other axes) are removed, so
-    that what runs is what was planned. Points requeued by ``retry`` stay.
+    Waiting points of an earlier run that are not in this plan (another budget, other axes) are removed, so that only
+    the plan is run. Points requeued by ``retry`` stay.
     """
     plan, settings = prepared.plan, prepared.settings
     config = plan.config
@@ -133,7 +133,7 @@ def would_wait(prepared: Prepared) -> list[Point]:
 
 
 def _points_of(prepared: Prepared) -> list[Point]:
-    """The plan's points as the queue takes them: those to run, and the cached ones, which `retry` may put back."""
+    """The plan's points as entries of the queue: those to run, and the cached ones, which `retry` may put back."""
     return [
         point_of(index, point, prepared.settings.method)
         for index, point in enumerate(prepared.plan.points)
@@ -142,7 +142,7 @@ def _points_of(prepared: Prepared) -> list[Point]:
 
 
 def point_of(index: int, point: PlannedPoint, method: Method) -> Point:
-    """One point of a plan, which has a price, as the queue takes it."""
+    """One priced point of a plan as an entry of the queue."""
     assert point.price is not None
     return Point(
         index=index,
@@ -158,8 +158,8 @@ def point_of(index: int, point: PlannedPoint, method: Method) -> Point:
 
 
 def _is_planned(name: str, planned: set[str], settings: LaunchSettings) -> bool:
-    """Whether a file of the queue may stay: its point is in this plan, or it is run by another method (measured,
-    rehearsed), of which this plan says nothing."""
+    """Whether a file of the queue may stay: its point is in this plan, or it runs by another method (measured,
+    rehearsed), which this plan does not cover."""
     key = key_of(name)
     return key in planned or (key.partition("+")[2] or "measured") != settings.method
 
@@ -178,5 +178,5 @@ def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
     device = sweep.settings().get("device")
     if device is not None and device != about["device"]:
         raise InvalidResults(
-            f"{sweep.path} holds runs planned for {device}; give this one, for {about['device']}, another name=NAME"
+            f"{sweep.path} holds runs for {device}, this run is for {about['device']}: give it another name=NAME"
         )

@@ -1,4 +1,4 @@
-"""What ``run`` and ``watch`` end with: how the points ended, the fastest layouts, what to try next, and the report."""
+"""The end of ``run`` and ``watch``: how the points ended, the fastest layouts, what to try next, and the report."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from sweep.planning.summary import layout, workload
 
 _MOST_CELLS, _MOST_TIED, _MOST_UNTRIED = 12, 3, 3
 _MENDABLE = ("hang", "nccl_error", "node_failure")
-"""Outcomes, besides failures of the infrastructure, that another attempt may not have."""
+"""Outcomes that another attempt may not have, besides infrastructure failures."""
 _METHODS = {"measured": "measured", "rehearsed": "rehearsed", "rehearsed_fake": "estimated"}
 
 
 def print_end(sweep: SweepDir, summary: RunSummary, command: str, console: Console) -> None:
-    """Say how the points ended and what they show. ``command`` runs the rest after an interruption."""
+    """Print how the points ended and what they show. ``command`` runs the rest after an interruption."""
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(summary.outcomes.items()))
     if summary.attempts:
@@ -49,7 +49,7 @@ def print_end(sweep: SweepDir, summary: RunSummary, command: str, console: Conso
         try:
             folders = _print_findings(sweep, summary, command, console)
         except (OSError, UltrasweepError) as error:
-            say(f"the rows cannot be summed up: {error}")
+            say(f"cannot summarize the rows: {error}")
     if summary.interrupted:
         say(f"interrupted, {plural(summary.left, 'point')} left; go on with: {command}")
     elif summary.message:
@@ -68,27 +68,27 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
     others = set(used.values()) - {sweep.name}
     for folder in own_sweep_dirs(sweep.path.parent) if others else []:
         if folder.name in others:
-            found = [row for row in _rows_of(folder) if row["attempt_id"] in used]
-            say(f"the rows of {plural(len(found), 'point')} are in {folder}")
-            rows += found
+            reused_rows = [row for row in _rows_of(folder) if row["attempt_id"] in used]
+            say(f"the rows of {plural(len(reused_rows), 'point')} are in {folder}")
+            rows += reused_rows
             folders.append(folder)
     cells = best_layouts(rows)
     _print_best(cells, console)
-    waited, told = waiting_for_host(rows)
+    waited, known_runs = waiting_for_host(rows)
     if waited:
         say(
-            f"in {waited} of {plural(told, 'run')} devices waited for the host (host_lead_s near 0): "
-            "on another host these may take another time"
+            f"{waited} of {plural(known_runs, 'run')} were host-bound (host_lead_s near 0): "
+            "their times may differ on another host"
         )
-    freed, told = freeing_cache(rows)
+    freed, known_runs = freeing_cache(rows)
     if freed:
         say(
-            f"in {freed} of {plural(told, 'run')} memory was so full that the allocator stopped to free its cache "
-            "(allocator_retries): a layout that needs less may be faster"
+            f"in {freed} of {plural(known_runs, 'run')} memory was so full that the allocator had to free its cache "
+            "(allocator_retries): a layout that needs less memory may be faster"
         )
     if left_out := older(rows):
         say(
-            f"{plural(left_out, 'finished run')} of older versions of the engine or the measurement are not ranked here"
+            f"{plural(left_out, 'finished run')} with an older version of the engine or the measurement not ranked here"
         )
     method = Counter(row["method"] for row in rows).most_common(1)[0][0] if rows else "measured"
     _print_untried(untried_points(ledger, rows, cells, method), summary, command, console)
@@ -119,12 +119,12 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
         name += f", tp {cell.key.tp}" if cell.key.tp is not None else ""
         name += f", cp {cell.key.cp}" if (cell.key.cp or 1) > 1 else ""
         table.add_row(name + (f" ({_METHODS[cell.key.method]})" if methods else ""))
-        for place, one in enumerate(cell.layouts[: min(cell.tied or 1, 1 + _MOST_TIED)]):
+        for place, measured in enumerate(cell.layouts[: min(cell.tied or 1, 1 + _MOST_TIED)]):
             table.add_row(
-                Padding(layout(one.experiment), (0, 0, 0, 2)),
-                f"{one.rate:,.0f}",
-                format_bytes(one.peak_bytes),
-                *((format_percent(one.mfu),) if mfu else ()),
+                Padding(layout(measured.experiment), (0, 0, 0, 2)),
+                f"{measured.rate:,.0f}",
+                format_bytes(measured.peak_bytes),
+                *((format_percent(measured.mfu),) if mfu else ()),
                 "" if place else _lead(cell),
             )
         if (more := (cell.tied or 1) - 1 - _MOST_TIED) > 0:
@@ -134,15 +134,15 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
     if len(cells) > _MOST_CELLS:
         say(f"... and {plural(len(cells) - _MOST_CELLS, 'model and size', 'models and sizes')} more in the report")
     if others := sum(cell.at_other_batches for cell in cells):
-        say(f"{plural(others, 'layout')} at other batches than most of their model and size are not ranked beside them")
+        say(f"{plural(others, 'layout')} not ranked: another batch size than most layouts of that model and size")
     if any(cell.tied is None and len(cell.layouts) > 1 for cell in shown):
-        say("?: how far a run moves by chance is not known (too few timed steps, no repeats)")
+        say("?: run-to-run variation is unknown (too few timed steps, no repeats)")
     if any(cell.key.tp is not None for cell in shown):
-        say("rehearsed times do not rank one tp against another: each tp has its own line")
+        say("rehearsed times cannot rank different tp against each other: each tp has its own line")
 
 
 def _lead(cell: Cell) -> str:
-    """How far the next layout is behind the fastest one, or how many may be as fast."""
+    """How far the next layout is behind the fastest one, or how many layouts are tied."""
     if len(cell.layouts) == 1:
         return "no other"
     lead = format_percent(1 - cell.layouts[1].rate / cell.layouts[0].rate)
@@ -151,22 +151,22 @@ def _lead(cell: Cell) -> str:
     return f"tie of {cell.tied}" if cell.tied > 1 else lead
 
 
-def _print_untried(found: Sequence[Untried], summary: RunSummary, command: str, console: Console) -> None:
+def _print_untried(untried: Sequence[Untried], summary: RunSummary, command: str, console: Console) -> None:
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    if not found:
+    if not untried:
         return
-    say("worth trying next, by the predictions and how far the runs reached theirs:")
-    for point in found[:_MOST_UNTRIED]:
+    say("worth trying next, by predictions corrected with the runs so far:")
+    for point in untried[:_MOST_UNTRIED]:
         than = f"{point.gain:+.0%} to the best" if point.gain is not None else "nothing measured there yet"
         where = f"{workload(point.experiment)} on {point.experiment.world_size}"
         say(f"  {where}, about {point.rate:,.0f} tokens/s each ({than}): {layout(point.experiment)}")
-    hours = [point.expected_hours or 0.0 for point in found[:_MOST_UNTRIED] if point.verdict == "over_budget"]
+    hours = [point.expected_hours or 0.0 for point in untried[:_MOST_UNTRIED] if point.verdict == "over_budget"]
     if hours and command and not summary.left:
-        say(f"  the same command goes on with them; its budget must cover {max(hours):.2g} device-hours: {command}")
+        say(f"  to run them, repeat the command with a budget of at least {max(hours):.2g} device-hours: {command}")
 
 
 def _print_failed(sweep: SweepDir, console: Console) -> None:
-    """Name the failures that another attempt may not have, with the command that requeues them."""
+    """Print the failures that another attempt may not have, with the command that requeues them."""
     last = {record.experiment_id: record for record in sweep_status(sweep).attempts}
     failed = Counter(
         record.outcome
@@ -174,6 +174,6 @@ def _print_failed(sweep: SweepDir, console: Console) -> None:
         if not record.will_retry and (record.outcome in _MENDABLE or (record.infrastructure and record.outcome != "ok"))
     )
     if failed:
-        told = listed([f"{outcome} {count:,}" for outcome, count in failed.most_common()])
+        failures = listed([f"{outcome} {count:,}" for outcome, count in failed.most_common()])
         retry = shlex.join(["python", "-m", "sweep", "retry", str(sweep.path), *failed])
-        console.print(f"worth another try ({told}): {retry}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"worth another try ({failures}): {retry}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What ``run`` and a dry run print before the launcher works. What they print at the end is in
+"""Messages of ``run`` and of a dry run before the launcher works. Messages at the end are in
 `sweep.running.run_end`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweep.running.run import Prepared, Queued
 
 
 def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
-    """Say what is about to run, in a few lines. Under Slurm, where others may wait for the devices, with its price."""
+    """Print in a few lines what is about to run. Under Slurm, where others may wait for the devices, with its price."""
     plan = prepared.plan
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for note in prepared.notes:
@@ -32,23 +32,23 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     if queued.removed:
         are, were = ("is", "was") if queued.removed == 1 else ("are", "were")
         points = plural(queued.removed, "point")
-        say(f"{points} of an earlier run {are} not in this plan and {were} taken out of the queue")
+        say(f"{points} of an earlier run {are} not in this plan and {were} removed from the queue")
     if queued.foreign:
-        runs, its = ("runs", "its row") if queued.foreign == 1 else ("run", "their rows")
+        are, they = ("is", "it is") if queued.foreign == 1 else ("are", "they are")
         points = plural(queued.foreign, "point")
-        say(f"{points} of an earlier run still {runs} although not in this plan, and will get {its}")
+        say(f"{points} of an earlier run {are} still running; {they} not in this plan but will be recorded")
     status = sweep_status(queued.sweep)
     if status.damaged:
         say(status.damage)
     if not status.left:
         lost = len(plan.to_run) - _failed(status)
-        if lost > 0:  # the queue has them as finished, but their rows cannot be read
+        if lost > 0:  # the queue lists them as finished, but their rows cannot be read
             retry = f"python -m sweep retry {shlex.quote(str(queued.sweep.path))} ok"
             say(f"nothing to run: every point was run, but the rows of {lost:,} cannot be read; {retry} requeues them")
         elif unpaid := sum(point.verdict == "over_budget" for point in plan.points):
-            say(f"nothing to run: the budget covers none of {plural(unpaid, 'point')} that could run")
+            say(f"nothing to run: the budget covers none of the {plural(unpaid, 'point')} that could run")
         else:
-            say(f"nothing to run: every point has its row{_failures(status)}")
+            say(f"nothing to run: every point has a row{_failures(status)}")
         return
     settings = prepared.settings
     if prepared.slurm is not None:
@@ -60,12 +60,12 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     say(f"{plural(status.left, 'point')} to {how}, with up to {_devices(settings)} at a time")
     if settings.method == "rehearsed_fake":
         rates = settings.cluster.matmul_efficiency is not None
-        times = "are estimates" if rates else f"are not known, since cluster {settings.cluster.name} states no rates"
+        times = "are estimates" if rates else f"are unknown (the file of cluster {settings.cluster.name} has no rates)"
         say(f"no GPU here: memory is traced on FakeTensor, step times {times}")
 
 
 def print_dry_run(prepared: Prepared, points: Sequence[Point], console: Console) -> None:
-    """Say what would be submitted, as comments of a shell script: the batch files of ``launcher.dry=true`` follow."""
+    """Print what would be submitted, as comments of a shell script: the batch files of ``launcher.dry=true`` follow."""
     plan = prepared.plan
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(f"# dry run of {shlex.quote(plan.config.name)}: nothing is written, nothing is submitted")
@@ -89,8 +89,8 @@ def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
     ]
     if demand.too_long:
         lines.append(
-            f"{plural(demand.too_long, 'point')} may need {format_duration(demand.longest_s)}, and a pilot of "
-            f"launcher.time_min={limit} has {format_duration(prepared.slurm.usable_s)}: not submitted"
+            f"{plural(demand.too_long, 'point')} not submitted: up to {format_duration(demand.longest_s)} needed, "
+            f"a pilot with launcher.time_min={limit} has {format_duration(prepared.slurm.usable_s)}"
         )
     return lines
 

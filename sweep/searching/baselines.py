@@ -1,4 +1,4 @@
-"""What a search is compared with: other ways to choose the runs, made again in the same recorded ones."""
+"""Baselines for a search: other ways to choose the runs, replayed on the same recorded runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from sweep.searching.recorded import Recorded
-from sweep.searching.replay import CellResult, Ran
+from sweep.searching.replay import CellReplay, CellResult
 from sweep.searching.space import Ints
 
 Order = Callable[[int], Ints]
-"""From a cell to its candidates in the order in which they run."""
+"""Maps a cell to its candidates, in the order in which they run."""
 HAND_AXES = ("tp", "pp", "mbs", "zero")
 
 
@@ -23,29 +23,32 @@ def in_order(
     patience: int | None = None,
     slow: float | None = None,
 ) -> list[CellResult]:
-    """Runs every cell in this order: at most ``most`` candidates, until ``patience`` runs in a row were not better.
-    ``slow``: as `Settings.slow`."""
-    found = []
+    """Runs every cell in the given order: at most ``most`` candidates, until ``patience`` runs in a row bring no
+    improvement.
+
+    ``slow``: as `Settings.slow`.
+    """
+    results = []
     for cell in recorded.space.cells:
-        ran, since = Ran(recorded, cell, slow), 0
+        ran, since = CellReplay(recorded, cell, slow), 0
         for one in order(cell)[:most]:
             before = ran.fastest
             ran.run(int(one))
             since = since + 1 if ran.fastest == before and before is not None else 0
             if patience is not None and since >= patience:
                 break
-        found.append(ran.result())
-    return found
+        results.append(ran.result())
+    return results
 
 
 def by_prediction(recorded: Recorded) -> Order:
-    """What is predicted to fit, the fastest first; then the rest, what needs least memory first."""
+    """Candidates that are predicted to fit, fastest first; then the rest, lowest predicted memory first."""
 
     def order(cell: int) -> Ints:
-        own = recorded.space.of(cell)
-        load, time = recorded.space.log_load[own], recorded.space.log_time[own]
-        found: Ints = own[np.lexsort((np.where(load > 0, load, time), load > 0))]
-        return found
+        candidates = recorded.space.of(cell)
+        load, time = recorded.space.log_load[candidates], recorded.space.log_time[candidates]
+        by_expected_time: Ints = candidates[np.lexsort((np.where(load > 0, load, time), load > 0))]
+        return by_expected_time
 
     return order
 
@@ -54,36 +57,36 @@ def at_random(recorded: Recorded, seed: int) -> Order:
     random = np.random.default_rng(seed)
 
     def order(cell: int) -> Ints:
-        found: Ints = random.permutation(recorded.space.of(cell))
-        return found
+        shuffled: Ints = random.permutation(recorded.space.of(cell))
+        return shuffled
 
     return order
 
 
 def by_hand(recorded: Recorded, slow: float | None = None) -> list[CellResult]:
-    """One axis at a time: from the least model parallelism that ran, tp, pp, micro-batch and ZeRO in turn, each with
-    the best of the ones before."""
+    """Optimizes one axis at a time, as by hand: from the least model parallelism that runs, vary tp, pp, micro-batch
+    and ZeRO in turn, each starting from the best so far."""
     return [_by_hand(recorded, cell, slow) for cell in recorded.space.cells]
 
 
 def _by_hand(recorded: Recorded, cell: int, slow: float | None) -> CellResult:
-    own, points = recorded.space.of(cell), recorded.points
-    axes = np.stack([getattr(points, name)[own] for name in HAND_AXES], axis=1)
-    ran, tried = Ran(recorded, cell, slow), set[int]()
+    candidates, points = recorded.space.of(cell), recorded.points
+    axes = np.stack([getattr(points, name)[candidates] for name in HAND_AXES], axis=1)
+    ran, tried = CellReplay(recorded, cell, slow), set[int]()
 
     def run(row: int) -> None:
         if row not in tried:
             tried.add(row)
-            ran.run(int(own[row]))
+            ran.run(int(candidates[row]))
 
-    # Until something runs at all: the smallest micro-batch, more and more model parallelism, tensor before pipeline.
+    # Until one run succeeds: smallest micro-batch first, then more and more model parallelism, tensor before pipeline.
     for row in np.lexsort((-axes[:, 3], axes[:, 1], axes[:, 0] * axes[:, 1], axes[:, 2])):
         run(int(row))
         if ran.fastest is not None:
             break
     for axis in range(len(HAND_AXES)):
         assert ran.fastest is not None
-        at = axes[int(np.flatnonzero(own == ran.fastest)[0])]
+        at = axes[int(np.flatnonzero(candidates == ran.fastest)[0])]
         others = np.delete(axes, axis, axis=1)
         for row in np.flatnonzero((others == np.delete(at, axis)).all(axis=1)):
             run(int(row))

@@ -1,4 +1,4 @@
-"""Keeps the queue of a search filled: after every run that ends, what promises most by then waits, and nothing else."""
+"""Keeps the queue of a search filled: after each finished run, only the points most promising by then wait."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from workloads.contract.protocol import Method
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A search at one moment, and what was done to its queue."""
+    """State of a search at one moment, and the changes to its queue."""
 
     round: Round
     probabilities: dict[int, float]
-    """By cell: that of a better layout."""
+    """Probability of a better layout, by cell."""
     chosen: tuple[Wanted, ...]
-    """What waits now, besides what had to stay."""
+    """Points chosen to wait now, in addition to those that had to stay."""
     added: int
     over_budget: bool
-    """More was wanted than the budget covers."""
+    """Whether the budget does not cover all wanted runs."""
 
 
 class Feeder:
@@ -40,10 +40,10 @@ class Feeder:
         self._sweep, self._planned, self._settings, self._method = sweep, planned, settings, method
         self._budget_gpu_hours = budget_gpu_hours
         self._ended = (0, 0)
-        """Attempts and points that had ended when it looked last."""
+        """Numbers of attempts and points that had ended at the last look."""
 
     def look(self) -> Look:
-        """Read the folder, choose anew, and change the queue to that. Raises `OSError`."""
+        """Read the folder, choose again, and update the queue. Raises `OSError`."""
         self._ended = self._count()
         now = read_round(self._sweep, self._planned, self._settings, self._method)
         probabilities = {cell: now.session.probability(cell) for cell in self._planned.names}
@@ -60,22 +60,22 @@ class Feeder:
         )
 
     def feed(self) -> str:
-        """`look` once more when a run has ended since; a line for the user, empty when nothing was added."""
+        """Call `look` again if a run has ended since. Returns a line for the user, empty if nothing was added."""
         before = self._ended
         try:
             if self._count() == before:
                 return ""
-            found = self.look()
+            look = self.look()
         except OSError:
-            self._ended = before  # the file system fails for now: the next call comes in a moment
+            self._ended = before  # the file system fails for now: try again at the next call
             return ""
-        return self.told(found) if found.added else ""
+        return self.message(look) if look.added else ""
 
     def _count(self) -> tuple[int, int]:
         return len(entry_names(self._sweep.history)), len(entry_names(self._sweep.done))
 
-    def told(self, look: Look) -> str:
-        """One line on what was added."""
+    def message(self, look: Look) -> str:
+        """One line on the points added."""
         cells = sorted({one.cell for one in look.chosen})
         line = f"search: {plural(look.added, 'point')} of {plural(len(cells), 'model and size', 'models and sizes')}"
         if len(cells) != 1 or (best := look.round.session.best(cells[0])) is None:
@@ -84,13 +84,15 @@ class Feeder:
         return f"{line}; fastest so far {seconds:.4g} s a step, a better one {look.probabilities[cells[0]]:.2f}"
 
     def _change_queue(self, now: Round, chosen: Sequence[Wanted]) -> int:
-        """Points that wait and were not chosen again are taken out; the queue runs the others in the order in which
-        they were chosen. How many were added that did not wait before."""
+        """Replaces waiting points that were not chosen again, and keeps the order in which points were chosen.
+
+        Returns the number of added points that did not wait before.
+        """
         order = [(one.place, self._slow_step_s(one)) for one in chosen]
         waits = {place: (place, point.slow_step_s) for place, point in now.waiting.items()}
         stay = [place for place, as_it_waits in waits.items() if as_it_waits in order]
         if order[: len(stay)] != [waits[place] for place in stay]:
-            stay = []  # another order: all are added anew
+            stay = []  # another order: add all points again
         for place, point in now.waiting.items():
             if place not in stay:
                 (self._sweep.todo / f"{point.stem}.json").unlink(missing_ok=True)  # a pilot may just have claimed it
@@ -106,12 +108,13 @@ class Feeder:
         return dataclasses.replace(point, slow_step_s=self._slow_step_s(wanted), ran_on=wanted.ran_on)
 
     def _slow_step_s(self, wanted: Wanted) -> float | None:
-        """A rehearsal's steps are not the layout's."""
+        """Limit on the step time for an early end; None for rehearsals, whose steps do not have the layout's
+        duration."""
         return wanted.slow_step_s if self._method == "measured" else None
 
 
 def _cost_h(now: Round, cell: int, place: int) -> float:
-    """GPU-hours that a run may cost: as planned, or what runs of its cell have cost so far where that is not known."""
+    """GPU-hours that a run may cost: as planned, or if unknown the mean cost of runs of its cell so far."""
     price = now.planned.points[place].price
     assert price is not None
     if price.expected_h is None and now.runs.get(cell):

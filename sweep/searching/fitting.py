@@ -1,7 +1,7 @@
-"""How likely it is that candidates fit in memory, given which did and which ran out of it.
+"""Probability that candidates fit in memory, given which ones ran and which ran out of memory.
 
-A prediction of memory is off by a factor that all candidates of a cell share, and by one of each candidate's own. What
-ran and what ran out says where the shared factor is. A hard cut would remove winners: they stand close to the limit.
+A memory prediction is off by a factor shared by all candidates of a cell, and by an individual factor. Successful and
+out-of-memory runs inform the shared factor. A hard cut would remove winners, which lie close to the limit.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ import numpy as np
 from sweep.searching.space import OK, OOM, Floats, Ints, Seen, Space
 
 SHARED = 0.6
-"""Of a prediction's spread: what the candidates of a cell have in common."""
+"""Share of a prediction's spread that all candidates of a cell have in common."""
 _GRID = np.linspace(-3.0, 3.0, 61)
-"""Values of the shared factor's logarithm, in its standard deviations."""
+"""Grid of the shared factor's logarithm, in its standard deviations."""
 
 _erf = np.vectorize(erf, otypes=[float])
 
 
 def normal_cdf(z: Floats) -> Floats:
-    found: Floats = 0.5 * (1 + _erf(np.asarray(z, dtype=float) / sqrt(2)))
-    return found
+    probability: Floats = 0.5 * (1 + _erf(np.asarray(z, dtype=float) / sqrt(2)))
+    return probability
 
 
 def fit_probability(space: Space, seen: Seen, cell: int, places: Ints) -> Floats:
-    """Probability that each candidate at ``places`` (all of this cell) fits. Zero for what needs more than something
-    that ran out of memory and is else the same."""
+    """Probability that each candidate at ``places`` (all of this cell) fits.
+
+    It is zero if an otherwise equal candidate with the same or lower predicted memory ran out of memory.
+    """
     spread = space.load_spread[places]
-    shared, own = SHARED * spread, np.sqrt(1 - SHARED**2) * spread
+    shared, individual = SHARED * spread, np.sqrt(1 - SHARED**2) * spread
 
     weight = np.exp(-0.5 * _GRID**2)
     rows = np.flatnonzero((space.cell == cell) & ((seen.state == OK) | (seen.state == OOM)))
@@ -39,7 +41,7 @@ def fit_probability(space: Space, seen: Seen, cell: int, places: Ints) -> Floats
         fits = normal_cdf(-z)
         weight = weight * np.clip(fits if seen.state[row] == OK else 1 - fits, 1e-3, 1.0)
     weight = weight / weight.sum()
-    z = (space.log_load[places][:, None] + shared[:, None] * _GRID) / own[:, None]
+    z = (space.log_load[places][:, None] + shared[:, None] * _GRID) / individual[:, None]
     probability: Floats = normal_cdf(-z) @ weight
 
     for row in rows[seen.state[rows] == OOM]:

@@ -1,8 +1,7 @@
-"""A plan as a space to search in: its points that can run, with what the closed forms say of them.
+"""A plan as a search space: its points that can run, with their closed-form predictions.
 
-The plan's predictions have learned from rows of other layouts on the cluster. Rows of its own layouts, which other
-sweeps have measured, stand beside the candidates in cells that are not searched: what the prediction missed there says
-something here.
+The plan's predictions were fitted on rows of other layouts on the cluster. Rows of the plan's own layouts, measured in
+other sweeps, are added to the candidates as cells that are not searched: their prediction errors inform the search.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment, from_dict, layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")
-"""Verdicts of candidates: what a plan's budget leaves out, the search may choose all the same."""
+"""Verdicts of candidates. The search may also choose points outside the plan's budget."""
 LEAST_TIME_SPREAD = 0.03
-"""Of the logarithm of a step time, however narrow its predicted interval: about that of two runs of one layout."""
+"""Least standard deviation of log step time, however narrow the predicted interval: about that of repeated runs."""
 BLIND_SPREAD = 0.5
-"""Of a step time that was not predicted."""
+"""Standard deviation of log step time without a prediction."""
 LOAD_SPREAD = 0.06
-"""Of the logarithm of the predicted need of memory."""
+"""Standard deviation of the log of predicted memory."""
 _NO_LIMIT = -5.0
-"""Logarithm of a load far below what any device has, where no limit is known."""
+"""Log of memory over the limit, used if no limit is known: far below any device's limit."""
 CHOICES = 0.7
-"""Of choices that are no numbers (a schedule, a precision): the distance of two that differ, over a length."""
+"""Distance between two different values of a categorical choice (schedule, precision), in length scales."""
 _NOT_LAYOUT = {
     "model", "seed", "engine", "engine_version", "global_batch_size", "seq_len", "zero_stage", "micro_batch_size",
     "dp_replicate", "dp_shard", "routing", "routing_imbalance", "capacity_factor", *FAMILY_AXES,
@@ -44,8 +43,8 @@ _FREES_MEMORY = ("micro_batch_size", "zero_stage", "recompute", "recompute_every
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A row of another sweep on this cluster, of a layout of the plan."""
+class KnownRow:
+    """A row of another sweep on this cluster, for a layout of the plan."""
 
     experiment: Experiment
     step_time_s: float
@@ -56,39 +55,42 @@ class Known:
 class PlannedSpace:
     cluster: ClusterSpec
     space: Space
-    """Candidates, and after them the rows of other sweeps."""
+    """Candidates, followed by the rows of other sweeps."""
     points: tuple[PlannedPoint, ...]
-    """The candidates' points."""
+    """Planned points of the candidates."""
     place_of: Mapping[str, int]
-    """A candidate's place by `layout_id`."""
+    """Index of a candidate by its `layout_id`."""
     ids: tuple[str, ...]
-    """The candidates' experiment ids."""
+    """Experiment ids of the candidates."""
     names: Mapping[int, str]
-    """Of the cells that are searched."""
-    known: tuple[Known, ...]
+    """Names of the cells that are searched."""
+    known: tuple[KnownRow, ...]
     blind: Flags
     """Candidates whose time was not predicted."""
 
     def anchor(self, place: int, step_time_s: float) -> None:
-        """Give candidates without a prediction the time of the first of them that ran."""
+        """Give all candidates without a prediction the step time of the first of them that ran."""
         if self.blind[place]:
             self.space.log_time[self.blind] = np.log(step_time_s)
 
 
 def cell_of(experiment: Experiment) -> tuple[Any, ...]:
-    """What the layouts of one cell have in common: they do the same work on as many devices."""
+    """Key of an experiment's cell: layouts of one cell do the same work on the same number of devices."""
     e = experiment
     routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
     return e.model.name, routing, e.world_size, e.seq_len, e.global_batch_size
 
 
-def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
-    """Every layout of the plan that can run, once. One whose time cannot be predicted is as fast as any other, and its
-    spread is wide; the first run says how fast that is (`PlannedSpace.anchor`)."""
+def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
+    """All layouts of the plan that can run, each once.
+
+    Layouts without a predicted time are assumed equally fast, with a wide spread; the first run sets their time
+    (`PlannedSpace.anchor`).
+    """
     points: list[PlannedPoint] = []
     place_of: dict[str, int] = {}
     ids: list[str] = []
-    # By id, because the order of a plan changes with what has run.
+    # Sort by id, because the order of a plan changes with what has run.
     for one, point in sorted(((point.experiment.id, point) for point in plan.points), key=lambda pair: pair[0]):
         if point.verdict in CAN_RUN and point.price is not None:
             place_of.setdefault(layout_id(point.experiment), len(points))
@@ -133,7 +135,7 @@ def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
 
 
 def _time_spread(time: StepTime | None) -> float:
-    """Standard deviation of the logarithm of a step time, from the middle 90 % of where it may be."""
+    """Standard deviation of log step time, from the predicted 90 % interval."""
     if time is None:
         return BLIND_SPREAD
     return max(LEAST_TIME_SPREAD, log(time.high_s / time.low_s) / (2 * NORMAL_90))
@@ -151,7 +153,8 @@ def _but_memory(experiment: Experiment) -> str:
 
 
 def _features(experiments: Sequence[Experiment]) -> Floats:
-    """`Space.layout` of experiments: degrees, and every other choice that is not the same in all of them."""
+    """Features of experiments in the form of `Space.layout`: degrees, and every other choice that differs between
+    them."""
     if not experiments:
         return np.empty((0, 0))
     degrees = {"dp": "dp", "vpp": "virtual_stages", "mbs": "micro_batch_size"}
@@ -165,13 +168,16 @@ def _features(experiments: Sequence[Experiment]) -> Floats:
     return np.stack(columns, axis=1).astype(float)
 
 
-def known_rows(plan: Plan, most: int = 400) -> list[Known]:
-    """The newest rows of layouts of the plan in other sweeps of the results folder, made on this cluster by the plan's
-    engine. Those of other layouts need not be here: the plan's predictions have learned from them."""
+def known_rows(plan: Plan, most: int = 400) -> list[KnownRow]:
+    """The newest rows of the plan's layouts from other sweeps of the results folder, on this cluster with the plan's
+    engine.
+
+    Rows of other layouts are not needed: the plan's predictions were already fitted on them.
+    """
     from results.tables.schema import MEASUREMENT_VERSION
     from results.tables.store import own_sweep_dirs, read_attempts
 
-    config, found = plan.config, []
+    config, matching_rows = plan.config, []
     times = {layout_id(point.experiment): point.time for point in plan.points if point.time is not None}
     versions = {point.experiment.engine_version for point in plan.points}
     columns = ["outcome", "method", "cluster", "measurement_version", "engine_version", "step_time_s", "config_json"]
@@ -182,13 +188,13 @@ def known_rows(plan: Plan, most: int = 400) -> list[Known]:
             same = row["cluster"] == config.cluster.name and row["method"] == plan.method
             new = row["measurement_version"] == MEASUREMENT_VERSION and row["engine_version"] in versions
             if same and new and row["outcome"] == "ok" and row["step_time_s"] and row["config_json"]:
-                found.append(row)
+                matching_rows.append(row)
     rows = []
-    for row in sorted(found, key=lambda one: str(one["started_at"])):
+    for row in sorted(matching_rows, key=lambda one: str(one["started_at"])):
         experiment = _experiment(row["config_json"])
         time = times.get(layout_id(experiment)) if experiment is not None else None
         if experiment is not None and time is not None:
-            rows.append(Known(experiment, float(row["step_time_s"]), time))
+            rows.append(KnownRow(experiment, float(row["step_time_s"]), time))
     return rows[-most:]
 
 
@@ -200,4 +206,4 @@ def _experiment(text: str) -> Experiment | None:
     try:
         return from_dict(json.loads(text))
     except (ValueError, TypeError, KeyError, InvalidExperiment):
-        return None  # a row of another version says nothing here
+        return None  # a row of another version cannot be used

@@ -1,7 +1,7 @@
-"""A table of runs that were made already as a space to search in again: candidates, predictions, what came of each.
+"""A table of recorded runs as a space to replay searches in: candidates, predictions and results.
 
 Any table with the columns of ``predict`` and ``status``, ``step_time_s`` will do (docs/accuracy.md). The raw table of
-the study that this project reproduces is taken as it was published; of it, runs of one network regime count.
+the study that this project reproduces is accepted as published; only its runs of one network regime are candidates.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ from workloads.predict.predictor import Measured, Predictor
 from workloads.predict.table import read_points
 
 RAW_STUDY = "tok/s/gpu"
-"""A column of the study's raw table and of no other."""
+"""A column that only the study's raw table has."""
 FAST_NETWORK_GB_S = 120.0
-"""All-reduce bandwidth over eight and more nodes: the study's fast regime is above, the slow one, in which nearly all
-its pipelines ran, below."""
+"""Threshold in GB/s of all-reduce bandwidth over eight and more nodes, between the study's fast network regime and its
+slow one, in which nearly all its pipelines ran."""
 NETWORK_FROM_GPUS = 64
 REWRITTEN = "after_pp_fix"
 STUDY_BATCH, STUDY_VOCABULARY = 256, 131072
 LEAST_RUNS = 3
-"""A cell needs so many runs that went well."""
+"""Least number of successful runs of a cell."""
 COVARIATES = ("allreduce_gb_s", "allreduce_intra_gb_s")
 CELL = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "gpus"]
 MODEL = CELL[:7]
 _SIZES = ["layers", "hidden"]
 LAYOUT = ["dp", "tp", "pp", "vpp", "cp", "ep", "mbs", "sharding", "recompute", "precision"]
 SPREAD_OF_LOAD = {True: 0.08, False: 0.25}
-"""Of the logarithm of the predicted need of memory, calibrated or not."""
+"""Standard deviation of the log of predicted memory, with and without calibration."""
 NEW_MODEL = 1.5
-"""How much wider a prediction is for a model of which no row was seen, than the fit itself says."""
+"""Factor that widens a fitted prediction for a model without rows in the fit."""
 _NORMAL_90 = 2 * 1.645
 """Width of a normal distribution's middle 90 %, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A space whose candidates all ran once; arrays of its length."""
+    """A space whose candidates all ran once; its arrays have one entry per candidate."""
 
     space: Space
     outcome: Texts
     """``ok``, ``oom`` or ``other``."""
     step_time_s: Floats
-    """NaN unless it ran."""
+    """NaN for failed runs."""
     log_expected: Floats
-    """Of the step time that the prior predicts for this very run, with the bandwidths that its job measured."""
+    """Logarithm of the step time that the prior predicts for this run, with the bandwidths that its job measured."""
     names: tuple[str, ...]
-    """Of each cell, by its number."""
+    """Name of each cell, by its number."""
     points: Points
-    """The candidates' layouts."""
+    """Layouts of the candidates."""
 
     def tag(self, one: int) -> str:
-        """A candidate's layout in a few letters."""
+        """Short text of a candidate's layout."""
         x = self.points
         return f"dp{x.dp[one]:g} tp{x.tp[one]:g} pp{x.pp[one]:g} mbs{x.mbs[one]:g} zero{x.zero[one]:g}"
 
 
 def read_recorded(path: Path) -> pd.DataFrame:
-    """The rows to search in. Raises `UltrasweepError` for a table without a status or without step times."""
+    """The rows to search in. Raises `UltrasweepError` for a table without a status or step times."""
     if path.suffix == ".csv" and path.is_file() and RAW_STUDY in pd.read_csv(path, nrows=0).columns:
         return study_regime(study_table(path))
     frame = read_table(path)
     if is_attempts(frame):
         frame = table_of_attempts(frame)
     if missing := [name for name in ("status", "step_time_s") if name not in frame]:
-        raise UltrasweepError(f"{path} has no column {' and none '.join(missing)}: nothing to search in again")
+        raise UltrasweepError(f"{path} lacks the columns {', '.join(missing)}, which --replay needs")
     frame["status"] = frame["status"].astype(str).str.strip().str.lower().replace({"success": "ok"})
     frame["step_time_s"] = numeric(frame["step_time_s"])
     frame["candidate"] = (frame["status"] != "ok") | (frame["step_time_s"] > 0)
@@ -84,14 +84,18 @@ def read_recorded(path: Path) -> pd.DataFrame:
 
 
 def study_regime(rows: pd.DataFrame) -> pd.DataFrame:
-    """The study's rows of its own models and batch that obey nanotron's rules.
+    """The study's rows with its standard models and batch that obey nanotron's rules.
 
-    ``candidate`` says which are of one regime: the slow network, and of pipelines those of the code after they were
-    rewritten, which other layouts do not use. Of a run that failed no bandwidth is known: all of them count.
+    ``candidate`` marks rows of one regime: the slow network, and for pipelines the rewritten code (other layouts do not
+    use it). A failed run has no measured bandwidth, so all failed runs are candidates.
     """
-    own = (rows["gbs_seqs"] == STUDY_BATCH) & (rows["vocab"] == STUDY_VOCABULARY) & (rows["kv_heads"] == rows["heads"])
-    own &= (rows["grad_accum"] >= rows["pp"] - 1) & (rows["heads"] % rows["tp"] == 0) & (rows["pp"] <= rows["layers"])
-    rows = rows[own].reset_index(drop=True)
+    in_study = (
+        (rows["gbs_seqs"] == STUDY_BATCH) & (rows["vocab"] == STUDY_VOCABULARY) & (rows["kv_heads"] == rows["heads"])
+    )
+    in_study &= (
+        (rows["grad_accum"] >= rows["pp"] - 1) & (rows["heads"] % rows["tp"] == 0) & (rows["pp"] <= rows["layers"])
+    )
+    rows = rows[in_study].reset_index(drop=True)
     slow = (rows["gpus"] < NETWORK_FROM_GPUS) | (rows[COVARIATES[0]] < FAST_NETWORK_GB_S)
     ran, alone = rows["status"] == "ok", rows["pp"] == 1
     version = rows["code_version"].mask(~ran | alone, REWRITTEN)
@@ -99,18 +103,17 @@ def study_regime(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def recorded_space(frame: pd.DataFrame, calibrated: bool) -> Recorded:
-    """``calibrated``: each model is predicted from the rows of all other models; otherwise from no row at all.
+    """Builds the space. ``calibrated``: predict each model from the rows of all other models; otherwise without rows.
 
-    What is predicted of a candidate before it runs knows the bandwidths that are usual on its number of devices. A
-    layout that ran several times counts once, with its last run that went well. Raises `UltrasweepError` when no cell
-    has `LEAST_RUNS` runs.
+    Predictions before a run use the median bandwidths for its number of devices. A layout with several runs counts
+    once, with its last successful run. Raises `UltrasweepError` if no cell has `LEAST_RUNS` successful runs.
     """
     rows = _candidates(frame)
     usual = rows.assign(**{name: _usual(rows, name) for name in COVARIATES if name in rows})
     predictors = _predictors(rows, frame, calibrated)
-    before, own = _predicted(usual, predictors), _predicted(rows, predictors)
-    known = np.isfinite(before.log_time) & np.isfinite(own.log_time)
-    rows, before, own = rows[known].reset_index(drop=True), before.take(known), own.take(known)
+    before, for_this_run = _predicted(usual, predictors), _predicted(rows, predictors)
+    known = np.isfinite(before.log_time) & np.isfinite(for_this_run.log_time)
+    rows, before, for_this_run = rows[known].reset_index(drop=True), before.take(known), for_this_run.take(known)
     cell_of = rows.groupby([name for name in CELL if name in rows], sort=True, dropna=False).ngroup()
     model_of = rows.groupby([name for name in MODEL if name in rows], sort=True, dropna=False).ngroup()
     points = before.points
@@ -133,17 +136,17 @@ def recorded_space(frame: pd.DataFrame, calibrated: bool) -> Recorded:
         space=space,
         outcome=rows["status"].to_numpy(),
         step_time_s=rows["step_time_s"].where(rows["status"] == "ok").to_numpy(float),
-        log_expected=own.log_time,
+        log_expected=for_this_run.log_time,
         names=names,
         points=points,
     )
 
 
 def _candidates(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a layout, in cells with enough runs."""
+    """One row per layout, in cells with enough runs."""
     rows = frame[frame["candidate"]].copy()
     profiles = read_profiles()
-    # Layouts that no planner would give out, such as stages without a layer, are no candidates.
+    # Drop layouts that no planner would choose, such as stages without a layer.
     rows = rows.iloc[read_points(rows, read_clusters(), profiles, profiles[GENERAL]).rows]
     rank = rows["status"].map({"other": 0, "oom": 1, "ok": 2}).fillna(0)
     rows["status"] = rows["status"].where(rows["status"].isin(["ok", "oom"]), "other")
@@ -154,7 +157,7 @@ def _candidates(frame: pd.DataFrame) -> pd.DataFrame:
     enough = rows.assign(_ran=rows["status"] == "ok").groupby(cell, dropna=False)["_ran"].transform("sum") >= LEAST_RUNS
     rows = rows[enough].drop(columns=["_rank", "_place"]).reset_index(drop=True)
     if rows.empty:
-        raise UltrasweepError(f"no model and size of the table has {LEAST_RUNS} runs that went well")
+        raise UltrasweepError(f"no model and size of the table has {LEAST_RUNS} successful runs")
     return rows
 
 
@@ -175,14 +178,14 @@ class _Predicted:
 
 
 def _predictors(rows: pd.DataFrame, frame: pd.DataFrame, calibrated: bool) -> dict[Any, Predictor]:
-    """One for each model, fitted on all rows of the others; or on none."""
+    """One predictor per model, fitted on all rows of the other models, or not fitted."""
     clusters, profiles = read_clusters(), read_profiles()
     keys = [key for key, _ in rows.groupby(_SIZES, sort=True)]
     if not calibrated:
         return {key: Predictor.learn(None, profiles) for key in keys}
     table = read_points(frame, clusters, profiles, profiles[GENERAL])
     measured = measured_of(frame, table)
-    found = {}
+    predictors = {}
     for key in keys:
         others = (frame[_SIZES] != pd.Series(key, index=_SIZES)).any(axis=1).to_numpy()[table.rows]
         given = Measured(
@@ -191,8 +194,8 @@ def _predictors(rows: pd.DataFrame, frame: pd.DataFrame, calibrated: bool) -> di
             measured.reserved_bytes[others],
             measured.out_of_memory[others],
         )
-        found[key] = Predictor.learn(given if others.any() else None, profiles, widened=False)
-    return found
+        predictors[key] = Predictor.learn(given if others.any() else None, profiles, widened=False)
+    return predictors
 
 
 def _predicted(rows: pd.DataFrame, predictors: dict[Any, Predictor]) -> _Predicted:
@@ -203,10 +206,10 @@ def _predicted(rows: pd.DataFrame, predictors: dict[Any, Predictor]) -> _Predict
     keys = rows[_SIZES].iloc[table.rows].reset_index(drop=True)
     for key, group in keys.groupby(_SIZES, sort=True):
         at, predictor = group.index.to_numpy(), predictors[key]
-        found = predictor.predict(points.take(at))
+        prediction = predictor.predict(points.take(at))
         limit = np.array([predictor.cut.get(name, 1.0) for name in points.codebase[at].tolist()])
         fitted = np.array([name in predictor.time for name in points.codebase[at].tolist()])
-        log_time[at] = np.log(found.step_time_s)
-        spread[at] = np.log(found.high_s / found.low_s) / _NORMAL_90 * np.where(fitted, NEW_MODEL, 1.0)
-        log_load[at] = np.log(found.load / limit)
+        log_time[at] = np.log(prediction.step_time_s)
+        spread[at] = np.log(prediction.high_s / prediction.low_s) / _NORMAL_90 * np.where(fitted, NEW_MODEL, 1.0)
+        log_load[at] = np.log(prediction.load / limit)
     return _Predicted(points, log_time, spread, log_load)

@@ -1,4 +1,4 @@
-"""Searches again in runs that were made already: how many of them a search would have needed."""
+"""Replays a search on recorded runs, to count the runs that it would have needed."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from sweep.searching.space import RUNNING, UNTRIED, Floats
 from workloads.contract.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
 
 START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
-"""What a run costs: so many seconds until its first step, and so many steps."""
+"""Cost of a run: seconds until its first step, and number of steps."""
 ENDS_EARLY_STEPS = WARM_STEPS + SLOW_STEPS
-"""Of a run that is `Settings.slow` times slower than the best of its cell; its row counts all the same."""
+"""Steps of a run that ends early because it is `Settings.slow` times slower than the best of its cell; its row still
+counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What one strategy did in one cell."""
+    """Results of one strategy in one cell."""
 
     cell: int
     runs: tuple[int, ...]
-    """Candidates in the order in which they ran, also those that failed and those that ran again."""
+    """Candidates in the order in which they ran, including failed and repeated runs."""
     regret: tuple[float, ...]
-    """After each run: the true step time of what was fastest so far over that of the cell's best, less one; infinite
-    before one ran."""
+    """After each run: true step time of the fastest so far over the cell's best, minus 1; infinite before the first
+    success."""
     gpu_hours: tuple[float, ...]
-    """After each run: what all of them have cost."""
-    said: tuple[tuple[float, bool], ...] = ()
-    """At each decision: the probability of a better layout that was said, and whether there was one."""
+    """Cumulative GPU-hours after each run."""
+    decisions: tuple[tuple[float, bool], ...] = ()
+    """At each decision: the estimated probability of a better layout, and whether there was one."""
 
     def until(self, within: float) -> float:
-        """Runs until the best was within this share of the cell's best, infinite if it never was."""
+        """Number of runs until the best is within this share of the cell's best; infinite if it never is."""
         return next((count for count, regret in enumerate(self.regret, start=1) if regret <= within), inf)
 
 
 @dataclass(slots=True)
-class Ran:
-    """Runs of one cell as they are made again, each with the noise that is asked for."""
+class CellReplay:
+    """Replayed runs of one cell, with added noise."""
 
     recorded: Recorded
     cell: int
@@ -58,15 +59,15 @@ class Ran:
     regret: list[float] = field(default_factory=list)
     gpu_hours: list[float] = field(default_factory=list)
     seen_s: dict[int, list[float]] = field(default_factory=dict)
-    """Step times of the candidates that ran, as they were seen."""
+    """Observed step times of the candidates that ran, noise included."""
 
     @property
     def fastest(self) -> int | None:
-        """By the median of what was seen of each."""
+        """The candidate with the smallest median observed step time."""
         return min(self.seen_s, key=lambda one: float(np.median(self.seen_s[one])), default=None)
 
     def run(self, one: int) -> float | None:
-        """The step time that is seen in a run of ``one``, in seconds; None where it fails."""
+        """Replays a run of candidate ``one``. Returns its observed step time in seconds; None if it fails."""
         true_s = float(self.recorded.step_time_s[one])
         time_s, steps_s = None, 0.0
         if np.isfinite(true_s):
@@ -83,13 +84,13 @@ class Ran:
         self.regret.append(inf if fastest is None else float(self.recorded.step_time_s[fastest]) / best_s - 1)
         return time_s
 
-    def result(self, said: Sequence[tuple[float, bool]] = ()) -> CellResult:
+    def result(self, decisions: Sequence[tuple[float, bool]] = ()) -> CellResult:
         return CellResult(
             cell=self.cell,
             runs=tuple(self.runs),
             regret=tuple(self.regret),
             gpu_hours=tuple(self.gpu_hours),
-            said=tuple(said),
+            decisions=tuple(decisions),
         )
 
 
@@ -101,38 +102,41 @@ def cell_best(recorded: Recorded, cell: int) -> float:
 def replay(
     recorded: Recorded, settings: Settings, *, noise: float = 0.0, repeats: int = 0, seed: int = 0
 ) -> list[CellResult]:
-    """Searches cell after cell, the smaller sizes first; rows of earlier cells are known in later ones.
+    """Searches cell after cell, smaller sizes first; later cells learn from rows of earlier ones.
 
-    ``noise``: of every run's step time, drawn from ``seed``; then the candidates at the top run ``repeats`` times more.
+    ``noise``: standard deviation of log step time added to every run, drawn from ``seed``. ``repeats``: additional runs
+    of the top candidates at the end.
     """
     space, random = recorded.space, np.random.default_rng(seed)
     session = Session(space, settings)
-    found = []
+    results = []
     for cell in sorted(space.cells, key=lambda cell: (float(space.gpus[space.of(cell)][0]), cell)):
-        ran = Ran(recorded, cell, slow=settings.slow, noise=noise, random=random)
-        said = _search_cell(recorded, session, cell, ran)
+        ran = CellReplay(recorded, cell, slow=settings.slow, noise=noise, random=random)
+        decisions = _search_cell(recorded, session, cell, ran)
         for one in to_repeat(space, session.seen, cell) * repeats:
             ran.run(one)
-        found.append(ran.result(said))
-    return found
+        results.append(ran.result(decisions))
+    return results
 
 
-def _search_cell(recorded: Recorded, session: Session, cell: int, ran: Ran) -> list[tuple[float, bool]]:
-    """Runs until the session says that the cell is done, a batch of them side by side: each that ends is followed by
-    another. What it said of a better layout at every such moment."""
-    said: list[tuple[float, bool]] = []
+def _search_cell(recorded: Recorded, session: Session, cell: int, ran: CellReplay) -> list[tuple[float, bool]]:
+    """Runs a batch at a time until the session ends the cell; each finished run is followed by another.
+
+    Returns, for every decision, the estimated probability of a better layout and whether there was one.
+    """
+    decisions: list[tuple[float, bool]] = []
     running: list[tuple[float, int]] = []
     now_s = 0.0
     while True:
         probability = session.probability(cell)
         if (best := session.best(cell)) is not None:
             limit = float(recorded.step_time_s[best]) * (1 - session.settings.within)
-            said.append((probability, _fastest_left(recorded, session, cell) < limit))
+            decisions.append((probability, _fastest_left(recorded, session, cell) < limit))
         if session.end(cell, probability) is None and (room := session.settings.batch - len(running)):
             for one in session.ask(cell, room):
                 heapq.heappush(running, (now_s + START_S + STEPS * _or_0(float(recorded.step_time_s[one])), one))
         if not running:
-            return said
+            return decisions
         now_s, one = heapq.heappop(running)
         time_s = ran.run(one)
         probed = float(recorded.log_expected[one] - recorded.space.log_time[one])
@@ -140,35 +144,39 @@ def _search_cell(recorded: Recorded, session: Session, cell: int, ran: Ran) -> l
 
 
 def _or_0(step_time_s: float) -> float:
-    """Steps of a run that fails take no time."""
+    """Step time, or 0 for a failed run, which takes no steps."""
     return step_time_s if np.isfinite(step_time_s) else 0.0
 
 
 def _fastest_left(recorded: Recorded, session: Session, cell: int) -> float:
-    own = recorded.space.of(cell)
-    times = recorded.step_time_s[own][np.isin(session.seen.state[own], (UNTRIED, RUNNING))]
+    candidates = recorded.space.of(cell)
+    times = recorded.step_time_s[candidates][np.isin(session.seen.state[candidates], (UNTRIED, RUNNING))]
     return float(np.nanmin(times)) if np.isfinite(times).any() else inf
 
 
 def quantiles(results: Sequence[CellResult], within: float) -> tuple[float, float]:
-    """Runs until within this share of the best: median and 90th percentile over the cells."""
+    """Median and 90th percentile over the cells of the number of runs until within this share of the best."""
     counts = np.array([one.until(within) for one in results], dtype=float)
     median, p90 = np.quantile(counts, [0.5, 0.9], method="higher")
     return float(median), float(p90)
 
 
 def settled(results: Sequence[CellResult], within: float) -> int:
-    """Cells whose best at the end was within this share of the true best."""
+    """Number of cells whose final best is within this share of the true best."""
     return sum(one.regret[-1] <= within for one in results)
 
 
 def coverage(results: Sequence[CellResult], edges: Sequence[float]) -> list[tuple[float, float, int, float, float]]:
-    """How true the probabilities were that were said: for each bin ``(low, high, decisions, mean said, share that was
-    true)``; bins without a decision are left out."""
-    said: Floats = np.array([one for result in results for one in result.said], dtype=float).reshape(-1, 2)
+    """Calibration of the estimated probabilities: for each bin ``(low, high, decisions, mean probability, share with a
+    better layout)``; bins without a decision are left out."""
+    decisions: Floats = np.array([one for result in results for one in result.decisions], dtype=float).reshape(-1, 2)
     lines = []
     for low, high in pairwise(edges):
-        inside = said[(said[:, 0] > low) & (said[:, 0] <= high)] if low > 0 else said[said[:, 0] <= high]
+        inside = (
+            decisions[(decisions[:, 0] > low) & (decisions[:, 0] <= high)]
+            if low > 0
+            else decisions[decisions[:, 0] <= high]
+        )
         if len(inside):
             lines.append((low, high, len(inside), float(inside[:, 0].mean()), float(inside[:, 1].mean())))
     return lines

@@ -1,8 +1,8 @@
-"""What a sweep's folder says of a search: which candidates ran, which run or wait, what comes next.
+"""State of a search, read from its sweep's folder: which candidates ran, which run or wait, and what comes next.
 
-Nothing of a search is stored: every round reads the rows and the queue again, in the order of the attempts. So the same
-command goes on wherever it was stopped, and rows that came from elsewhere count. What waits and was never begun is
-chosen anew every time.
+A search stores no state of its own: every round reads the rows and the queue again, in the order of the attempts. So
+the same command resumes wherever it was stopped, and rows from elsewhere count. Waiting points that were never begun
+are chosen again every time.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _HOUR_S = 3600.0
 
 @dataclass(slots=True)
 class Round:
-    """A search as its folder shows it now."""
+    """Current state of a search, from its folder."""
 
     session: Session
     planned: PlannedSpace
     times_s: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Step times of every run of a candidate."""
+    """Step times of all runs of a candidate."""
     runs: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Attempts by cell, also those that failed."""
+    """Number of attempts by cell, including failed ones."""
     gpu_hours: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     seeds: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Of a candidate's points in the queue, whatever became of them."""
+    """Seeds of a candidate's points that were ever queued."""
     pending: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By cell: candidates of which a point runs, or waits and must stay (a repeat, one that was begun before)."""
+    """Candidates by cell with a point that runs, or that waits and must stay (a repeat, or begun before)."""
     waiting: dict[int, Point] = field(default_factory=dict)
     """Candidates whose point waits and was never begun, in the order in which they would run."""
     nodes: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -58,7 +58,7 @@ class Round:
 
 
 def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings, method: str) -> Round:
-    """``sweep`` None: nothing has run yet."""
+    """Reads the state of a search. ``sweep`` None: nothing has run yet."""
     session = Session(planned.space, settings)
     now = Round(session, planned)
     for place, row in enumerate(planned.known, start=len(planned.points)):
@@ -69,12 +69,12 @@ def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings
     rows = sorted((row for row in rows if row["method"] == method), key=lambda one: str(one["started_at"]))
     checks = Checks(planned.cluster, rows)
     for row in rows:
-        _tell_row(now, row, checks)
-    _tell_queue(now, sweep)
+        _add_row(now, row, checks)
+    _add_queue(now, sweep)
     return now
 
 
-def _tell_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
+def _add_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
     place = _place(now.planned, row["config_json"])
     if place is None:
         return
@@ -98,8 +98,8 @@ def _tell_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
         now.session.tell(place, "oom")
 
 
-def _tell_queue(now: Round, sweep: SweepDir) -> None:
-    """Points that wait or run, and those that ended without a row that says anything of their layout."""
+def _add_queue(now: Round, sweep: SweepDir) -> None:
+    """Adds points that wait or run, and points that ended without a usable row."""
     reader = QueueReader(sweep, "", lambda line: None)
     waiting = reader.waiting()
     begun = {split_name(name)[0] for name in entry_names(sweep.history)}
@@ -147,15 +147,18 @@ class Wanted:
     place: int
     point: PlannedPoint
     slow_step_s: float | None
-    """Its run may end early where steps take longer, in seconds."""
+    """Step time in seconds above which the run may end early."""
     ran_on: tuple[str, ...] = ()
-    """Of a repeat: nodes on which the layout ran before."""
+    """For a repeat: nodes on which the layout ran before."""
 
 
 def next_points(now: Round, probabilities: Mapping[int, float], settings: Settings) -> list[Wanted]:
-    """What shall wait in the queue, the most promising of each cell first: candidates of cells that are not done, as
-    many as a batch has beside those that run, and repeats of the top of cells of which nothing runs any more."""
-    found: list[Wanted] = []
+    """Points that should wait in the queue, most promising of each cell first.
+
+    These are new candidates of unfinished cells, to fill each batch in addition to running points, and repeats of the
+    top candidates of finished cells with no run in progress.
+    """
+    wanted: list[Wanted] = []
     for cell, probability in probabilities.items():
         session, pending = now.session, now.pending.get(cell, [])
         if session.end(cell, probability) is None:
@@ -164,25 +167,25 @@ def next_points(now: Round, probabilities: Mapping[int, float], settings: Settin
             slow_s = None
             if best is not None and settings.slow is not None:
                 slow_s = settings.slow * exp(float(session.seen.log_time[best]))
-            found += [
+            wanted += [
                 Wanted(cell=cell, place=one, point=now.planned.points[one], slow_step_s=slow_s)
                 for one in (session.ask(cell, room) if room > 0 else ())
             ]
         elif not pending:
-            found += _repeats(now, cell, settings.repeats)
-    return found
+            wanted += _repeats(now, cell, settings.repeats)
+    return wanted
 
 
 def _repeats(now: Round, cell: int, repeats: int) -> list[Wanted]:
-    """The top of a cell that is done, in turn."""
-    found = []
+    """Repeats of the top candidates of a finished cell, in turn."""
+    repeated = []
     for one in to_repeat(now.planned.space, now.session.seen, cell) if repeats else ():
         tried, ran_on = now.seeds[one], tuple(sorted(set(now.nodes[one])))
         missing = 1 + repeats - max(len(tried), len(now.times_s[one]))
         for turn in range(missing):
             point = _repeated(now.planned.points[one], tried)
-            found.append((turn, Wanted(cell=cell, place=one, point=point, slow_step_s=None, ran_on=ran_on)))
-    return [one for _, one in sorted(found, key=lambda entry: entry[0])]
+            repeated.append((turn, Wanted(cell=cell, place=one, point=point, slow_step_s=None, ran_on=ran_on)))
+    return [one for _, one in sorted(repeated, key=lambda entry: entry[0])]
 
 
 def _repeated(point: PlannedPoint, tried: set[int]) -> PlannedPoint:

@@ -1,4 +1,4 @@
-"""``search --replay``: searches again in a table of runs that were made already, beside other ways to choose them."""
+"""``search --replay``: replays a search on a table of recorded runs, and compares it with other strategies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PATIENCE = 5
 RANDOM_ORDERS = 10
 BINS = (0.0, 0.1, 0.3, 0.7, 1.0)
 NOISE = 0.025
-"""Of a run's step time, drawn where runs are made noisy."""
+"""Standard deviation of log step time in noisy replays."""
 NOISY_DRAWS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What one way to choose did: the results of every cell, once, or for each of several draws."""
+    """Results of one strategy: all cells, once or for each of several draws."""
 
     fitted_on: str
     name: str
@@ -43,29 +43,29 @@ class Strategy:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     spaces: dict[str, Recorded]
-    """By what the predictions were fitted on."""
+    """Search spaces by the rows on which the predictions were fitted."""
     strategies: tuple[Strategy, ...]
     noisy: dict[str, tuple[float, float, float]]
-    """Of noisy runs: cells within the goal without repeats and with them, and the runs with them; means of draws."""
+    """Noisy replays, means over draws: cells within the goal without repeats, with repeats, and runs with repeats."""
 
 
-# The matrices are small: more threads wait for each other.
+# The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def replay_table(path: Path, settings: Settings) -> Replayed:
-    """Every strategy on one table. Raises `UltrasweepError` for a table in which nothing can be searched again."""
+    """Replays every strategy on one table. Raises `UltrasweepError` for a table on which no search can be replayed."""
     frame = read_recorded(path)
     spaces = {CALIBRATED: recorded_space(frame, True), COLD: recorded_space(frame, False)}
     strategies, noisy = [], {}
     for fitted_on, recorded in spaces.items():
-        found = functools.partial(Strategy, fitted_on)
+        strategy = functools.partial(Strategy, fitted_on)
         order = by_prediction(recorded)
         strategies += [
-            found(SEARCH, tuple(replay(recorded, settings))),
-            found(
+            strategy(SEARCH, tuple(replay(recorded, settings))),
+            strategy(
                 f"{IN_ORDER}, patience {PATIENCE}",
                 tuple(in_order(recorded, order, patience=PATIENCE, slow=settings.slow)),
             ),
-            found(f"{IN_ORDER}, all", tuple(in_order(recorded, order))),
+            strategy(f"{IN_ORDER}, all", tuple(in_order(recorded, order))),
         ]
         noisy[fitted_on] = _noisy(recorded, settings)
     recorded = spaces[COLD]
@@ -82,11 +82,11 @@ def _noisy(recorded: Recorded, settings: Settings) -> tuple[float, float, float]
         runs = [replay(recorded, settings, noise=NOISE, repeats=repeats, seed=seed) for seed in range(NOISY_DRAWS)]
         return float(np.mean([value(one) for one in runs]))
 
-    def right(found: list[CellResult]) -> float:
-        return settled(found, settings.within)
+    def right(results: list[CellResult]) -> float:
+        return settled(results, settings.within)
 
     repeats = settings.repeats
-    return mean(0, right), mean(repeats, right), mean(repeats, lambda found: sum(len(one.runs) for one in found))
+    return mean(0, right), mean(repeats, right), mean(repeats, lambda results: sum(len(one.runs) for one in results))
 
 
 def print_replay(replayed: Replayed, settings: Settings, console: Console) -> None:
@@ -103,17 +103,17 @@ def print_replay(replayed: Replayed, settings: Settings, console: Console) -> No
     for one in replayed.strategies:
         say(f"| {' | '.join(_line(one, settings.within))} |")
     say()
-    say("| fitted on | said of a better layout | decisions | said on average | was there |")
+    say("| fitted on | estimated probability of a better layout | decisions | mean estimate | better layout existed |")
     say("|---|---|---:|---:|---:|")
     for one in replayed.strategies:
         if one.name == SEARCH:
-            for low, high, count, said, was in coverage(one.results, BINS):
-                say(f"| {one.fitted_on} | {low:g} to {high:g} | {count} | {said:.2f} | {was:.2f} |")
+            for low, high, count, mean_probability, was in coverage(one.results, BINS):
+                say(f"| {one.fitted_on} | {low:g} to {high:g} | {count} | {mean_probability:.2f} | {was:.2f} |")
     say()
     for fitted_on, (without, with_them, runs) in replayed.noisy.items():
         say(
             f"with {NOISE * 100:g} % noise, fitted on {fitted_on}: {without:.1f} of {cells} cells within {goal}; "
-            f"with the top repeated {with_them:.1f}, in {runs:.0f} runs (means of {NOISY_DRAWS} draws)"
+            f"with repeats of the top layouts {with_them:.1f}, in {runs:.0f} runs (means of {NOISY_DRAWS} draws)"
         )
 
 
@@ -128,14 +128,14 @@ def _line(one: Strategy, within: float) -> Iterator[str]:
 
 
 def rows(replayed: Replayed) -> pd.DataFrame:
-    """One row for each run of each strategy, in its order."""
-    found = []
+    """One row for each run of each strategy, in order."""
+    lines = []
     for one in replayed.strategies:
         recorded = replayed.spaces.get(one.fitted_on, replayed.spaces[COLD])
         per_draw = len(one.results) // one.draws
         for place, cell in enumerate(one.results):
             for run, candidate in enumerate(cell.runs):
-                found.append(
+                lines.append(
                     {
                         "fitted_on": one.fitted_on,
                         "strategy": one.name,
@@ -149,7 +149,7 @@ def rows(replayed: Replayed) -> pd.DataFrame:
                         "gpu_hours": cell.gpu_hours[run],
                     }
                 )
-    return pd.DataFrame(found)
+    return pd.DataFrame(lines)
 
 
 def _known(value: float) -> float | None:
@@ -157,12 +157,12 @@ def _known(value: float) -> float | None:
 
 
 def check_replay(overrides: Sequence[str], out: Path | None) -> None:
-    """Raises `UltrasweepError` for overrides that a replay does not have, and for a file that cannot be written."""
+    """Raises `UltrasweepError` for overrides that a replay does not take, and for a file that cannot be written."""
     for override in overrides:
         if not override.startswith("search."):
-            raise UltrasweepError(f"{override}: a replay takes options of the section search alone: search.batch=1")
+            raise UltrasweepError(f"{override}: a replay takes only options of the section search, e.g. search.batch=1")
     if out is not None:
         if out.suffix not in (".parquet", ".csv"):
             raise UltrasweepError(f"--out {out}: its name must end in .parquet or .csv")
         if not out.absolute().parent.is_dir():
-            raise UltrasweepError(f"--out {out}: {out.absolute().parent} is no folder")
+            raise UltrasweepError(f"--out {out}: {out.absolute().parent} is not a folder")

@@ -1,4 +1,4 @@
-"""``search``: runs a few points at a time, chosen anew after every run, until a better layout is improbable."""
+"""``search``: runs a few points at a time, chosen again after every run, until a better layout is improbable."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from sweep.searching.rounds import Round, read_round
 from sweep.searching.space import RUNNING, UNTRIED
 
 Feed = Callable[[], str]
-"""Called whenever the launcher looks at the sweep: may add points to the queue; a line for the user, or nothing."""
+"""Called by the launcher at every look at the sweep: may add points to the queue. Returns a line for the user, or
+""."""
 Launch = Callable[[Queued, Feed], RunSummary]
 LINGER_S = 10.0
-"""A pilot without a point waits so long for another: longer than a launcher waits between two looks."""
+"""Seconds that a pilot without a point waits for another: longer than the time between two looks of a launcher."""
 SIDE_BY_SIDE_H = 0.01
-"""``launcher.target_h`` where none is given: every point that waits may have a pilot of its own."""
+"""Default of ``launcher.target_h`` for a search, so low that every waiting point may have its own pilot."""
 _MOST_TIES = 4
 ENDS = {
-    "settled": "a better one is improbable",
-    "patience": "nothing better came",
-    "exhausted": "everything that may fit has run",
+    "settled": "a better layout is improbable",
+    "patience": "no better layout for long enough",
+    "exhausted": "every layout that may fit has run",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """A plan that is searched, and what the search may spend."""
+    """A plan to search, and the budget of the search."""
 
     prepared: Prepared
     planned: PlannedSpace
@@ -47,21 +48,21 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Where a search stands at its end."""
+class SearchOutcome:
+    """Result of a search."""
 
     round: Round
     probabilities: dict[int, float]
     summary: RunSummary | None
-    """Of its last round; None: nothing had to run."""
+    """Summary of its last round; None: nothing had to run."""
     over_budget: bool
 
 
 def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Search:
-    """Plan as `run` does; the budget is the search's to spend. Raises as `prepare`."""
+    """Plan as `run` does, but leave the budget to the search. Raises the errors of `prepare`."""
     prepared = prepare(overrides, folders, extra_where)
     if prepared.dry:
-        raise UltrasweepError("search: launcher.dry=true shows the batch files of `run`; a search chooses as it goes")
+        raise UltrasweepError("search: launcher.dry=true works only with `run`; a search chooses as it goes")
     budget = prepared.plan.config.budget_gpu_hours
     points = tuple(
         dataclasses.replace(point, verdict="run", detail=None) if point.verdict == "over_budget" else point
@@ -75,17 +76,19 @@ def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: 
     prepared = dataclasses.replace(prepared, plan=plan, settings=settings, slurm=slurm)
     planned = planned_space(prepared.plan, known_rows(prepared.plan))
     if not planned.points:
-        raise UltrasweepError("search: no point of the plan can run; `plan --show all` says why")
+        raise UltrasweepError("search: no point of the plan can run; `plan --show all` lists the reasons")
     return Search(prepared=prepared, planned=planned, budget_gpu_hours=budget)
 
 
-# The matrices are small: more threads wait for each other.
+# The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Found:
-    """Launch until every cell is done, the budget is spent, or the user interrupts. ``launch`` runs what waits in the
-    queue, and feeds it meanwhile."""
+def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> SearchOutcome:
+    """Launch until every cell is done, the budget is spent, or the user interrupts.
+
+    ``launch`` runs the waiting points of the queue and calls the feed to add more.
+    """
     prepared, settings = search.prepared, search.prepared.plan.config.search
-    # The ledger has the whole plan; the queue gets what is chosen.
+    # The ledger has the whole plan; the queue only gets chosen points.
     queued = enqueue(prepared, added=())
     method = prepared.settings.method
     summary, before = None, -1
@@ -95,30 +98,30 @@ def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Fo
             return _found(search, now, summary, over_budget=False)
         feeder = Feeder(queued.sweep, search.planned, settings, method, search.budget_gpu_hours)
         look = feeder.look()
-        told = sum(look.round.runs.values())
+        attempts = sum(look.round.runs.values())
         if not look.chosen and not look.round.pending:
             return _found(search, look.round, summary, over_budget=look.over_budget)
-        if summary is not None and told == before:
+        if summary is not None and attempts == before:
             return _found(search, look.round, summary, over_budget=False)
-        before = told
+        before = attempts
         if look.added:
-            say(feeder.told(look))
+            say(feeder.message(look))
         summary = launch(queued, feeder.feed)
 
 
-def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> Found:
-    """Candidates that were chosen, and that wait or are not paid for, count as not tried."""
+def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
+    """Result at the end. Candidates that were chosen, but wait or exceed the budget, count as not tried."""
     state = now.session.seen.state
     state[state == RUNNING] = UNTRIED
     probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
-    return Found(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
+    return SearchOutcome(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
 
 
-def print_search(search: Search, found: Found, console: Console) -> None:
-    """Say of every model and size: the fastest layouts, how probable a better one is, and what that has cost."""
-    now, within = found.round, search.prepared.plan.config.search.within
+def print_search(search: Search, result: SearchOutcome, console: Console) -> None:
+    """Print for every model and size: the fastest layouts, the probability of a better one, and the cost so far."""
+    now, within = result.round, search.prepared.plan.config.search.within
     for cell, name in search.planned.names.items():
-        console.print(_told(search, found, cell, name), highlight=False, markup=False, soft_wrap=True)
+        console.print(_cell_line(search, result, cell, name), highlight=False, markup=False, soft_wrap=True)
         ties = now.session.ties(cell)
         for place in ties[:_MOST_TIES]:
             seconds = exp(float(now.session.seen.log_time[place]))
@@ -133,7 +136,7 @@ def print_search(search: Search, found: Found, console: Console) -> None:
             console.print(
                 f"  and {len(ties) - _MOST_TIES} more within {within * 100:g} %", highlight=False, markup=False
             )
-    if found.over_budget:
+    if result.over_budget:
         hours = search.budget_gpu_hours
         console.print(f"the budget of {hours:g} {_unit(search)} covers no further run", highlight=False, markup=False)
 
@@ -142,20 +145,20 @@ def _unit(search: Search) -> str:
     return f"{device_noun(search.prepared.plan.config.cluster.backend)}-hours"
 
 
-def _told(search: Search, found: Found, cell: int, name: str) -> str:
-    now, settings = found.round, search.prepared.plan.config.search
-    own = search.planned.space.of(cell)
-    states = Counter(int(one) for one in now.session.seen.state[own])
-    probability = found.probabilities[cell]
+def _cell_line(search: Search, result: SearchOutcome, cell: int, name: str) -> str:
+    now, settings = result.round, search.prepared.plan.config.search
+    candidates = search.planned.space.of(cell)
+    states = Counter(int(one) for one in now.session.seen.state[candidates])
+    probability = result.probabilities[cell]
     end = now.session.end(cell, probability)
     why = ENDS[end] if end is not None else "not settled"
     if now.session.best(cell) is None:
         return (
             f"{name}: nothing ran; {plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} {_unit(search)}, {why}; "
-            f"{states[UNTRIED]} of {plural(len(own), 'layout')} not tried"
+            f"{states[UNTRIED]} of {plural(len(candidates), 'layout')} not tried"
         )
     return (
         f"{name}: {why}; a layout faster by more than {settings.within * 100:g} % has probability {probability:.2f}; "
         f"{plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} {_unit(search)}; "
-        f"{states[UNTRIED]} of {plural(len(own), 'layout')} not tried"
+        f"{states[UNTRIED]} of {plural(len(candidates), 'layout')} not tried"
     )

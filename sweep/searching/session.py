@@ -1,4 +1,4 @@
-"""One search from its first run to its last: asked what to run next, told what became of it."""
+"""One search from its first run to its last: chooses what to run next and takes the results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sweep.searching.space import RUNNING, Outcome, Seen, Space
 from sweep.searching.surrogate import KERNEL, believe
 
 End = Literal["settled", "patience", "exhausted"]
-"""Why a cell is done: the probability of a better layout is small enough, nothing better came for long enough, or
-everything that may fit has run."""
+"""Why a cell is done: a better layout is improbable enough, no improvement for long enough, or every candidate that may
+fit has run."""
 
 
 @dataclass(slots=True)
@@ -24,17 +24,18 @@ class Session:
     settings: Settings
     seen: Seen = field(init=False)
     _expected: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Of candidates that are running: mean and spread of the logarithm of the step time, as believed when chosen."""
+    """Mean and standard deviation of the expected log step time of running candidates, from when they were chosen."""
     _since_better: dict[int, int] = field(default_factory=dict)
-    """By cell: runs that have ended since the best was found."""
+    """Runs that have ended since the best was found, by cell."""
 
     def __post_init__(self) -> None:
         self.seen = Seen.nothing(len(self.space))
 
     def ask(self, cell: int, count: int | None = None) -> list[int]:
-        """The next candidates of a cell to run, as many as a batch has unless a number is given. They count as running
-        until they are told. None while those that run are likely to hold the best: then they say whether more are
-        needed."""
+        """The next ``count`` candidates of a cell to run (default: a batch), which then count as running until `tell`.
+
+        Empty while the running candidates are likely to include the best: their results decide whether more are needed.
+        """
         view = look(self.space, self.seen, cell)
         count = count or self.settings.batch
         if view.running.any() and self.settings.patience is None:
@@ -52,18 +53,21 @@ class Session:
         return chosen
 
     def expect(self, one: int) -> None:
-        """Note what is believed of a candidate now, for `tell`: where it was chosen by another process."""
+        """Store the current expectation for a candidate that another process chose, for use by `tell`."""
         belief = believe(self.space, self.seen, np.array([one]), inflation(self.seen))
         self._expected[one] = float(belief.mean[0]), float(belief.spread[0])
 
     def again(self, one: int, step_time_s: float) -> None:
-        """The step time of a candidate, in seconds, after another run of it."""
+        """Update the step time of a candidate, in seconds, after another run of it."""
         self.seen.residual[one] += log(step_time_s) - self.seen.log_time[one]
         self.seen.log_time[one] = log(step_time_s)
 
     def tell(self, one: int, outcome: Outcome, step_time_s: float | None = None, probed: float = 0.0) -> None:
-        """``probed``: logarithm of how much slower than usual the prior predicts this very run to be, from what its
-        pilot measured of the machine before it ran."""
+        """Record the result of a candidate.
+
+        ``probed``: logarithm of the run's predicted slowdown, from what its pilot measured on the machine before it
+        ran.
+        """
         cell = int(self.space.cell[one])
         before = self.best(cell)
         self.seen.ended(one, outcome, step_time_s, float(self.space.log_time[one]) + probed)
@@ -79,13 +83,13 @@ class Session:
         return self.seen.best(self.space.of(cell))
 
     def probability(self, cell: int) -> float:
-        """That a candidate that has not ended is faster than the best by more than ``within``."""
+        """Probability that an unfinished candidate is faster than the best by more than ``within``."""
         return beaten(look(self.space, self.seen, cell), self.settings.within)
 
     def end(self, cell: int, probability: float) -> End | None:
         """Why a cell needs no more runs, given its `probability`; None: it needs more."""
         view = look(self.space, self.seen, cell)
-        if view.running.all():  # also where there is none
+        if view.running.all():  # also if there are no candidates
             return "exhausted"
         if self.settings.patience is not None:
             if self.best(cell) is not None and self._since_better.get(cell, 0) >= self.settings.patience:
@@ -95,10 +99,10 @@ class Session:
         return None
 
     def ties(self, cell: int) -> list[int]:
-        """The candidates of a cell that ran within ``within`` of its fastest, fastest first."""
-        own = self.space.of(cell)
-        times = self.seen.log_time[own]
+        """The candidates of a cell whose runs are within ``within`` of its fastest, fastest first."""
+        candidates = self.space.of(cell)
+        times = self.seen.log_time[candidates]
         if not np.isfinite(times).any():
             return []
-        close = own[times <= np.nanmin(times) - log(1 - self.settings.within)]
+        close = candidates[times <= np.nanmin(times) - log(1 - self.settings.within)]
         return [int(one) for one in close[np.argsort(self.seen.log_time[close], kind="stable")]]

@@ -1,8 +1,8 @@
-"""What a search chooses from, and what it has seen: candidates as arrays, one entry each.
+"""Search space and results so far: candidates as arrays, one entry each.
 
-Candidates stand in *cells*: a cell is one model on one number of devices with one batch, and within it the search looks
-for the layout with the smallest step time. Times and needs of memory are kept as natural logarithms, so that an error
-is a factor.
+Candidates are grouped in *cells*: a cell is one model on one number of devices with one batch, and the search looks for
+the layout with the smallest step time in it. Step times and memory are stored as natural logarithms, so that errors are
+factors.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ Texts = NDArray[Any]
 
 Outcome = Literal["ok", "oom", "other"]
 UNTRIED, RUNNING, OK, OOM, OTHER = range(5)
-"""States of a candidate; `OTHER`: it failed for a reason that says nothing of its memory."""
+"""States of a candidate; `OTHER`: it failed for a reason unrelated to memory."""
 _STATES = {"ok": OK, "oom": OOM, "other": OTHER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Candidates of all cells, with what was predicted of them before anything ran."""
+    """Candidates of all cells, with their predictions from before any run."""
 
     cell: Ints
     model: Ints
-    """Cells of one model share this number."""
+    """Model number; cells of one model share it."""
     gpus: Floats
     layout: Floats
-    """Shape (candidates, axes): logarithms to base 2 of the degrees and the micro-batch, each over the length at which
-    two layouts stop being alike; ZeRO stage and recomputation as numbers."""
+    """Features, shape (candidates, axes): base-2 logarithms of the degrees and the micro-batch over their length
+    scales, ZeRO stage and recomputation as numbers."""
     family: Texts
-    """Which kinds of parallelism a layout has: a prior that is wrong is mostly wrong for all of a family."""
+    """Kinds of parallelism that a layout uses: a wrong prior is mostly wrong for a whole family."""
     log_time: Floats
-    """Of the predicted step time in seconds."""
+    """Logarithm of the predicted step time in seconds."""
     time_spread: Floats
-    """Standard deviation of its logarithm."""
+    """Standard deviation of `log_time`."""
     log_load: Floats
-    """Of the predicted need of memory over what a device has."""
+    """Logarithm of predicted memory over a device's limit."""
     load_spread: Floats
     same_but_memory: Texts
-    """Candidates of one cell with equal texts differ only in what needs more or less memory (micro-batch, ZeRO)."""
+    """Key of a layout without its memory choices: candidates of one cell with equal keys differ only in micro-batch,
+    ZeRO ..."""
 
     def __len__(self) -> int:
         return len(self.cell)
@@ -57,31 +58,34 @@ class Space:
         return sorted({int(one) for one in self.cell})
 
     def of(self, cell: int) -> Ints:
-        """Places of the candidates of a cell."""
+        """Indices of the candidates of a cell."""
         return np.flatnonzero(self.cell == cell)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What became of the candidates so far, and rows of the same cluster that were there before."""
+    """Results of the candidates so far, and of earlier rows of the same cluster."""
 
     state: Ints
     residual: Floats
-    """Logarithm of measured over predicted step time; NaN where none is known."""
+    """Logarithm of measured over predicted step time; NaN if unknown."""
     log_time: Floats
-    """Of the measured step time; NaN where none is known."""
+    """Logarithm of the measured step time; NaN if unknown."""
     order: list[int] = field(default_factory=list)
-    """Candidates that ended, in the order in which they were told."""
+    """Finished candidates, in the order in which results arrived."""
     surprise: list[float] = field(default_factory=list)
-    """Of each that ran: its distance from what was expected of it when it was chosen, in standard deviations."""
+    """For each successful run: deviation from its expectation when it was chosen, in standard deviations."""
 
     @classmethod
     def nothing(cls, count: int) -> Seen:
         return cls(np.zeros(count, np.int64), np.full(count, np.nan), np.full(count, np.nan))
 
     def ended(self, one: int, outcome: Outcome, step_time_s: float | None, log_expected: float) -> None:
-        """``step_time_s``: None unless it ran; ``log_expected``: what the prior says of this very run, with what its
-        pilot has found of the machine."""
+        """Record a result. ``step_time_s``: None if it failed.
+
+        ``log_expected``: logarithm of the prior's step time for this run, including what its pilot measured on the
+        machine.
+        """
         self.state[one] = _STATES[outcome]
         self.order.append(one)
         if step_time_s is not None:
@@ -89,11 +93,11 @@ class Seen:
             self.residual[one] = self.log_time[one] - log_expected
 
     def ran(self) -> Ints:
-        """Candidates whose step time is known."""
+        """Candidates with a measured step time."""
         return np.flatnonzero(np.isfinite(self.residual))
 
     def best(self, places: Sequence[int] | Ints) -> int | None:
-        """The fastest of these candidates that ran."""
+        """The fastest of these candidates that ran; None if none ran."""
         places = np.asarray(places)
         times = self.log_time[places]
         if not np.isfinite(times).any():

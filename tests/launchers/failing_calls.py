@@ -1,5 +1,5 @@
-"""Calls on files that fail at random moments, as those of an ill shared filesystem do. Standard library only: the
-stand-in of the Slurm tests loads this file by its path."""
+"""Makes file operations fail at random moments, as on a failing shared filesystem. Standard library only: the stand-in
+of the Slurm tests loads this file by its path."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ERRORS = (errno.EIO, errno.ESTALE)
 
 
 class Death(BaseException):
-    """Ends a pilot as SIGKILL does: nothing handles it."""
+    """Ends a pilot as SIGKILL does: no handler catches it."""
 
 
 class FailingFiles:
-    """While ``active``, calls of `os` and `io` on files below ``root`` fail now and then.
+    """While ``active``, some calls of `os` and `io` on files below ``root`` fail.
 
-    A call that changes something fails before or after it is done, with equal chances. Forked processes are spared.
+    A call that changes a file fails before or after the change, with equal chances. Forked processes are spared.
     """
 
     def __init__(self, patch: Callable[[Any, str, Any], None], root: Path, seed: int, rate: float) -> None:
@@ -32,7 +32,7 @@ class FailingFiles:
         self.calls = 0
         self.failed: list[str] = []
         self.dies_at: int | None = None
-        """Number of the call at which the pilot dies instead."""
+        """Number of the call at which the pilot dies instead of failing."""
         self._root = str(root)
         self._pid = os.getpid()
         self._rate = rate

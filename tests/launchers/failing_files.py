@@ -37,11 +37,11 @@ def main() -> int:
 
 
 class FakeAttempts:
-    """Takes the place of `AttemptThread`: every attempt is measured in full and over at once."""
+    """Replaces `AttemptThread`: every attempt is measured in full and ends at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, files: FailingFiles) -> None:
         self.runs: Counter[str] = Counter()
-        """How often each point was run, by its stem."""
+        """Number of runs of each point, by its stem."""
         self._files = files
         monkeypatch.setattr(pilot_module, "AttemptThread", self._run)
 
@@ -68,7 +68,7 @@ class FakeAttempts:
 
 
 def run_pilot(sweep: SweepDir, pilot_id: str) -> int:
-    """Run a pilot on one node without an agent, in this process; its exit status."""
+    """Run a pilot on one node without an agent, in this process, and return its exit status."""
     config = PilotConfig(settings=settings(), command=None, wall_time_s=None, stop_with_parent=False)
     place = Allocation(pilot_id=pilot_id, job=None, node="n0", is_head=True, restarts=0)
     return Pilot(sweep, place, config, cast(NodePool, _Pool()), threading.Event(), {}).run()

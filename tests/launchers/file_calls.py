@@ -2,8 +2,8 @@
 
 A pilot of this machine runs stand-in ranks under `strace`, which sees every system call that names a file: open, stat,
 rename, mkdir, unlink and the like; not read, write, close, or fstat of an open file, which need no look-up. Two figures
-matter on a shared filesystem: the calls a second while ranks run, which must not grow with their number, and the calls
-that one point of two ranks costs from its claim to its end. Needs ``strace`` (``apt-get install strace``) and no torch.
+matter on a shared filesystem: the calls per second while ranks run, which must not grow with their number, and the
+calls per point of two ranks from its claim to its end. Needs ``strace`` (``apt-get install strace``) and no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workloads.contract.protocol import MeasureSpec, write_json
 RANKS = (2, 8, 32)
 POINTS = 20
 STEPS = 8
-"""Steps of a second, for the calls a second."""
+"""Number of one-second steps in the measurement of calls per second."""
 _CALL = re.compile(r"^(\d+) +(\d+\.\d+) (\w+)\((.*)$")
 
 
@@ -42,12 +42,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Calls a second on the sweep's folder while all ranks of one point run."""
+    """Calls per second on the sweep's folder while all ranks of one point run."""
 
     pilot: float
-    """Of the pilot with its agent."""
+    """Calls of the pilot and its agent."""
     ranks: float
-    """Of all ranks together."""
+    """Calls of all ranks together."""
 
 
 def calls_a_second(folder: Path, ranks: int) -> Rate:
@@ -65,8 +65,8 @@ def calls_a_second(folder: Path, ranks: int) -> Rate:
 
 
 def calls_a_point(folder: Path, count: int = POINTS) -> Counter[str]:
-    """Calls of all processes for each of ``count`` short points of two ranks, by the name of the call; from the first
-    claim to the end of the last point, so without the pilot's own start and end."""
+    """Calls of all processes per point, over ``count`` short points of two ranks, by the name of the call. They are
+    counted from the first claim to the end of the last point, without the pilot's own start and end."""
     calls = trace(folder, points(*["ok"] * count), settings(lease_s=60.0))
     moves = [call for call in calls if call.name.startswith("rename")]
     start = min(call.time for call in moves if "/queue/claimed/" in call.arguments)
@@ -86,8 +86,8 @@ def trace(folder: Path, queued: list[Point], launch: LaunchSettings) -> list[Cal
     command = [*strace, sys.executable, "-m", "tests.launchers.scripted", str(sweep.path), "p"]
     subprocess.run(command, env=pilot_environment(), check=True, stdout=subprocess.DEVNULL)
     assert len(entry_names(sweep.done)) == len(queued)
-    found = (_CALL.match(line) for line in log.read_text(errors="replace").splitlines() if str(sweep.path) in line)
-    calls = [Call(int(match[1]), float(match[2]), match[3], match[4]) for match in found if match is not None]
+    traced = (_CALL.match(line) for line in log.read_text(errors="replace").splitlines() if str(sweep.path) in line)
+    calls = [Call(int(match[1]), float(match[2]), match[3], match[4]) for match in traced if match is not None]
     return sorted(calls, key=lambda call: call.time)
 
 
@@ -102,8 +102,8 @@ def main() -> None:
             rate = calls_a_second(Path(name) / f"ranks{ranks}", ranks)
             print(f"{ranks:>8}{rate.pilot:>10.1f}{rate.ranks:>10.1f}", flush=True)
         a_point = calls_a_point(Path(name) / "points")
-        told = ", ".join(f"{name} {number:g}" for name, number in a_point.most_common())
-        print(f"calls a point of two ranks: {sum(a_point.values()):.1f} ({told})")
+        rates = ", ".join(f"{name} {number:g}" for name, number in a_point.most_common())
+        print(f"calls a point of two ranks: {sum(a_point.values()):.1f} ({rates})")
 
 
 if __name__ == "__main__":

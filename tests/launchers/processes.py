@@ -11,7 +11,7 @@ _LOG = re.compile(r"rank_(\d+)\.log$")
 def rank_pids(folder: Path) -> dict[int, int]:
     """Pid of every rank that runs and writes its log into ``folder`` or, where that is a sweep's folder ``attempts``,
     below it; by rank. Zombies have no output any more."""
-    found = {}
+    pids = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -19,5 +19,5 @@ def rank_pids(folder: Path) -> dict[int, int]:
             except OSError:  # it has ended, or is not ours
                 continue
             if output.startswith(f"{folder.resolve()}/") and (match := _LOG.search(output)):
-                found[int(match[1])] = int(process.name)
-    return found
+                pids[int(match[1])] = int(process.name)
+    return pids

@@ -11,5 +11,5 @@ def everything(waiting: list[Point]) -> list[Point]:
 
 
 def queue_reader(sweep: SweepDir, pilot_id: str, said: list[str] | None = None) -> QueueReader:
-    """``said`` gets what the reader reports."""
+    """``said`` collects the lines that the reader reports."""
     return QueueReader(sweep, pilot_id, (said if said is not None else []).append)

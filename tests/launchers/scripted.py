@@ -1,6 +1,5 @@
-"""A stand-in for the engine: ranks that behave as the name of their model says. Run as a pilot with
-``python -m tests.launchers.scripted SWEEP_DIR PILOT_ID``.
-"""
+"""A stand-in for the engine: ranks whose behaviour is the name of their model. Run as a pilot with ``python -m
+tests.launchers.scripted SWEEP_DIR PILOT_ID``."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from workloads.spec.model_spec import ModelSpec
 
 STEP_S = 0.01
 FORGED = "\x1b]0;owned\x07\x1b[2J\x1b[8mthe forged last words"
-"""What a terminal would obey: a title, clear the screen, write invisibly."""
+"""Text with terminal commands: set a title, clear the screen, write invisibly."""
 
 
 def cluster(**device: Any) -> ClusterSpec:
@@ -52,7 +51,7 @@ def settings(**changes: Any) -> LaunchSettings:
 
 
 def experiment(behaviour: str = "ok", seed: int = 1, **changes: Any) -> Experiment:
-    """Two data-parallel ranks that behave as told."""
+    """Two data-parallel ranks with this behaviour."""
     model = ModelSpec(
         name=behaviour,
         num_layers=2,
@@ -104,7 +103,7 @@ def attempt_record(
 
 
 def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
-    """Stands for `workloads.worker.run_rank`. Behaviours that fail do so on rank 1, at the second step."""
+    """Replaces `workloads.worker.run_rank`. Behaviours that fail do so on rank 1, at the second step."""
     task = protocol.read_task(folder)
     started: dict[str, float] = {}
 
@@ -171,7 +170,7 @@ def _misbehave(folder: Path, rank: int, behaviour: str, world_size: int) -> None
             time.sleep(0.02)
         if behaviour == "hangs":
             time.sleep(60)
-        # What gloo says on the ranks that are left when one goes; it may well come first in time.
+        # gloo's error on the remaining ranks when one goes; this error may well come first in time.
         _fail(folder, rank, "nccl_error", "[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:4242")
     if behaviour == "oom":
         _fail(folder, rank, "oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB")
@@ -204,7 +203,7 @@ def _fail(folder: Path, rank: int, kind: Any, message: str) -> NoReturn:
 
 
 def _alive(folder: Path, rank: int) -> bool:
-    """Whether a rank runs, or has not started yet."""
+    """Whether a rank runs or has not started yet."""
     if protocol.error_path(folder, rank).exists():
         return False
     pid = rank_pids(folder).get(rank)

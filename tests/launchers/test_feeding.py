@@ -1,4 +1,4 @@
-"""Points that are added while a sweep runs, and repeats that want other nodes."""
+"""Points that are added while a sweep runs, and repeats that prefer other nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launchers.scripted import points, settings
 
 
 class OneAfterAnother:
-    """Adds the next point when the one before has ended."""
+    """Adds the next point when the previous one has ended."""
 
     def __init__(self, sweep: SweepDir, count: int) -> None:
         self.sweep, self.left = sweep, points(*["ok"] * count)
@@ -34,7 +34,7 @@ class OneAfterAnother:
 
 
 @pytest.mark.slow
-def test_a_pilot_runs_what_is_added_before_it_has_lingered(
+def test_a_pilot_runs_points_added_while_it_lingers(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "PILOT", (sys.executable, "-m", "tests.launchers.scripted"))
@@ -69,7 +69,7 @@ def test_a_repeat_goes_to_other_nodes_if_it_can(sweep: SweepDir) -> None:
     assert claims(("a", "b")) == [0, 1, 2], "each has a node on which it did not run"
 
 
-def test_what_a_point_wants_is_kept_in_its_file(sweep: SweepDir) -> None:
+def test_a_points_preferred_nodes_are_kept_in_its_file(sweep: SweepDir) -> None:
     point = dataclasses.replace(points("ok")[0], slow_step_s=1.5, ran_on=("a", "b"))
     sweep.add_points([point])
     (name,) = entry_names(sweep.todo)

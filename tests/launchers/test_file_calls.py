@@ -1,4 +1,4 @@
-"""What pilots ask of a shared filesystem stays small, and does not grow with the number of ranks."""
+"""The number of a pilot's calls on a shared filesystem stays small, and does not grow with the number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def rate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Rate]:
-    """The calls a second at a number of ranks, each measured once, in about ten seconds."""
+    """Calls per second at a number of ranks, each measured once, in about ten seconds."""
     return cache(lambda ranks: calls_a_second(tmp_path_factory.mktemp("ranks") / "sweep", ranks))
 
 

@@ -1,4 +1,5 @@
-"""Whole runs on this machine with a scripted workload: every way a point can end, and the rows that it leaves."""
+"""Whole runs on this machine with a scripted workload: every way in which a point can end, and the rows that it
+gets."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def start_pilot(sweep: SweepDir, pilot_id: str, launch: LaunchSettings, **change
 
 
 def phase_of(sweep: SweepDir) -> str | None:
-    """Phase of the first attempt that runs, as its pilot shows it; None while none runs."""
+    """Phase of the first running attempt in its pilot's state file; None while none runs."""
     return next((one.phase for state in pilot_state.all_states(sweep) for one in state.running), None)
 
 
@@ -149,16 +150,16 @@ def test_losses_of_layouts_are_compared(sweep: SweepDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_collective_that_times_out_is_a_hang_of_the_rank_that_never_came(sweep: SweepDir) -> None:
+def test_a_collective_timeout_is_a_hang_of_the_missing_rank(sweep: SweepDir) -> None:
     sweep.add_points(points("first_hangs"))
     run_local(sweep, settings(phase_limits_s={"step": 20.0}), live=False)
     row = rows_of(sweep)[0]
     assert (row["outcome"], row["failed_rank"]) == ("hang", 1)
-    assert "timed out on rank 0; rank 1 never came" in row["evidence"]
+    assert "timed out on rank 0; rank 1 did not join it" in row["evidence"]
 
 
 @pytest.mark.slow
-def test_infrastructure_is_tried_again_a_bounded_number_of_times(sweep: SweepDir) -> None:
+def test_infrastructure_failures_are_retried_a_limited_number_of_times(sweep: SweepDir) -> None:
     sweep.add_points(points("disk"))
     run_local(sweep, settings(max_attempts=2), live=False)
     assert [(row["attempt_number"], row["outcome"], row["will_retry"]) for row in rows_of(sweep)] == [
@@ -228,7 +229,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 130
-    assert "stopping: the running point will wait again" in output
+    assert "stopping: the running point goes back to the queue" in output
     assert "cancelled" in output
     cancelled = rows_of(sweep)[-1]
     assert (cancelled["outcome"], cancelled["phase"], cancelled["will_retry"]) == ("cancelled", "warmup", True)
@@ -267,7 +268,7 @@ def test_sigterm_releases_everything_as_preempted(sweep: SweepDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_pilot_does_not_claim_what_does_not_fit_its_wall_time(sweep: SweepDir) -> None:
+def test_a_pilot_claims_no_point_that_exceeds_its_wall_time(sweep: SweepDir) -> None:
     long, short = points("ok", "ok", deadline_s=1000.0)
     short = short.__class__(index=1, grid="test", experiment=short.experiment, deadline_s=5.0)
     sweep.add_points([long, short])
@@ -329,7 +330,7 @@ def test_a_run_survives_the_death_of_its_pilot(sweep: SweepDir, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_rehearsed_stages_are_shared_between_points(sweep: SweepDir) -> None:
-    """Two points that differ only in the number of replicas' micro-batches have the same stages: run once."""
+    """Two points that differ only in the number of replicas' micro-batches have the same stages, which run once."""
     base = points("ok", method="rehearsed", dp=1, pp=2)[0]
     bigger = base.experiment.replace(global_batch_size=64)
     sweep.add_points([base, base.__class__(**{**_fields(base), "index": 1, "experiment": bigger})])
@@ -424,7 +425,7 @@ def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
     sweep.add_points(points("ok"))
     monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
-    assert capsys.readouterr().out.count("is on a full disk; what cannot be written waits, nothing is lost") == 1
+    assert capsys.readouterr().out.count("is on a full disk; writing is retried, nothing is lost") == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Settings of launchers: stored and read again, and refused where they make no sense."""
+"""Settings of launchers: stored and read again, and refused where they are invalid."""
 
 from __future__ import annotations
 

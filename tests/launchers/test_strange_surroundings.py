@@ -1,4 +1,4 @@
-"""Whole runs on this machine while somebody copies the sweep's folder, or sets the clock back."""
+"""Whole runs on this machine while the sweep's folder is copied, or the clock is set back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.exit(command.main(run_rank=run_rank))
 def test_a_copy_of_a_running_sweep_runs_by_itself_and_leaves_the_original_alone(
     sweep: SweepDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy says of the original's pilot, which lives, that it runs a point: its heartbeat stands still there."""
+    """According to the copy, the original's pilot still runs a point; in the copy its heartbeat stands still."""
     monkeypatch.setattr(local, "PILOT", SCRIPTED)
     sweep.add_points(points("slowish", "ok", deadline_s=60.0))
     launch = settings(phase_limits_s={}, lease_s=2.0)
@@ -60,7 +60,8 @@ def test_a_copy_of_a_running_sweep_runs_by_itself_and_leaves_the_original_alone(
 def test_a_clock_that_is_set_back_while_a_point_runs(
     sweep: SweepDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an hour, of the pilot, its agent and its ranks: no point hangs or is lost, and no duration is negative."""
+    """The clocks of the pilot, its agent and its ranks go back by an hour: no point hangs or is lost, and no duration
+    is negative."""
     flag = tmp_path / "an hour ago"
     monkeypatch.setattr(local, "PILOT", (sys.executable, "-c", CLOCK.format(flag=str(flag))))
     sweep.add_points(points("slowish", "ok", deadline_s=60.0))

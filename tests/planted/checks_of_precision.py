@@ -54,7 +54,7 @@ def fp8_experts(pool: Pool, fault: Fault | None) -> None:
 
 
 def _compare_with_fp32(
-    pool: Pool, fault: Fault | None, shape: str, recipes: tuple[fp8.Recipe, ...], layout: dict[str, Any]
+    pool: Pool, fault: Fault | None, shape: str, recipes: tuple[fp8.Fp8Scaling, ...], layout: dict[str, Any]
 ) -> None:
     exact = _gradients(pool, None, test_fp8.small("fp32", shape, **layout))
     for recipe in recipes:

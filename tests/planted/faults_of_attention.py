@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planted.faults import BATCHES, CONTEXT, ENGINE, GATHER, RING, ULYSSES, faults_of
 
-_OWN = "rows[:, :-1][:, own], rows[:, 1:][:, own]"
+_OWN = "rows[:, :-1][:, positions], rows[:, 1:][:, positions]"
 _JOIN = CONTEXT + "_Output.join"
 _BOTH = "both = torch.logaddexp(lse, lse_BNS)"
 _PLACED = "local_positions(*self.placed)"
@@ -31,7 +31,7 @@ POSITIONS = faults_of(
         "targets are shifted within a rank's tokens",
         BATCHES,
         _OWN,
-        "rows[:, :-1][:, own], rows[:, :-1][:, own].roll(-1, 1)",
+        "rows[:, :-1][:, positions], rows[:, :-1][:, positions].roll(-1, 1)",
         RING,
     ),
     (

@@ -54,8 +54,8 @@ CHOICES: list[Fault] = [
             "search_runs_again",
             "a layout that ran stays a candidate",
             CHOICE + "look",
-            "places = own[np.isin(seen.state[own], (UNTRIED, RUNNING))]",
-            "places = own",
+            "places = candidates[np.isin(seen.state[candidates], (UNTRIED, RUNNING))]",
+            "places = candidates",
             {},
         ),
         (
@@ -118,16 +118,17 @@ CHOICES: list[Fault] = [
             "pilots_check_turned",
             "a run on slow devices is expected to be fast",
             CHECKED + "Checks.probed",
-            "log(own.step_time_s / usual.step_time_s)",
-            "log(usual.step_time_s / own.step_time_s)",
+            "log(checked.step_time_s / usual.step_time_s)",
+            "log(usual.step_time_s / checked.step_time_s)",
             {},
         ),
         (
             "pilots_of_all_sizes_mixed",
             "usual is what runs on any number of devices found",
             CHECKED + "Checks.__init__",
-            "{key: median(values) for key, values in found.items()}",
-            "{key: median(x for other in found if other[1] == key[1] for x in found[other]) for key in found}",
+            "{key: median(values) for key, values in values_by_check.items()}",
+            "{key: median(x for other in values_by_check if other[1] == key[1] for x in values_by_check[other])"
+            " for key in values_by_check}",
             {},
         ),
         (

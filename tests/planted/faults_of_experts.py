@@ -10,7 +10,7 @@ _ROUTER = ENGINE + "layers.routing:Router."
 _MOE = experts()
 _AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
 _BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
-_AGAIN = ENGINE + "layers.experts:Experts._again"
+_RECOMPUTE = ENGINE + "layers.experts:Experts._recompute"
 _ONE = {"moe": _MOE, "micro_batch_size": 4}
 _EP = {"moe": _MOE, "dp": 2, "ep": 2, "micro_batch_size": 2}
 _UNEVEN = {**_EP, "routing": "learned"}
@@ -90,8 +90,8 @@ EXPERTS = [
             "shared_experts_twice",
             "shared experts count twice",
             ENGINE + "layers.experts:RoutedFeedForward.forward",
-            "out + others",
-            "out + 2 * others",
+            "out + shared_out",
+            "out + 2 * shared_out",
             _ONE,
         ),
         (
@@ -122,8 +122,8 @@ EXPERTS = [
             "shared_experts_lost_with_tp",
             "shared experts count for nothing with tensor parallelism",
             ENGINE + "layers.experts:RoutedFeedForward.forward",
-            "out + others",
-            "out + others * (self.parallel.tp.size == 1)",
+            "out + shared_out",
+            "out + shared_out * (self.parallel.tp.size == 1)",
             {"moe": _MOE, "tp": 2, "micro_batch_size": 4},
         ),
         (
@@ -137,7 +137,7 @@ EXPERTS = [
         (
             "rows_again_of_neighbour",
             "what experts make again is that of the row before",
-            _AGAIN,
+            _RECOMPUTE,
             "grouped_product(x_MD,",
             "grouped_product(x_MD.roll(1, 0),",
             {**_ONE, "recompute": "experts"},
@@ -145,7 +145,7 @@ EXPERTS = [
         (
             "product_again_without_weights",
             "the product that experts make again has no weights",
-            _AGAIN,
+            _RECOMPUTE,
             "weighted_swiglu(gate_up, weights_M)",
             "weighted_swiglu(gate_up, torch.ones_like(weights_M))",
             {**_EP, "recompute": "selective+experts"},

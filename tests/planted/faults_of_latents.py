@@ -80,7 +80,7 @@ LATENTS = faults_of(
     (
         "queries_again_not_rotated",
         "queries that are made again are not rotated",
-        _LATENT + "LatentAttention._queries_again",
+        _LATENT + "LatentAttention._recompute_queries",
         "(self._rotated(q_BSNQ, a_key_BS1R, cos_SR, sin_SR)[0],)",
         "(q_BSNQ.contiguous(),)",
         _AGAIN,
@@ -88,7 +88,7 @@ LATENTS = faults_of(
     (
         "latents_again_not_normed",
         "keys and values are made again of latents as they were projected",
-        _LATENT + "LatentAttention._up_again",
+        _LATENT + "LatentAttention._recompute_up",
         "_normed(latent_TC, self.kv_norm)",
         "latent_TC.contiguous()",
         _AGAIN,
@@ -96,7 +96,7 @@ LATENTS = faults_of(
     (
         "shared_key_again_of_neighbour",
         "keys that are made again have the shared part of the token before",
-        _LATENT + "LatentAttention._up_and_keys_again",
+        _LATENT + "LatentAttention._recompute_up_and_keys",
         "key_BS1R)",
         "key_BS1R.roll(1, 1))",
         _AGAIN,

@@ -1,7 +1,8 @@
-"""Cells of the study's raw table as a grid of one point a layout, and what a stand-in says of each (see `standin`).
+"""Cells of the study's raw table as a grid with one point per layout, and the step times that a stand-in reports (see
+`standin`).
 
-The rows are those that ``search --replay`` takes (`sweep.searching.recorded`): one network regime, one row a layout. A
-layout that failed for another reason than memory has no place here: the table does not say what it would have been.
+The rows are those that ``search --replay`` uses (`sweep.searching.recorded`): one network regime, one row per layout. A
+layout that failed for another reason than memory is left out: the table does not tell its step time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sweep.searching.recorded import read_recorded, recorded_space
 from tests.slurm.standin import layout_key
 
 HIDDEN = {"llama1.34b": 2048, "llama3.57b": 3072, "llama8.86b": 4096, "llama80b": 8192, "llama469b": 16384}
-"""By model of this program: the hidden size by which its rows are found."""
+"""Hidden size that identifies the rows of a model of this program."""
 AXES = ("model", "world_size", "tp", "pp", "dp", "micro_batch_size", "zero_stage")
 GRID = """
 cluster: h100_efa
@@ -38,7 +39,7 @@ class Layout:
     micro_batch_size: int
     zero_stage: int
     step_time_s: float | None
-    """None: it ran out of memory."""
+    """Seconds; None: the layout ran out of memory."""
 
     @property
     def key(self) -> str:
@@ -48,7 +49,7 @@ class Layout:
 def read_cells(table: Path, cells: Sequence[tuple[str, int]]) -> list[Layout]:
     """All layouts of these cells, each a model and a number of GPUs, that ran or ran out of memory."""
     frame = read_recorded(table)
-    found = []
+    layouts = []
     for model, gpus in cells:
         own = frame[(frame["hidden"] == HIDDEN[model]) & (frame["gpus"] == gpus)].reset_index(drop=True)
         recorded = recorded_space(own, calibrated=False)
@@ -66,9 +67,9 @@ def read_cells(table: Path, cells: Sequence[tuple[str, int]]) -> list[Layout]:
                     step_time_s=seconds if isfinite(seconds) else None,
                 )
                 assert (outcome == "ok") == (layout.step_time_s is not None)
-                found.append(layout)
-    assert len({one.key for one in found}) == len(found), "a layout has two rows"
-    return found
+                layouts.append(layout)
+    assert len({one.key for one in layouts}) == len(layouts), "a layout has two rows"
+    return layouts
 
 
 def grid_of(layouts: Sequence[Layout]) -> str:
@@ -78,11 +79,11 @@ def grid_of(layouts: Sequence[Layout]) -> str:
 
 
 def answers_of(layouts: Sequence[Layout]) -> dict[str, float | None]:
-    """The step time that a stand-in of each layout says, in seconds; None: it runs out of memory."""
+    """The step time that the stand-in of each layout reports, in seconds; None: it runs out of memory."""
     return {one.key: one.step_time_s for one in layouts}
 
 
 def fastest(layouts: Sequence[Layout], model: str, world_size: int) -> Layout:
-    """What running every layout of a cell would find: the one with the smallest step time."""
+    """The layout with the smallest step time of a cell, as a run of every layout would find it."""
     ran = [one for one in layouts if (one.model, one.world_size) == (model, world_size) and one.step_time_s]
     return min(ran, key=lambda one: one.step_time_s or 0.0)

@@ -29,7 +29,7 @@ def plain_lab() -> Iterator[Lab]:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` ports of this machine that nobody listens on."""
+    """The first of ``count`` free ports of this machine."""
     for first in random.sample(range(10_000, 32_000, 100), 100):  # below those that the system hands out itself
         try:
             for port in range(first, first + count):

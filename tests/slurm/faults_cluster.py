@@ -31,7 +31,7 @@ def head_crashes(place: Place) -> TableRow:
     sweep.start()
     lost = sweep.wait_running("ok_9").nodes[0]
     place.lab.crash_node(lost)
-    time.sleep(20)  # Slurm gives a node that is back at once its job back, and finds out later
+    time.sleep(20)  # Slurm gives a node that returns at once its job again, and notices the crash later
     place.lab.start_node(lost)
     sweep.finish()
     rows = sweep.check()["ok_9"]
@@ -74,7 +74,7 @@ def clock_is_off(place: Place) -> TableRow:
     sweep = place.sweep(("ok_8", 2), *[("ok_2", 1)] * 4, words=["launcher.max_pilots=2"])
     sweep.start()
     state = sweep.wait_running("ok_8")
-    place.lab.kill_in_node(state.nodes[0], state.identity.pid)  # a take-over is where clocks would matter
+    place.lab.kill_in_node(state.nodes[0], state.identity.pid)  # wrong clocks would matter in a take-over
     sweep.finish()
     rows = sweep.check()
     assert [row["outcome"] for row in rows["ok_8"]] == ["node_failure", "ok"], brief(rows["ok_8"])
@@ -83,11 +83,11 @@ def clock_is_off(place: Place) -> TableRow:
     return TableRow("one of two nodes an hour ahead, and a pilot killed on it", sweep.summary())
 
 
-# The controller: no other scenario runs on this cluster meanwhile.
+# The controller: no other scenario runs on this cluster at the same time.
 
 
 def _long_sweep(place: Place) -> StandinSweep:
-    """Runs for about half a minute on two nodes, with something running and something waiting all the time."""
+    """A sweep of about half a minute on two nodes, with running and waiting points all the time."""
     sweep = place.sweep(("ok_8", 2), *[("ok_3", 1)] * 8, words=["launcher.max_pilots=2"])
     sweep.start()
     sweep.wait_running()

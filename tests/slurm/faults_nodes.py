@@ -1,4 +1,4 @@
-"""Scenarios in which nodes are broken in ways that Slurm does not see, and a shared file system is ill."""
+"""Scenarios in which nodes are broken in ways that Slurm does not notice, or a shared file system fails."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _excluded(sweep: StandinSweep) -> set[str]:
 
 
 def _run_into(place: Place, sweep: StandinSweep, broken: str) -> None:
-    """Run the sweep to its end. The node that could stand in for the broken one is there only once that is excluded, so
-    that the first pilot gets the broken one."""
+    """Run the sweep to its end. The spare node becomes available only once the broken one is excluded, so that the
+    first pilot gets the broken one."""
     spare = max(set(place.nodes) - {broken})
     place.lab.drain(spare)
     with afterwards(lambda: place.lab.resume(spare)):
@@ -38,7 +38,7 @@ def _run_into(place: Place, sweep: StandinSweep, broken: str) -> None:
 
 
 def _in_all(place: Place, sweep: StandinSweep) -> str:
-    """The rows, and what the jobs held."""
+    """The rows, and the node-seconds of the jobs."""
     return f"{sweep.summary()}; {place.lab.node_seconds(place.partition):.0f} node-seconds in all"
 
 

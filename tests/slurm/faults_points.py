@@ -57,13 +57,13 @@ def pilot_killed(place: Place) -> TableRow:
     return TableRow("SIGKILL to the pilot while a point trains", sweep.summary())
 
 
-@scenario("a node's agent is killed (kill -9)", nodes=3)  # the node is excluded from then on
+@scenario("a node's agent is killed (kill -9)", nodes=3)  # the node is excluded from now on
 def agent_killed(place: Place) -> TableRow:
     sweep = place.sweep(("ok_8", 2), ("ok", 1), ("ok", 2))
     sweep.start()
     state = sweep.wait_running("ok_8")
     for pid in place.lab.processes(str(sweep.path), node=state.nodes[1]):
-        with suppress(ProcessLookupError):  # a rank goes with its agent
+        with suppress(ProcessLookupError):  # a rank dies with its agent
             os.kill(pid, signal.SIGKILL)
     sweep.finish()
     rows = sweep.check()["ok_8"]
@@ -86,7 +86,8 @@ def pilot_times_out(place: Place) -> TableRow:
 
 
 def _frozen_until_taken_over(place: Place, sweep: StandinSweep) -> list[dict[str, Any]]:
-    """Freeze the pilot of ``ok_32`` until another has its point, then let it go on; the point's rows in the end."""
+    """Freeze the pilot of ``ok_32`` until another pilot has its point, then let it continue. Returns the point's rows
+    at the end."""
     sweep.start()
     state = sweep.wait_running("ok_32")
     place.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Scenarios in which the command is given again: from another folder, with other options, in a strange environment."""
+"""Scenarios in which the command is repeated: from another folder, with other options, in an unusual environment."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HOSTILE = {
 
 
 def _jobs(sweep: StandinSweep) -> list[str]:
-    """Numbers of the jobs that wait or run, but do not end."""
+    """Numbers of the jobs that wait or run; ending jobs are left out."""
     return [job.id for job in sweep.jobs() if job.state in ("PENDING", "RUNNING")]
 
 
 def _detach(sweep: StandinSweep) -> str:
-    """Give the command with ``--detach``; what it prints."""
+    """Run the command with ``--detach`` and return its output."""
     assert sweep.start("--detach").wait(120) == 0, sweep.output()
     return sweep.output()
 
@@ -81,8 +81,8 @@ def hostile_environment(place: Place) -> TableRow:
     first = _jobs(sweep)
     _detach(sweep)
     assert _jobs(sweep) == first, "pilots were submitted a second time"
-    said = sweep.tell("cancel")
-    assert said.returncode == 0 and "cancelled; what they ran waits again" in said.stdout, said
+    result = sweep.tell("cancel")
+    assert result.returncode == 0 and "cancelled; what they ran waits again" in result.stdout, result
     assert not _jobs(sweep), "jobs run on after a cancel"
     sweep.start()
     sweep.finish()
@@ -97,8 +97,8 @@ def folder_is_copied(place: Place) -> TableRow:
     sweep.wait_running("ok_12")
     copy = sweep.path.with_name("copy")
     subprocess.run(["cp", "-r", sweep.path, copy], check=False, capture_output=True)  # files come and go meanwhile
-    said = sweep.tell("cancel", path=copy)
-    assert said.returncode == 2 and "is a copy of" in said.stderr, said
+    result = sweep.tell("cancel", path=copy)
+    assert result.returncode == 2 and "is a copy of" in result.stderr, result
     assert _jobs(sweep), "the original's pilot was cancelled"
     sweep.start()
     sweep.finish()
@@ -130,7 +130,7 @@ def never_starts(place: Place) -> TableRow:
     place.lab.run("scontrol", "update", f"PartitionName={place.partition}", "MaxTime=4")
     sweep = place.sweep(("ok", 1), ("ok_1", 1))
     assert sweep.start("--detach").wait(120) == 2, sweep.output()
-    assert "never starts" in sweep.output() and "PartitionTimeLimit" in sweep.output()
+    assert "will never start" in sweep.output() and "PartitionTimeLimit" in sweep.output()
     assert "time_min was 5 and is 4" in _again(sweep, "launcher.time_min=4"), sweep.output()
     sweep.finish()
     sweep.check()
@@ -150,8 +150,8 @@ def _again(sweep: StandinSweep, *words: str) -> str:
 def few_jobs(place: Place) -> TableRow:
     place.lab.limit_jobs(place.partition, 3)
     sweep = place.sweep(*[("ok_2", 1)] * 8, words=["launcher.target_h=0.001"])
-    said = _detach(sweep)
-    assert "takes no more pilots of this user for now" in said and "3 pilots go on" in said, said
+    output = _detach(sweep)
+    assert "accepts no more pilots of this user now" in output and "3 pilots keep running" in output, output
     sweep.start()
     sweep.finish()
     sweep.check()

@@ -26,7 +26,7 @@ exit $status
 
 
 def slow_sbatch(lab: Lab, folder: Path) -> dict[str, str]:
-    """An environment whose sbatch waits while ``hold-before`` or ``hold-after`` lies in ``folder``."""
+    """An environment whose sbatch waits while ``folder`` contains ``hold-before`` or ``hold-after``."""
     folder.mkdir()
     script = folder / "sbatch"
     script.write_text(_SBATCH.format(folder=folder, sbatch=shutil.which("sbatch")))
@@ -35,7 +35,7 @@ def slow_sbatch(lab: Lab, folder: Path) -> dict[str, str]:
 
 
 def ctrl_c(sweep: StandinSweep) -> int:
-    """What a terminal does: SIGINT to the whole foreground group. The submitter's exit status."""
+    """Send SIGINT to the whole foreground group, as a terminal does. Returns the submitter's exit status."""
     process = sweep.submitters[-1]
     os.killpg(process.pid, signal.SIGINT)
     return process.wait(60)
@@ -98,7 +98,8 @@ def interrupted_after(place: Place) -> TableRow:
     (gate / "hold-after").touch()
     sweep.start()
     wait_until((gate / "submitted").exists, 60, "the submission")
-    os.killpg(sweep.submitters[-1].pid, signal.SIGKILL)  # as hard as a closed laptop: nothing can be written down
+    # as abrupt as a closed laptop: the submitter cannot write anything down
+    os.killpg(sweep.submitters[-1].pid, signal.SIGKILL)
     sweep.submitters[-1].wait(60)
     (gate / "hold-after").unlink()
     assert len(sweep.jobs()) == 1

@@ -1,8 +1,9 @@
-"""What pilots cost beside one Slurm job a point, on the same virtual cluster: ``python -m tests.slurm.overhead``.
+"""Cost of pilots and of one Slurm job per point on the same virtual cluster: ``python -m tests.slurm.overhead``.
 
 Both ways run the same stand-in points (half a second of steps, one node each) with the same number of nodes at a time.
-One job a point is what the pilot replaces: each job starts Python, opens the devices, runs its one point, writes its
-row and ends. The stand-in imports no torch; with the real engine (about ten seconds of imports) the ratio is larger.
+One job per point is the alternative to pilots: each job starts Python, opens the devices, runs its one point, writes
+its row and ends. The stand-in imports no torch; with the real engine (about ten seconds of imports) the ratio is
+larger.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _FORMAT = "ElapsedRaw,NNodes,State,Start,End"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Times in seconds; node-seconds as Slurm accounts for them."""
+    """Result of the comparison. Times in seconds; node-seconds as accounted by Slurm."""
 
     points: int
     pilot_node_s: float
-    """Node-seconds of allocation for each point, by pilots."""
+    """Node-seconds of allocation per point, with pilots."""
     job_node_s: float
-    """The same with one job a point."""
+    """Node-seconds of allocation per point, with one job per point."""
     ratio: float
     idle_share: float
     """Share of the pilots' allocation in which no point ran on a node."""
@@ -73,7 +74,7 @@ def measure_overhead(lab: Lab, folder: Path, *, points: int, nodes: int) -> Over
 
 
 def _one_job_a_point(lab: Lab, folder: Path, done: SweepDir, nodes: int) -> tuple[float, float]:
-    """The same points as an array of jobs: a sweep of one point for each."""
+    """The same points as an array of jobs: a sweep of one point for each job."""
     partition = lab.add_partition("single", lab.nodes[:nodes])
     token = next(iter((done.path / "submissions").glob("*.json"))).stem
     config = dataclasses.replace(

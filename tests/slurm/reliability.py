@@ -1,4 +1,4 @@
-"""Writes docs/reliability.md from a test run: what was done to real sweeps, and which rows their points got."""
+"""Writes docs/reliability.md from a test run: the faults of real sweeps, and the rows that their points got."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ PAGE = CHECKOUT / "docs" / "reliability.md"
 _HEAD = """\
 # What happens when things break
 
-Each line below is a sweep on a real Slurm ({version}, {nodes} virtual nodes with 8 GPUs declared each, on one machine
-with {cores} cores), submitted by the ordinary command and disturbed while it ran. The points are stand-ins that sleep
-and fail by script; pilots, agents, queue, submission and Slurm are the real ones. After every scenario the test asserts
-that each point has exactly one last row, that every row before it says that another attempt follows, that nothing ran
-twice unmarked, and that no process and no job is left. "Tried again" counts rows of attempts that another followed.
+This page shows what faults of ranks, pilots, nodes, disks and Slurm do to a running sweep: how its points end, and
+whether each gets its row. One command breaks the sweeps and writes the page:
 
-This page is written by the tests themselves: `python -m pytest tests/slurm/test_faults.py --write-reliability`. Times
-include the start of the pilots and what Slurm needs to notice: time limits are looked at every 30 s, a lost node is
-noticed after 15 to 90 s.
+    python -m pytest tests/slurm/test_faults.py --write-reliability
 
-| scenario | what was done | rows of the sweep | seconds |
+Each line of the table is a sweep on a real Slurm ({version}, {nodes} virtual nodes with 8 GPUs declared each, on one
+machine with {cores} cores), submitted by the ordinary command and disturbed while it ran. The points are stand-ins that
+sleep and fail by script; pilots, agents, queue, submission and Slurm are real. After every scenario the test asserts:
+
+- each point has exactly one last row, and every row before it is marked as followed by another attempt;
+- no point ran twice without a mark;
+- no process and no job is left.
+
+"Tried again" counts rows of attempts that were followed by another. Times include the start of the pilots and Slurm's
+own delays: it checks time limits every 30 s, and notices a lost node after 15 to 90 s.
+
+| scenario | fault | rows of the sweep | seconds |
 |---|---|---|---:|
 """
 

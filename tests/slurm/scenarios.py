@@ -21,8 +21,8 @@ from tests.slurm.lab import Lab
 from tests.slurm.sweeps import StandinSweep
 
 Isolation = Literal["nodes", "cluster", "plain"]
-"""nodes: beside other scenarios, on a cluster with accounting. cluster: alone on that cluster. plain: alone on a
-cluster without accounting."""
+"""nodes: at the same time as other scenarios, on a cluster with accounting. cluster: alone on that cluster. plain:
+alone on a cluster without accounting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TableRow:
 
 @dataclass(slots=True)
 class Place:
-    """Where one scenario runs."""
+    """Cluster and nodes of one scenario."""
 
     lab: Lab
     folder: Path
@@ -85,7 +85,7 @@ def scenario(
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
     rows: Mapping[str, TableRow]
-    """By title."""
+    """Rows of the table by title."""
     seconds: float
 
 
@@ -104,7 +104,7 @@ class ScenarioRunner:
         self._free = list(self.lab.nodes)
 
     def run_all(self, scenarios: Sequence[Scenario]) -> dict[str, Future[ScenarioResult]]:
-        """Start them and return; the futures by title."""
+        """Start all scenarios and return their futures by title."""
         pool = ThreadPoolExecutor(self.at_once, thread_name_prefix="scenario")
         futures: dict[str, Future[ScenarioResult]] = {}
         for one in scenarios:
@@ -126,7 +126,7 @@ class ScenarioRunner:
                 rows = one.body(Place(self.lab, folder, nodes, name))
             finally:
                 if one.isolation != "nodes":
-                    self.lab.resume_nodes()  # one that fails must not make the next ones fail
+                    self.lab.resume_nodes()  # a failed scenario must not make the next ones fail
             return ScenarioResult(rows, time.monotonic() - started)
 
     @contextmanager

@@ -2,8 +2,8 @@
 --table bench_final2_mfu2.csv`` (as root).
 
 Points are stand-ins whose step times are those of the table (see `cells`); everything else is the ordinary command.
-Meanwhile pilots are killed, a node crashes, and the command itself is killed and given again. Prints its output, and
-what it took.
+Meanwhile pilots are killed, a node crashes, and the command itself is killed and repeated. Prints the command's output
+and the cost of the search.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from workloads.spec.experiment import Experiment, from_dict
 
 NODES = 64
 CELLS = (("llama3.57b", 64), ("llama8.86b", 64))
-"""Eight nodes a point: eight pilots fill the cluster."""
+"""Cells of eight nodes per point: eight pilots fill the cluster."""
 BATCH = 4
 KILLS = (4, 9, 14)
-"""So many rows are there when a pilot is killed."""
+"""Numbers of rows at which a pilot is killed."""
 CRASH = 7
-"""So many rows are there when a node crashes, for good."""
+"""Number of rows at which a node crashes for good."""
 GIVEN_AGAIN = 11
-"""So many rows are there when the command itself is killed. It is given again while the pilots that it left run on."""
+"""Number of rows at which the command itself is killed. It is repeated while the pilots that it left still run."""
 IN_STEPS_S = 2.0
-"""A point that runs for so long is in its steps, and a step or more is left. Phases do not tell: of the ranks of a node
-only the first one has a heartbeat here."""
+"""Seconds after which a running point has begun its steps, with a step or more left. Phases cannot show this: only the
+first rank of a node has a heartbeat here."""
 WORDS = (
     *("launcher=slurm", "launcher.max_nodes=64", "launcher.lease_s=30", "launcher.signal_delay_s=60"),
     *("+launcher.environment.STANDIN_ONE_PROCESS=1", "plan.run_predicted_oom=true", f"search.batch={BATCH}"),
@@ -51,20 +51,20 @@ WORDS = (
 
 @dataclass(slots=True)
 class SearchRun:
-    """One search, from its command to its rows."""
+    """One search, from its first command to its rows."""
 
     lab: Lab
     folder: Path
     layouts: Sequence[Layout]
     words: tuple[str, ...] = ()
     killed: list[str] = field(default_factory=list)
-    """Pilots that were killed, and those of which a node crashed."""
+    """Pilots that were killed, including those of the crashed node."""
     crashed: str | None = None
-    """The node that did."""
+    """The node that crashed."""
     given: int = 0
-    """How often the command was given."""
+    """How often the command was started."""
     seconds: float = 0.0
-    """From the first command to the end of the last."""
+    """Seconds from the first command to the end of the last."""
 
     @property
     def dir(self) -> SweepDir:
@@ -72,11 +72,11 @@ class SearchRun:
 
     @property
     def output(self) -> str:
-        """What the commands printed."""
+        """Output of the commands."""
         return (self.folder / "command.log").read_text()
 
     def run(self, limit_s: float) -> None:
-        """Give the command, kill it once, and let pilots die meanwhile. Raises `AssertionError` when it fails or takes
+        """Run the command, kill it once, and let pilots die meanwhile. Raises `AssertionError` when it fails or takes
         too long."""
         conf, answers = self.folder / "conf" / "grid", self.folder / "answers.json"
         conf.mkdir(parents=True)
@@ -112,7 +112,7 @@ class SearchRun:
         return len(entry_names(self.dir.done)) if self.dir.done.is_dir() else 0
 
     def _disturb(self) -> None:
-        """Kill a pilot, or crash a node of one, when it is time for that and one runs a point."""
+        """Kill a pilot or crash its node when that is due and a pilot runs a point."""
         done = self._rows()
         kills = len(self.killed) - (self.crashed is not None)
         crash = self.crashed is None and done >= CRASH
@@ -129,7 +129,7 @@ class SearchRun:
                     self.lab.kill_in_node(state.nodes[0], state.identity.pid)
                 return
 
-    # What it left
+    # Results
 
     def attempts(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = read_attempts(self.dir.path).to_pylist()
@@ -140,7 +140,7 @@ class SearchRun:
         return sum(row["verdict"] in ("run", "cached") for row in read_ledger(self.dir.path).to_pylist())
 
     def named(self, model: str, world_size: int) -> list[str]:
-        """The layouts that the command names as the fastest of a cell, as it prints them, fastest first."""
+        """The layouts that the command prints as the fastest of a cell, fastest first."""
         lines = self.output.splitlines()
         (at,) = [n for n, line in enumerate(lines) if line.startswith(f"{model} on {world_size}, ")]
         after = lines[at + 1 :]
@@ -148,7 +148,7 @@ class SearchRun:
         return [line.strip().rpartition(":")[0] for line in after[:count] if line.endswith((" run", " runs"))]
 
     def summary(self) -> str:
-        """In a few lines."""
+        """Short summary of the search."""
         rows = self.attempts()
         last = Counter(row["outcome"] for row in rows if not row["will_retry"])
         lost = Counter(row["outcome"] for row in rows if row["will_retry"])
@@ -176,7 +176,7 @@ def experiment_of(row: dict[str, Any]) -> Experiment:
 
 
 def printed(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """By model and a layout as the command prints it: the layout's key."""
+    """Keys of layouts, by model and the printed form of the layout."""
     return {(row["model"], layout(experiment_of(row))): layout_of(row) for row in rows}
 
 

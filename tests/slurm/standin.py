@@ -1,12 +1,13 @@
-"""The stand-in workload: a pilot like any other, whose ranks sleep and fail by script instead of training.
+"""The stand-in workload: an ordinary pilot whose ranks sleep and fail by script instead of training.
 
-``python tests/slurm/standin.py SWEEP_DIR CONFIG_ID`` is ``python -m launchers.pilot`` with three things replaced: the
+``python tests/slurm/standin.py SWEEP_DIR CONFIG_ID`` is ``python -m launchers.pilot`` with three parts replaced: the
 rank's main function, the check of the GPUs (a virtual node has none) and, in tests that need it, the node's clock. All
 other modules come from the sweep's own copy of the code, as in every job.
 
-A rank behaves as the name of its model says: ``ok``, ``ok_3`` (runs for three seconds), ``oom``, ``raises``,
-``killed``, ``hangs``, ``stale``; any other model fails now and then, decided by the experiment's id: every attempt
-repeats it. With a table of answers (`ANSWERS`) every layout is as fast as the table says, or runs out of memory.
+The name of its model sets a rank's behaviour: ``ok``, ``ok_3`` (runs for three seconds), ``oom``, ``raises``,
+``killed``, ``hangs``, ``stale``. Points of other models sometimes fail, decided by the experiment's id, so that every
+attempt repeats the failure. With a table of answers (`ANSWERS`) every layout is as fast as in the table, or runs out of
+memory.
 """
 
 from __future__ import annotations
@@ -25,42 +26,42 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
-    del sys.path[0]  # run by its path: the neighbours of this file are no modules
+    del sys.path[0]  # run by its path: neighbouring files must not be importable
 
 FAULTS = ("oom", "raises", "killed", "hangs", "stale")
 SHARES = {"oom": 0.04, "raises": 0.02, "killed": 0.005}
-"""Shares of the points that fail where the model's name says nothing."""
+"""Shares of the points that fail where the model's name sets no behaviour."""
 ONE_PROCESS = "STANDIN_ONE_PROCESS"
-"""Environment variable: one process stands for all ranks of a node, since a point of 512 processes needs many cores."""
+"""Environment variable: one process represents all ranks of a node, since a point of 512 processes needs many cores."""
 FAILING_FILES = "STANDIN_FAILING_FILES"
 """Environment variable: the share of a pilot's own calls on the sweep's files that fail."""
 ANSWERS = "STANDIN_ANSWERS"
 """Environment variable: a JSON file with the step time in seconds of every layout, null where it runs out of memory."""
 STEP_S = 0.01
 SHARE_OF_STEP, LONGEST_STEP_S = 0.3, 2.0
-"""A step of a layout from the table of answers really takes this share of what it says, and at most so long."""
+"""A step of a layout from the table really takes this share of its reported time, and at most so many seconds."""
 GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Script:
-    """What the ranks of an experiment do."""
+    """Script of an experiment's ranks."""
 
     kind: str
     """``ok`` or one of `FAULTS`."""
     steps: int
     warmup_steps: int
-    """Of those: the first ones."""
+    """Number of those steps that are warm-up."""
     lasts_s: float
-    """What a step really takes."""
+    """Real seconds of a step."""
     step_time_s: float
-    """What a step says that it takes."""
+    """Reported seconds of a step."""
     beats: bool
-    """It beats in every step: of many short points steps are not what is being tested."""
+    """Whether each step sends a heartbeat; in tests of many short points it does not."""
 
 
 def shift_clock() -> None:
-    """Let this process and its children see the clock that the test has set for this node (`Lab.set_clock`)."""
+    """Give this process and its children the clock that the test has set for this node (`Lab.set_clock`)."""
     file = Path(os.environ.get("SLURM_CONF", "/none")).parent / "clock" / socket.gethostname()
     if file.exists():
         real, offset = time.time, float(file.read_text())
@@ -68,7 +69,7 @@ def shift_clock() -> None:
 
 
 class FakeGpus:
-    """The GPUs that Slurm says it has given: a virtual node has none that could be checked."""
+    """The GPUs that Slurm claims to have allocated: a virtual node has no real ones to check."""
 
     def __init__(self, count: int) -> None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -94,7 +95,7 @@ def open_fake(device: str, num_devices: int) -> Any:
 
 
 def behaviour(name: str, experiment_id: str) -> tuple[str, float]:
-    """What the ranks of an experiment do, and for how many seconds."""
+    """Behaviour of an experiment's ranks, and its seconds."""
     kind, _, seconds = name.partition("_")
     if kind == "ok" or kind in FAULTS:
         return kind, float(seconds) if seconds else 0.0
@@ -113,7 +114,8 @@ def layout_key(layout: Any, model: str) -> str:
 
 
 def script_of(task: Any) -> Script:
-    """Raises `KeyError` for a layout that the table of answers has not: the rank then fails with it."""
+    """The script of an experiment. Raises `KeyError` for a layout missing in the table of answers: the rank then
+    fails."""
     experiment, measure = task.experiment, task.measure
     if ANSWERS in os.environ:
         answers = json.loads(Path(os.environ[ANSWERS]).read_text())
@@ -125,7 +127,7 @@ def script_of(task: Any) -> Script:
 
 
 def recorded_script(step_time_s: float | None, measure: Any) -> Script:
-    """Every step takes the same time; a slow run ends early, as `workloads.measuring.step.measure` ends it."""
+    """Script with equal step times; a slow run ends early, as in `workloads.measuring.step.measure`."""
     from workloads.contract.protocol import WARM_STEPS
 
     if step_time_s is None:
@@ -136,7 +138,7 @@ def recorded_script(step_time_s: float | None, measure: Any) -> Script:
 
 
 def run_rank(folder: Path, rank: int, local_rank: int, beat: Any) -> NoReturn:
-    """Stands for `workloads.worker.run_rank`. The last rank is the one that fails, at the second step."""
+    """Replaces `workloads.worker.run_rank`. The last rank is the one that fails, at the second step."""
     from workloads.contract import protocol
 
     task = protocol.read_task(folder)
@@ -229,8 +231,8 @@ def _result(task: Any, script: Script, rank: int, started: Mapping[str, float]) 
 
 
 def one_process() -> type:
-    """Ranks of one node as `launchers.node.agent` starts them, of which only the first is a process of its own where
-    the sweep says so; the others end as it ends."""
+    """Ranks of one node as `launchers.node.agent` starts them. With `ONE_PROCESS` only the first rank is a process of
+    its own; the others end when it ends."""
     from launchers.node.fork import RankExit
     from launchers.node.rank_group import LocalRanks
 
@@ -257,7 +259,7 @@ def one_process() -> type:
 
 
 def fail_files(sweep_dir: str, rate: float) -> None:
-    """Let this process's calls on files of the sweep fail now and then, as those on an ill shared filesystem do."""
+    """Make some of this process's calls on files of the sweep fail, as on a failing shared filesystem."""
     path = Path(__file__).resolve().parents[1] / "launchers" / "failing_calls.py"
     spec = importlib.util.spec_from_file_location("failing_calls", path)
     assert spec is not None and spec.loader is not None
@@ -267,7 +269,7 @@ def fail_files(sweep_dir: str, rate: float) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Be a pilot, or one of its agents, with the stand-in for its ranks."""
+    """Run as a pilot, or as one of its agents, with the stand-in for its ranks."""
     shift_clock()
     if FAILING_FILES in os.environ and os.environ.get("SLURM_PROCID", "0") == "0":
         fail_files((argv or sys.argv[1:])[0], float(os.environ[FAILING_FILES]))

@@ -1,6 +1,6 @@
 """The study's layouts through a real Slurm of virtual nodes: ``python -m tests.slurm.study`` (as root).
 
-Points are stand-ins, one process a node for all its ranks; everything else is the ordinary command. Prints the number
+Points are stand-ins, one process per node for all its ranks; everything else is the ordinary command. Prints the number
 of Slurm jobs, how long the submission took, the throughput, the load of slurmctld (sdiag) and how many points have
 exactly one last row.
 
@@ -48,14 +48,14 @@ where: {{as_wide_as_its_nodes: dp * tp * pp == 8 * nodes}}
 """
 WORDS = (
     *("launcher=slurm", "+launcher.environment.STANDIN_ONE_PROCESS=1", "plan.run_predicted_oom=true"),
-    # Some layouts of the largest model would need days for a step: a stand-in's steps take no time.
+    # Some layouts of the largest model would need days per step: a stand-in's steps take no time.
     *("measure.warmup_steps=1", "measure.timed_steps=2", "launcher.point_deadline_s=600"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the run of one study was like. Times in seconds."""
+    """Measurements of one study's run. Times in seconds."""
 
     points: int
     one_last_row: int
@@ -63,13 +63,13 @@ class Measured:
     attempts: int
     outcomes: dict[str, int]
     slurm_jobs: int
-    """Submitted: each task of an array counts."""
+    """Submitted Slurm jobs: each task of an array counts."""
     slurm_jobs_started: int
-    """The others were taken off Slurm's queue when no point was left for them."""
+    """Slurm jobs that started. The others were cancelled when no point was left for them."""
     submission_s: float
-    """From the command (planning included) to the last submission."""
+    """Time from the command (planning included) to the last submission."""
     run_s: float
-    """From the first attempt's start to the last one's end."""
+    """Time from the first attempt's start to the last one's end."""
     points_per_min: float
     command_cpu_s: float
     """Processor time of the command that submitted and watched."""
@@ -104,7 +104,7 @@ def study_grid(table: Path) -> str:
 def run_study(
     lab: Lab, folder: Path, *, words: tuple[str, ...] = (), table: Path | None = None, limit_s: float = 7200
 ) -> Measured:
-    """Submit the grid by the ordinary command, wait for its end, and measure."""
+    """Submit the grid by the ordinary command, wait for its end, and measure the run."""
     conf = folder / "conf" / "grid"
     conf.mkdir(parents=True)
     grid = "playbook"

@@ -1,6 +1,6 @@
-"""The ordinary command line, whose Slurm jobs run the stand-in: ``python -m tests.slurm.submit run +grid=...``.
+"""The ordinary command line with Slurm jobs that run the stand-in: ``python -m tests.slurm.submit run +grid=...``.
 
-Everything but the command inside the sbatch file is the product's own.
+Only the command in the batch file is replaced.
 """
 
 from __future__ import annotations

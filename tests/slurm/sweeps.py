@@ -1,4 +1,5 @@
-"""A sweep of stand-in points on a `Lab`, run by the ordinary command, and what must be true after every fault."""
+"""A sweep of stand-in points on a `Lab`, run by the ordinary command, and the assertions that must hold after every
+fault."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ class StandinSweep:
         return process
 
     def tell(self, verb: str, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Give another command (``cancel`` ...) for this sweep, or for the folder ``path``, and wait for its end."""
+        """Run another command (``cancel`` ...) for this sweep, or for the folder ``path``, and wait for its end."""
         return subprocess.run(
             [sys.executable, "-m", "tests.slurm.submit", verb, str(path or self.path)],
             cwd=CHECKOUT,
@@ -130,13 +131,13 @@ class StandinSweep:
         )
 
     def output(self, number: int = -1) -> str:
-        """What a submitter has printed."""
+        """Output of a submitter."""
         which = number % len(self.submitters)
         return (self.root / f"submitter-{which}.log").read_text(errors="replace")
 
     def finish(self, limit_s: float = 240.0) -> None:
-        """Wait until the last submitter says that the sweep is done. If it gives up, start the command once more, as a
-        user would."""
+        """Wait until the last submitter reports that the sweep is done. If it gives up, start the command once more, as
+        a user would."""
         for again in (True, False):
             try:
                 status = self.submitters[-1].wait(limit_s)
@@ -148,13 +149,13 @@ class StandinSweep:
             self.start()
 
     def diagnosis(self) -> str:
-        """Everything that helps to find out why a scenario failed."""
+        """Information to find out why a scenario failed."""
         logs = sorted(self.dir.pilots.glob("*.log")) + sorted(self.dir.pilots.glob("*.out"))
         tails = "".join(f"\n--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in logs[-4:])
         jobs = self.lab.jobs(partition=self.partition, every=True)
         return f"\n{shlex.join(self.command())}\n{self.output()[-3000:]}\njobs: {jobs}{tails}"
 
-    # What happens
+    # State of the sweep while it runs
 
     def states(self) -> list[PilotState]:
         return pilot_state.all_states(self.dir)
@@ -186,7 +187,7 @@ class StandinSweep:
         return found[0]
 
     def left(self) -> int:
-        """Points without their last row."""
+        """Number of points without their last row."""
         return len(entry_names(self.dir.todo)) + len(entry_names(self.dir.claimed))
 
     def done(self) -> int:
@@ -196,17 +197,17 @@ class StandinSweep:
     def jobs(self, *, every: bool = False) -> list[Job]:
         return self.lab.jobs(partition=self.partition, every=every)
 
-    # What must be true in the end
+    # Assertions at the end
 
     def rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = read_attempts(self.path).to_pylist()
         return sorted(rows, key=lambda row: (row["experiment_id"], row["attempt_number"], row["started_at"]))
 
     def check(self, *, end_jobs: bool = True) -> dict[str, list[dict[str, Any]]]:
-        """Assert what every scenario must leave behind; the rows by behaviour of the point.
+        """Assert the state that every scenario must leave behind. Returns the rows by behaviour of the point.
 
-        Every point has exactly one last row, and every row before it says that another follows; where a point did run
-        twice, all but one of its last rows say so. No process and no job is left.
+        Every point has exactly one last row, and every row before it is marked as followed by another. Where a point
+        ran twice, all but one of its last rows are marked. No process and no job is left.
         """
         assert self.left() == 0
         done = entry_names(self.dir.done)
@@ -232,7 +233,7 @@ class StandinSweep:
         return by_behaviour
 
     def summary(self) -> str:
-        """Rows by outcome, those that another attempt followed apart."""
+        """Rows by outcome; those followed by another attempt are counted separately."""
         rows = self.rows()
         last = Counter(row["outcome"] for row in rows if not row["will_retry"])
         before = Counter(row["outcome"] for row in rows if row["will_retry"])
@@ -246,7 +247,7 @@ class StandinSweep:
 
 
 def marked(row: Mapping[str, Any]) -> bool:
-    """Whether a row says of itself that its point may have run twice."""
+    """Whether a row is marked as of a point that may have run twice."""
     return "may have run twice" in (row["evidence"] or "")
 
 

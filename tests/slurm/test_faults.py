@@ -21,7 +21,7 @@ AT_ONCE = 6
 
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, lab: Lab, plain_lab: Lab) -> Iterator[Mapping[str, Future[ScenarioResult]]]:
-    """The chosen scenarios, which run now; by title."""
+    """Running futures of the chosen scenarios, by title."""
     chosen = {item.callspec.params.get("title") for item in request.session.items if hasattr(item, "callspec")}
     futures = {title: Future[ScenarioResult]() for title in TITLES}
 

@@ -51,7 +51,7 @@ def test_a_search_names_the_winner_of_the_whole_grid_though_pilots_die(wide_lab:
 
 
 def _check_winners(search: SearchRun, rows: list[dict[str, Any]]) -> None:
-    """The best of all rows of the table, whatever of them the search has run."""
+    """Compare with the best of all rows of the table, including those that the search has not run."""
     answers, keys, within = answers_of(search.layouts), printed(rows), Settings().within
     for model, gpus in CELLS:
         best_s, named = fastest(search.layouts, model, gpus).step_time_s, search.named(model, gpus)
@@ -63,7 +63,7 @@ def _check_winners(search: SearchRun, rows: list[dict[str, Any]]) -> None:
 
 
 def _check_once(search: SearchRun, rows: list[dict[str, Any]]) -> None:
-    """Every point has one last row, and others only where its pilot was killed. A layout is more than one point only
+    """Every point has one last row, and other rows only where its pilot was killed. A layout has several points only
     where it was repeated, with other seeds, at the end."""
     answers = answers_of(search.layouts)
     lost = [row for row in rows if row["will_retry"]]

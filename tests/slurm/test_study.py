@@ -1,4 +1,4 @@
-"""A cut of the study's grid through a real Slurm, and what pilots cost beside one Slurm job a point."""
+"""A cut of the study's grid through a real Slurm, and the cost of pilots compared with one Slurm job per point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_layout_of_a_cut_of_the_study_has_one_last_row(lab: Lab, tmp_path:
 @pytest.mark.slurm
 @pytest.mark.timeout(400)
 def test_pilots_cost_less_than_one_job_a_point(lab: Lab) -> None:
-    """On more points (``python -m tests.slurm.overhead``) the start of the pilots weighs even less."""
+    """With more points (``python -m tests.slurm.overhead``) the start of the pilots weighs even less."""
     measured = measure_overhead(lab, lab.state / "overhead", points=40, nodes=2)
     print(f"\n{measured}")
     assert measured.ratio > 1.3

@@ -24,7 +24,7 @@ intra_node: {{bandwidth: 1.0e9, latency_s: 50.0e-6, source: a test}}
 inter_node: {{bandwidth: 1.0e9, latency_s: 50.0e-6, source: a test}}
 matmul_efficiency: null
 """
-# Like tiny, with as many key-value heads as query heads: tp=4 goes over both nodes.
+# Like tiny, with as many key-value heads as query heads: tp=4 spans both nodes.
 MODEL = """
 name: tiny4
 num_layers: 4
@@ -36,7 +36,7 @@ ffn_hidden_size: 384
 vocab_size: 1024
 tie_embeddings: false
 """
-# Two processes a node: each layout's last axis to be split, or its only one, goes from node to node.
+# Two processes per node: each layout's last split axis, or its only one, spans both nodes.
 LAYOUTS = {"tp": [4, 2, 2, 1, 1], "pp": [1, 2, 1, 2, 1], "zero_stage": [0, 0, 1, 2, 3]}
 GRID = """
 cluster: two_a_node
@@ -64,8 +64,8 @@ def conf(tmp_path: Path) -> Path:
 def run(lab: Lab, conf: Path, name: str, *words: str) -> list[dict[str, Any]]:
     """The rows of an ordinary run of the grid, in the order of the layouts.
 
-    A layout one of whose ranks a signal killed runs once more, with a warning: gloo has ended in a fault of its own
-    where two processors served many. What dies by its code does so twice.
+    A layout with a rank that a signal killed runs once more, with a warning: gloo has crashed by a fault of its own
+    where two processors served many processes. A fault of this code would happen twice.
     """
     command = [sys.executable, "-m", "sweep", "run", "--plain", "--conf", str(conf), "+grid=layouts", "measure=quick"]
     command += [f"results_dir={conf.parent}", f"name={name}", *words]

@@ -31,7 +31,7 @@ from workloads.spec.experiment import Experiment
 def alone() -> Any:
     """Rank 1 of four that do not exist, and their axis."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield Axis("tp", 4, 1, dist.group.WORLD, is_alone=True)
+    yield Axis("tp", 4, 1, dist.group.WORLD, is_rehearsal=True)
     dist.destroy_process_group()
 
 

@@ -1,1 +1,1 @@
-"""The engines that may run an experiment: ours, and others behind the same few calls."""
+"""The engines that may run an experiment: ours, and others behind the same interface."""

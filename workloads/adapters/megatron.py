@@ -1,14 +1,14 @@
-"""Megatron-Core as the engine of a point: its own model, data parallelism, schedules and optimizer.
+"""Runs a point with Megatron-Core: its model, data parallelism, schedules and optimizer.
 
-It runs without Transformer Engine, on its local layers. Two of their parts cannot serve, and have others:
+It runs without Transformer Engine, on Megatron-Core's local layers. Two of their parts are replaced:
 
-- Its attention writes every score: torch's fused one (`_Attention`).
-- Its RMSNorm refuses sequence parallelism: torch's, marked so that its gradient is summed over tp (`_Norm`).
+- Its attention writes every score: torch's fused attention is used instead (`_Attention`).
+- Its RMSNorm refuses sequence parallelism: torch's is used, marked so that its gradient is summed over tp (`_Norm`).
 
-Its AdamW is torch's, and told to be fused: the optimizer takes 54 ms a step instead of 119.
+Its AdamW is torch's, with ``fused=True`` set here: the optimizer takes 54 ms a step instead of 119.
 
-Weights are initialised before ours are put in their place, although nothing of that is kept: only then does it know
-which of them are split, and counts them once in the norm.
+Megatron-Core initialises the weights before ours replace all of them: only its initialisation marks which of them are
+sharded, so that the gradient norm counts each once.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from workloads.spec.experiment import Experiment
 
 
 class Megatron:
-    """See `workloads.adapters.seam.RankEngine`."""
+    """Implements `workloads.adapters.seam.RankEngine`."""
 
     def __init__(self, experiment: Experiment, rank: int, device: torch.device) -> None:
         e = experiment
         installed, wanted = importlib.metadata.version("megatron-core"), e.engine_version.partition("+")[0]
         if installed != wanted:
-            raise UnsupportedByEngine(f"megatron-core {installed} is installed, the experiment is of {wanted}")
+            raise UnsupportedByEngine(f"megatron-core {installed} is installed, but the experiment needs {wanted}")
         if importlib.util.find_spec("transformer_engine") is not None:
             raise UnsupportedByEngine(
-                f"transformer_engine is installed, and Megatron-Core takes its optimizer; {e.engine_version!r} is "
-                "without: uninstall it"
+                f"transformer_engine is installed, so Megatron-Core would use its optimizer; engine version "
+                f"{e.engine_version!r} runs without it: uninstall it"
             )
         require_cuda(device)
         _be_quiet()
@@ -112,8 +112,8 @@ class Megatron:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        forth_and_back = get_forward_backward_func(e.pp, virtual)
-        told = forth_and_back(
+        forward_backward = get_forward_backward_func(e.pp, virtual)
+        losses = forward_backward(
             forward_step_func=_forward,
             data_iterator=[iter(batches) for _ in self.chunks] if virtual else iter(batches),
             model=self.chunks if virtual else self.chunks[0],
@@ -124,8 +124,12 @@ class Megatron:
         )
         backward_end = self.clock.mark()
         _, norm, _ = self.optimizer.step()
-        # The last stage alone has losses, and each of its tensor-parallel ranks the same.
-        mean = torch.stack([one["loss"] for one in told]).double().mean() if told else torch.zeros(1).double()
+        # Only the last stage has losses; each of its tensor-parallel ranks has the same ones.
+        mean = (
+            torch.stack([microbatch["loss"] for microbatch in losses]).double().mean()
+            if losses
+            else torch.zeros(1).double()
+        )
         total = mean.to(self.device).reshape(1) / (e.dp * e.tp)
         dist.all_reduce(total)
         return Ended(float(total), float(norm), backward_end)
@@ -133,16 +137,17 @@ class Megatron:
 
 def require_cuda(device: torch.device) -> None:
     if device.type != "cuda":
-        raise UnsupportedByEngine("Megatron-Core runs on CUDA devices only: its buffers and its clipping are there")
+        raise UnsupportedByEngine("Megatron-Core runs on CUDA devices only: its buffers and clipping are on the device")
 
 
 def virtual_stages(e: Experiment) -> int | None:
-    """Chunks of a rank where there are several, as it is asked for."""
+    """Number of chunks of a rank, if there are several, as Megatron-Core expects it; else None."""
     return e.virtual_stages if e.pp_schedule == "interleaved_1f1b" else None
 
 
 def transformer_config(e: Experiment) -> TransformerConfig:
-    """The shape and the layout, with what its own command line takes by default of what needs no package beside it."""
+    """Model shape and layout; every other option has Megatron's command-line default, except those that need
+    Transformer Engine or Apex."""
     m, bf16 = e.model, e.precision == "bf16"
     stages = [["decoder"] * len(stage) for stage in experiment_layers(e)]
     stages[0].insert(0, "embedding")
@@ -213,13 +218,13 @@ def optimizer_config(e: Experiment) -> OptimizerConfig:
 
 @torch.no_grad()
 def fill(model: Any, e: Experiment, device: torch.device) -> None:
-    """Give a chunk's parameters our seed's values, this rank's part of each."""
+    """Set a chunk's parameters to this rank's part of our seed's values."""
     if model.pre_process:
         model.embedding.word_embeddings.weight.copy_(_rows(_value(e, weights.embedding(e.model), device), e))
     for layer in model.decoder.layers:
         prefix = f"layers.{layer.layer_number - 1}"
-        own = {w.name.removeprefix(f"{prefix}."): w for w in weights.block(e.model, prefix, routed=False)}
-        value = {name: _value(e, weight, device) for name, weight in own.items()}
+        block_weights = {w.name.removeprefix(f"{prefix}."): w for w in weights.block(e.model, prefix, routed=False)}
+        value = {name: _value(e, weight, device) for name, weight in block_weights.items()}
         q, k, v = (value[f"attention.{name}"].unflatten(0, (e.model.num_kv_heads, -1)) for name in "qkv")
         layer.self_attention.linear_qkv.weight.copy_(_rows(torch.cat([q, k, v], dim=1), e).flatten(0, 1))
         layer.self_attention.linear_proj.weight.copy_(_columns(value["attention.o"], e))
@@ -233,7 +238,7 @@ def fill(model: Any, e: Experiment, device: torch.device) -> None:
     if model.post_process:
         model.decoder.final_layernorm.weight.copy_(_value(e, weights.final_norm(e.model), device))
         head = weights.embedding(e.model) if e.model.tie_embeddings else weights.head(e.model)
-        if not (e.model.tie_embeddings and model.pre_process):  # one stage alone has no weight of its own for the head
+        if not (e.model.tie_embeddings and model.pre_process):  # a single stage has no separate head weight
             model.output_layer.weight.copy_(_rows(_value(e, head, device), e))
 
 
@@ -281,7 +286,7 @@ class _Attention(torch.nn.Module):
         super().__init__()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Of queries [S, B, N, H] and fewer keys and values [S, B, K, H], causal: [S, B, N * H]."""
+        """Causal attention of queries [S, B, N, H] and possibly fewer keys and values [S, B, K, H]: [S, B, N * H]."""
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return out.permute(2, 0, 1, 3).flatten(2)
@@ -295,7 +300,7 @@ def _forward(batches: Iterator[tuple[Tensor, Tensor]], model: Any) -> tuple[Tens
 
 def _mean(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     loss = losses.float().mean()
-    return loss, {"loss": loss.detach().clone()}  # what it backpropagates it divides in place
+    return loss, {"loss": loss.detach().clone()}  # the loss that is backpropagated is divided in place
 
 
 def _leave(weight: Tensor) -> Tensor:

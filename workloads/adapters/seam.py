@@ -1,7 +1,8 @@
-"""What a rank asks of a training engine, and where each engine's answer is found.
+"""The interface between a rank and a training engine, and the implementation for each engine.
 
-An engine is a class that is made of (experiment, rank, device) once the default process group exists. Making it makes
-its groups, `build` its model, `measure` runs steps and fills step records. What an engine does not tell is None.
+An engine is a class whose constructor takes (experiment, rank, device) once the default process group exists. The
+constructor makes the process groups, `build` the model; `measure` runs steps and fills step records. Values that an
+engine does not report are None.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from workloads.spec.experiment import ENGINE, Experiment
 
 @dataclass(frozen=True, slots=True)
 class Installable:
-    """An engine that is imported by the rank that needs it, and not before: it may not be installed."""
+    """An engine that is imported only by a rank that needs it, because it may not be installed."""
 
     module: str
     name: str
-    """Of the class."""
+    """Name of the class."""
     extra: str
-    """Of ``pip install 'ultrasweep[EXTRA]'``."""
+    """EXTRA in ``pip install 'ultrasweep[EXTRA]'``."""
 
 
 OTHERS = {
@@ -47,21 +48,26 @@ class RankEngine(Protocol):
     """``dp``, ``tp``, ``cp``, ``pp`` and further coordinates of this rank."""
 
     def build(self) -> None:
-        """Make the model, with the seed's weights, and the optimizer."""
+        """Make the model, with our seed's weights, and the optimizer."""
 
     def measure(
         self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
     ) -> tuple[Measurements, list[Traffic] | None]:
-        """Run warm-up and timed steps, ``before_step(step, is_warmup)`` before each; and what a step sends, or None."""
+        """Run warm-up and timed steps, calling ``before_step(step, is_warmup)`` before each.
+
+        Returns the measurements, and the traffic that one step sends (None if unknown).
+        """
 
     def profile(self, folder: Path, first_step: int, before_step: BeforeStep) -> tuple[Breakdown | None, str | None]:
-        """Where the time of one more step goes, and the trace's file name; None where the engine cannot say."""
+        """Profile one more step. Returns its time breakdown and the trace's file name; None for what the engine cannot
+        provide."""
 
 
 def engine_of(experiment: Experiment, rank: int, device: torch.device) -> RankEngine:
-    """The experiment's engine. Raises `UnsupportedByEngine` when it cannot run the experiment or is not installed."""
-    if found := refused(experiment, device.type):
-        raise UnsupportedByEngine("; ".join(found))
+    """Make the experiment's engine. Raises `UnsupportedByEngine` if it cannot run the experiment or is not
+    installed."""
+    if reasons := refused(experiment, device.type):
+        raise UnsupportedByEngine("; ".join(reasons))
     if experiment.engine == ENGINE:
         return Ultrasweep(experiment, rank, device)
     other = OTHERS[experiment.engine]

@@ -1,7 +1,7 @@
-"""The step loop of engines that give a step's loss and norm when it has ended: warm-up, then timed steps.
+"""Step loop of engines that report a step's loss and norm only after it: warm-up, then timed steps.
 
-Such an engine makes host and device wait for each other once a step, as it does for its own users; nothing else of
-a step is synchronised here.
+Such an engine synchronises host and device once a step, as it does for its users; nothing else in a step is
+synchronised here.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from workloads.measuring.step import BeforeStep, Diverged, Measurements, garbage
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What an engine says of one step of the global batch."""
+    """An engine's results of one step of the global batch."""
 
     loss: float
     grad_norm: float | None
-    """None: the engine's own is off and cannot be mended."""
+    """None if the engine reports a wrong norm that cannot be corrected."""
     backward_end: Any
-    """The clock's mark after the last backward."""
+    """Clock mark after the last backward."""
 
 
 def measure_steps(
     run: Callable[[int], Ended], clock: Clock, device: torch.device, spec: MeasureSpec, before_step: BeforeStep
 ) -> Measurements:
-    """Run the warm-up steps of ``spec``, all of them, and then the timed ones; ``run(step)`` is one of them. Raises
-    `Diverged` for a loss or a norm that is not finite."""
+    """Run all warm-up steps of ``spec`` and then the timed ones; ``run(step)`` runs one step.
+
+    Raises `Diverged` for a loss or norm that is not finite.
+    """
     spans: dict[int, tuple[float, float]] = {}
     warm = [_step(run, clock, device, step, before_step, spans, True) for step in range(spec.warmup_steps)]
     shared = torch.tensor(spec.timed_steps_of(min((r.step_time_s for r in warm), default=None)), device=device)

@@ -1,12 +1,13 @@
-"""torchtitan's own trainer as the engine of a point: our shapes, weights and tokens, its model and training step.
+"""Runs a point with torchtitan's trainer: our shapes, weights and tokens, its model and training step.
 
-Its `Trainer` is subclassed and its ``train_step`` left alone. Around it are mended, because they would be wrong in
-silence:
+Its `Trainer` is subclassed and its ``train_step`` is unchanged. Three faults around it, which would give wrong results
+without an error, are corrected:
 
 - Under a pipeline it runs backward on the *sum* of the losses: gradients were tokens_per_step times too large, and so
   were their norms before clipping. The loss function divides by the tokens.
 - Its DDP divides by the ranks after the loss was divided by all tokens: the loss function multiplies by the ranks.
-- It sets ``context_parallel_rotate_method`` where it validates, and not where it trains: always gathered otherwise.
+- It sets ``context_parallel_rotate_method`` for validation but not for training, which then always gathers: it is set
+  here.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from workloads.spec.experiment import Experiment
 
 
 class Torchtitan:
-    """See `workloads.adapters.seam.RankEngine`."""
+    """Implements `workloads.adapters.seam.RankEngine`."""
 
     def __init__(self, experiment: Experiment, rank: int, device: torch.device) -> None:
         installed, wanted = importlib.metadata.version("torchtitan"), experiment.engine_version.partition("+")[0]
         if installed != wanted:
-            raise UnsupportedByEngine(f"torchtitan {installed} is installed, the experiment is of {wanted}")
+            raise UnsupportedByEngine(f"torchtitan {installed} is installed, but the experiment needs {wanted}")
         if experiment.precision in FLOAT8 and importlib.util.find_spec("torchao") is None:
             raise UnsupportedByEngine(
                 f"precision={experiment.precision} of torchtitan needs the package torchao: "
@@ -69,7 +70,7 @@ class Torchtitan:
         self._trainer: _Trainer | None = None
 
     def build(self) -> None:
-        os.environ["LOCAL_RANK"] = str(self.device.index or 0)  # its trainer reads its device from there
+        os.environ["LOCAL_RANK"] = str(self.device.index or 0)  # the trainer reads its device from this variable
         self._trainer = _Trainer(self.experiment, self.clock)
         if self._cpu is not None:
             self._cpu.use_gloo(self._trainer.model_parts)
@@ -88,14 +89,15 @@ class Torchtitan:
         assert trainer is not None
         rows = [
             tuple(t.view(e.micro_batch_size, e.seq_len) for t in batch)
-            for batch in step_batches(e.replace(cp=1), step, self.data_rank, torch.device("cpu"))  # it divides them
+            # the trainer splits sequences over cp
+            for batch in step_batches(e.replace(cp=1), step, self.data_rank, torch.device("cpu"))
         ]
-        if e.pp > 1:  # its schedules divide one large batch
+        if e.pp > 1:  # the trainer's schedules split one large batch
             rows = [(torch.cat([tokens for tokens, _ in rows]), torch.cat([targets for _, targets in rows]))]
         trainer.step = step + 1
         trainer.train_step(trainer.batch_generator(({"input": tokens}, targets) for tokens, targets in rows))
-        loss, norm = trainer.metrics_processor.told
-        if e.pp > 1:  # the other stages say -1 for it
+        loss, norm = trainer.metrics_processor.loss_and_norm
+        if e.pp > 1:  # the other stages report -1
             on_stage = torch.tensor(loss if trainer.pp_has_last_stage else 0.0, dtype=torch.float64, device=self.device)
             dist.all_reduce(on_stage, group=trainer.parallel_dims.get_mesh("pp").get_group())
             loss = float(on_stage)
@@ -103,7 +105,7 @@ class Torchtitan:
 
 
 class _Trainer(Trainer):
-    """Its trainer, in a process group that exists, on shapes and batches from outside."""
+    """torchtitan's trainer in an existing process group, on shapes and batches from outside."""
 
     def __init__(self, experiment: Experiment, clock: Clock) -> None:
         self.experiment, self.clock = experiment, clock
@@ -115,7 +117,7 @@ class _Trainer(Trainer):
             self.loss_factor = float(experiment.dp)
         spec = train_spec(experiment)
         spec.build_dataloader_fn = spec.build_tokenizer_fn = spec.state_dict_adapter = None
-        spec.build_metrics_processor_fn = lambda *_: _Told()
+        spec.build_metrics_processor_fn = lambda *_: _LastMetrics()
         spec.build_loss_fn = lambda config, **_: _scaled(self.loss_factor, config)
         specs._extra_train_specs[NAME] = spec
         super().__init__(job_config(experiment))
@@ -123,7 +125,7 @@ class _Trainer(Trainer):
             set_rotate_method(self.job_config.parallelism.context_parallel_rotate_method)
 
     def init_distributed(self) -> ParallelDims:
-        """The layout's axes over the process group that the rank has made."""
+        """Axes of the layout over the process group that the rank has made."""
         e = self.experiment
         return ParallelDims(
             dp_replicate=e.dp_replicate,
@@ -142,20 +144,20 @@ class _Trainer(Trainer):
         return loss
 
 
-class _Told:
-    """Stands for its metrics processor: keeps the last step's numbers, writes nothing."""
+class _LastMetrics:
+    """Replaces the trainer's metrics processor: keeps the last step's numbers, writes nothing."""
 
     color = torchtitan.tools.utils.NoColor()
 
     def __init__(self) -> None:
-        self.told = (0.0, 0.0)
+        self.loss_and_norm = (0.0, 0.0)
         self.ntokens_since_last_log = 0
         self.data_loading_times: list[float] = []
         self.device_memory_monitor = self
-        self.device_name = "H200"  # for its table of peak rates, which nothing reads
+        self.device_name = "H200"  # for the trainer's table of peak rates, which is not used
         self.max_reserved_gib = self.max_reserved_pct = 0.0
 
-    def get_peak_stats(self) -> _Told:
+    def get_peak_stats(self) -> _LastMetrics:
         return self
 
     def should_log(self, step: int) -> bool:
@@ -163,11 +165,11 @@ class _Told:
         return True
 
     def log(self, step: int, loss: float, largest: float, grad_norm: float, extra_metrics: object = None) -> None:
-        self.told = (loss, grad_norm)
+        self.loss_and_norm = (loss, grad_norm)
 
 
 def _scaled(factor: float, config: JobConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Its loss, compiled where it would be, times a factor."""
+    """torchtitan's loss, compiled if its configuration says so, times a factor."""
     plain = build_cross_entropy_loss(config)
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:

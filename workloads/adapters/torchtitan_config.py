@@ -1,4 +1,4 @@
-"""An experiment as torchtitan's job configuration."""
+"""Converts an experiment to torchtitan's job configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.engine.training.optimizer import BETAS, EPSILON, LEARNING_RATE, M
 from workloads.spec.experiment import Experiment
 
 NAME = "ultrasweep"
-"""Under which its trainer finds our model."""
+"""Name under which the trainer finds our model."""
 SCHEDULES = {
     "none": "1F1B",
     "gpipe": "GPipe",
@@ -35,8 +35,8 @@ FLOAT8: Mapping[str, Mapping[str, Any]] = {
     },
     "fp8_rowwise": {"recipe_name": "rowwise_with_gw_hp", "filter_fqns": ["output"]},
 }
-"""What converts the matrix products of the blocks, by precision: torchao's recipes that compute the bits of ours
-(`workloads.engine.ops.fp8`)."""
+"""Options of the converter for the blocks' matrix products, by precision: torchao's recipes that compute the same bits
+as ours (`workloads.engine.ops.fp8`)."""
 
 
 def job_config(e: Experiment) -> JobConfig:
@@ -54,7 +54,7 @@ def job_config(e: Experiment) -> JobConfig:
     parallel.fsdp_reshard_after_forward = RESHARD[e.zero_stage]
     parallel.pipeline_parallel_schedule = SCHEDULES[e.pp_schedule]
     parallel.pipeline_parallel_microbatch_size = e.micro_batch_size
-    parallel.pipeline_parallel_expert_parallel_overlap = False  # two threads, of no use without experts
+    parallel.pipeline_parallel_expert_parallel_overlap = False  # needs two threads, and is of no use without experts
     if e.pp > 1:
         parts = [[f"layers.{layer}" for layer in stage] for stage in experiment_layers(e)]
         parallel.module_fqns_per_model_part = [

@@ -1,8 +1,8 @@
-"""What torchtitan lacks on a machine without accelerator, where it is tested and not measured.
+"""Makes torchtitan run on a machine without accelerator, where it is tested and not measured.
 
-- It takes such a machine for one with CUDA.
-- gloo has no pre-multiplied sum, which FSDP asks for where gradients are not divided.
-- torch's ring attention and its sharding of heads know the kernels of CUDA alone.
+- torchtitan treats such a machine as one with CUDA.
+- gloo has no pre-multiplied sum, which FSDP requests if gradients are not divided.
+- torch's ring attention and its sharding of heads support only the kernels of CUDA.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _HEADS, _SEQUENCE = 1, 2
-"""The dims of queries, keys and values that tensor and context parallelism divide."""
+"""Dims of queries, keys and values that tensor and context parallelism divide."""
 
 
 def use_cpu() -> None:
-    """In every module that asked for the device when it was imported, and in what the ring takes for attention."""
+    """Set the device in every module that read it when it was imported, and add CPU kernels to ring attention."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and getattr(module, "device_type", None) == "cuda":
             module.__dict__.update(device_type="cpu", device_module=torch.cpu)
@@ -44,7 +44,7 @@ def use_gloo(parts: Iterable[nn.Module]) -> None:
 
 def _attend(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, DTensor]:
     query, key, value, dropout_p, is_causal = _positional(args)
-    found = ring._templated_ring_attention(
+    outputs = ring._templated_ring_attention(
         query.device_mesh.get_group(),
         _SEQUENCE,
         op,
@@ -55,14 +55,14 @@ def _attend(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTe
         dropout_p=dropout_p,
         **kwargs,
     )
-    out, logsumexp = (_divided(x, query) for x in found)
+    out, logsumexp = (_divided(x, query) for x in outputs)
     return out, logsumexp
 
 
 def _attend_backward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
     *tensors, dropout_p, is_causal = args
     grad_out, query, key, value, out, logsumexp = (x.to_local() for x in tensors)
-    found = ring._templated_ring_attention_backward(
+    gradients = ring._templated_ring_attention_backward(
         tensors[1].device_mesh.get_group(),
         _SEQUENCE,
         op,
@@ -77,11 +77,11 @@ def _attend_backward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         dropout_p=dropout_p,
         **kwargs,
     )
-    return tuple(_divided(x, tensors[1]) for x in found)
+    return tuple(_divided(x, tensors[1]) for x in gradients)
 
 
 def _by_heads(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
-    """What its tensor-parallel ranks may hold: the same heads of everything."""
+    """Allowed placements of the kernel's tensors on tensor-parallel ranks: all sharded by heads, or all replicated."""
     return [([kind] * 2, [kind] * 3 + [None] * (len(args) - 3)) for kind in (Shard(_HEADS), Replicate())]
 
 
@@ -90,7 +90,7 @@ def _by_heads_backward(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[
 
 
 def _positional(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Query, key, value, dropout_p and is_causal: those at the end are left out where they have their defaults."""
+    """(query, key, value, dropout_p, is_causal), with defaults for trailing arguments that were omitted."""
     return (*args, 0.0, False)[:5] if len(args) == 3 else (*args, False)[:5]
 
 

@@ -1,7 +1,7 @@
-"""torchtitan's model of our shape, and our first values in its parameters.
+"""torchtitan's model of our shape, with our initial values in its parameters.
 
-Its Llama takes dense models. What Llama lacks (tied embeddings, norms of queries and keys, a head size of its own) its
-Qwen3 has.
+torchtitan's Llama is used for dense models; its Qwen3 for those that need what Llama lacks (tied embeddings, norms of
+queries and keys, a head size that is not hidden size over heads).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _BLOCK = {
     "feed_forward.w2": "ffn.down",
     "feed_forward.w3": "ffn.up",
 }
-"""Its names of a layer's matrices, and ours (`workloads.spec.weights`). Norms have one name."""
+"""torchtitan's names of a layer's matrices, and ours (`workloads.spec.weights`). Norms have the same names."""
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
-"""What compilation, recomputation and DDP put into names."""
+"""Prefixes that compilation, recomputation and DDP insert into names."""
 
 
 def train_spec(e: Experiment) -> TrainSpec:
-    """What its trainer takes for a model: the class, how it is made parallel, and ``FLAVOR``, our shape."""
+    """Model specification for torchtitan's trainer: the class, how it is parallelised, and ``FLAVOR``, our shape."""
     family = torchtitan_model(e.model)
     spec: TrainSpec = importlib.import_module(f"torchtitan.models.{family}").get_train_spec()
     spec.model_args = {FLAVOR: _llama(e.model) if family == "llama3" else _qwen(e)}
@@ -52,8 +52,11 @@ def train_spec(e: Experiment) -> TrainSpec:
 
 
 def _parallelize_tied(parallelize: ParallelizeFunction, model: Any, *rest: Any) -> nn.Module:
-    """It shards embedding and head apart and ties them when they are initialised. From torch 2.12 on, FSDP refuses
-    groups that share what was one parameter when it was sharded, so they are parted before."""
+    """Separate the tied weights before they are sharded.
+
+    torchtitan shards embedding and head separately and ties them when they are initialised. From torch 2.12 on, FSDP
+    refuses groups that share a weight which was one parameter when it was sharded.
+    """
     model.output.weight = nn.Parameter(torch.empty_like(model.output.weight))
     return parallelize(model, *rest)
 
@@ -65,7 +68,8 @@ def _llama(m: ModelSpec) -> TransformerModelArgs:
         n_heads=m.num_heads,
         n_kv_heads=m.num_kv_heads,
         vocab_size=m.vocab_size,
-        multiple_of=m.ffn_hidden_size,  # it rounds 2/3 of 4 h up to a multiple: of this, with the factor, one
+        # torchtitan rounds 2/3 of 4 h up to a multiple of this; with the multiplier below, the result is one multiple
+        multiple_of=m.ffn_hidden_size,
         ffn_dim_multiplier=m.ffn_hidden_size / (8 * m.hidden_size),
         norm_eps=m.norm_eps,
         rope_theta=m.rope_theta,
@@ -93,7 +97,7 @@ def _qwen(e: Experiment) -> Qwen3ModelArgs:
 
 @torch.no_grad()
 def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
-    """Give every parameter our seed's values."""
+    """Set every parameter to our seed's values."""
     for part in parts:
         for name, parameter in part.named_parameters():
             value = to_theirs(e.model, name, initial_part(weight_of(e.model, name), e.seed, parameter.device, {}))
@@ -109,7 +113,7 @@ def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
 
 
 def weight_of(m: ModelSpec, name: str) -> Weight:
-    """Our weight for one of its parameters. A tied embedding is one parameter there, too."""
+    """Our weight for one of torchtitan's parameters. A tied embedding is one parameter in torchtitan too."""
     ends = {
         "tok_embeddings.weight": weights.embedding,
         "norm.weight": weights.final_norm,
@@ -120,13 +124,13 @@ def weight_of(m: ModelSpec, name: str) -> Weight:
         return ends[name](m)
     _, layer, short = name.removesuffix(".weight").split(".", 2)
     prefix = f"layers.{layer}"
-    own = {weight.name: weight for weight in weights.block(m, prefix, routed=False)}
-    return own[f"{prefix}.{_BLOCK.get(short, short)}"]
+    block_weights = {weight.name: weight for weight in weights.block(m, prefix, routed=False)}
+    return block_weights[f"{prefix}.{_BLOCK.get(short, short)}"]
 
 
 def to_theirs(m: ModelSpec, name: str, value: Tensor) -> Tensor:
-    """A whole weight of ours as its parameter ``name``: its Llama rotates neighbouring elements of a head, we (and its
-    Qwen3) the halves, so the rows of queries and keys are put in its order."""
+    """Convert one of our whole weights to torchtitan's parameter ``name``. Its Llama rotates neighbouring elements of a
+    head; we and its Qwen3 rotate the halves, so the rows of queries and keys are reordered for Llama."""
     return value.unflatten(0, (-1, 2, m.head_dim // 2)).transpose(1, 2).flatten(0, 2) if _pairs(m, name) else value
 
 

@@ -1,4 +1,4 @@
-"""This project's own engine, as a rank asks for it."""
+"""This project's engine behind the interface of `workloads.adapters.seam`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.spec.experiment import Experiment
 
 
 class Ultrasweep:
-    """See `workloads.adapters.seam.RankEngine`."""
+    """Implements `workloads.adapters.seam.RankEngine`."""
 
     def __init__(self, experiment: Experiment, rank: int, device: torch.device) -> None:
         self.experiment = experiment
@@ -28,7 +28,7 @@ class Ultrasweep:
 
     @property
     def engine(self) -> Engine:
-        """What `build` has made."""
+        """The engine that `build` has made."""
         assert self._engine is not None
         return self._engine
 
@@ -42,7 +42,7 @@ class Ultrasweep:
         counter = TrafficCounter(axes_of(self.groups), devices_per_node)
         measurements = measure(self.engine, spec, before_step, counter)
         if counter.problem is not None:
-            sys.stderr.write(f"what a step sends is not counted: {counter.problem}\n")
+            sys.stderr.write(f"the traffic of a step is not counted: {counter.problem}\n")
         return measurements, counter.traffic
 
     def profile(self, folder: Path, first_step: int, before_step: BeforeStep) -> tuple[Breakdown | None, str | None]:

@@ -1,1 +1,1 @@
-"""What a layout needs, in closed form: memory, traffic and time."""
+"""Memory, traffic and time of a layout in closed form."""

@@ -1,8 +1,9 @@
-"""Records activations and their gradients on one rank, and puts those of all ranks together.
+"""Records activations and their gradients on one rank, and assembles those of all ranks.
 
-Recorded is what has the hidden size: the residual stream between blocks, and in each block the outputs of its norms, of
-attention and of the feed-forward part. A rank has some sequences of it, some of their positions, and with sequence
-parallelism some rows. With compiled blocks only the stream is recorded: a hook inside would change what is compiled.
+Recorded are tensors with the hidden size: the residual stream between blocks, and in each block the outputs of its
+norms, of attention and of the feed-forward part. A rank has some sequences, some of their positions, and with sequence
+parallelism some rows of these. With compiled blocks only the stream is recorded: a hook inside a block would change
+what is compiled.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from workloads.parity.shards import Whole, relative_difference
 from workloads.spec.experiment import Experiment
 
 PARTS = ("attention_norm", "attention", "ffn_norm", "ffn")
-"""Of a block, in the order of its forward."""
+"""Modules of a block whose outputs are recorded, in the order of its forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One rank's rows of one micro-batch."""
+    """One rank's rows of one micro-batch of an activation or gradient."""
 
     name: str
     """``embedding``, ``layers.3.attention``, ``layers.3`` (the block's output), ``norm`` (the last one)."""
@@ -39,7 +40,7 @@ class Piece:
 
 
 class Recorder:
-    """Records one step at a time: `forward` and `backward` hold what has been seen since `take` was called."""
+    """Records one step at a time: `forward` and `backward` hold the tensors recorded since the last call of `take`."""
 
     def __init__(self, engine: Engine) -> None:
         self.position = engine.groups.position
@@ -50,13 +51,14 @@ class Recorder:
             _Watch(self, chunk, order, inside=engine.experiment.compile == "none")
 
     def take(self) -> tuple[list[Piece], list[Piece]]:
-        """(activations, gradients of the residual stream) of the step that has ended."""
+        """Remove and return the (activations, gradients of the residual stream) of the last step."""
         taken = list(self.forward.values()), list(self.backward.values())
         self.forward, self.backward = {}, {}
         return taken
 
     def note(self, name: str, stage: int, microbatch: int, x: Tensor, *, gradient: bool = False) -> None:
-        """Keep a copy on the host; of what is computed again in a backward, the first time counts."""
+        """Keep a copy on the host. A tensor that is recomputed in a backward is kept from its first computation
+        only."""
         kept = self.backward if gradient else self.forward
         if (name, stage, microbatch) not in kept:
             values = x.detach().reshape(-1, x.shape[-1]).cpu().clone()
@@ -64,11 +66,11 @@ class Recorder:
 
 
 class _Watch:
-    """Hooks on one chunk."""
+    """Hooks on one chunk, which record for ``recorder``."""
 
     def __init__(self, recorder: Recorder, chunk: Chunk, order: list[int], *, inside: bool) -> None:
         self.recorder, self.stage = recorder, chunk.stage
-        blocks = [found for wrapped in chunk.blocks for found in wrapped.modules() if isinstance(found, Block)]
+        blocks = [module for wrapped in chunk.blocks for module in wrapped.modules() if isinstance(module, Block)]
         layers = [_layer_of(block) for block in blocks]
         self.names = [_stream(layer) for layer in (layers[0], *(layer + 1 for layer in layers))]
         self.order = order
@@ -110,18 +112,18 @@ class _Watch:
 
 
 def _layer_of(block: Block) -> int:
-    """By the names of its weights."""
+    """Number of a block's layer, from the names of its weights."""
     name = next(named_parameters(block)).spec.parts[0].name
     return int(name.split(".")[1])
 
 
 def _stream(layer: int) -> str:
-    """The residual stream before a layer."""
+    """Name of the residual stream before a layer."""
     return "embedding" if layer == 0 else f"layers.{layer - 1}"
 
 
 def names_in_order(num_layers: int) -> Iterator[str]:
-    """The names of what is recorded, in the order of the forward."""
+    """Names of all recorded tensors, in the order of the forward."""
     yield "embedding"
     for layer in range(num_layers):
         yield from (f"layers.{layer}.{part}" for part in PARTS)
@@ -130,9 +132,10 @@ def names_in_order(num_layers: int) -> Iterator[str]:
 
 
 def put_activations_together(experiment: Experiment, ranks: Sequence[Sequence[Piece]]) -> dict[str, Whole]:
-    """[sequences of the global batch, positions, hidden size], by name, from the pieces of all ranks."""
+    """Tensors [sequences of the global batch, positions, hidden size], by name, assembled from the pieces of all
+    ranks."""
     e = experiment
-    found: dict[str, Whole] = {}
+    assembled: dict[str, Whole] = {}
     wholes: dict[str, Tensor] = {}
     spreads: dict[str, float] = {}
     for pieces in ranks:
@@ -140,7 +143,8 @@ def put_activations_together(experiment: Experiment, ranks: Sequence[Sequence[Pi
             shape = (e.global_batch_size, e.seq_len, e.model.hidden_size)
             whole = wholes.setdefault(piece.name, torch.full(shape, torch.nan, dtype=piece.values.dtype))
             sequences, positions = _places(e, piece)
-            if len(sequences) != len(piece.values):  # a layout that cuts rows elsewhere has no right place for them
+            # the layout cuts rows differently, so these rows have no known position
+            if len(sequences) != len(piece.values):
                 spreads[piece.name] = float("inf")
                 continue
             there = whole[sequences, positions]
@@ -150,8 +154,8 @@ def put_activations_together(experiment: Experiment, ranks: Sequence[Sequence[Pi
                 spread = relative_difference(piece.values, there)
                 spreads[piece.name] = max(spreads.get(piece.name, 0.0), spread)
     for name, whole in wholes.items():
-        found[name] = Whole(whole, spreads.get(name, 0.0))
-    return found
+        assembled[name] = Whole(whole, spreads.get(name, 0.0))
+    return assembled
 
 
 def _places(e: Experiment, piece: Piece) -> tuple[Tensor, Tensor]:
@@ -163,18 +167,19 @@ def _places(e: Experiment, piece: Piece) -> tuple[Tensor, Tensor]:
     of_row = positions.repeat(e.micro_batch_size)
     sequence = torch.arange(first, first + e.micro_batch_size).repeat_interleave(len(positions))
     if e.tp > 1 and e.sequence_parallel:
-        own = slice(at["tp"] * len(of_row) // e.tp, (at["tp"] + 1) * len(of_row) // e.tp)
-        return sequence[own], of_row[own]
+        rank_rows = slice(at["tp"] * len(of_row) // e.tp, (at["tp"] + 1) * len(of_row) // e.tp)
+        return sequence[rank_rows], of_row[rank_rows]
     return sequence, of_row
 
 
 def microbatch_of(experiment: Experiment, sequence: int) -> int:
-    """In which micro-batch of its data-parallel rank a layout computes a sequence of the global batch."""
+    """Index of the micro-batch in which a layout's data-parallel rank computes a sequence of the global batch."""
     return sequence // experiment.sequences_per_round
 
 
 def differing(value: Tensor, expected: Tensor, tolerance: float) -> int | None:
-    """The first sequence of an activation that differs by more than ``tolerance``; None: all agree."""
+    """First sequence of an activation that differs by more than ``tolerance`` of the largest element; None if all
+    agree."""
     scale = expected.double().abs().max()
     errors = ((value.double() - expected.double()).abs() / scale).flatten(1).amax(1)
     wrong = [i for i, error in enumerate(errors.tolist()) if not error <= tolerance]

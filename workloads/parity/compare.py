@@ -1,17 +1,19 @@
-"""Says whether two layouts agree, and which tensor is the first that differs by more than rounding explains.
+"""Decides whether two layouts agree, and which tensor is the first that differs by more than rounding explains.
 
 **fp64.** Rounding in other orders moves a result by about ``u * sqrt(n)``, with the unit roundoff ``u = 2^-53`` and n
 roundings on the way, since rounding errors are of both signs (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Here
-``n`` is the longest sum (hidden size, feed-forward columns, vocabulary, tokens of a step) times the products that
-follow each other (7 a layer forward, twice that backward). `SAFETY` is above what correct layouts have shown.
+``n`` is the length of the longest sum (hidden size, feed-forward columns, vocabulary, tokens of a step) times the
+number of consecutive products (7 a layer forward, twice that backward). `SAFETY` is larger than any factor seen with
+correct layouts.
 
-**fp32, bf16, fp16, fp8.** The left layout is trained a second time in the next higher precision. How far its own values
-are from those is the noise of each tensor: a right layout is about as far (TTrace, arXiv:2506.09280, estimates the same
-by a perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
-gradient norm are single numbers, which may be near by chance: at least what `results.statistics.agreement` allows.
+**fp32, bf16, fp16, fp8.** The left layout is trained a second time in the next higher precision. The distance between
+its two runs is the noise of each tensor: a correct layout is about as far away (TTrace, arXiv:2506.09280, estimates the
+noise by a perturbation). Allowed is `NOISE_FACTOR` times the noise, and at least one rounding of the largest element. A
+loss and a gradient norm are single numbers, which may be close by chance: they are allowed at least the tolerance of
+`results.statistics.agreement`.
 
-**Updates.** AdamW's first update is nearly the sign of the gradient. Where gradients may differ by e, a share of about
-e of their entries is smaller than that and may get the other sign: of n entries ``e n``, and by chance three times the
+**Updates.** AdamW's first update is nearly the sign of the gradient. If gradients may differ by e, about a share e of
+their entries is smaller than that and may get the other sign: of n entries ``e n``, plus for chance three times the
 square root of that and one more. Each of them adds ``4 / n`` to the relative mean square.
 """
 
@@ -46,25 +48,27 @@ HIGHER: Mapping[Precision, Precision] = {
 SAFETY = 16.0
 NOISE_FACTOR = 8.0
 RARE_FACTOR = 4.0
-"""By so much more are later steps allowed to differ in fp32. There an entry that an update moves the other way is so
-rare that the left layout may have none, and it shows in all that follows. (In bf16 there are always some.)"""
+"""Additional factor on the allowed difference of later steps in fp32. An entry that an update moves the other way is so
+rare there that the left layout may have none, and it affects everything that follows. (In bf16 there are always some.)
+"""
 MOST_OF_UPDATE = 0.9
-"""An update that was not made at all differs by 1."""
+"""Largest allowed difference of an update; a missing update differs by 1."""
 LIKELY = 1e-4
-"""Fewer expected entries than this are none."""
+"""Expected numbers of flipped entries up to this count as zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor of both layouts."""
+    """Comparison of one tensor of both layouts."""
 
     computed: Computed
-    """Of the right layout."""
+    """The tensor as the right layout computed it."""
     relative: float
     allowed: float
     sequence: int | None = None
     microbatch: int | None = None
-    """Of activations that differ: the first sequence of the global batch, and the right layout's micro-batch."""
+    """For an activation that differs: the first such sequence of the global batch, and the right layout's
+    micro-batch."""
 
     @property
     def differs(self) -> bool:
@@ -74,12 +78,12 @@ class Difference:
 def compare(
     left: Sequence[Computed], right: Sequence[Computed], experiment: Experiment, noise: Mapping[Key, float] | None
 ) -> list[Difference]:
-    """Every tensor that both layouts have, in the order of the computation. ``experiment``: the right layout.
+    """Compare every tensor that both layouts have, in the order of the computation. ``experiment``: the right layout.
 
-    ``noise``: of each tensor, by `Computed.key`; None in fp64.
+    ``noise``: noise of each tensor, by `Computed.key`; None in fp64.
     """
     expected = {of.key: of for of in left}
-    found = []
+    differences = []
     for of in right:
         if (other := expected.get(of.key)) is None:
             continue
@@ -88,18 +92,18 @@ def compare(
         if of.phase == "forward" and relative > allowed:
             sequence = differing(of.whole.value, other.whole.value, allowed)
         microbatch = None if sequence is None else microbatch_of(experiment, sequence)
-        found.append(Difference(of, relative, allowed, sequence, microbatch))
-    return found
+        differences.append(Difference(of, relative, allowed, sequence, microbatch))
+    return differences
 
 
 def noise_of(values: Iterable[Computed], higher: Iterable[Computed]) -> dict[Key, float]:
-    """How far each tensor is from the same layout's in a higher precision."""
+    """Relative difference of each tensor from the same layout's in a higher precision, by `Computed.key`."""
     expected = {of.key: of for of in higher}
     return {of.key: difference(of, expected[of.key]) for of in values if of.key in expected}
 
 
 def allowed_difference(experiment: Experiment, computed: Computed, noise: Mapping[Key, float] | None) -> float:
-    """The largest relative difference that rounding explains. ``noise`` as in `compare`."""
+    """Largest relative difference that rounding explains. ``noise`` as in `compare`."""
     if computed.phase == "initial weights":
         return 0.0  # drawn from the seed, not computed
     if computed.phase == "update":
@@ -124,11 +128,11 @@ def _allowed(experiment: Experiment, key: Key, noise: Mapping[Key, float] | None
 
 
 def roundings(experiment: Experiment) -> int:
-    """The longest sum times the products that follow each other in a step's forward and backward."""
+    """Length of the longest sum times the number of consecutive products in a step's forward and backward."""
     model = experiment.model
     longest = max(model.hidden_size, model.ffn_hidden_size, model.vocab_size, experiment.tokens_per_step)
     return longest * 3 * (7 * model.num_layers + 1)
 
 
 def first_that_differs(differences: Iterable[Difference]) -> Difference | None:
-    return next((found for found in differences if found.differs), None)
+    return next((candidate for candidate in differences if candidate.differs), None)

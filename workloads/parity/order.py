@@ -1,4 +1,4 @@
-"""What a layout has computed as whole tensors, in the order in which a training step computes them.
+"""A layout's results as whole tensors, in the order in which a training step computes them.
 
 In each step: activations from the embedding to the last norm, the loss, gradients from the head back to the embedding,
 the gradient norm, the updates of the weights. Before the first step: the initial weights.
@@ -23,7 +23,7 @@ PHASES: tuple[Phase, ...] = ("initial weights", "forward", "loss", "backward", "
 
 
 Key = tuple[int | None, Phase, str]
-"""Step, phase and name."""
+"""(step, phase, name)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Computed:
     """One tensor (or number) of one step."""
 
     step: int | None
-    """None: before the first one."""
+    """Number of the step; None for values before the first step."""
     phase: Phase
     name: str
     whole: Whole
 
     @property
     def what(self) -> str:
-        """For people."""
+        """Description for people."""
         return {
             "initial weights": f"initial {self.name}",
             "forward": f"output of {self.name}",
@@ -54,10 +54,10 @@ class Computed:
 
 
 def in_order(experiment: Experiment, ranks: Sequence[RankTrace]) -> list[Computed]:
-    """Everything that all ranks of a layout have kept, put together."""
+    """All tensors that the ranks of a layout have recorded, assembled and in order."""
     before = put_together(experiment, [rank.initial for rank in ranks])
     parameters = _parameters_backwards(experiment.model.num_layers, before)
-    found = [Computed(None, "initial weights", name, before[name]) for name in reversed(parameters)]
+    computed = [Computed(None, "initial weights", name, before[name]) for name in reversed(parameters)]
     for step in range(len(ranks[0].steps)):
         of_ranks = [rank.steps[step] for rank in ranks]
         activations = put_activations_together(experiment, [of.activations for of in of_ranks])
@@ -65,19 +65,19 @@ def in_order(experiment: Experiment, ranks: Sequence[RankTrace]) -> list[Compute
         gradients = put_together(experiment, [of.gradients for of in of_ranks])
         after = put_together(experiment, [of.weights for of in of_ranks])
         names = [name for name in names_in_order(experiment.model.num_layers) if name in activations]
-        found += [Computed(step, "forward", name, activations[name]) for name in names]
-        found.append(Computed(step, "loss", "loss", _number([of.loss for of in of_ranks])))
+        computed += [Computed(step, "forward", name, activations[name]) for name in names]
+        computed.append(Computed(step, "loss", "loss", _number([of.loss for of in of_ranks])))
         for kind, name in _backwards(experiment.model.num_layers, gradients):
             source = streams if kind == "stream" else gradients
             if name in source:
                 label = f"the output of {name}" if kind == "stream" else name
-                found.append(Computed(step, "backward", label, source[name]))
-        found.append(Computed(step, "gradient norm", "gradient norm", _number([of.grad_norm for of in of_ranks])))
+                computed.append(Computed(step, "backward", label, source[name]))
+        computed.append(Computed(step, "gradient norm", "gradient norm", _number([of.grad_norm for of in of_ranks])))
         for name in reversed(parameters):
             update = after[name].value.double() - before[name].value.double()
-            found.append(Computed(step, "update", name, Whole(update, after[name].spread)))
+            computed.append(Computed(step, "update", name, Whole(update, after[name].spread)))
         before = after
-    return found
+    return computed
 
 
 def _number(of_ranks: Sequence[float]) -> Whole:
@@ -86,7 +86,7 @@ def _number(of_ranks: Sequence[float]) -> Whole:
 
 
 def _backwards(num_layers: int, gradients: dict[str, Whole]) -> Iterator[tuple[str, str]]:
-    """(kind, name) of gradients in the order of the backward: a block's weights before what its input gets."""
+    """(kind, name) of gradients in the order of the backward: a block's weights before the stream at its input."""
     streams = ["embedding", *(f"layers.{layer}" for layer in range(num_layers))]
     waiting = _parameters_backwards(num_layers, gradients)
     for at in range(num_layers, -1, -1):
@@ -109,7 +109,7 @@ def _parameters_backwards(num_layers: int, named: dict[str, Whole]) -> list[str]
 
 
 def _depth(name: str, num_layers: int) -> int:
-    """0 for the embedding, 1 for the first layer, more for what is behind the last."""
+    """0 for the embedding, 1 for the first layer, larger for parameters after the last layer."""
     words = name.split(".")
     if words[0] == "layers":
         return int(words[1]) + 1
@@ -117,20 +117,20 @@ def _depth(name: str, num_layers: int) -> int:
 
 
 def difference(value: Computed, expected: Computed) -> float:
-    """Relative difference of two layouts' values: of the largest elements, of updates by the root of mean squares.
+    """Relative difference of two layouts' values: by the largest elements, for updates by the root of mean squares.
 
-    AdamW's first update is nearly the sign of the gradient, which is chance where the gradient is nearly zero: the
-    largest difference would say nothing. A difference between copies in one layout counts as well.
+    AdamW's first update is nearly the sign of the gradient, which is random if the gradient is nearly zero: the largest
+    difference of an update would say nothing. The spread between copies within one layout counts as well.
     """
     if value.phase == "update":
-        found = _mean_square_difference(value.whole.value, expected.whole.value)
+        relative = _mean_square_difference(value.whole.value, expected.whole.value)
     else:
-        found = relative_difference(value.whole.value, expected.whole.value)
-    return max(found, value.whole.spread)
+        relative = relative_difference(value.whole.value, expected.whole.value)
+    return max(relative, value.whole.spread)
 
 
 def _mean_square_difference(value: Tensor, expected: Tensor) -> float:
     if torch.equal(value, expected):
         return 0.0
-    found = ((value - expected).norm() / expected.norm()).item()
-    return found if found == found else float("inf")
+    relative = ((value - expected).norm() / expected.norm()).item()
+    return relative if relative == relative else float("inf")

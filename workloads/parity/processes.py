@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def train(experiment: Experiment, steps: int, device: str, *, timeout_s: float = 600.0) -> list[RankTrace]:
-    """What each rank has computed. ``timeout_s``: longest time without an end of all ranks.
+    """Train the layout and return the trace of each rank. ``timeout_s``: longest time until all ranks have ended.
 
     Raises `workloads.measuring.processes.RankFailed` with the first rank's error; the other ranks are ended.
     """

@@ -16,13 +16,13 @@ class Comparison:
     left: Experiment
     right: Experiment
     computed: tuple[Sequence[Computed], Sequence[Computed]]
-    """By the left and by the right layout."""
+    """Tensors of the left and of the right layout."""
     differences: list[Difference]
-    """Of every tensor, in the order of the computation."""
+    """Differences of all tensors, in the order of the computation."""
 
     @property
     def first(self) -> Difference | None:
-        """The first tensor that differs by more than rounding explains."""
+        """First tensor that differs by more than rounding explains; None if all agree."""
         return first_that_differs(self.differences)
 
     def by_phase(self) -> dict[tuple[int | None, Phase], list[Difference]]:
@@ -32,7 +32,7 @@ class Comparison:
         return groups
 
     def numbers(self) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-        """Of each step the (left, right) losses and gradient norms."""
+        """Yields, for each step, the (left, right) losses and the (left, right) gradient norms."""
         left, right = ({of.key: of.whole.value for of in side} for side in self.computed)
         for step in sorted({key[0] for key in right if key[0] is not None}):
             loss: tuple[int, Phase, str] = (step, "loss", "loss")
@@ -43,12 +43,12 @@ class Comparison:
 def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str) -> Comparison:
     """Train each layout for ``steps`` steps on ``device`` (``cpu`` or ``cuda``), one after the other.
 
-    Raises `workloads.measuring.processes.RankFailed` when a rank cannot.
+    Raises `workloads.measuring.processes.RankFailed` if a rank fails.
     """
     noise = None
-    of_left = in_order(left, train(left, steps, device))
+    left_values = in_order(left, train(left, steps, device))
     if (precision := HIGHER.get(left.precision)) is not None:
         higher = left.replace(precision=precision, attention="auto")
-        noise = noise_of(of_left, in_order(higher, train(higher, steps, device)))
-    of_right = in_order(right, train(right, steps, device))
-    return Comparison(left, right, (of_left, of_right), compare(of_left, of_right, right, noise))
+        noise = noise_of(left_values, in_order(higher, train(higher, steps, device)))
+    right_values = in_order(right, train(right, steps, device))
+    return Comparison(left, right, (left_values, right_values), compare(left_values, right_values, right, noise))

@@ -1,4 +1,4 @@
-"""Pieces of gradients and weights from all ranks of a layout, and how they make whole tensors."""
+"""Assembles whole gradients and weights from the shards of all ranks of a layout."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workloads.spec.weights import Placement
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's piece of a gradient or of a weight, and what it is a piece of."""
+    """One rank's shard of a gradient or weight, with the parameter that it belongs to."""
 
     spec: ParameterSpec
     position: dict[str, int]
-    """On the axes of the layout; ``replicate`` and ``shard`` (and ``ep``, ``etp``) on the mesh of the parameter;
-    ``copy`` counts a rank's own copies."""
+    """Coordinates on the axes of the layout; ``replicate`` and ``shard`` (for experts ``ep`` and ``etp`` too) on the
+    mesh of the parameter; ``copy`` counts several copies on one rank."""
     values: Tensor
 
     @property
@@ -33,33 +33,33 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A tensor of the unsharded model, put together from the ranks of a layout."""
+    """A tensor of the unsharded model, assembled from the ranks of a layout."""
 
     value: Tensor
-    """Where no rank had a piece, it is NaN."""
+    """NaN where no rank had a piece."""
     spread: float = 0.0
-    """The largest difference between two copies of an element, over the largest element. Replicas, whole weights on
+    """Largest difference between two copies of an element, over the largest element. Replicas, whole weights on
     tensor-parallel ranks and the two ends of a tied embedding must agree."""
 
     def joined_by(self, other: Tensor) -> Whole:
-        """With another copy."""
+        """Returns this tensor with its spread updated by another copy."""
         return Whole(self.value, max(self.spread, relative_difference(other, self.value)))
 
 
 def relative_difference(value: Tensor, expected: Tensor) -> float:
-    """The largest difference of two elements over the largest expected element; infinite where one is not finite."""
+    """Largest difference of two elements over the largest expected element; infinite if one is not finite."""
     if value.shape != expected.shape:
         return float("inf")
     if not expected.numel() or torch.equal(value, expected):
         return 0.0
     value, expected = value.double(), expected.double()
-    # A tensor of zeros is met by zeros alone.
-    found = ((value - expected).abs().max() / expected.abs().max()).item()
-    return found if found == found else float("inf")
+    # If all expected elements are zero, only zeros agree.
+    relative = ((value - expected).abs().max() / expected.abs().max()).item()
+    return relative if relative == relative else float("inf")
 
 
 def shards_of(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> list[Shard]:
-    """What ``values`` has of each parameter of this rank, copied to the host."""
+    """Apply ``values`` to each parameter of this rank and copy the results to the host."""
     groups = engine.groups
     mesh = groups.data_mesh
     data = {name: mesh[name].get_local_rank() for name in ("replicate", "shard")}
@@ -84,8 +84,8 @@ def shards_of(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> lis
 
 
 def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> dict[str, Whole]:
-    """The whole tensors, by the names of `workloads.spec.weights`, from the shards of all ranks in their order."""
-    found: dict[tuple, dict[tuple[int, ...], dict[int, Tensor]]] = {}
+    """Whole tensors, by the names of `workloads.spec.weights`, assembled from the shards of all ranks in rank order."""
+    shards_by_key: dict[tuple, dict[tuple[int, ...], dict[int, Tensor]]] = {}
     specs: dict[tuple, ParameterSpec] = {}
     for shards in ranks:
         for shard in shards:
@@ -93,9 +93,9 @@ def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> di
             key = (shard.names, p["pp"], p["copy"], p["replicate"])
             specs[key] = shard.spec
             place = tuple(p[axis] for axis in _axes_of(shard.spec))
-            found.setdefault(key, {}).setdefault(place, {})[p["shard"]] = shard.values
+            shards_by_key.setdefault(key, {}).setdefault(place, {})[p["shard"]] = shard.values
     result: dict[str, Whole] = {}
-    for key, by_place in found.items():
+    for key, by_place in shards_by_key.items():
         spec = specs[key]
         axes = _axes_of(spec)
         sizes = {axis: getattr(experiment, axis) for axis in axes}
@@ -104,7 +104,9 @@ def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> di
             for place, pieces in by_place.items()
         }
         for number, part in enumerate(spec.parts):
-            for copy in _along(axes, part.placement, {place: own[number] for place, own in parts.items()}):
+            for copy in _along(
+                axes, part.placement, {place: parameter_parts[number] for place, parameter_parts in parts.items()}
+            ):
                 name = part.name
                 result[name] = result[name].joined_by(copy) if name in result else Whole(copy)
     return result
@@ -116,7 +118,8 @@ def _axes_of(spec: ParameterSpec) -> tuple[str, ...]:
 
 
 def _along(axes: tuple[str, ...], placement: Placement, parts: dict[tuple[int, ...], Tensor]) -> list[Tensor]:
-    """Joins the parts that ranks along ``axes`` hold; several where they hold copies. Keys are their coordinates."""
+    """Join the parts that ranks along ``axes`` hold, keyed by their coordinates. Returns several tensors if ranks hold
+    copies."""
     if not axes:
         return [parts[()]]
     *others, last = axes
@@ -127,5 +130,5 @@ def _along(axes: tuple[str, ...], placement: Placement, parts: dict[tuple[int, .
     if dim is None:
         copies = zip(*joined.values(), strict=True)
         wholes = [_along(tuple(others), placement, dict(zip(joined, of, strict=True))) for of in copies]
-        return [whole for found in wholes for whole in found]
-    return _along(tuple(others), placement, {place: torch.cat(own, dim) for place, own in joined.items()})
+        return [whole for joined_copies in wholes for whole in joined_copies]
+    return _along(tuple(others), placement, {place: torch.cat(pieces, dim) for place, pieces in joined.items()})

@@ -1,4 +1,4 @@
-"""Trains one layout for a few steps on one rank and keeps what it computed."""
+"""Trains one layout for a few steps on one rank and keeps its results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from workloads.spec.experiment import Experiment
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """What one rank has of one step."""
+    """One rank's results of one step."""
 
     loss: float
     grad_norm: float
     gradients: list[Shard]
-    """Before they are clipped."""
+    """Gradients before clipping."""
     weights: list[Shard]
-    """After the update."""
+    """Weights after the update."""
     activations: list[Piece] = field(default_factory=list)
     activation_gradients: list[Piece] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ def train_rank(
 ) -> RankTrace:
     """Train in an initialised process group. ``gradient_scale`` multiplies gradients before they are clipped.
 
-    Raises what the engine raises: `workloads.measuring.step.Diverged` where a loss is not finite.
+    Raises `workloads.measuring.step.Diverged` if a loss is not finite, and the engine's other errors.
     """
     choose_attention(experiment)
     with _default_dtype(torch.float64 if experiment.precision == "fp64" else torch.float32):

@@ -1,1 +1,1 @@
-"""Step time and memory of rows of any table, in closed forms whose quantities are fitted to measured rows."""
+"""Step time and memory of rows of any table, in closed forms with parameters fitted to measured rows."""

@@ -1,8 +1,8 @@
-"""Fits the quantities of a closed form to rows, without leaving far what is known of them beforehand.
+"""Fits the parameters of a closed form to rows, regularized by their prior values.
 
-In logarithms: residuals ``log measured - log predicted`` with the spread that rows have, beside one residual for each
-quantity, ``log value - log default`` with its own spread. Gauss-Newton with finite differences; rows far off count less
-(Huber), so that one broken run does not bend the rest.
+In logarithms: residuals ``log measured - log predicted`` with the spread of rows, and for each parameter a residual
+``log value - log default`` with its own spread. The method is Gauss-Newton with finite differences; outliers are
+down-weighted (Huber), so that one broken run does not bend the fit.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from workloads.predict.parameters import Parameter
 from workloads.predict.points import Floats
 
 STEP = 1e-3
-"""Of finite differences, in logarithms."""
+"""Step of finite differences, in logarithms."""
 ROUNDS = 12
 HUBER = 2.0
-"""Residuals beyond so many spreads count by their size, not their square."""
+"""Number of spreads beyond which residuals count by their size, not their square."""
 WIDEST = 4.0
-"""A quantity stays within so many spreads of its default."""
+"""Maximum distance of a parameter from its default, in spreads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Values of the quantities, and how well they are known."""
+    """Fitted values of the parameters and their covariance."""
 
     values: dict[str, float]
     names: tuple[str, ...]
     covariance: Floats
-    """Of the logarithms, shape (quantities, quantities)."""
+    """Covariance of the logarithms, shape (parameters, parameters)."""
 
     def spread_of(self, jacobian: Floats) -> Floats:
-        """Standard deviation of the logarithm of predictions with these derivatives, shape (rows, quantities)."""
+        """Standard deviation of the logarithm of predictions with these derivatives, shape (rows, parameters)."""
         variance = ((jacobian @ self.covariance) * jacobian).sum(axis=1)
         spread: Floats = np.sqrt(np.maximum(0.0, variance))
         return spread
 
 
 def prior(parameters: Mapping[str, Parameter]) -> Fitted:
-    """What is known without any row."""
+    """Values and covariance before any row is seen."""
     names = tuple(parameters)
     spreads = np.array([parameters[name].spread for name in names])
     return Fitted({name: parameters[name].value for name in names}, names, np.diag(spreads**2))
 
 
 def derivatives(model: Callable[[Mapping[str, float]], Floats], values: Mapping[str, float]) -> tuple[Floats, Floats]:
-    """The logarithm of what the model says, and its derivatives by the logarithms of the quantities."""
+    """Logarithm of the model's predictions, and its derivatives by the logarithms of the parameters."""
     start = np.log(model(values))
     columns = []
     for name in values:
@@ -66,9 +66,9 @@ def fit(
     weights: NDArray[np.float64] | None = None,
     near: Mapping[str, float] | None = None,
 ) -> Fitted:
-    """``model``: from values to predictions of the rows that were ``measured``. ``spread``: of a row's logarithm.
-    ``near``: values to begin with, such as those of nearly the same rows; None: the defaults.
-    """
+    """Fits ``parameters`` to the ``measured`` rows. ``model``: function from values to predictions of these rows.
+    ``spread``: standard deviation of a row's logarithm. ``near``: starting values, such as those of nearly equal rows;
+    None: the defaults."""
     names = tuple(parameters)
     default = np.log([parameters[name].value for name in names])
     wide = np.array([parameters[name].spread for name in names])

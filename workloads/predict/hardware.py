@@ -1,4 +1,4 @@
-"""From the name of a device in a table, however it is written, to what is known of it and its nodes."""
+"""Lookup of devices and nodes by the name of a device in a table, in any spelling."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ OF_NAME: tuple[tuple[str, str], ...] = (
     (r"a100.*40 ?g", "a100_40gb"),
     (r"a100|a800", "a100_80gb"),
 )
-"""Cluster files by what a name holds; the first that fits counts. Names that also say another kind are refused."""
+"""Patterns of device names and their cluster files; the first match counts. Names that also match `_OTHER` are
+noted."""
 LINKED = {"gb200": 72.0, "gb300": 72.0}
-"""Devices that NVLink joins, where they are more than a node has."""
+"""Number of devices that NVLink connects, if more than in a node."""
 _OTHER = re.compile(r"pcie|nvl\b|h20\b|h200 ?nvl|96 ?gb|64 ?gb")
-"""Devices that share a name with the ones above and have other rates."""
+"""Devices that share a name with those above and have other rates."""
 
 
 @lru_cache(maxsize=256)
 def cluster_name(device: str) -> str | None:
-    """The cluster file that describes a device's node; None for a device that none describes."""
+    """Name of the cluster file that describes a device's node; None for an unknown device."""
     name = device.lower().replace("_", " ").replace("-", " ")
     for pattern, cluster in OF_NAME:
         if re.search(pattern, name):
@@ -36,11 +37,11 @@ def cluster_name(device: str) -> str | None:
 
 
 def like_another(device: str) -> bool:
-    """Whether its name says that its rates differ from the device's that it is taken for (PCIe, other memory)."""
+    """Whether a name indicates rates that differ from those of the device it is mapped to (PCIe, other memory)."""
     return _OTHER.search(device.lower().replace("-", " ")) is not None
 
 
 def device_of(device: str, clusters: Mapping[str, ClusterSpec]) -> ClusterSpec | None:
-    """The cluster of a device's name; None where it is not known."""
+    """Cluster of a device's name; None if unknown."""
     name = cluster_name(device)
     return clusters.get(name) if name is not None else None

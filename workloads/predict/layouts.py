@@ -1,13 +1,13 @@
-"""Step times of experiments: the closed form of a table's rows for each, and how a layout differs from such a row.
+"""Predicted step times of experiments: the closed form of a table row for each, and a factor for how a layout differs.
 
-A row of a table (`workloads.predict.points`) has degrees, a ZeRO stage and a kind of recomputation. An experiment may
-have more: another schedule, a layer in n recomputed, experts, latent attention, replicas of shards, 32 bits. Its time
-is
+A table row (`workloads.predict.points`) has degrees, a ZeRO stage and a kind of recomputation. An experiment may have
+more: another schedule, recomputation of every n-th layer, experts, latent attention, replicas of shards, 32 bits. Its
+time is
 
     T(e) = form(plain(e)) * structure(e) / structure(plain(e))
 
-where ``plain(e)`` is the nearest experiment that a row says wholly, and ``structure`` what the parts of a step take at
-calibrated rates (`workloads.costs.time.timeline`). A plain experiment costs nothing but the form.
+where ``plain(e)`` is the nearest experiment that a row describes completely, and ``structure`` the sum of a step's
+parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from workloads.spec.recomputation import SELECTIVE, operations_of
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
 PRECISIONS = ("bf16", "fp16")
-"""Precisions of 16 bits that the form knows, beside fp8."""
+"""16-bit precisions that the form knows; it knows fp8, too."""
 CALIBRATED_AT = 0.68
-"""``matmul_efficiency`` of the clusters whose rows the form's default share of peak was set from: another cluster's
-share moves the form as far as it lies from this one."""
+"""``matmul_efficiency`` of the clusters from whose rows the form's default share of peak was set. The share of another
+cluster scales the form by its ratio to this one."""
 STRUCTURE_SPREAD = 0.5
-"""Standard deviation of the logarithm of a structure's factor, as a part of that logarithm; and at least:"""
+"""Standard deviation of log(structure factor), relative to that logarithm, at least `LEAST_STRUCTURE_SPREAD`."""
 LEAST_STRUCTURE_SPREAD = 0.03
 EXPERTS, SHORT_EXPERTS, LEAST_ROWS = 1.16, 40.0, 160.0
-"""How much longer layers with routed experts make a step than their products and messages say: tokens are sorted and
-moved, products are small and many. By ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows that an expert gets of a
-micro-batch: from 103 recorded rows of three models whose pace devices set, R from 160 to 16,000. Fewer rows count as
-`LEAST_ROWS`; ``EXPERTS`` is the least factor, on which bounds rely."""
+"""Factor on the step time of layers with routed experts, beyond their products and messages: tokens are sorted and
+moved, products are small and many. The factor is ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows that an expert gets
+per micro-batch, fitted to 103 recorded device-bound rows of three models, R from 160 to 16,000. Fewer rows count as
+`LEAST_ROWS`; ``EXPERTS`` is the smallest factor, on which bounds rely."""
 EXPERTS_ALONE = 40.0
-"""Experts of a rank whose products, launched one by one, take the host as long as all else that a layer's routing adds:
-from one recorded row, DeepSeek-V2-Lite in fp16."""
+"""Number of experts on a rank whose products, launched one by one, take the host as long as the rest of a layer's
+routing: from one recorded row, DeepSeek-V2-Lite in fp16."""
 EXCHANGED = 0.3
-"""What sending tokens to other ranks and back adds to the host's part of routing: from 33 recorded rows with ep > 1
-whose pace the host sets and whose hosts' launches are known."""
+"""Share that sending tokens to other ranks and back adds to the host's part of routing: from 33 recorded host-bound
+rows with ep > 1 and known launch times."""
 _MOST_KEPT = 100_000
-"""Plain neighbours whose times are kept."""
+"""Maximum number of plain neighbours whose times are cached."""
 _PLAIN_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")
 
 
 def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
-    """Whether the form knows enough: rates of the device in this precision, and links between its nodes."""
+    """Whether the form knows enough: the device's rates in this precision, and links between its nodes."""
     device, precision = cluster.device, experiment.precision
     return (
         device.peak_of(precision) is not None
@@ -67,7 +67,7 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
 
 
 def is_plain(e: Experiment) -> bool:
-    """Whether a row of a table says all of it."""
+    """Whether a table row describes the experiment completely."""
     return (
         _is_form_precision(e.precision)
         and e.model.moe is None
@@ -82,7 +82,7 @@ def is_plain(e: Experiment) -> bool:
 
 
 def _has_odd_layers(e: Experiment) -> bool:
-    """Whether a row of a table does not say what its layers do."""
+    """Whether the experiment has layers that a table row does not describe."""
     return e.model.moe is not None or e.model.mla is not None or e.recompute not in RECOMPUTE or e.recompute_every > 1
 
 
@@ -100,7 +100,7 @@ def _is_form_precision(precision: str) -> bool:
 
 
 def plain(e: Experiment) -> Experiment:
-    """The nearest experiment that `is_plain`: the same degrees, batch and size."""
+    """The nearest experiment that `is_plain`: equal degrees, batch and size."""
     precision: Precision = e.precision if _is_form_precision(e.precision) else "bf16"
     return dataclasses.replace(
         e,
@@ -123,7 +123,8 @@ def plain(e: Experiment) -> Experiment:
 
 @lru_cache(maxsize=256)
 def plain_model(model: ModelSpec) -> ModelSpec:
-    """A dense model of as many layers, whose feed-forward part has the columns that a token meets in the mean."""
+    """A dense model with equally many layers, whose feed-forward part has the mean number of columns that a token
+    uses."""
     if model.moe is None and model.mla is None:
         return model
     columns = model.ffn_hidden_size
@@ -138,45 +139,45 @@ def plain_model(model: ModelSpec) -> ModelSpec:
 
 @dataclasses.dataclass(slots=True)
 class Structures:
-    """Factors of layouts on one cluster, with all that was computed for those before."""
+    """Factors of layouts on one cluster, with a cache of step times."""
 
     cluster: ClusterSpec
     _times: StepTimes = dataclasses.field(init=False)
     _plain: dict[Experiment, float] = dataclasses.field(default_factory=dict)
-    """Seconds of plain neighbours: many layouts have the same."""
+    """Seconds of plain neighbours, which many layouts share."""
 
     def __post_init__(self) -> None:
         self._times = StepTimes(self.cluster)
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
-        """How many times the time of its `plain` neighbour each takes; 1 where it `is_plain`, NaN: not known."""
-        found = np.ones(len(experiments))
+        """Step time divided by that of the `plain` neighbour, by experiment; 1 if it `is_plain`, NaN if unknown."""
+        factors = np.ones(len(experiments))
         odd = [at for at, one in enumerate(experiments) if not is_plain(one)]
         if not odd:
-            return found
-        those = [experiments[at] for at in odd]
-        near = [self._near(one) for one in those]
+            return factors
+        odd_experiments = [experiments[at] for at in odd]
+        near = [self._near(one) for one in odd_experiments]
         if len(self._plain) > _MOST_KEPT:
             self._plain.clear()
         new = [one for one in dict.fromkeys(near) if one not in self._plain]
-        seconds = self._times.seconds([*those, *new])
-        self._plain |= zip(new, seconds[len(those) :].tolist(), strict=True)
-        scaled = np.array([_expert_factor(one) for one in those])
-        found[odd] = seconds[: len(those)] / np.array([self._plain[one] for one in near]) * scaled
-        return found
+        seconds = self._times.seconds([*odd_experiments, *new])
+        self._plain |= zip(new, seconds[len(odd_experiments) :].tolist(), strict=True)
+        scaled = np.array([_expert_factor(one) for one in odd_experiments])
+        factors[odd] = seconds[: len(odd_experiments)] / np.array([self._plain[one] for one in near]) * scaled
+        return factors
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
-        """Of their `factors`, what is of their layers alone, without what another schedule does to them."""
-        found = np.array([one if _has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
+        """Part of `factors` that is due to the layers, without the effect of another schedule."""
+        of_layers = np.array([one if _has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
         both = [at for at, e in enumerate(experiments) if _has_odd_layers(e) and _has_odd_schedule(e)]
         if both:
             plainly = [dataclasses.replace(experiments[at], **_plain_schedule(experiments[at])) for at in both]
-            found[both] = self.factors(plainly)
-        return found
+            of_layers[both] = self.factors(plainly)
+        return of_layers
 
     def _near(self, e: Experiment) -> Experiment:
         near = plain(e)
-        if self.cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
+        if self.cluster.device.peak_of(near.precision) is None:  # only the device's 32-bit rate is known
             near = dataclasses.replace(near, precision=e.precision)
         return near
 
@@ -188,12 +189,13 @@ def points_of(
     of_layers: Floats | None = None,
     launch: Floats | None = None,
 ) -> Points:
-    """Rows of experiments that are all `is_predicted`; each as its `plain` one, but for what its host has to do.
+    """Table rows for ``experiments`` (all must satisfy `is_predicted`). Device columns describe ``plain(e)``; host
+    columns describe ``e`` itself.
 
-    ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``launch``: as of `Points`, of each one's
-    host; None: as of ``measured``. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
-    caller multiplies: the host's part of such layers is known by itself and takes no factor. Without them the host's
-    part is that of a dense layer.
+    ``measured``: results of a probe (`workloads.predict.probed.probed`). ``launch``: `Points.launch` by experiment;
+    None: that of ``measured``. ``of_layers``: `Structures.of_layers`, a part of the factors by which the caller
+    multiplies: the host's part of such layers is predicted directly and takes no factor. Without it the host's part is
+    that of a dense layer.
     """
     device, count = cluster.device, len(experiments)
     in_16_bits = device.peak_of("bf16")
@@ -224,7 +226,7 @@ def points_of(
 
 
 def _expert_factor(e: Experiment) -> float:
-    """Of the time of a step, whose layers have routed experts; 1: they have none."""
+    """Factor on the time of a step whose layers have routed experts; 1 without experts."""
     if e.model.moe is None:
         return 1.0
     rows = received_rows(e) * e.ep / e.model.moe.num_experts
@@ -232,40 +234,41 @@ def _expert_factor(e: Experiment) -> float:
 
 
 def with_hosts(factors: Floats, of_layers: Floats, least: Floats) -> Floats:
-    """Factors on a predicted step, none of which makes it shorter than its hosts need: a schedule saves devices' idle
-    time alone. ``of_layers``: `Structures.of_layers`; ``least``: of `workloads.predict.predictor.Predictor.parts`."""
-    found: Floats = np.maximum(factors, of_layers * least)
-    return found
+    """Clips each factor so that the predicted step is not below the host-bound time: a better schedule removes device
+    idle time, not launch time. ``of_layers``: `Structures.of_layers`; ``least``: from
+    `workloads.predict.predictor.Predictor.parts`."""
+    clipped: Floats = np.maximum(factors, of_layers * least)
+    return clipped
 
 
 def spread_of(factors: Floats, of_layers: Floats) -> Floats:
-    """Standard deviation of the logarithm of structures' factors: of what is of their layers (`Structures.of_layers`)
-    and of what another schedule does each for itself, since the two may cancel."""
+    """Standard deviation of log(structure factor). The parts due to layers (`Structures.of_layers`) and to another
+    schedule count separately, since the two may cancel."""
     size = np.abs(np.log(of_layers)) + np.abs(np.log(factors / of_layers))
-    found: Floats = np.where(size > 0, np.maximum(LEAST_STRUCTURE_SPREAD, STRUCTURE_SPREAD * size), 0.0)
-    return found
+    spread: Floats = np.where(size > 0, np.maximum(LEAST_STRUCTURE_SPREAD, STRUCTURE_SPREAD * size), 0.0)
+    return spread
 
 
 def _again(e: Experiment) -> float:
-    """The host's work for what is recomputed, over that for what `plain` recomputes in every layer. The operations of a
-    list count alike, so that a long one is more than ``selective``."""
+    """Host work for recomputation, divided by that of `plain`, which recomputes in every layer. All operations of a
+    list count equally, so a long list is more than ``selective``."""
     of_layer = 1.0 if e.recompute in RECOMPUTE else len(operations_of(e.recompute)) / len(SELECTIVE)
     return of_layer / e.recompute_every
 
 
 def _routed(e: Experiment) -> float:
-    """1 where experts' products are one grouped kernel; more where each expert's are launched by themselves, or where
-    tokens go to other ranks."""
+    """Host work for routed experts: 1 if expert products are one grouped kernel; more if each expert's products are
+    launched separately, or if tokens go to other ranks; 0 without experts."""
     if e.model.moe is None:
         return 0.0
     grouped = e.precision == "bf16" or e.precision.startswith("fp8")
-    found = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
-    return found if grouped else found + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
+    work = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
+    return work if grouped else work + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
 
 
 def _waits(e: Experiment) -> float:
-    """Times a layer and micro-batch that the host waits for how many tokens go where: once a forward of a learned
-    routing over several ranks whose messages have no fixed size."""
+    """Number of times per layer and micro-batch that the host waits for the token counts of ranks: once per forward of
+    learned routing over several ranks without a capacity factor."""
     if e.model.moe is None or e.routing != "learned" or e.ep == 1 or e.capacity_factor is not None:
         return 0.0
     return 1.0 + (1 / e.recompute_every if e.recompute == "full" else 0.0)
@@ -278,18 +281,18 @@ def points_from(
     cluster: ClusterSpec,
     measured: Mapping[str, float] | None = None,
 ) -> Points:
-    """Rows of plain layouts that are given as arrays: ``columns`` has those of `COLUMNS`, and those of `UNLIKE` where
-    there are such layers; ``peak`` the FLOP/s of the device in 16 bits. ``measured`` as of `points_of`; the cluster's
-    rates must be known (`is_predicted`)."""
-    told = measured or {}
+    """Rows of plain layouts given as arrays: ``columns`` has those of `COLUMNS`, and those of `UNLIKE` if there are
+    such layers; ``peak``: FLOP/s of the device in 16 bits. ``measured`` as in `points_of`; the cluster's rates must be
+    known (`is_predicted`)."""
+    figures = measured or {}
     columns = {**{name: np.full(len(peak), value) for name, value in UNLIKE.items()}, **columns}
     for name in ("pace", "launch"):
-        columns[name] = columns[name] * told.get(name, 1.0)
+        columns[name] = columns[name] * figures.get(name, 1.0)
     device, count = cluster.device, len(peak)
     share = cluster.matmul_efficiency
     assert share is not None
     low = device.peak_of("fp8")
-    scale = share / CALIBRATED_AT * told.get("matmul", 1.0)
+    scale = share / CALIBRATED_AT * figures.get("matmul", 1.0)
 
     def same(value: float | None) -> Floats:
         return np.full(count, np.nan if value is None else value)
@@ -308,8 +311,8 @@ def points_from(
         node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
         intra=same(cluster.intra_node.bandwidth),
         inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
-        world_measured=same(told.get("world_measured")),
-        intra_measured=same(told.get("intra_measured")),
+        world_measured=same(figures.get("world_measured")),
+        intra_measured=same(figures.get("intra_measured")),
     )
 
 
@@ -317,4 +320,4 @@ COLUMNS = (
     "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches", "dp", "tp",
     "pp", "vpp", "cp", "zero", "recompute", "fp8", "fp16",
 )  # fmt: skip
-"""Of `Points`: what differs from experiment to experiment, in the order of `points_of`."""
+"""Columns of `Points` that differ from experiment to experiment, in the order of `points_of`."""

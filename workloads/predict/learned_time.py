@@ -1,5 +1,5 @@
-"""Step time of one code base as learned from its rows: the fitted closed form, what it still misses, and how far off
-predictions of rows are that were left out."""
+"""Step time of one code base as learned from its rows: the fitted closed form, its learned residuals, and the width of
+intervals that covers held-out rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from workloads.predict.residuals import Kernel, Residuals
 from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
 
 SPREAD = 0.05
-"""Of a row's logarithm of time around the closed form, in a fit."""
+"""Standard deviation of a row's log(time) around the closed form, in a fit."""
 UNFITTED_SPREAD = 0.15
-"""What the closed form misses on a code base and cluster of which no row was seen; with less than `FEW`, half of it."""
+"""Standard deviation of the closed form on a code base and cluster without rows; half of it below `FEW` rows."""
 FEW = 4
-"""Rows below which nothing beside the closed form is learned."""
+"""Number of rows below which only the closed form is fitted."""
 FOLDS = 10
 MANY = 200
-"""Rows beyond which half as many folds say enough."""
+"""Number of rows beyond which half as many folds suffice."""
 MODELS = 3
-"""Models that rows must have before one of them is left out as a whole."""
+"""Number of models that rows must have before whole models are held out."""
 NORMAL_90 = 1.645
-"""Half the width of a normal distribution's middle 90 %."""
+"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LearnedTime:
     defaults: Mapping[str, float]
 
     def at(self, points: Points, facts: Facts) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the logarithm of step times."""
+        """Mean and standard deviation of log(step seconds)."""
         start, jacobian = derivatives(partial(step_time, points, facts), self.fitted.values)
         of_fit = self.fitted.spread_of(jacobian)
         if self.residuals is None:
@@ -48,7 +48,7 @@ class LearnedTime:
         return start + mean, np.hypot(spread, of_fit)
 
     def correction(self, points: Points, facts: Facts) -> Floats:
-        """What the rows taught beside the fitted form, as a factor on its seconds."""
+        """Factor of the learned residuals on the fitted form's seconds."""
         if self.residuals is None:
             return np.ones(len(points))
         factor: Floats = np.exp(self.residuals.at(points, noise_of(points, facts, self.defaults))[0])
@@ -63,7 +63,8 @@ def learn_time(
     kernel: Kernel,
     near: Mapping[str, float] | None = None,
 ) -> LearnedTime:
-    """``target``: measured seconds of the points, all of the code base ``name``. ``near``: see `fit`."""
+    """Fits the form and learns its residuals. ``target``: measured seconds of the points, all of the code base
+    ``name``. ``near``: see `fit`."""
     facts = facts_of(points, profiles)
     parameters = time_parameters(profiles[name])
     defaults = {key: one.value for key, one in parameters.items()}
@@ -76,20 +77,20 @@ def learn_time(
 
 
 def noise_of(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
-    """Factor of a row's noise: hosts differ more from run to run than devices do, and what a row was divided by may be
-    off (`Points.doubt`)."""
+    """Factor on a row's noise: hosts vary more from run to run than devices, and the factor by which a row's time was
+    divided may be off (`Points.doubt`)."""
     factor: Floats = np.hypot(1 + facts.host_noise * host_bound(points, facts, p), points.doubt / SPREAD)
     return factor
 
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """Factors of the standard deviation with which 90 % of rows are covered that were left out."""
+    """Factors on the standard deviation such that intervals cover 90 % of held-out rows."""
 
     known: float
-    """Of a model that is among the rows."""
+    """Factor for a model that is among the rows."""
     new: float
-    """Of one that is not."""
+    """Factor for a model that is not among the rows."""
     models: frozenset[tuple[float, float]]
 
     def at(self, points: Points) -> Floats:
@@ -97,7 +98,7 @@ class Widening:
 
 
 def models_of(points: Points) -> list[tuple[float, float]]:
-    """Layers and hidden size of each row."""
+    """(layers, hidden size) of each row."""
     return list(zip(points.layers.tolist(), points.hidden.tolist(), strict=True))
 
 
@@ -109,10 +110,10 @@ def widening(
     kernel: Kernel,
     near: Mapping[str, float],
 ) -> Widening:
-    """Fits again without a tenth of the rows each, and, with enough models, without one model each."""
+    """Refits without a tenth of the rows at a time and, with enough models, without one group of models at a time."""
     count = len(target)
     folds = FOLDS if count <= MANY else FOLDS // 2
-    # By size, so that the folds do not depend on the order of the rows.
+    # Folds are made by size, so that they do not depend on the order of the rows.
     place = np.empty(count, dtype=int)
     place[np.lexsort((points.tokens, points.dp, points.tp, points.hidden, target))] = np.arange(count)
     known = _missed(points, target, profiles, name, kernel, near, (place * 7919 % count) % folds)
@@ -134,8 +135,8 @@ def _missed(
     near: Mapping[str, float],
     fold: Floats,
 ) -> float:
-    """The factor for rows that were left out, fold by fold; at least a half."""
-    found = []
+    """Factor for held-out rows over all folds; at least 0.5."""
+    missed = []
     for one in sorted(set(fold.tolist())):
         out = fold == one
         if (~out).sum() < 1:
@@ -143,9 +144,9 @@ def _missed(
         learned = learn_time(points.take(~out), target[~out], profiles, name, kernel, near)
         part = points.take(out)
         mean, spread = learned.at(part, facts_of(part, profiles))
-        found.append(np.abs(np.log(target[out]) - mean) / spread)
-    if not found:
+        missed.append(np.abs(np.log(target[out]) - mean) / spread)
+    if not missed:
         return 1.0
-    z = np.concatenate(found)
-    # Few rows say little of the tails: nine tenths of (n + 1), the largest of them where that is more than there are.
+    z = np.concatenate(missed)
+    # Few rows determine the tails badly: take the quantile 0.9 (n + 1) / n, at most the maximum.
     return max(0.5, float(np.quantile(z, min(1.0, 0.9 * (len(z) + 1) / len(z)))) / NORMAL_90)

@@ -1,13 +1,15 @@
-"""Device memory of many rows at one time, in closed form, from quantities that a fit may adjust.
+"""Device memory of many rows at one time, in closed form, with parameters that a fit may adjust.
 
-On one stage with P parameters a rank, over S ranks that share what ZeRO shards:
+Symbols for one stage: P parameters of a rank, S ranks over which ZeRO shards (arXiv:1910.02054, section 5), g bytes of
+a gradient, T tokens, h hidden size, F feed-forward columns, V vocabulary, fitted a and b:
 
 states       weights 2 P (ZeRO 3: / S), gradients g P (ZeRO 2 and 3: / S), optimizer 12 P (from ZeRO 1 on: / S)
-activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp; with selective
-             recomputation a share of that, with full recomputation the layer's input and one layer at work
+activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp (in the form of
+             arXiv:2205.05198); with selective recomputation a share of that, with full recomputation the layer's input
+             and one layer's working set
 loss         on the last stage, T V / tp logits in 16 bits and in fp32
 gathered     ZeRO 3: two layers' weights; sequence parallelism: gathered inputs
-reserved     what the allocator takes: a multiple of the peak and a constant (context, communication buffers)
+reserved     memory taken by the allocator: a multiple of the peak and a constant (context, communication buffers)
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ MEMORY: dict[str, Parameter] = {
     "whole": Parameter(0.2, 0.8, "values a token and hidden unit that tensor parallelism does not split"),
     "selective": Parameter(0.7, 0.3, "share of activations kept with selective recomputation"),
     "loss": Parameter(10.0, 0.5, "bytes of a logit on the last stage"),
-    "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit beside the layers"),
-    "head": Parameter(4.0, 0.8, "bytes a token and hidden unit beside the head, which nothing splits"),
-    "constant": Parameter(2.0, 0.5, "GiB beside everything else, of what is reserved"),
+    "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit on every stage, besides the layers"),
+    "head": Parameter(4.0, 0.8, "bytes a token and hidden unit on the last stage, not split by tp"),
+    "constant": Parameter(2.0, 0.5, "GiB of reserved memory besides a multiple of the peak"),
     "allocator": Parameter(1.08, 0.08, "reserved over allocated"),
 }
-"""Values and spreads before any row is seen."""
+"""Defaults and spreads before any row is seen."""
 
 
 def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
@@ -63,8 +65,8 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     in_flight = stages.in_flight * (1 + (x.vpp - 1) / x.vpp * (1 - 1 / np.maximum(x.pp, 1)))[:, None]
     activations = in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]
     logits = p["loss"] * tokens * x.vocab / x.tp + p["head"] * tokens * x.hidden
-    beside = p["embedding"] * tokens * x.hidden
-    total = state + activations + stages.head * logits[:, None] + beside[:, None]
+    embedding = p["embedding"] * tokens * x.hidden
+    total = state + activations + stages.head * logits[:, None] + embedding[:, None]
     total = np.where(stages.exists > 0, total, 0.0)
     return total[:, 0], total.max(axis=1)
 

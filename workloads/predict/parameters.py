@@ -1,7 +1,7 @@
-"""The quantities of the time model that differ from code base to code base and from cluster to cluster.
+"""Parameters of the time model that differ from code base to code base and from cluster to cluster.
 
-Each is positive, has a value that holds where nothing is known, and says how far (as the logarithm of a factor) it may
-be off there: a fit starts from these values and pays for leaving them.
+Each is positive and has a default value with a spread (standard deviation of its logarithm): a fit starts from the
+default and is penalized for leaving it.
 """
 
 from __future__ import annotations
@@ -34,54 +34,56 @@ TIME: dict[str, Parameter] = {
     "step_fixed": Parameter(0.012, 0.7, "seconds a step, whatever its size"),
     "micro_fixed": Parameter(0.0015, 1.0, "seconds a micro-batch and stage, whatever its size"),
     "gap": Parameter(0.00012, 1.0, "seconds a layer and micro-batch between kernels"),
-    "host": Parameter(0.00205, 0.4, "host's seconds to issue a layer, forward and backward"),
+    "host": Parameter(0.00205, 0.4, "host's seconds to launch a layer, forward and backward"),
     "host_tp": Parameter(0.0014, 0.5, "more with tensor parallelism"),
     "host_zero3": Parameter(0.00195, 0.5, "more with ZeRO 3"),
     "host_cp": Parameter(0.0015, 0.5, "more with context parallelism, once or for each turn of a ring"),
     "host_selective": Parameter(0.0009, 0.5, "more with selective recomputation"),
     "host_full": Parameter(0.00155, 0.5, "more with full recomputation"),
-    "host_step": Parameter(0.0001, 1.0, "a layer, once a step, for gradients and the optimizer"),
+    "host_step": Parameter(0.0001, 1.0, "seconds a layer, once a step, for gradients and the optimizer"),
     "host_fp8": Parameter(0.7, 0.5, "share more of ``host`` with fp8, whose casts are kernels of their own"),
     "host_experts": Parameter(0.8, 0.5, "share more with routed experts"),
-    "host_fp8_experts": Parameter(1.0, 0.5, "share more with both, whose products each need casts and scales"),
+    "host_fp8_experts": Parameter(1.0, 0.5, "share more with fp8 experts, whose products each need casts and scales"),
     "host_latents": Parameter(1.0, 0.5, "share more with latent attention"),
-    "host_waits": Parameter(0.003, 0.7, "more where the device has to tell it, layer by layer, how tokens are routed"),
+    "host_waits": Parameter(0.003, 0.7, "more where the host waits for the device's routing counts, layer by layer"),
     "host_launch": Parameter(2.0, 0.3, "exponent: how the host's time grows with the time of one launch"),
     "slow_host": Parameter(0.007, 0.5, "seconds a layer and micro-batch with tp 2 in a slow host regime"),
-    "slow_growth": Parameter(0.9, 0.4, "exponent of the doublings of tp in that"),
+    "slow_growth": Parameter(0.9, 0.4, "exponent of the doublings of tp in ``slow_host``"),
     "sharded": Parameter(1.0, 0.4, "traffic of sharded gradients and weights over its bytes"),
-    "gather_exposed": Parameter(0.6, 0.5, "share of gathering weights that nothing hides"),
+    "gather_exposed": Parameter(0.6, 0.5, "share of weight gathering that is exposed"),
     "nvlink": Parameter(0.88, 0.15, "share of a node's links that gathers and scatters reach"),
-    "network": Parameter(0.9, 0.3, "share of the links between nodes that they reach"),
+    "network": Parameter(0.9, 0.3, "share of the links between nodes that gathers and scatters reach"),
     "network_measured": Parameter(
-        1.0, 0.3, "exponent: how far a job's own all-reduce, not the links' nominal rate, tells the rate between nodes"
+        1.0,
+        0.3,
+        "exponent: weight of a job's measured all-reduce, against the links' nominal rate, for the rate between nodes",
     ),
     "tp_start": Parameter(0.00003, 0.7, "seconds to start a tensor-parallel collective, a hop of a ring"),
-    "tp_exposed": Parameter(0.75, 0.3, "share of tensor-parallel traffic that nothing hides"),
-    "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that nothing hides, though a backward runs beside"),
+    "tp_exposed": Parameter(0.75, 0.3, "share of tensor-parallel traffic that is exposed"),
+    "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that is exposed although a backward could hide it"),
     "dp_start": Parameter(0.0003, 1.0, "seconds a layer and doubling of the ranks to start a gradient reduction"),
     "ring_start": Parameter(
         0.00003, 1.0, "seconds a layer and rank of a ring that shards gradients or gathers weights"
     ),
-    "slow_down": Parameter(0.08, 0.7, "seconds of compute lost for a second of traffic beside it"),
+    "slow_down": Parameter(0.08, 0.7, "seconds of compute lost per second of overlapping traffic"),
     "hidable": Parameter(0.6, 0.4, "share of the last backward that gradient traffic can hide behind"),
     "message": Parameter(0.0005, 1.0, "seconds of a pipeline message, without its bytes"),
-    "slow_message": Parameter(0.02, 1.0, "the same in versions of which the profile says that messages are slow"),
+    "slow_message": Parameter(0.02, 1.0, "seconds of a message in versions whose profile lists them as slow"),
     "p2p": Parameter(0.8, 0.5, "share of a link that pipeline messages reach"),
     "fp16": Parameter(1.0, 0.03, "rate of products in fp16 over bf16"),
-    "fp8": Parameter(0.85, 0.2, "rate of fp8 products over what 16-bit products lead to expect"),
-    "fp8_scales": Parameter(0.78, 0.15, "of that rate, with a scale for each row or block"),
-    "context": Parameter(0.5, 0.6, "share of context-parallel traffic that nothing hides"),
+    "fp8": Parameter(0.85, 0.2, "rate of fp8 products over that expected from 16-bit products"),
+    "fp8_scales": Parameter(0.78, 0.15, "factor on ``fp8`` with a scale for each row or block"),
+    "context": Parameter(0.5, 0.6, "share of context-parallel traffic that is exposed"),
 }
-"""Values and spreads before any row is seen; a code base's profile may set its own."""
+"""Defaults and spreads before any row is seen; a code base's profile may override the values."""
 
 
 OF_HOSTS = tuple(name for name in TIME if name.startswith("host") and name != "host_launch")
-"""Of `TIME`: how much a code base gives the host to do, which is the same on every cluster."""
+"""Parameters of `TIME` for the host work of a code base, which is the same on every cluster."""
 
 
 def time_parameters(profile: Profile) -> dict[str, Parameter]:
-    """`TIME` with a profile's values in the place of the general ones, and its doubt about the host's work."""
+    """`TIME` with the values of a profile, and its factor on the spreads of host work."""
     doubt = dict.fromkeys(OF_HOSTS, profile.host_spread)
     return {
         name: one._replace(value=profile.time.get(name, one.value), spread=one.spread * doubt.get(name, 1.0))

@@ -1,6 +1,6 @@
-"""The training configurations of a table as arrays: one entry a row, one array a quantity.
+"""Training configurations of a table as arrays: one array per quantity, one entry per row.
 
-Everything that predicts works on whole arrays, so that a table of thousands of rows takes a fraction of a second.
+Predictions work on whole arrays, so that a table of thousands of rows takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 Floats = NDArray[Any]
-"""Of float64."""
+"""Array of float64."""
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
@@ -21,13 +21,13 @@ UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
     "recomputed": 1.0, "doubt": 0.0,
 }  # fmt: skip
-"""Of `Points`: what a table need not say, with its values for dense layers that all recompute the same, a ring where
-ranks share a sequence, a usual host, and nothing that a row was divided by."""
+"""Values of `Points` that a table need not state: dense layers with equal recomputation, a ring for context
+parallelism, a usual host, and no factor by which a row was divided."""
 
 
 def fp8_kind(precision: str) -> float:
-    """0: products of 16 bits or more; 1: of fp8 (or fp4) with one scale a tensor, or unknown ones; 2: of fp8 with a
-    scale for each row or block, which are more work."""
+    """Kind of the matrix products. 0: 16 bits or more; 1: fp8 (or fp4) with one scale per tensor, or with unknown
+    scales; 2: fp8 with a scale for each row or block, which is more work."""
     if re.search(r"fp8|float8|e4m3|mxfp8|nvfp4|fp4", precision) is None:
         return 0.0
     return 2.0 if re.search("row|block|axis", precision) else 1.0
@@ -35,7 +35,7 @@ def fp8_kind(precision: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Rows of which enough is known to predict them. Counts are floats; what is not known is NaN."""
+    """Rows with enough information for a prediction. Counts are floats; unknown values are NaN."""
 
     gpus: Floats
     layers: Floats
@@ -44,13 +44,13 @@ class Points:
     kv_heads: Floats
     ffn: Floats
     matrices: Floats
-    """Matrices of a feed-forward layer: 3 with a gate, 2 without."""
+    """Number of matrices of a feed-forward layer: 3 with a gate, 2 without."""
     vocab: Floats
     tied: Floats
-    """1: the head is the embedding."""
+    """1: the head shares the embedding's weight."""
     seq: Floats
     mbs: Floats
-    """Sequences of a micro-batch on one data-parallel rank."""
+    """Number of sequences of a micro-batch on one data-parallel rank."""
     micro_batches: Floats
     dp: Floats
     tp: Floats
@@ -60,36 +60,36 @@ class Points:
     ep: Floats
     zero: Floats
     recompute: Floats
-    """Place in `RECOMPUTE`."""
+    """Index in `RECOMPUTE`."""
     fp8: Floats
-    """Of the layers' products, as `fp8_kind` says."""
+    """`fp8_kind` of the layers' products."""
     fp16: Floats
     """1: products of 16 bits are in fp16, not bf16."""
     ring: Floats
     """1: with context parallelism keys and values go round a ring, in cp - 1 turns; 0: they are exchanged at once."""
     routed: Floats
-    """How much more a layer's routed experts give the host to do (`workloads.predict.layouts`); 0: none."""
+    """Host work for a layer's routed experts, relative to one grouped kernel (`workloads.predict.layouts`); 0: none."""
     waits: Floats
-    """Times a layer and micro-batch that the host waits for the device to tell it how many tokens go to which rank."""
+    """Number of times per layer and micro-batch that the host waits for the token counts of ranks."""
     latents: Floats
-    """1: latent attention; likewise."""
+    """1: latent attention."""
     scaled: Floats
-    """What the predicted time is multiplied by afterwards for what the columns do not say of layers; 1: nothing."""
+    """Factor applied to the predicted time afterwards, for properties of layers without a column; 1: none."""
     again: Floats
-    """The host's work for recomputation, over that for recomputing every layer as ``recompute`` says."""
+    """Host work for recomputation, relative to recomputing every layer as ``recompute`` says."""
     recomputed: Floats
-    """Share of the layers that recompute, of what the device does; what `layouts` predicts has it in a factor."""
+    """Share of the layers that recompute, for device work. In predictions of `layouts` a factor contains it."""
     pace: Floats
-    """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
+    """Factor on all host work; 1: usual or unknown."""
     launch: Floats
-    """How many times as long as usual the host took to launch one small operation beside the row's run; likewise."""
+    """Launch time of one small operation during the row's run, relative to the usual one; 1: usual or unknown."""
     doubt: Floats
-    """Of a row to learn from: standard deviation of the logarithm of what it was divided by for what the columns do not
-    say, beside its noise."""
+    """Training rows only: standard deviation of log(structure factor) by which the measured time was divided. Added to
+    the row's noise in the fit."""
     codebase: Texts
     """Name of the profile."""
     version: Texts
-    """The code base's version as the table has it; empty: unknown."""
+    """Version of the code base as in the table; empty: unknown."""
     device: Texts
     peak: Floats
     """FLOP/s of the device in 16 bits."""
@@ -99,26 +99,26 @@ class Points:
     capacity: Floats
     """Bytes that the driver reports as total."""
     node: Floats
-    """Devices of a node."""
+    """Number of devices in a node."""
     intra: Floats
     """B/s of each device inside a node."""
     inter: Floats
-    """B/s of each device between nodes; NaN: no such link is known."""
+    """B/s of each device between nodes; NaN: unknown."""
     world_measured: Floats
     """Bus bandwidth of an all-reduce over all devices in B/s; NaN: not measured."""
     intra_measured: Floats
-    """The same inside a node."""
+    """Bus bandwidth of an all-reduce inside a node in B/s; NaN: not measured."""
 
     def __len__(self) -> int:
         return len(self.gpus)
 
     def take(self, rows: Sequence[int] | NDArray[Any]) -> Points:
-        """The rows of these indices (or of this mask)."""
+        """`Points` of the rows with these indices (or of this mask)."""
         return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @property
     def tokens(self) -> Floats:
-        """Tokens of a micro-batch that one rank works on."""
+        """Number of tokens of a micro-batch on one rank."""
         return self.mbs * self.seq / self.cp
 
     @property
@@ -129,8 +129,8 @@ class Points:
     def layer_params(self) -> Floats:
         """Matrix parameters of one layer: attention ``2 h² (1 + K/N)``, feed-forward ``k h F``."""
         attention: Floats = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)
-        found: Floats = attention + self.matrices * self.hidden * self.ffn
-        return found
+        params: Floats = attention + self.matrices * self.hidden * self.ffn
+        return params
 
     @property
     def vocabulary_params(self) -> Floats:

@@ -1,10 +1,9 @@
-"""What a probe of a cluster says of its devices, its hosts and its links, as factors on what the time model takes for
-granted.
+"""Calibration factors of the time model from a probe of a cluster: its devices, its hosts and its links.
 
-A figure counts where it was measured on a GPU of the cluster; of what a probe has no figure, nothing is said. Rates of
-single tests become quantities of the model by undoing what it adds to them: a product of T rows on a width h reached
-``share / ((1 + tokens/T) (1 + width/h))``. Its real steps are measured rows like others and need no undoing. They are
-factors of a cluster, so that rows of one cluster can teach something of another where both are probed.
+A figure counts if it was measured on a GPU of the cluster; without a figure there is no factor. Rates of single tests
+become parameters by inverting the model's terms: T rows of width h reach ``share / ((1 + tokens/T) (1 + width/h))``.
+The probe's real steps are measured rows like others and need no inversion. The factors belong to a cluster, so that
+rows of one cluster apply to another if both are probed.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from workloads.predict.parameters import TIME
 from workloads.spec.cluster import ClusterSpec
 
 Row = Mapping[str, Any]
-"""A figure with the columns of `results.tables.probes.COLUMNS`."""
+"""One figure, with the columns of `results.tables.probes.COLUMNS`."""
 LONG = 4096
-"""Tokens from which a product says something of large ones."""
+"""Number of tokens from which a product counts as large."""
 WIDEST = 3.0
-"""A quantity that a probe would move by more than so many of its spreads stays where it is: the test went wrong."""
+"""Maximum change of a parameter by a probe, in its spreads; beyond it the test is considered broken and ignored."""
 
 LAUNCH_S = 49e-6
-"""Seconds to launch one operation (`workloads.measuring.host_pace`) on a host for which this engine's times hold. From
-one to another of fourteen hosts of H100 and H200 the host's part of a step grew nearly as its square
+"""Seconds to launch one operation (`workloads.measuring.host_pace`) on a host for which this engine's times hold. Over
+fourteen hosts of H100 and H200 the host's part of a step grew nearly as the square of the launch time
 (docs/accuracy.md)."""
 IN_A_PROBE = 0.84
-"""What a layer takes the host in a real step, over what it takes in a probe: the middle of five hosts. For probes that
-have no figure of launches."""
+"""Host time of a layer in a real step divided by that in a probe: the median of five hosts. Used for probes without a
+launch figure."""
 
 
 def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
-    """Of `workloads.predict.points.Points`, ``world_measured`` and ``intra_measured`` in B/s, and of the host its
-    ``launch`` or, where the probe has no such figure, its ``pace``; and ``matmul``, a factor on the device's peak. A
-    name is missing where the probe has no figure.
+    """Factors by name: ``world_measured`` and ``intra_measured`` in B/s and ``launch`` or, without a launch figure,
+    ``pace`` (all of `workloads.predict.points.Points`); and ``matmul``, a factor on the device's peak. A name is
+    missing if the probe has no figure.
 
-    ``rows``: of one probe of the cluster; those of CPU processes say nothing.
+    ``rows``: those of one probe of the cluster; rows of CPU processes are ignored.
     """
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
     launch = _launch(rows)
-    found = {"matmul": _matmul(rows, cluster), "launch": launch, "pace": None if launch else _pace(rows)}
-    near = {name: factor for name, factor in found.items() if factor is not None and not _went_wrong(name, factor)}
+    factors = {"matmul": _matmul(rows, cluster), "launch": launch, "pace": None if launch else _pace(rows)}
+    near = {name: factor for name, factor in factors.items() if factor is not None and not _went_wrong(name, factor)}
     return {**near, **_rates(rows)}
 
 
@@ -54,11 +53,12 @@ def _went_wrong(name: str, factor: float) -> bool:
 
 
 _SPREAD_OF = {"matmul": "matmul", "launch": "host", "pace": "host"}
-"""The quantity that a factor moves."""
+"""Parameter of `TIME` that a factor changes."""
 
 
 def _matmul(rows: Sequence[Row], cluster: ClusterSpec) -> float | None:
-    """The share of peak of a layer's products, one after another (their FLOPs over their seconds), over the default."""
+    """Share of peak of a layer's products, one after another (their FLOPs over their seconds), divided by the
+    default."""
     peak, share = cluster.device.peak_of("bf16"), cluster.matmul_efficiency
     products = [row for row in _of(rows, "matmul", tp=1) if (row["rows"] or 0) >= LONG and row["hidden_size"]]
     if not products or peak is None or share is None:
@@ -73,21 +73,20 @@ def _matmul(rows: Sequence[Row], cluster: ClusterSpec) -> float | None:
 
 
 def pace_of(launch: float) -> float:
-    """How many times as long as usual the host's part takes, before any fit, where a launch takes ``launch`` times as
-    long."""
+    """Factor on the host's part of a step, before any fit, if a launch takes ``launch`` times as long as usual."""
     pace: float = launch ** TIME["host_launch"].value
     return pace
 
 
 def _launch(rows: Sequence[Row]) -> float | None:
-    """Of the slowest rank's host, as rows of attempts have it, over `LAUNCH_S`."""
-    found = [row["value"] for row in _of(rows, "host", name="launch")]
-    return max(found) / LAUNCH_S if found else None
+    """Launch time of the slowest rank's host, as in rows of attempts, divided by `LAUNCH_S`."""
+    launches = [row["value"] for row in _of(rows, "host", name="launch")]
+    return max(launches) / LAUNCH_S if launches else None
 
 
 def _pace(rows: Sequence[Row]) -> float | None:
-    """Seconds to issue a layer, forward and backward, in all cases that were tested, over what the general values of
-    the model say, so that a factor of one is the same host for every code base."""
+    """Host seconds of a layer, forward and backward, over all cases that were tested, divided by the model's general
+    values. A factor of one means the same host for every code base."""
     measured, usual = 0.0, 0.0
     for fields, names in _HOST_CASES:
         parts = [[row["value"] for row in _of(rows, "host", name=f"layer_{way}", **fields)] for way in _WAYS]
@@ -105,21 +104,21 @@ _HOST_CASES: tuple[tuple[Mapping[str, Any], tuple[str, ...]], ...] = (
     ({**_PLAIN, "recompute": "selective"}, ("host", "host_selective")),
     ({**_PLAIN, "recompute": "full"}, ("host", "host_full")),
 )
-"""Tests of the host, and the quantities of the model that add up to what each takes."""
+"""Tests of the host, and the parameters of the model whose sum each test measures."""
 _WAYS = ("forward", "backward")
 
 
 def _rates(rows: Sequence[Row]) -> dict[str, float]:
-    """Bus bandwidth of the largest all-reduce inside a node, and of that over all devices of several."""
-    found = {}
+    """Bus bandwidth in B/s of the largest all-reduce inside a node, and over all devices of several nodes."""
+    rates = {}
     for name, placement in (("intra_measured", "inside_node"), ("world_measured", "mixed")):
         calls = [row for row in _of(rows, "collective", name="all_reduce", placement=placement) if row["bytes"]]
         calls = [row for row in calls if (row["group_size"] or 0) > 1]
         if calls:
             row = max(calls, key=lambda one: (one["group_size"], one["bytes"]))
             n = row["group_size"]
-            found[name] = 2 * (n - 1) / n * row["bytes"] / row["value"]
-    return found
+            rates[name] = 2 * (n - 1) / n * row["bytes"] / row["value"]
+    return rates
 
 
 def _of(rows: Iterable[Row], kind: str, **fields: Any) -> list[Row]:

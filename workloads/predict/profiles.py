@@ -1,4 +1,4 @@
-"""What is known of a code base before any of its rows is seen: a profile, read from a data file."""
+"""Profiles: prior knowledge of a code base, read from a data file."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How one code base lays a model out and what its steps are made of."""
+    """How one code base partitions a model and which properties its steps have."""
 
     name: str
     also: tuple[str, ...] = ()
-    """Other names of it, without regard to case, signs and what follows."""
+    """Other names of the code base; case, punctuation and suffixes are ignored."""
     partition: str = "equal"
-    """A rule of `workloads.predict.stages`."""
+    """Name of a rule of `workloads.predict.stages`."""
     gated: bool | None = True
-    """Whether feed-forward layers have a gate; None: read from their size."""
+    """Whether feed-forward layers have a gate; None: derived from their size."""
     sequence_parallel: bool = True
     attention: str = "flash"
     """``flash`` or ``unfused``."""
     recompute_stops_early: bool = False
     """Whether full recomputation ends with the last tensor that backward needs."""
     host_runs_ahead: bool = False
-    """Whether the host issues what follows a pipeline message before the message is there."""
+    """Whether the host launches the work after a pipeline message before the message has arrived."""
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 44.0
     sharding: int = 0
-    """ZeRO stage where a table does not say it."""
+    """ZeRO stage if a table does not state it."""
     host_launch_s: float | None = None
-    """Seconds to launch one small operation on the hosts of which ``time`` tells; None: not known."""
+    """Seconds to launch one small operation on the hosts to which the values of ``time`` apply; None: unknown."""
     host_spread: float = 1.0
-    """Factor on the spreads of what the host has to do: below 1 where rows of many hosts have told it."""
+    """Factor on the spreads of host parameters: below 1 if they come from rows of many hosts."""
     host_noise: float = 2.0
-    """How much noisier a row is whose pace the host sets, over one whose pace the device sets, less 1."""
+    """Extra noise of a host-bound row: its noise divided by that of a device-bound row, minus 1."""
     slow_host_below: float | None = None
-    """B/s of the all-reduce inside a node below which hosts are slow to issue tensor-parallel layers."""
+    """Bandwidth in B/s of the all-reduce inside a node below which hosts are slow to launch tensor-parallel layers."""
     slow_message_versions: tuple[str, ...] = ()
     """Regular expressions of versions whose pipeline messages are slow."""
     time: Mapping[str, float] = field(default_factory=dict)
     """Values of `workloads.predict.parameters.TIME` that differ from the general ones."""
     memory: Mapping[str, float] = field(default_factory=dict)
     reserved_of: str = "peak"
-    """Whose reserved memory its tables tell: of the ``first`` rank, or of the fullest, ``peak``."""
+    """Rank whose reserved memory its tables contain: ``first``, or the fullest one, ``peak``."""
     source: str = ""
 
     def has_slow_messages(self, version: str) -> bool:
@@ -53,12 +53,12 @@ class Profile:
 
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """A name without case and signs: ``Megatron-LM`` and ``megatron_lm`` are one."""
+    """Name in lower case without punctuation: ``Megatron-LM`` and ``megatron_lm`` become equal."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find_profile(name: str, profiles: Iterable[Profile], general: Profile) -> Profile:
-    """The profile of a code base by its name in a table; ``general`` where none is known."""
+    """Profile of a code base by its name in a table; ``general`` if none matches. The longest match wins."""
     wanted = plain(name)
     best, length = general, 0
     for profile in profiles:

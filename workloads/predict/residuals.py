@@ -1,8 +1,8 @@
-"""What a fitted closed form still misses, learned from the rows that it was fitted on: a Gaussian process.
+"""Residuals of a fitted closed form, learned by a Gaussian process from the rows of the fit.
 
-Its kernel adds up what rows may have in common: a device and precision, a version of the code, a model, and nearness in
-the features below (logarithms, so that a distance is a factor). Far from all rows it says nothing, with its whole
-spread.
+Its kernel sums over what rows may have in common: a device and precision, a version of the code, a model, and closeness
+in the features below (logarithms, so that a distance is a factor). Far from all rows the mean is zero and the spread is
+that of the prior.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Kernel:
     near: float = 0.1
     noise: float = 0.05
     reach: float = 2.5
-    """Factor of the lengths of `LENGTHS`."""
+    """Factor on the lengths of `LENGTHS`."""
 
 
 LENGTHS: dict[str, float] = {
@@ -47,7 +47,7 @@ LENGTHS: dict[str, float] = {
 
 
 def features(x: Points) -> Floats:
-    """Shape (rows, features): each over the length at which rows stop being alike."""
+    """Features, shape (rows, features), each divided by the length over which rows are correlated."""
     with np.errstate(divide="ignore", invalid="ignore"):
         columns = {
             "tokens": np.log(x.tokens),
@@ -70,7 +70,7 @@ def features(x: Points) -> Floats:
 
 
 def covariance(a: Points, b: Points, k: Kernel) -> Floats:
-    """Shape (rows of a, rows of b), without noise."""
+    """Covariance of shape (rows of a, rows of b), without noise."""
     x, y = features(a) / k.reach, features(b) / k.reach
     square = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * x @ y.T
     same_device = (a.device[:, None] == b.device[None, :]) & (a.fp8[:, None] == b.fp8[None, :])
@@ -90,7 +90,7 @@ def prior_variance(k: Kernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Residuals in logarithms, learned from rows."""
+    """Gaussian process of residuals in logarithms, learned from rows."""
 
     rows: Points
     kernel: Kernel
@@ -99,27 +99,27 @@ class Residuals:
 
     @classmethod
     def learn(cls, rows: Points, residual: Floats, kernel: Kernel, noise: Floats | float = 1.0) -> Residuals:
-        """``noise``: factor of the kernel's noise, one for all or one for each row."""
+        """Learns from residuals in logarithms. ``noise``: factor on the kernel's noise, for all rows or by row."""
         robust = robust_noise(residual, kernel.noise) * noise
         matrix = covariance(rows, rows, kernel) + np.diag(robust**2)
         inverse = np.linalg.inv(matrix)
         return cls(rows, kernel, inverse @ residual, inverse)
 
     def at(self, points: Points, noise: Floats | float = 1.0, chunk: int = 2000) -> tuple[Floats, Floats]:
-        """Mean and standard deviation (noise included)."""
-        own = np.broadcast_to(self.kernel.noise * noise, (len(points),))
+        """Mean and standard deviation (noise included) of residuals at ``points``."""
+        noise_by_row = np.broadcast_to(self.kernel.noise * noise, (len(points),))
         mean, spread = np.empty(len(points)), np.empty(len(points))
         for start in range(0, len(points), chunk):
             part = slice(start, min(start + chunk, len(points)))
             among = covariance(points.take(np.arange(part.start, part.stop)), self.rows, self.kernel)
             mean[part] = among @ self.weights
             known = ((among @ self.inverse) * among).sum(axis=1)
-            spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + own[part] ** 2)
+            spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + noise_by_row[part] ** 2)
         return mean, spread
 
 
 def robust_noise(residual: Floats, noise: float) -> Floats:
-    """A row whose residual is far from the others' is taken to be noisy itself."""
+    """Noise by row: a row whose residual is far from the others' is assumed to be noisier."""
     if len(residual) < 5:
         return np.full(len(residual), noise)
     middle = float(np.median(residual))

@@ -1,10 +1,10 @@
-"""How many layers each pipeline stage of a code base holds, and on which stage the head is, for many rows at one time.
+"""Layers and head of each pipeline stage of a code base, for many rows at one time.
 
-equal     as many layers a stage as the others, the first ones with one more; the head on the last
+equal     all stages have equally many layers, the first ones one more; the head is on the last
 balanced  layers go one by one to the stage with least work, the head counts as work (`workloads.costs.shape.partition`)
-greedy    nanotron's: stages are filled in order, and one is full when the parameters up to its last layer have gone
-          past its share of the model's (the head counted, the embedding not), so that early stages overshoot and late
-          ones may hold no layer; the head is on the last
+greedy    nanotron's: stages are filled in order. A stage is full when the parameters up to its last layer exceed its
+          share of the model's (the head counted, the embedding not), so that early stages overshoot and late ones may
+          hold no layer; the head is on the last
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Stages(NamedTuple):
 
     layers: Floats
     head: Floats
-    """1 on the stage that has the head."""
+    """1 on the stage with the head."""
     first: Floats
-    """1 on the stage that has the embedding."""
+    """1 on the stage with the embedding."""
     exists: Floats
     in_flight: Floats
-    """Micro-batches whose activations a stage holds at most under 1F1B, ``min(pp - stage, m)``."""
+    """Maximum number of micro-batches whose activations a stage holds under 1F1B, ``min(pp - stage, m)``."""
 
 
 def stages_of(points: Points, partition: dict[str, str]) -> Stages:
-    """``partition``: by name of the code base."""
+    """`Stages` of all rows. ``partition``: rule by name of the code base."""
     widest = int(points.pp.max(initial=1))
     layers = np.zeros((len(points), widest))
     ratio = np.where(points.pp > 1, points.vocabulary_params / points.layer_params, 0.0)
@@ -53,7 +53,7 @@ def stages_of(points: Points, partition: dict[str, str]) -> Stages:
 
 @lru_cache(maxsize=65536)
 def split(rule: str, layers: int, pp: int, head: float) -> tuple[int, ...]:
-    """Layers of every stage. ``head``: work of the head in layers."""
+    """Layers of every stage. ``head``: work of the head in units of a layer."""
     return RULES[rule](layers, pp, head)
 
 

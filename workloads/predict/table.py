@@ -1,8 +1,8 @@
-"""From the text of a table to `Points`: what each column means, what may be missing, and why a row cannot be predicted.
+"""Parsing of a table into `Points`: meaning of each column, defaults of missing values, and reasons to refuse a row.
 
-A row is predicted where its device, the model's size, the sequence, the layout and the batch are known or follow
-from each other (``gpus = dp tp pp cp``, ``gbs_seqs = dp mbs grad_accum``). Degrees that no column says are 1 where the
-others multiply out without them.
+A row is predicted if its device, the model's size, the sequence, the layout and the batch are known or follow from each
+other (``gpus = dp tp pp cp``, ``gbs_seqs = dp mbs grad_accum``). Missing degrees are 1 if the others multiply to the
+number of devices.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ COLUMNS = (
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s",
 )  # fmt: skip
-"""Every one may be missing, or empty in a row: then it is unknown."""
+"""Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
-"""Of rows to calibrate with, beside `COLUMNS`."""
+"""Additional columns of rows to calibrate with."""
 _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
            "dp", "tp", "pp", "vpp", "cp", "ep")  # fmt: skip
 _DEFAULT_VOCAB = 50_000.0
-"""Where a table does not say it: about what GPT-2 and Llama 2 have between them."""
+"""Vocabulary if a table does not state it: between those of GPT-2 and Llama 2."""
 _UNKNOWN = ("", "nan", "none", "null", "na", "n/a", "unknown", "?", "-")
 
 
 class Refused(Exception):
-    """Why a row cannot be predicted, in words."""
+    """Reason why a row cannot be predicted, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     points: Points
-    """Of the rows that can be predicted."""
+    """Points of the rows that can be predicted."""
     rows: np.ndarray[Any, np.dtype[np.int64]]
-    """Their places in the table."""
+    """Indices of these rows in the table."""
     reasons: tuple[str, ...]
-    """One for each row of the table; empty where it can be predicted."""
+    """Reason of refusal by row of the table; empty if the row can be predicted."""
     notes: tuple[str, ...]
-    """What was taken for granted, one for each row; empty where nothing was."""
+    """Assumed defaults by row of the table; empty if none."""
 
 
 def read_points(
@@ -61,13 +61,13 @@ def read_points(
     *,
     routed: bool = True,
 ) -> Table:
-    """``frame``: any table with some of `COLUMNS`; others are passed over. No content of a row raises.
+    """``frame``: any table with some of `COLUMNS`; other columns are ignored. No content of a row raises an error.
 
-    ``routed``: whether rows with expert parallelism are taken. No column says what their experts are, so that they are
-    only of use beside measured ones.
+    ``routed``: whether rows with expert parallelism are accepted. No column describes their experts, so they are only
+    useful together with measured ones.
     """
     columns = {name: frame[name].tolist() if name in frame else [None] * len(frame) for name in COLUMNS}
-    found: list[dict[str, Any]] = []
+    fields_of_rows: list[dict[str, Any]] = []
     rows: list[int] = []
     reasons: list[str] = []
     notes: list[str] = []
@@ -75,7 +75,7 @@ def read_points(
         values = {name: columns[name][row] for name in COLUMNS}
         note: list[str] = []
         try:
-            found.append(_row(values, clusters, profiles, general, note, routed))
+            fields_of_rows.append(_row(values, clusters, profiles, general, note, routed))
         except Refused as refused:
             reasons.append(str(refused))
         else:
@@ -85,7 +85,7 @@ def read_points(
     fields: dict[str, Any] = {}
     for name in Points.__dataclass_fields__:
         texts = name in ("codebase", "version", "device")
-        fields[name] = np.array([one[name] for one in found], dtype=np.str_ if texts else float)
+        fields[name] = np.array([one[name] for one in fields_of_rows], dtype=np.str_ if texts else float)
     return Table(Points(**fields), np.array(rows, dtype=np.int64), tuple(reasons), tuple(notes))
 
 
@@ -113,9 +113,7 @@ def _row(
     layout = _layout(n, cluster, note)
     if layout["ep"] > 1:
         if not routed:
-            raise Refused(
-                f"ep {layout['ep']:g}: no column says what the experts are; calibrate with rows that have ep > 1"
-            )
+            raise Refused(f"ep {layout['ep']:g}: no column describes the experts; calibrate with rows that have ep > 1")
         note.append("experts are in no column: taken as a dense model, and corrected by the calibration")
     _batch(n, layout, note)
     for name in ("layers", "hidden", "seq"):
@@ -152,7 +150,7 @@ def _row(
     if low is None:
         raise Refused(f"gpu {gpu!r} has no rate for precision {precision!r}")
     if re.search(r"fp32|float32|fp64|float64|tf32", precision) and not re.search("16|8", precision):
-        raise Refused(f"precision {precision!r} is not one that the model knows (16 bits, fp8)")
+        raise Refused(f"precision {precision!r} is not supported; supported: 16 bits, fp8")
     if not fp8 and not re.search(r"16|half|mixed|amp", precision):
         note.append(_taken_as("precision", precision, "16 bits"))
     inter = cluster.inter_node.bandwidth if cluster.inter_node is not None else math.nan
@@ -198,7 +196,7 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
     gpus = n["gpus"]
     if gpus is None:
         if degrees["dp"] is None or degrees["tp"] is None or degrees["pp"] is None:
-            raise Refused("gpus is not given, nor all of dp, tp and pp")
+            raise Refused("gpus is not given; give it, or all of dp, tp and pp")
         gpus = known
     missing = [name for name, value in degrees.items() if value is None]
     if missing:
@@ -207,20 +205,22 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
         rest = gpus / known
         open_name = "dp" if "dp" in missing else missing[0] if len(missing) == 1 else None
         if rest != 1 and open_name is None:
-            raise Refused(f"{' and '.join(missing)} not given, and {_product(degrees)} leaves gpus = {gpus:g} open")
+            raise Refused(
+                f"{' and '.join(missing)} not given, and {_product(degrees)} does not multiply to gpus = {gpus:g}"
+            )
         for name in missing:
             degrees[name] = rest if name == open_name else 1.0
     dp, tp, pp, cp = (_known(degrees[name]) for name in ("dp", "tp", "pp", "cp"))
     if dp * tp * pp * cp != gpus:
         if cp > 1 and dp % cp == 0 and dp * tp * pp == gpus:
             dp /= cp
-            note.append("dp counted the context-parallel ranks")
+            note.append("dp included the context-parallel ranks: divided by cp")
         else:
             raise Refused(
                 f"dp x tp x pp x cp = {dp:g} x {tp:g} x {pp:g} x {cp:g} = {dp * tp * pp * cp:g}, gpus = {gpus:g}"
             )
     if gpus > cluster.devices_per_node and cluster.inter_node is None:
-        raise Refused(f"{gpus:g} devices, and no link between nodes of cluster {cluster.name} is known")
+        raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
     vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
     if vpp > 1 and pp == 1:
         vpp = 1.0
@@ -228,7 +228,7 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
 
 
 def _batch(n: dict[str, float | None], layout: Mapping[str, float], note: list[str]) -> None:
-    """Fills in what follows from the others. Raises `Refused` where they disagree or too few are known."""
+    """Fills in values that follow from the others. Raises `Refused` if they disagree or too few are known."""
     dp, mbs, m, gbs = layout["dp"], n["mbs"], n["grad_accum"], n["gbs_seqs"]
     if gbs is not None and m is None and mbs is not None:
         m = gbs / dp / mbs
@@ -244,11 +244,11 @@ def _batch(n: dict[str, float | None], layout: Mapping[str, float], note: list[s
         m = 1.0 if layout["pp"] == 1 else None
         note.append("grad_accum not given: 1")
     if mbs is None or m is None:
-        raise Refused("the batch is not known: two of gbs_seqs, mbs and grad_accum are needed")
+        raise Refused("the batch is not known: give two of gbs_seqs, mbs and grad_accum")
     if gbs is not None and abs(dp * mbs * m - gbs) > 1e-6 * gbs:
         raise Refused(f"dp x mbs x grad_accum = {dp:g} x {mbs:g} x {m:g} = {dp * mbs * m:g}, gbs_seqs = {gbs:g}")
     if mbs <= 0 or m <= 0 or m != round(m):
-        raise Refused(f"gbs_seqs = {gbs or 0:g} is no multiple of dp x mbs = {dp * mbs:g}")
+        raise Refused(f"gbs_seqs = {gbs or 0:g} is not a multiple of dp x mbs = {dp * mbs:g}")
     n["mbs"], n["grad_accum"] = mbs, m
 
 
@@ -276,9 +276,9 @@ def _count(name: str, value: Any) -> float | None:
     try:
         number = float(text.replace(",", ""))
     except ValueError:
-        raise Refused(f"{name} = {text!r} is no number") from None
+        raise Refused(f"{name} = {text!r} is not a number") from None
     if not math.isfinite(number) or number < 0 or (number != round(number) and name not in ("mbs", "ffn", "vocab")):
-        raise Refused(f"{name} = {text} is no whole number above 0")
+        raise Refused(f"{name} = {text} is not a whole number above 0")
     if number == 0:
         if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads"):
             return None
@@ -287,7 +287,7 @@ def _count(name: str, value: Any) -> float | None:
 
 
 def _positive(value: Any) -> float:
-    """NaN where it is none."""
+    """``value`` as a positive number; NaN if it is none."""
     text = _text(value)
     try:
         number = float(text) if text else math.nan
@@ -297,7 +297,7 @@ def _positive(value: Any) -> float:
 
 
 def _launch(value: Any, profile: Profile) -> float:
-    """Of `Points`."""
+    """`Points.launch` of a row."""
     seconds = _positive(value)
     return seconds / profile.host_launch_s if profile.host_launch_s and math.isfinite(seconds) else UNLIKE["launch"]
 
@@ -311,8 +311,8 @@ def _truth(value: Any) -> bool | None:
 
 def _zero(value: Any, profile: Profile, note: list[str]) -> float:
     text = _word(value)
-    if found := re.search(r"(?:zero|stage)[ _-]*([0-3])", text):
-        return float(found[1])
+    if stage := re.search(r"(?:zero|stage)[ _-]*([0-3])", text):
+        return float(stage[1])
     if re.fullmatch(r"[0-3](\.0)?", text):
         return float(text[0])
     if "fsdp" in text or "full_shard" in text or "hsdp" in text:
@@ -327,7 +327,7 @@ def _zero(value: Any, profile: Profile, note: list[str]) -> float:
 
 def _recompute(value: Any, note: list[str]) -> float:
     text = _word(value)
-    if re.match(r"(no|none|not|off|false|without|disabled|0|0\.0)($|[^a-z])", text):  # "no checkpointing"
+    if re.match(r"(no|none|not|off|false|without|disabled|0|0\.0)($|[^a-z])", text):  # e.g. "no checkpointing"
         return 0.0
     if re.search(r"select|sac|norm|rope|swiglu|experts|core_attn|partial", text):
         return 1.0
@@ -338,8 +338,8 @@ def _recompute(value: Any, note: list[str]) -> float:
 
 
 def _again(value: Any, note: list[str]) -> dict[str, float]:
-    """Of ``full.every2``, ``norm+swiglu`` and the like: the share of the layers that recompute, and the host's work for
-    it, over that for ``full`` or ``selective`` in every layer."""
+    """Values of ``full.every2``, ``norm+swiglu`` and the like: share of the layers that recompute, and host work for
+    it, relative to ``full`` or ``selective`` in every layer."""
     kind, _, every = _word(value).partition(".every")
     share = 1.0 / int(every) if re.fullmatch(r"[1-9]\d*", every) else 1.0
     if every and share == 1.0 and every != "1":
@@ -349,7 +349,7 @@ def _again(value: Any, note: list[str]) -> dict[str, float]:
 
 
 def _word(value: Any) -> str:
-    """In small letters. ``none`` is a word here, and an empty cell none."""
+    """Cell in lower case. ``none`` is a word here; an empty cell gives an empty string."""
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
     return str(value).strip().lower()

@@ -1,29 +1,30 @@
-"""Step time of many rows at one time, in closed form, from quantities that a fit may adjust.
+"""Step time of many rows at one time, in closed form, with parameters that a fit may adjust.
 
-For one micro-batch, T tokens a rank, h hidden, F feed-forward columns, V vocabulary, t the tensor-parallel degree:
+For one micro-batch, T tokens a rank, P matrix parameters, s sequence length, h hidden size, t the tensor-parallel
+degree, m micro-batches, p stages of v chunks. FLOPs are counted as in PaLM (arXiv:2204.02311, appendix B), the pipeline
+as in Megatron-LM (arXiv:2104.04473, section 2.2):
 
 matmul      2 T P / t FLOPs forward and twice that backward, at a share of peak that falls for short and narrow
-            products: time times (1 + tokens/T) (1 + width t/h); recomputed wholly once more, by some code bases without
-            the down projection
-rest        a device at its limit of power that waits for other stages clocks higher while it works: products and
-            attention take (work / (work + wait)) to a power as long
+            products: time times (1 + tokens/T) (1 + width t/h); full recomputation repeats the forward, in some code
+            bases without the down projection
+rest        a power-limited device that waits for other stages clocks higher while it works: the time of products and
+            attention is multiplied by (work / (work + wait)) to a power
 attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that forward and backward (FlashAttention-2,
             arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
-host        a layer never takes less time than the host needs to issue it, and for a part of it once a step; casts to
-            fp8, routed experts and latent attention are a share more kernels; tensor parallelism, ZeRO 3, recomputation
-            and each turn of a ring of keys and values are so many seconds more; all of it times the host's pace, which
-            a slow launch of one operation tells
+host        a layer never takes less time than the host needs to launch it, plus a part once a step; casts to fp8,
+            routed experts and latent attention add a share of kernels; tensor parallelism, ZeRO 3, recomputation and
+            each turn of a ring of keys and values add seconds; the sum is multiplied by the host's pace, which follows
+            from the launch time of one operation
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
-pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, no fill where the pace is
-            that of a host that runs ahead of messages; the fill divided by v chunks where m is p or more; with fewer
+pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest; no fill if the pace is that
+            of a host that runs ahead of messages; the fill is divided by v chunks if m is p or more, with fewer
             micro-batches by less, in proportion to (m - 1) / (p - 1)
-dp          gradients are reduced beside the last backward; what does not fit behind it, and a share of the
-            rest, is seen
+dp          gradients are reduced during the last backward; the excess over it, and a share of the rest, is exposed
 optimizer   its bytes over memory bandwidth, and a fixed time a step
 
-Ranks are laid out tensor-parallel first, then context, data and pipeline, so that the group of an axis has as many
-members on a node as its stride allows; groups beside each other share the node's links.
+Ranks are ordered tensor-parallel first, then context, data and pipeline. The group of an axis therefore has as many
+members on a node as its stride allows; simultaneous groups share the node's links.
 """
 
 from __future__ import annotations
@@ -39,32 +40,32 @@ from workloads.predict.profiles import Profile
 from workloads.predict.stages import Stages, stages_of
 
 SHARPNESS = 6.0
-"""Of the smooth maximum between device and host: at equal times a layer takes 12 % more than either."""
+"""Exponent of the smooth maximum of device and host: at equal times a layer takes 12 % more than either."""
 LEAST_OF_LAYERS = 0.2
-"""Of the time of layers, at least so much is left to them where less work of theirs scales the whole step."""
+"""Minimum share of the layers' time that remains if factors for their work scale the whole step."""
 LAST_BACKWARD = 2 / 3
-"""Of a micro-batch on the other stages: what comes after the last work that a host which runs ahead has issued. With
-full recomputation 3/4 would be nearer."""
+"""Share of a micro-batch's time on the other stages that follows the last work launched by a host which runs ahead.
+With full recomputation 3/4 would be nearer."""
 LAST_INPUTS = 1 / 3
-"""The same where gradients of inputs come before those of weights."""
+"""`LAST_BACKWARD` for schedules that compute input gradients before weight gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the profiles say of each row, and its stages: everything that no fit changes."""
+    """Properties of each row from the profiles, and its stages: everything that a fit does not change."""
 
     stages: Stages
     gradient_bytes: Floats
-    """Of a value when gradients are reduced and accumulated."""
+    """Bytes per value when gradients are reduced and accumulated."""
     optimizer_bytes: Floats
-    """Read and written by the optimizer for a parameter."""
+    """Bytes that the optimizer reads and writes per parameter."""
     sequence_parallel: Floats
     unfused: Floats
     """1: attention writes its scores to memory."""
     stops_early: Floats
     """1: full recomputation ends before the down projection, whose result backward does not need."""
     runs_ahead: Floats
-    """1: the host issues what follows a pipeline message before the message is there."""
+    """1: the host launches the work after a pipeline message before the message has arrived."""
     host_noise: Floats
     slow_host: Floats
     slow_messages: Floats
@@ -72,38 +73,38 @@ class Facts:
 
 def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
     names = [str(name) for name in points.codebase]
-    own = [profiles[name] for name in names]
+    of_rows = [profiles[name] for name in names]
 
     def array(values: Sequence[float]) -> Floats:
         return np.array(values, dtype=float)
 
-    limit = array([np.nan if one.slow_host_below is None else one.slow_host_below for one in own])
+    limit = array([np.nan if one.slow_host_below is None else one.slow_host_below for one in of_rows])
     with np.errstate(invalid="ignore"):
         slow_host = (points.intra_measured < limit).astype(float)
-    slow = [one.has_slow_messages(str(version)) for one, version in zip(own, points.version, strict=True)]
+    slow = [one.has_slow_messages(str(version)) for one, version in zip(of_rows, points.version, strict=True)]
     return Facts(
         stages=stages_of(points, {name: profile.partition for name, profile in profiles.items()}),
-        gradient_bytes=array([one.gradient_bytes for one in own]),
-        optimizer_bytes=array([one.optimizer_bytes for one in own]),
-        sequence_parallel=array([one.sequence_parallel for one in own]),
-        unfused=array([one.attention == "unfused" for one in own]),
-        stops_early=array([one.recompute_stops_early for one in own]),
-        runs_ahead=array([one.host_runs_ahead for one in own]),
-        host_noise=array([one.host_noise for one in own]),
+        gradient_bytes=array([one.gradient_bytes for one in of_rows]),
+        optimizer_bytes=array([one.optimizer_bytes for one in of_rows]),
+        sequence_parallel=array([one.sequence_parallel for one in of_rows]),
+        unfused=array([one.attention == "unfused" for one in of_rows]),
+        stops_early=array([one.recompute_stops_early for one in of_rows]),
+        runs_ahead=array([one.host_runs_ahead for one in of_rows]),
+        host_noise=array([one.host_noise for one in of_rows]),
         slow_host=slow_host,
         slow_messages=array(slow),
     )
 
 
 def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, float]) -> Floats:
-    """B/s of each member of groups of ``size`` ranks that are ``stride`` apart; NaN where no such link is known.
+    """B/s of each member of groups of ``size`` ranks that are ``stride`` apart; NaN if the link is unknown.
 
-    A measured all-reduce over all N nodes is slower than the links, the more nodes it spans; a group that spans n of
-    them lies between the two by log n / log N.
+    A measured all-reduce over all N nodes is slower than the links, the more nodes it spans. For a group that spans n
+    nodes, the rate is interpolated between the two by log n / log N.
     """
     local = np.minimum(size, np.maximum(1.0, np.floor(points.node / stride)))
     inside = np.fmin(points.intra, points.intra_measured) * p["nvlink"]
-    # An all-reduce over the world moves at the rate of a node's links together.
+    # An all-reduce over the world moves at the rate of all links of a node together.
     nodes = np.maximum(1.0, points.gpus / points.node)
     measured = np.where(nodes > 1, points.world_measured, np.nan) / points.node
     nominal = np.where(np.isfinite(points.inter), points.inter, measured)
@@ -114,19 +115,19 @@ def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, floa
 
 
 class Parts(NamedTuple):
-    """Seconds of a step, of which the first three add up to it."""
+    """Seconds of a step. The first three add up to the step."""
 
     pipeline: Floats
-    """All micro-batches through all stages."""
+    """Time of all micro-batches through all stages."""
     seen: Floats
-    """Gradient and weight traffic that nothing hides."""
+    """Exposed gradient and weight traffic."""
     after: Floats
-    """The optimizer, and what a step takes whatever its size."""
+    """Optimizer and fixed time per step."""
     busy: Floats
-    """Of ``pipeline``: the busiest stage's own."""
+    """Part of ``pipeline`` in which the busiest stage works."""
     issued: Floats
-    """What the host of that stage needs for its micro-batches, and devices for the gradients that are sent back after:
-    no schedule is done sooner."""
+    """Host time of the busiest stage's micro-batches, plus device time of the gradients sent back afterwards: a lower
+    bound for every schedule."""
 
 
 def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
@@ -137,7 +138,7 @@ def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
 
 
 def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
-    """What `step_time` adds up."""
+    """Components of `step_time`. ``p``: values of `workloads.predict.parameters.TIME`."""
     x, stages = points, facts.stages
     tokens, tp = x.tokens, x.tp
     memory = x.memory_bandwidth * p["memory"]
@@ -148,8 +149,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
     head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
     loss = p["loss"] * tokens * x.vocab / tp / memory
-    # What scales the whole step afterwards is of its layers: the head takes no part in it. In a pipeline it stays in,
-    # since stages were divided with it as it is.
+    # Factors that scale the whole step afterwards are for its layers only, so the head is divided by them here. In a
+    # pipeline the head is not, since stages were divided according to its actual work.
     scaled = np.where(x.pp == 1, x.scaled, 1.0)
     of_layers = np.maximum(LEAST_OF_LAYERS, 1 + (1 - 1 / scaled) * (head + loss) / (x.layers * device))
     device, products, head, loss = device * of_layers, products * of_layers, head / scaled, loss / scaled
@@ -159,15 +160,15 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
         sizes + (stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]) * (x.vocabulary_params / tp)[:, None]
     )
     accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
-    beside = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
+    per_stage = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
     chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
 
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
-        """Of one micro-batch: seconds of the slowest stage, and what the others add to fill the pipeline."""
-        own = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + beside) * stages.exists
-        slowest: Floats = own.max(axis=1)
-        return slowest, (own.sum(axis=1) - slowest) * chunked
+        """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others."""
+        seconds = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + per_stage) * stages.exists
+        slowest: Floats = seconds.max(axis=1)
+        return slowest, (seconds.sum(axis=1) - slowest) * chunked
 
     slowest, fill = of_stages(device, head)
     faster = (m * slowest / (m * slowest + fill)) ** p["rest"]
@@ -188,15 +189,15 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
-    """How far it is the host that sets the pace of a layer, from 0 to 1."""
+    """Degree to which a layer is host-bound, from 0 to 1."""
     device, _, host = _layer(points, facts, p)
     share: Floats = host**SHARPNESS / (device**SHARPNESS + host**SHARPNESS)
     return share
 
 
 def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats, Floats]:
-    """Seconds of a layer and micro-batch, forward and backward: of the device with what it waits for, of its matrix
-    products and attention alone, and of the host."""
+    """Seconds of a layer and micro-batch, forward and backward: (device including exposed communication, its matrix
+    products and attention alone, host)."""
     tokens, tp, h = x.tokens, x.tp, x.hidden
     kind = x.recompute
     memory = x.memory_bandwidth * p["memory"]
@@ -221,7 +222,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
     )
     moved = 3 * 2 * values * (1 + np.where(kind == 1, 0.5 * x.recomputed, whole) / 3)
-    # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
+    # Scores, probabilities and dropout of unfused attention: five passes forward, ten backward.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
     device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
     fp8 = (x.fp8 > 0).astype(float)
@@ -243,9 +244,9 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
-    """Exposed seconds a layer and micro-batch, forward and backward."""
-    again = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
-    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + again
+    """Exposed seconds per layer and micro-batch, forward and backward."""
+    repeated = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
+    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + repeated
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1)
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)
@@ -258,7 +259,7 @@ def _context_parallel(x: Points, p: Mapping[str, float]) -> Floats:
 
 
 def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
-    """Seconds of one message between stages; zero without a pipeline."""
+    """Seconds of one micro-batch's messages of one direction between two stages; zero without a pipeline."""
     stride = x.gpus / x.pp
     inside = x.pp * stride <= x.node
     link = np.where(inside, x.intra, np.where(np.isfinite(x.inter), x.inter, x.intra)) * p["p2p"]
@@ -268,7 +269,7 @@ def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
 
 
 def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Floats, slowest: Floats) -> Floats:
-    """Seconds a step of reducing gradients and gathering weights that are seen."""
+    """Exposed seconds per step of reducing gradients and gathering weights."""
     ranks = x.dp * x.cp
     rate = bandwidth(x, ranks, x.tp, p)
     share = (ranks - 1) / ranks
@@ -281,10 +282,10 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     ring = p["ring_start"] * ranks * layers
     reduce = reduce + np.where(sharded, ring, p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * layers)
     gather = gather + np.where(sharded, ring, 0.0)
-    beside = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
-    # ZeRO 3 gathers in both directions of every micro-batch, beside the layers before.
+    hidable = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
+    # ZeRO 3 gathers in both directions of every micro-batch, overlapping with the previous layers.
     ahead = gather * 2 * m * (x.zero == 3)
-    over = np.maximum(0.0, reduce + ahead - beside * np.where(x.zero == 3, 1.5, 1.0))
+    over = np.maximum(0.0, reduce + ahead - hidable * np.where(x.zero == 3, 1.5, 1.0))
     hidden = reduce + ahead - over
     once = np.where(x.zero == 3, 0.0, gather * p["gather_exposed"])
     return np.where(ranks > 1, over + once + hidden * (p["dp_exposed"] + p["slow_down"]), 0.0)

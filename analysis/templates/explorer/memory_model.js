@@ -89,7 +89,7 @@ const MemoryModel = (() => {
     return (x.g + x.c) * unit + (turn.prior ? div(x.g * unit, x.shards) : 0);
   }
 
-  /** moments.waiting */
+  /** moments.pending_reduce_buffer */
   const waiting = (x, units, turn) => (turn.prior && !x.whole ? x.g * units.first : 0);
 
   /** `factor` times every part; what rounding takes from them, up to `total`, is in the largest. */

@@ -426,7 +426,7 @@ const ModelCosts = (() => {
   }
 
   /**
-   * activations._made_again
+   * activations._recomputable_bytes
    * @param {Experiment} e
    * @param {Record<string, number>} t
    * @param {number} c

@@ -1,1 +1,2 @@
-"""Training curves: small models that learn a real text in every precision and layout: `python -m docs.tools.curves`."""
+"""Training curves of small models that learn a real text in every precision and layout: `python -m
+docs.tools.curves`."""

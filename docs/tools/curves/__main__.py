@@ -1,4 +1,4 @@
-"""``python -m docs.tools.curves --out FILE``: trains small models on a real text and holds their curves to the
+"""``python -m docs.tools.curves --out FILE``: trains small models on a real text and checks their curves against
 bands."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from docs.tools.curves.curve_bands import FIRST_STEPS, WINDOW, Distance, collapsed, distances
 from docs.tools.curves.curve_table import write_curves
+from docs.tools.curves.recipe import TrainingRecipe
 from docs.tools.curves.runs import Run, all_runs
 from results.errors import UltrasweepError
 from results.tables.provenance import code_provenance
 from results.text import command_line
 from results.text.terminal import open_console, plain_table
-from workloads.engine.training.recipe import Recipe
 from workloads.measuring.processes import on_ranks
 from workloads.spec.checks import whole_number
 from workloads.spec.errors import InvalidExperiment
@@ -27,27 +27,27 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 1 when a run failed or left its band; 2 after a user's mistake."""
+    """Returns 0, or 1 if a run failed or left its band; 2 after a user's mistake."""
     try:
         options = _parser().parse_args(argv)
         whole_number("--jobs", options.jobs, 1, error=InvalidExperiment)
         runs = chosen(options.only)
-        recipe = Recipe(
+        recipe = TrainingRecipe(
             steps=options.steps,
             learning_rate=options.learning_rate,
-            warmup_steps=min(Recipe().warmup_steps, options.steps // 3),
+            warmup_steps=min(TrainingRecipe().warmup_steps, options.steps // 3),
         )
         rows: list[dict[str, Any]] = []
         failed = 0
-        for found in _results(runs, recipe, options.device, options.jobs):
-            if isinstance(found, UltrasweepError):
+        for outcome in _results(runs, recipe, options.device, options.jobs):
+            if isinstance(outcome, UltrasweepError):
                 failed += 1
-                print(f"error: {' '.join(str(found).split())}", file=sys.stderr, flush=True)
+                print(f"error: {' '.join(str(outcome).split())}", file=sys.stderr, flush=True)
                 continue
-            rows += found
+            rows += outcome
             place = {run.name: number for number, run in enumerate(runs)}
             rows.sort(key=lambda row: (place[row["run"]], row["step"]))
-            write_curves(options.out, rows)  # after every run: it may be the last one that there is time for
+            write_curves(options.out, rows)  # write after every run: it may be the last one that there is time for
         if rows:
             print(options.out)
         apart, fallen = distances(rows), collapsed(rows)
@@ -64,22 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def chosen(only: Sequence[str] | None) -> list[Run]:
-    """The runs whose name has one of the texts in it; all of them for None."""
+    """The runs whose name contains one of the texts; None: all runs."""
     runs = all_runs()
     for text in only or ():
         if not any(text in run.name for run in runs):
             raise InvalidExperiment(
-                f"--only {text!r}: no run is called so; there are {'; '.join(r.name for r in runs)}"
+                f"--only {text!r}: no run has this in its name; runs: {'; '.join(r.name for r in runs)}"
             )
     return [run for run in runs if only is None or any(text in run.name for text in only)]
 
 
-def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list[dict[str, Any]]:
+def train_run(run: Run, recipe: TrainingRecipe, device: str, first_gpu: int = 0) -> list[dict[str, Any]]:
     """Train on processes of this machine; the rows of `docs.tools.curves.curve_table`.
 
-    Raises `workloads.measuring.processes.RankFailed` where a rank fails.
+    Raises `workloads.measuring.processes.RankFailed` if a rank fails.
     """
-    from docs.tools.curves.train import train_curve  # this alone needs torch
+    from docs.tools.curves.train import train_curve  # only this import needs torch
 
     e = run.experiment
     work = partial(train_curve, experiment=e, recipe=recipe, device=device)
@@ -98,9 +98,9 @@ def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list
 
 
 def _results(
-    runs: Sequence[Run], recipe: Recipe, device: str, jobs: int
+    runs: Sequence[Run], recipe: TrainingRecipe, device: str, jobs: int
 ) -> Iterator[list[dict[str, Any]] | UltrasweepError]:
-    """The rows of each run, or why it has none, as they end."""
+    """Yields the rows of each run, or its error, as the runs end."""
     with ThreadPoolExecutor(jobs) as pool:
         futures, first_gpu = [], 0
         for run in runs:
@@ -117,7 +117,7 @@ def _results(
             raise
 
 
-def _train_and_tell(run: Run, recipe: Recipe, device: str, first_gpu: int) -> list[dict[str, Any]]:
+def _train_and_tell(run: Run, recipe: TrainingRecipe, device: str, first_gpu: int) -> list[dict[str, Any]]:
     start = time.perf_counter()
     rows = train_run(run, recipe, device, first_gpu)
     first, last = rows[0], rows[-1]
@@ -154,9 +154,13 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument("--out", type=command_line.path, required=True, metavar="FILE", help="Parquet file to write")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=Recipe().steps, metavar="N", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=TrainingRecipe().steps, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--learning-rate", type=float, default=Recipe().learning_rate, metavar="RATE", help="default: %(default)s"
+        "--learning-rate",
+        type=float,
+        default=TrainingRecipe().learning_rate,
+        metavar="RATE",
+        help="default: %(default)s",
     )
     parser.add_argument(
         "--only", action="append", metavar="TEXT", help="runs with this in their name; may be given several times"

@@ -1,5 +1,5 @@
-"""Training curves as a table: one row a step of a run, in one Parquet file (`python -m docs.tools.curves` writes
-it)."""
+"""Training curves as a table: one row per step of a run, in one Parquet file written by `python -m
+docs.tools.curves`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_curves(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file. Raises `InvalidResults` for one that is missing, damaged, empty or of something else."""
+    """The rows of a file. Raises `InvalidResults` if it is missing, damaged, empty or holds something else."""
     try:
         stored = read_parquet(path)
     except FileNotFoundError:
@@ -59,10 +59,10 @@ def read_curves(path: Path) -> list[dict[str, Any]]:
 
 
 def by_run(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of each run in the order of its steps; runs in the order of the rows."""
+    """The rows of each run in order of steps; runs in the order of the rows."""
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         runs.setdefault(row["run"], []).append(row)
-    for own in runs.values():
-        own.sort(key=lambda row: row["step"])
+    for rows_of_run in runs.values():
+        rows_of_run.sort(key=lambda row: row["step"])
     return runs

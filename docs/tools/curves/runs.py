@@ -1,4 +1,4 @@
-"""The runs whose curves are compared: which model, in which precision, on which layout. No torch here."""
+"""The runs whose curves are compared: model, precision and layout. This module does not need torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DENSE = ModelSpec(
     ffn_hidden_size=768,
     vocab_size=256,
 )
-"""3.3 million parameters, one token a byte; `sweep/conf/model/bytes.yaml` is the same."""
+"""3.3 million parameters, one token per byte; same as `sweep/conf/model/bytes.yaml`."""
 ROUTED = dataclasses.replace(
     DENSE,
     name="bytes_moe",
@@ -28,16 +28,18 @@ ROUTED = dataclasses.replace(
         num_experts=8, experts_per_token=2, expert_hidden_size=384, balance="aux_loss", balance_coefficient=0.01
     ),
 )
-"""The same with 8 experts a layer, of which a token visits 2: 10.4 million parameters, 3.3 million of them active;
-`sweep/conf/model/bytes_moe.yaml` is the same."""
+"""`DENSE` with 8 experts per layer, 2 of which process each token: 10.4 million parameters, 3.3 million of them active;
+same as
+`sweep/conf/model/bytes_moe.yaml`.
+"""
 assert ROUTED.moe is not None
 BIASED = dataclasses.replace(
     ROUTED,
     name="bytes_moe_bias",
     moe=dataclasses.replace(ROUTED.moe, gate="sigmoid", balance="bias", balance_coefficient=0.001),
 )
-"""The same without a term of the loss: sigmoid gates, and biases moved against the load, at DeepSeek-V3's rate
-(arXiv:2412.19437, section 4.2); `sweep/conf/model/bytes_moe_bias.yaml` is the same."""
+"""`ROUTED` without a balance term in the loss: sigmoid gates, and biases moved against the load at DeepSeek-V3's rate
+(arXiv:2412.19437, section 4.2); same as `sweep/conf/model/bytes_moe_bias.yaml`."""
 MODELS: Mapping[str, ModelSpec] = {model.name: model for model in (DENSE, ROUTED, BIASED)}
 BATCH: Mapping[str, int] = {"global_batch_size": 16, "micro_batch_size": 8, "seq_len": 256}
 REFERENCE = "one rank"
@@ -52,7 +54,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "pp 2 1F1B": {"pp": 2, "pp_schedule": "1f1b"},
     "pp 2 ZB-V": {"pp": 2, "pp_schedule": "zero_bubble_v"},
 }
-"""The same step on one rank and in eight layouts of two, by name."""
+"""One rank and eight layouts of two ranks that compute the same step, by name."""
 ROUTED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     REFERENCE: {},
     "dp 2": {"dp": 2},
@@ -64,9 +66,9 @@ ROUTED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "ep 2 cp 2": {"cp": 2, "ep": 2},
     "pp 2 ZB-V": {"pp": 2, "pp_schedule": "zero_bubble_v"},
 }
-"""Of the model with experts."""
+"""Layouts of the model with experts."""
 BIASED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {REFERENCE: {}}
-"""Of the model with biases: what is asked is whether they balance."""
+"""Layouts of the model with biases: only one rank, to see whether they balance."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
 
 
@@ -75,12 +77,12 @@ class Run:
     """One training run with its curve."""
 
     layout: str
-    """Its name in `layouts_of` the model."""
+    """Name of the layout in `layouts_of` its model."""
     experiment: Experiment
 
     @property
     def name(self) -> str:
-        """Of the run, for people and for the command line: ``bytes bf16 tp 2``."""
+        """Name of the run, for people and for the command line: ``bytes bf16 tp 2``."""
         return f"{self.experiment.model.name} {self.experiment.precision} {self.layout}"
 
 
@@ -92,13 +94,14 @@ def layouts_of(model: ModelSpec) -> Mapping[str, Mapping[str, Any]]:
 
 
 def run_of(model: ModelSpec, precision: Precision, layout: str = REFERENCE, batch: Mapping[str, int] = BATCH) -> Run:
-    """The run of one model, precision and layout. Experts are chosen by what the router has learned."""
+    """The run of one model, precision and layout. Experts are chosen by the learned router."""
     fields = layouts_of(model)[layout]
     return Run(layout, Experiment.canonical(model=model, precision=precision, routing="learned", **batch, **fields))
 
 
 def all_runs() -> list[Run]:
-    """Every run of the documented curves: of each model each precision on one rank, then bf16 in every other layout."""
+    """All runs of the documented curves: for each model every precision on one rank, then bf16 in every other
+    layout."""
     runs = []
     for model in MODELS.values():
         runs += [run_of(model, precision) for precision in PRECISIONS]

@@ -1,4 +1,4 @@
-"""Trains one run on one rank, and says after every step what its curves show."""
+"""Trains one run on one rank, and returns the values of its curves after every step."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from docs.tools.curves.book import held_out_steps, held_out_text, training_text
+from docs.tools.curves.recipe import TrainingRecipe
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.routing import Router
 from workloads.engine.layers.transformer import routers
 from workloads.engine.training.build import Engine, build, choose_attention
 from workloads.engine.training.data import step_batches
-from workloads.engine.training.recipe import Recipe
-from workloads.engine.training.text import held_out_steps, held_out_text
 from workloads.measuring.step import _batches, _finish, run_step
 from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One step; the columns of `docs.tools.curves.curve_table` that a step fills."""
+    """One step: the columns of `docs.tools.curves.curve_table` that a step fills."""
 
     step: int
     learning_rate: float
     loss: float
-    """Of the global batch, in nats a token, before the update."""
+    """Mean loss of the global batch in nats per token, before the update."""
     grad_norm: float | None
-    """Before clipping; None where it overflowed."""
+    """Gradient norm before clipping; None if it overflowed."""
     loss_scale: float | None
     skipped: bool | None
     load_entropy: list[float] | None
-    """Of the distribution of the step's tokens over the experts, over that of an even one: of every layer that routes
-    by what it has learned. None without such layers."""
+    """Entropy of the step's tokens over the experts relative to an even load, for every layer with learned routing.
+    None without such layers."""
     load_imbalance: list[float] | None
-    """Of the same layers: tokens of the most loaded expert over the mean."""
+    """Tokens of the most loaded expert over the mean, for the same layers."""
     held_out_loss: float | None = None
-    """After the update, in nats a token; of the last step alone."""
+    """Held-out loss after the update, in nats per token; only for the last step."""
 
 
-def train_curve(rank: int, experiment: Experiment, recipe: Recipe, device: str) -> list[dict[str, object]]:
+def train_curve(rank: int, experiment: Experiment, recipe: TrainingRecipe, device: str) -> list[dict[str, object]]:
     """Every step as columns of `docs.tools.curves.curve_table`, in an initialised process group. All ranks return the
     same.
 
-    Raises what the engine raises: `workloads.measuring.step.Diverged` where a loss is not finite.
+    Raises the engine's errors: `workloads.measuring.step.Diverged` if a loss is not finite.
     """
     choose_attention(experiment)
     place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
-    engine = build(experiment, make_groups(experiment, rank, place), recipe)
+    source = training_text if recipe.data == "text" else None
+    engine = build(experiment, make_groups(experiment, rank, place), recipe.rate, source)
     software = {
         "device": torch.cuda.get_device_name(place) if device == "cuda" else platform.machine(),
         "torch_version": torch.__version__,
@@ -60,7 +61,7 @@ def train_curve(rank: int, experiment: Experiment, recipe: Recipe, device: str) 
     return [{**software, **asdict(point)} for point in _points(engine, recipe)]
 
 
-def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
+def _points(engine: Engine, recipe: TrainingRecipe) -> Iterator[CurvePoint]:
     loads = Loads(engine)
     for step in range(recipe.steps):
         pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
@@ -83,7 +84,7 @@ def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
 
 
 class Loads:
-    """What the routers of all layers have sent to their experts in each step."""
+    """Tokens that the routers of all layers sent to their experts in each step."""
 
     def __init__(self, engine: Engine) -> None:
         e, self.groups = engine.experiment, engine.groups
@@ -98,12 +99,14 @@ class Loads:
         self.before = self._totals()
 
     def of_step(self) -> list[list[float]] | None:
-        """Tokens of every expert, of every routed layer of the model, since the last call; up to a common factor. None
-        where nothing is learned. A collective of all ranks."""
+        """Tokens of every expert, for every routed layer of the model, since the last call, up to a common factor.
+
+        None without learned routing. A collective of all ranks.
+        """
         if not hasattr(self, "before"):
             return None
         now = self._totals()
-        # Ranks of one tensor-parallel group may hold the same tokens: all experts then count as often.
+        # Ranks of one tensor-parallel group may hold the same tokens: then all experts are counted equally often.
         of_step = now - self.before
         self.before = now
         dist.all_reduce(of_step)
@@ -118,16 +121,16 @@ class Loads:
 
 
 def entropy(load: Sequence[float]) -> float:
-    """Of shares, over that of even ones: 1 is even, 0 is one expert for all."""
+    """Entropy of shares relative to even shares: 1 is even, 0 is one expert for all."""
     shares = [value / sum(load) for value in load if value > 0]
     return -sum(share * math.log(share) for share in shares) / math.log(len(load))
 
 
 def held_out_loss(engine: Engine) -> float:
-    """The mean loss of the held-out text in nats a token, the same on every rank.
+    """Mean loss of the held-out text in nats per token, the same on every rank.
 
-    It runs whole steps, whose gradients are dropped: so it works on every layout and schedule without code of its own.
-    What routers count is counted as before.
+    It runs whole steps and drops their gradients, so it works on every layout and schedule without special code. The
+    routers' counters are restored afterwards.
     """
     counted = [router.load for chunk in engine.chunks for router in routers(chunk)]
     before = [load.clone() for load in counted]

@@ -1,4 +1,4 @@
-"""What ranks have written cannot be read for a while, or need not be read: neither changes what an attempt came to."""
+"""Files of ranks that cannot be read temporarily, or need not be read, do not change the outcome of an attempt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new_attempt(sweep: SweepDir, method: str = "measured") -> Attempt:
 
 
 def judge(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, failing: str) -> Any:
-    """The outcome, where the first three calls of ``protocol.<failing>`` fail with ESTALE."""
+    """The outcome when the first three calls of ``protocol.<failing>`` fail with ESTALE."""
     monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
     real, left = getattr(protocol, failing), [1, 2, 3]
 
@@ -63,8 +63,8 @@ def test_an_error_that_cannot_be_read_now_is_not_taken_for_a_crash(
     for rank in (0, 1):
         error = RankError(rank=rank, phase="step", step=1, kind="oom", message="out of memory", traceback="")
         protocol.write_json(protocol.error_path(attempt.folder, rank), error)
-    found = judge(attempt, monkeypatch, "read_error")
-    assert (found.outcome, found.phase_step) == ("oom", 1)
+    outcome = judge(attempt, monkeypatch, "read_error")
+    assert (outcome.outcome, outcome.phase_step) == ("oom", 1)
 
 
 @pytest.mark.parametrize("method", ["measured", "rehearsed"])
@@ -95,7 +95,7 @@ def test_processes_that_live_on_are_known_although_no_result_can_be_read(
         (True, "cpu", False, True),  # where nothing is profiled
     ],
 )
-def test_a_stage_without_the_profile_that_is_asked_for_is_run_again(
+def test_a_stage_without_the_requested_profile_is_rerun(
     sweep: SweepDir, tmp_path: Path, asked: bool, device: Literal["cuda", "cpu"], profiled: bool, reused: bool
 ) -> None:
     attempt = new_attempt(sweep, "rehearsed")
@@ -106,9 +106,9 @@ def test_a_stage_without_the_profile_that_is_asked_for_is_run_again(
     cached = tmp_path / "stage.json"
     protocol.write_json(cached, RankResult(rank=1, coordinates={}, steps=[], phase_started_at={}, breakdown=breakdown))
     assert execute._reuse_stage(cached, attempt, 0) is reused
-    found = protocol.read_result(attempt.folder, 0)
-    assert (found is not None) is reused
-    assert found is None or (found.rank, found.breakdown) == (0, breakdown)
+    rank_result = protocol.read_result(attempt.folder, 0)
+    assert (rank_result is not None) is reused
+    assert rank_result is None or (rank_result.rank, rank_result.breakdown) == (0, breakdown)
 
 
 def test_an_error_of_the_filesystem_is_no_fault_of_the_point() -> None:
@@ -141,6 +141,6 @@ def test_the_disk_is_asked_once_and_only_of_ranks_that_ended_before_their_result
 
 
 @pytest.mark.parametrize(("phase", "failed"), [("step", True), ("teardown", False)])
-def test_a_rank_that_says_it_failed_has_failed_unless_it_was_measured(phase: Any, failed: bool) -> None:
+def test_a_rank_that_reports_a_failure_has_failed_unless_it_was_measured(phase: Any, failed: bool) -> None:
     heartbeat = Heartbeat(rank=0, phase=phase, step=None, time=1.0, pid=1, failed=True)
     assert watchdog._reported_error(watchdog._Rank(heartbeat=heartbeat)) is failed

@@ -1,6 +1,6 @@
-"""Can ``loss_agrees`` say no? Right layouts of a bf16 model agree; errors planted in the engine do not.
+"""``loss_agrees`` can be false: right layouts of a bf16 model agree; errors planted in the engine do not.
 
-Every planted error is of a kind that a falling loss hides: clipping and AdamW forgive a wrong scale, and near
+Every planted error is of a kind that a falling loss hides: clipping and AdamW hide a wrong scale, and near
 initialisation the loss hardly depends on the model.
 """
 

@@ -47,10 +47,10 @@ def result(rank: int, loss: float = 2.0) -> RankResult:
 def test_the_first_cause_wins_over_later_ones(tmp_path: Path) -> None:
     fail(tmp_path, 0, "crash", "AttributeError: x", at=20.0)
     fail(tmp_path, 1, "oom", "out of memory", at=10.0)
-    found = classify(tmp_path, [0, 1], watched(exit_of(0, status=1), exit_of(1, status=1)), {}, None)
-    assert (found.outcome, found.failed_rank, found.phase, found.phase_step) == ("oom", 1, "warmup", 0)
-    assert found.evidence == "rank 1 in warmup step 0 (then rank 0 failed too): out of memory"
-    assert not found.infrastructure
+    verdict = classify(tmp_path, [0, 1], watched(exit_of(0, status=1), exit_of(1, status=1)), {}, None)
+    assert (verdict.outcome, verdict.failed_rank, verdict.phase, verdict.phase_step) == ("oom", 1, "warmup", 0)
+    assert verdict.evidence == "rank 1 in warmup step 0 (then rank 0 failed too): out of memory"
+    assert not verdict.infrastructure
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_the_first_cause_wins_over_later_ones(tmp_path: Path) -> None:
         "RuntimeError: Broken pipe",
     ],
 )
-def test_a_lost_connection_is_a_consequence_even_when_it_came_first(tmp_path: Path, message: str) -> None:
+def test_a_lost_connection_is_a_consequence_even_if_it_is_first(tmp_path: Path, message: str) -> None:
     fail(tmp_path, 0, "nccl_error", message, at=1.0)
     seen = watched(exit_of(0, status=1, at=1.0), exit_of(1, by=signal.SIGSEGV, at=5.0))
-    found = classify(tmp_path, [0, 1], seen, {}, None)
-    assert (found.outcome, found.failed_rank, found.phase, found.phase_step) == ("crash", 1, "step", 4)
-    assert found.evidence == "rank 1 killed by SIGSEGV in step 4 (then rank 0 failed too)"
+    verdict = classify(tmp_path, [0, 1], seen, {}, None)
+    assert (verdict.outcome, verdict.failed_rank, verdict.phase, verdict.phase_step) == ("crash", 1, "step", 4)
+    assert verdict.evidence == "rank 1 killed by SIGSEGV in step 4 (then rank 0 failed too)"
 
 
 def test_only_lost_connections_are_the_networks_fault(tmp_path: Path) -> None:
     for rank in (0, 1):
         fail(tmp_path, rank, "nccl_error", "Connection reset by peer", at=1.0 + rank)
-    found = classify(tmp_path, [0, 1], watched(exit_of(0, status=1), exit_of(1, status=1)), {}, None)
-    assert (found.outcome, found.infrastructure) == ("nccl_error", True)
+    verdict = classify(tmp_path, [0, 1], watched(exit_of(0, status=1), exit_of(1, status=1)), {}, None)
+    assert (verdict.outcome, verdict.infrastructure) == ("nccl_error", True)
 
 
 def test_nccls_watchdog_aborting_its_process_is_a_hang(tmp_path: Path) -> None:
@@ -82,17 +82,19 @@ def test_nccls_watchdog_aborting_its_process_is_a_hang(tmp_path: Path) -> None:
     for rank in (0, 1):
         protocol.log_path(tmp_path, rank).write_text(f"loading\n{line}\nterminate called\n")
     seen = watched(exit_of(0, by=signal.SIGABRT), exit_of(1, by=signal.SIGABRT))
-    found = classify(tmp_path, [0, 1], seen, {}, None)
-    assert (found.outcome, found.failed_rank) == ("hang", 0)  # rank 0 stood at step 3, rank 1 at step 4
-    assert found.evidence is not None and "OpType=ALLREDUCE" in found.evidence
+    verdict = classify(tmp_path, [0, 1], seen, {}, None)
+    assert (verdict.outcome, verdict.failed_rank) == ("hang", 0)  # rank 0 stood at step 3, rank 1 at step 4
+    assert verdict.evidence is not None and "OpType=ALLREDUCE" in verdict.evidence
 
 
-def test_the_kernels_oom_killer_is_told_from_any_other_kill(tmp_path: Path) -> None:
+def test_the_kernels_oom_killer_is_distinguished_from_other_kills(tmp_path: Path) -> None:
     exits = (exit_of(0, status=None, by=9), exit_of(1, by=9, ours=True))
     assert classify(tmp_path, [0, 1], watched(*exits), {}, None).outcome == "crash"
-    found = classify(tmp_path, [0, 1], watched(*exits, host_oom_kills=1), {}, None)
-    assert found.outcome == "oom"
-    assert found.evidence is not None and "host memory ran out, which the kernel counted 1 time in" in found.evidence
+    verdict = classify(tmp_path, [0, 1], watched(*exits, host_oom_kills=1), {}, None)
+    assert verdict.outcome == "oom"
+    assert (
+        verdict.evidence is not None and "host memory ran out, which the kernel counted 1 time in" in verdict.evidence
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,10 +105,12 @@ def test_the_kernels_oom_killer_is_told_from_any_other_kill(tmp_path: Path) -> N
         ("KeyError: 'x'", False),
     ],
 )
-def test_infrastructure_is_told_from_the_points_own_faults(tmp_path: Path, message: str, again: bool) -> None:
+def test_infrastructure_failures_are_distinguished_from_the_points_own(
+    tmp_path: Path, message: str, again: bool
+) -> None:
     fail(tmp_path, 0, "crash", message, at=1.0)
-    found = classify(tmp_path, [0], watched(exit_of(0, status=1)), {}, None)
-    assert (found.outcome, found.infrastructure) == ("crash", again)
+    verdict = classify(tmp_path, [0], watched(exit_of(0, status=1)), {}, None)
+    assert (verdict.outcome, verdict.infrastructure) == ("crash", again)
 
 
 def test_a_hang_names_the_ranks_and_where_they_stand(tmp_path: Path) -> None:
@@ -120,27 +124,27 @@ def test_a_hang_names_the_ranks_and_where_they_stand(tmp_path: Path) -> None:
     protocol.log_path(tmp_path, 1).write_text(stack)
     still = (StalledRank(rank=1, phase="step", step=2, age_s=31.0),)
     exits = [exit_of(rank, by=9, ours=True) for rank in (0, 1)]
-    found = classify(tmp_path, [0, 1], watched(*exits, end="hang", stalled=still), {}, None)
-    assert (found.outcome, found.failed_rank, found.phase, found.phase_step) == ("hang", 1, "step", 2)
-    assert found.evidence == (
+    verdict = classify(tmp_path, [0, 1], watched(*exits, end="hang", stalled=still), {}, None)
+    assert (verdict.outcome, verdict.failed_rank, verdict.phase, verdict.phase_step) == ("hang", 1, "step", 2)
+    assert verdict.evidence == (
         "no progress: rank 1 in step 2 for 31 s; rank 1 in all_reduce (distributed_c10d.py:2810)"
         " < finish_gradients (optimizer.py:60)"
     )
 
 
-def test_measured_in_full_counts_whatever_came_after(tmp_path: Path) -> None:
+def test_a_full_measurement_counts_despite_later_failures(tmp_path: Path) -> None:
     results = {0: result(0), 1: result(1)}
     killed = watched(exit_of(0, status=0), exit_of(1, by=9, ours=True), end="teardown")
-    found = classify(tmp_path, [0, 1], killed, results, None)
-    assert (found.outcome, found.teardown_hung, found.failed_rank) == ("ok", True, 1)
+    verdict = classify(tmp_path, [0, 1], killed, results, None)
+    assert (verdict.outcome, verdict.teardown_hung, verdict.failed_rank) == ("ok", True, 1)
     crashed = watched(exit_of(0, status=0), exit_of(1, by=signal.SIGSEGV), end="ended")
-    found = classify(tmp_path, [0, 1], crashed, results, None)
-    assert (found.outcome, found.teardown_hung) == ("ok", False)
-    assert found.evidence == "measured in full; then rank 1 killed by SIGSEGV"
+    verdict = classify(tmp_path, [0, 1], crashed, results, None)
+    assert (verdict.outcome, verdict.teardown_hung) == ("ok", False)
+    assert verdict.evidence == "measured in full; then rank 1 killed by SIGSEGV"
     assert classify(tmp_path, [0, 1], crashed, results, "cancelled").outcome == "ok"
 
 
-def test_a_loss_that_is_no_number_has_diverged_unless_it_was_rehearsed(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_has_diverged_unless_it_was_rehearsed(tmp_path: Path) -> None:
     results = {0: result(0, float("nan"))}
     seen = watched(exit_of(0, status=0), end="ended")
     assert classify(tmp_path, [0], seen, results, None).outcome == "diverged"
@@ -153,23 +157,23 @@ def test_a_stop_is_no_failure_of_the_point(tmp_path: Path) -> None:
     assert classify(tmp_path, [0], seen, {}, "preempted").outcome == "preempted"
 
 
-def test_a_command_that_was_killed_is_not_the_users_wish(tmp_path: Path) -> None:
+def test_a_killed_command_is_not_a_cancel_by_the_user(tmp_path: Path) -> None:
     seen = watched(exit_of(0, by=9, ours=True), end="stopped")
-    found = classify(tmp_path, [0], seen, {}, "abandoned")
-    assert found.outcome == "cancelled"
+    verdict = classify(tmp_path, [0], seen, {}, "abandoned")
+    assert verdict.outcome == "cancelled"
     assert (
-        found.evidence
+        verdict.evidence
         == "the command that ran the sweep had gone (killed, or its terminal closed): stopped after 9.0 s"
     )
     by_user = classify(tmp_path, [0], seen, {}, "cancelled")
     assert by_user.evidence == "stopped by the user after 9.0 s"  # whether it waits is a matter of the queue
 
 
-def test_a_full_disk_is_told_from_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_distinguished_from_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert disk_trouble(tmp_path) is None
     assert disk_trouble(tmp_path / "gone") == "is not there any more"
-    found = classify(tmp_path / "gone", [0], watched(exit_of(0, status=1)), {}, None)
-    assert found.evidence == f"rank 0 in step 3 could not write its files: {tmp_path}/gone is not there any more"
+    verdict = classify(tmp_path / "gone", [0], watched(exit_of(0, status=1)), {}, None)
+    assert verdict.evidence == f"rank 0 in step 3 could not write its files: {tmp_path}/gone is not there any more"
     monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
     assert disk_trouble(tmp_path) == "is on a full disk"
     monkeypatch.setattr(os, "statvfs", lambda folder: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
@@ -179,15 +183,15 @@ def test_a_full_disk_is_told_from_a_folder_that_is_gone(tmp_path: Path, monkeypa
 def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured() -> None:
     both = {0: result(0), 1: result(1)}
     assert classify_abandoned([0, 1], both, "the pilot died", "step", 3).outcome == "ok"
-    found = classify_abandoned([0, 1], {0: result(0)}, "the pilot died", "build", None)
-    assert (found.outcome, found.phase, found.infrastructure) == ("node_failure", "build", True)
+    verdict = classify_abandoned([0, 1], {0: result(0)}, "the pilot died", "build", None)
+    assert (verdict.outcome, verdict.phase, verdict.infrastructure) == ("node_failure", "build", True)
 
 
-def test_a_rehearsal_that_is_too_big_for_its_target_is_out_of_memory_there() -> None:
+def test_a_rehearsal_over_the_targets_memory_is_oom() -> None:
     ok = Outcome(outcome="ok", phase="done")
     gib = 2**30
     assert check_target_memory(ok, 70 * gib, 78 * gib, "h100") is ok
     assert check_target_memory(ok, None, 78 * gib, "h100") is ok
-    found = check_target_memory(ok, 95 * gib, 78 * gib, "h100")
-    assert found.outcome == "oom"
-    assert found.evidence is not None and "95.00 GiB is over the 78.00 GiB" in found.evidence
+    checked = check_target_memory(ok, 95 * gib, 78 * gib, "h100")
+    assert checked.outcome == "oom"
+    assert checked.evidence is not None and "95.00 GiB is over the 78.00 GiB" in checked.evidence

@@ -78,7 +78,7 @@ def test_durations_across_clocks_are_null_where_they_would_be_negative(attempt: 
     assert rows.seconds_between(2.0, 1.0) is None and rows.seconds_between(1.0, 2.5) == 1.5
 
 
-def test_a_row_keeps_what_was_predicted_of_its_point(attempt: Attempt) -> None:
+def test_a_row_keeps_its_points_predictions(attempt: Attempt) -> None:
     interval = {"predicted_step_time_low_s": 0.5, "predicted_step_time_high_s": 4.0}
     predicted = {"predicted_peak_bytes": 7, "predicted_step_time_s": 1.0, **interval}
     planned = dataclasses.replace(attempt, point=dataclasses.replace(attempt.point, **predicted))
@@ -87,11 +87,13 @@ def test_a_row_keeps_what_was_predicted_of_its_point(attempt: Attempt) -> None:
         assert {name: row[name] for name in predicted} == expected
 
 
-def test_a_step_has_a_peak_only_when_every_rank_told_its_own(attempt: Attempt) -> None:
+def test_a_step_has_a_peak_only_when_every_rank_reported_one(attempt: Attempt) -> None:
     world_size = attempt.point.experiment.world_size
     results = {rank: result(rank, attempt.started_at) for rank in range(world_size)}
-    for rank, found in results.items():
-        results[rank] = dataclasses.replace(found, steps=[dataclasses.replace(found.steps[0], peak_allocated_bytes=7)])
+    for rank, rank_result in results.items():
+        results[rank] = dataclasses.replace(
+            rank_result, steps=[dataclasses.replace(rank_result.steps[0], peak_allocated_bytes=7)]
+        )
     assert row_of(attempt, attempt.started_at + 4.0, results)["peak_allocated_by_step_bytes"] == [7]
     results.pop(world_size - 1)
     row = row_of(attempt, attempt.started_at + 4.0, results)
@@ -118,8 +120,8 @@ def test_the_host_that_is_least_ahead_counts(
     assert row_of(attempt, attempt.started_at + 4.0, results)["host_lead_s"] == expected
 
 
-def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) -> None:
-    """The file server's clock is an hour behind that of the pilot."""
+def test_a_dead_pilots_attempt_is_timed_by_its_files_alone(attempt: Attempt) -> None:
+    """The file server's clock is an hour behind the pilot's clock."""
     for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):
         (attempt.folder / name).touch()
         os.utime(attempt.folder / name, (attempt.started_at - 3600 + at,) * 2)

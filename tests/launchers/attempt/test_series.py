@@ -1,4 +1,4 @@
-"""Columns with one value a pipeline stage or a step, from results made by hand."""
+"""Columns with one value per pipeline stage or step, from constructed results."""
 
 from __future__ import annotations
 

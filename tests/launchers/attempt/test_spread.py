@@ -1,4 +1,4 @@
-"""Columns about the spread of steps, ranks and devices, from results made by hand."""
+"""Columns about the spread of steps, ranks and devices, from constructed results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_spread_of_steps_and_ranks() -> None:
     assert spread.timed_steps(results) == 3
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     columns = spread.spread_columns({0: result(0, [1.0])})
     assert columns["step_time_std_s"] is None, "of one step"
     assert columns["timed_wall_s"] is columns["sm_clock_median_step_mhz"] is None

@@ -52,6 +52,6 @@ def test_ranks_that_do_not_start_are_the_lost_nodes_fault_if_there_is_one(
 
     attempt: Any = SimpleNamespace(task=SimpleNamespace(method="measured"), ranks=lambda: [0, 1, 2, 3])
     control = cast(execute.Control, SimpleNamespace(start=start))
-    found = execute.execute(attempt, settings(), control, SweepDir(tmp_path).stages).outcome
-    assert (found.outcome, found.evidence, found.failed_rank) == (outcome, evidence, rank)
-    assert found.phase == "spawn" and found.infrastructure
+    ended = execute.execute(attempt, settings(), control, SweepDir(tmp_path).stages).outcome
+    assert (ended.outcome, ended.evidence, ended.failed_rank) == (outcome, evidence, rank)
+    assert ended.phase == "spawn" and ended.infrastructure

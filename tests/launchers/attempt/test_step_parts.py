@@ -1,4 +1,4 @@
-"""Columns of what a step sends and of where its time goes: only what is known of every stage."""
+"""Columns of a step's traffic and of the parts of its time: only values that are known for every stage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def breakdown(matmul_s: float, by_axis: list[AxisTime]) -> Breakdown:
     )
 
 
-def test_a_measured_row_has_what_the_first_rank_of_every_stage_has_counted(tmp_path: Path) -> None:
+def test_a_measured_row_has_the_traffic_of_every_stages_first_rank(tmp_path: Path) -> None:
     results = {rank: result(rank, traffic=SENT if rank in (0, 2) else None) for rank in range(4)}
     entry = dataclasses.asdict(SENT[0])
     columns = traffic_columns(attempt(tmp_path), results)
@@ -76,7 +76,8 @@ def test_a_stage_that_was_not_counted_leaves_the_columns_empty(tmp_path: Path) -
 
 
 def test_a_rehearsed_row_has_the_closed_form_of_the_whole_batch(tmp_path: Path) -> None:
-    """Its ranks run fewer micro-batches, and no other ranks: what they would count is of another step."""
+    """A rehearsal's ranks run fewer micro-batches without other ranks, so their own counts would describe another
+    step."""
     columns = traffic_columns(attempt(tmp_path, "rehearsed"), {0: result(0), 2: result(2)})
     expected = [step_traffic(EXPERIMENT, rank, cluster().devices_per_node) for rank in (0, 2)]
     assert columns["traffic_source"] == "closed_form"

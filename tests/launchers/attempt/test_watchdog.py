@@ -30,7 +30,7 @@ from workloads.contract.beats import Heartbeat
         (("done", None), None, None, 10.0),
     ],
 )
-def test_limits_follow_what_steps_take(
+def test_limits_follow_the_durations_of_steps(
     position: tuple[str, int | None], longest_step_s: float | None, expected_step_s: float | None, limit_s: float
 ) -> None:
     state = watchdog._Rank(longest_step_s=longest_step_s)
@@ -51,7 +51,7 @@ def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None
     assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [1]
     ranks = {0: rank("step", 4, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
-    # Who has finished may wait in teardown as long as somebody still steps.
+    # A rank that has finished may wait in teardown while another rank still makes steps.
     ranks = {0: rank("teardown", None, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
     ranks = {0: rank("teardown", None, 4.0), 1: rank("done", None, 0.0)}
@@ -84,7 +84,7 @@ class EndedAndRunning:
 def test_ranks_are_ended_although_no_answer_comes_about_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """As on a file system whose server does not answer."""
+    """The file system's server does not answer."""
     answers, real = threading.Event(), Path.exists
 
     def exists(self: Path, **options: Any) -> bool:
@@ -93,7 +93,7 @@ def test_ranks_are_ended_although_no_answer_comes_about_a_result(
     monkeypatch.setattr(watchdog, "FILES_WAIT_S", 0.1)
     monkeypatch.setattr(Path, "exists", exists)
     group, began = EndedAndRunning(), time.monotonic()
-    found = watchdog.watch(
+    result = watchdog.watch(
         tmp_path,
         group,
         settings(),
@@ -103,7 +103,7 @@ def test_ranks_are_ended_although_no_answer_comes_about_a_result(
         on_progress=lambda progress: None,
     )
     answers.set()
-    assert found.end == end and group.killed and time.monotonic() - began < 5
+    assert result.end == end and group.killed and time.monotonic() - began < 5
 
 
 def test_a_rank_without_a_result_has_failed_as_soon_as_the_file_system_answers(
@@ -112,7 +112,7 @@ def test_a_rank_without_a_result_has_failed_as_soon_as_the_file_system_answers(
     real, slow_s = Path.exists, 0.4
     monkeypatch.setattr(Path, "exists", lambda self, **options: time.sleep(slow_s) or real(self, **options))
     monkeypatch.setattr(watchdog, "FILES_WAIT_S", 0.05)
-    found = watchdog.watch(
+    result = watchdog.watch(
         tmp_path,
         EndedAndRunning(),
         settings(failure_grace_s=0.1),
@@ -121,4 +121,4 @@ def test_a_rank_without_a_result_has_failed_as_soon_as_the_file_system_answers(
         stop_asked=lambda: False,
         on_progress=lambda progress: None,
     )
-    assert found.end == "failed" and found.seconds < 5
+    assert result.end == "failed" and result.seconds < 5

@@ -25,7 +25,7 @@ from workloads.contract import protocol
 
 
 class SlowDevices:
-    """Their memory is not free for some time."""
+    """Devices whose memory takes some time to become free."""
 
     ids = None
 
@@ -40,7 +40,7 @@ class SlowDevices:
 
 
 def test_a_long_request_is_no_silence() -> None:
-    """The pilot has sent keep-alives all the time; the agent just could not read them."""
+    """The pilot has sent keep-alives all the time; the busy agent could not read them."""
     theirs, ours = socket.socketpair()
     agent: Any = Agent(theirs, "n", SlowDevices(), None)  # type: ignore[arg-type]
     serving = threading.Thread(target=agent.serve, args=(1.0,), daemon=True)
@@ -56,7 +56,7 @@ def test_a_long_request_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"null\n", b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"[" * 100_000 + b"\n", b"{}\n"])
-def test_what_no_agent_sends_ends_its_own_connection_alone(sent: bytes) -> None:
+def test_data_from_another_program_ends_only_its_own_connection(sent: bytes) -> None:
     server = AgentServer(threading.Event())
     port = server.listen().port
     server.start()
@@ -68,7 +68,7 @@ def test_what_no_agent_sends_ends_its_own_connection_alone(sent: bytes) -> None:
     server.close()
 
 
-def test_a_node_without_a_port_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_free_port_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _theirs = socket.socketpair()
     node = Node("n7", "here", None, JsonLines(ours))
 
@@ -95,6 +95,6 @@ def test_a_rank_whose_log_cannot_be_opened_ends_as_one_that_cannot_write(
     monkeypatch.setattr(os, "open", quota)
     pid = fork.fork_rank(tmp_path, 0, 0, {}, lambda *_: os._exit(0), lambda *_: None)
     until = time.monotonic() + 10.0
-    while (found := fork.poll_exit(0, pid, killed_by_us=False)) is None and time.monotonic() < until:
+    while (exits := fork.poll_exit(0, pid, killed_by_us=False)) is None and time.monotonic() < until:
         time.sleep(0.01)
-    assert found is not None and found.status == protocol.CANNOT_WRITE
+    assert exits is not None and exits.status == protocol.CANNOT_WRITE

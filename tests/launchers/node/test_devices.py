@@ -1,4 +1,4 @@
-"""Devices as NVML shows them: which there are, and when their memory is free."""
+"""Devices as reported by NVML: which exist, and when their memory is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class FakeNvml:
-    """Four GPUs; what each holds may change between two looks."""
+    """Four GPUs; their used memory may change between two queries."""
 
     class NVMLError(Exception):
         pass
@@ -69,12 +69,12 @@ def test_memory_that_becomes_free_is_waited_for(nvml: Any) -> None:
     assert cuda.wait_until_free(2, 0.05, lambda: None) is not None
 
 
-def test_memory_that_stays_is_told_with_its_size_and_holder(nvml: Any) -> None:
+def test_memory_that_stays_in_use_is_reported_with_size_and_pid(nvml: Any) -> None:
     fake = nvml([[0], [0]])
     cuda = CudaDevices(2)
     fake.used[1] = [12 * GIB]
     held = cuda.wait_until_free(2, 0.05, lambda: None)
-    assert held == "GPU 1 still holds 12288 MiB (pids 4242) 0 s after the last process had gone"
+    assert held == "GPU 1 still holds 12288 MiB (pids 4242) 0 s after the last process ended"
 
 
 def test_only_the_devices_of_the_point_must_be_free(nvml: Any) -> None:
@@ -84,7 +84,7 @@ def test_only_the_devices_of_the_point_must_be_free(nvml: Any) -> None:
     assert cuda.wait_until_free(1, 0.05, lambda: None) is None
 
 
-def test_memory_of_others_is_told_and_does_not_hold_the_sweep_up(nvml: Any) -> None:
+def test_memory_of_other_programs_is_reported_and_does_not_block_the_sweep(nvml: Any) -> None:
     nvml([[3 * GIB]])
     cuda = CudaDevices(1)
     assert cuda.notes() == ["GPU 0 already holds 3.00 GiB of memory (pids 4242); points on it will have that much less"]

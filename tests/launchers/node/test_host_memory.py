@@ -1,4 +1,4 @@
-"""Kills for want of host memory, read from the files of control groups of version 1 and 2."""
+"""Kills because host memory ran out, read from the files of control groups of version 1 and 2."""
 
 from __future__ import annotations
 
@@ -57,14 +57,15 @@ def test_in_a_container_the_mount_is_the_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cgroup", ["", "nonsense", "0::/gone\n", "4:memory:/gone\n"])
-def test_a_kernel_that_does_not_say_counts_nothing(tmp_path: Path, cgroup: str) -> None:
+def test_a_kernel_without_a_count_gives_zero(tmp_path: Path, cgroup: str) -> None:
     assert oom_kills(*made(tmp_path, cgroup, {})) == 0
     assert oom_kills(tmp_path / "nowhere", tmp_path) == 0
 
 
 @pytest.mark.slow
 def test_a_real_kill_is_counted() -> None:
-    """A child in a group of its own with 64 MiB takes more: the kernel kills it, and the group's count says so."""
+    """A child in a group with a limit of 64 MiB uses more: the kernel kills it, and the group's count shows the
+    kill."""
     name = f"ultrasweep_test_{os.getpid()}"
     try:
         lines = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Logs of ranks that write too much, with real processes: bounded while they write, and nothing of the end is lost."""
+"""Logs of ranks that write too much, with real processes: bounded while the ranks write, and complete at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_cap, "LIMIT_BYTES", 256 * KIB)
     monkeypatch.setattr(log_cap, "KEPT_BYTES", 64 * KIB)
     monkeypatch.setattr(log_cap, "EVERY_S", 0.01)
-    # An agent has no children but its ranks and what they left. This process has the fork server of other tests.
+    # An agent's only children are its ranks and their descendants. This process also has the fork server of other
+    # tests.
     monkeypatch.setattr(fork, "kill_orphans", lambda limit_s: [])
 
 
@@ -54,7 +55,7 @@ def quiet(folder: Path, rank: int, local_rank: int, *_: object) -> NoReturn:
 
 
 def run(folder: Path, ranks: LocalRanks) -> int:
-    """The longest that any log was meanwhile, in bytes."""
+    """Maximum length of any log during the run, in bytes."""
     longest = 0
     until = time.monotonic() + 20
     while ranks.running and time.monotonic() < until:
@@ -80,8 +81,8 @@ def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     numbers = [int(line[:8]) for line in lines if re.match(r"\d{8} x", line)]
     assert all(len(line) == 63 for line in lines if line[:1] == "0")  # whole lines
     assert numbers == sorted(numbers)
-    told = int(notes[0].split()[1].replace(",", ""))
-    assert told == (LINES - len(numbers)) * 64
+    left_out = int(notes[0].split()[1].replace(",", ""))
+    assert left_out == (LINES - len(numbers)) * 64
     assert protocol.log_path(tmp_path, 1).read_text() == "all is well\n"
 
 
@@ -94,7 +95,7 @@ def test_a_log_of_one_line_is_cut_too(tmp_path: Path) -> None:
     assert text.startswith(b"aaa") and text.endswith(b"aend") and b"bytes of this log were left out here" in text
 
 
-def test_what_cannot_be_cut_is_left(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_cut_stays(tmp_path: Path) -> None:
     CappedLog(tmp_path / "none.log", os.getpid()).cut()
     short = tmp_path / "short.log"
     short.write_text("short\n")
@@ -114,7 +115,7 @@ def test_a_quiet_rank_costs_no_call_to_its_file(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nobody gets an answer about a log before this is set, as on a file system whose server does not answer."""
+    """No access to a log returns before this is set, as on a file system whose server does not answer."""
     answers = threading.Event()
     real = Path.stat
 
@@ -151,7 +152,7 @@ def test_ranks_are_killed_while_the_file_system_of_their_logs_hangs(tmp_path: Pa
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_cut_that_hangs_holds_up_nothing_but_its_rank(tmp_path: Path, hung: threading.Event, answers: bool) -> None:
+def test_a_hanging_cut_delays_only_its_rank(tmp_path: Path, hung: threading.Event, answers: bool) -> None:
     ranks = LocalRanks()
     ranks.fork(tmp_path, 0, 0, {}, floods_and_sleeps)
     [pid] = ranks._pids.values()

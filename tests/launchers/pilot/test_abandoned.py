@@ -1,4 +1,4 @@
-"""What an attempt came to whose pilot died before it could record it."""
+"""Outcome of an attempt whose pilot died before recording it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.contract.protocol import RankResult
 
 @pytest.fixture
 def attempt(sweep: SweepDir) -> Attempt:
-    """Of two ranks, which the pilot has ended at a user's request before it was killed itself."""
+    """An attempt of two ranks that the pilot ended at a user's request before it was killed itself."""
     sweep.add_points(points("ok"))
     claim = queue_reader(sweep, "p").claim_next(everything)
     assert claim is not None
@@ -33,7 +33,7 @@ def write_results(attempt: Attempt, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "outcome"), [(2, "ok"), (1, "cancelled"), (0, "cancelled")])
-def test_what_was_measured_before_it_was_cancelled_counts(
+def test_an_attempt_measured_before_its_cancellation_counts(
     sweep: SweepDir, attempt: Attempt, ranks: int, outcome: str
 ) -> None:
     write_results(attempt, ranks)

@@ -1,4 +1,4 @@
-"""Pilots some of whose nodes never start an agent. srun's words about them lie in the pilot's log."""
+"""Pilots with nodes whose agents never start. srun's messages about them are in the pilot's log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from launchers.node.connection import NodeLost
 from launchers.pilot import command
 from launchers.pilot.allocation import Allocation
-from launchers.pilot.batch_system import EndedTask, is_environment
+from launchers.pilot.batch_system import EndedTask, is_environment_fault
 from launchers.pilot.node_pool import AGENTS_LIMIT_S
 from launchers.slurm.srun_log import MARK, log_path
 from launchers.state import node_exclusions, pilot_state
@@ -44,8 +44,8 @@ def sweep(tmp_path: Path) -> SweepDir:
 
 @pytest.fixture
 def start(sweep: SweepDir, tmp_path: Path) -> Iterator[Start]:
-    """Starts the tasks of one job of four nodes whose others, by srun's words, have ended; their exit statuses, and how
-    many seconds that took."""
+    """Start the tasks of one job of four nodes; the other tasks have ended according to srun. Returns exit statuses and
+    seconds."""
     processes: list[subprocess.Popen[bytes]] = []
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "scontrol").write_text(SCONTROL)
@@ -106,7 +106,7 @@ def test_a_node_whose_agent_never_starts_is_excluded_at_once(sweep: SweepDir, st
 
 @pytest.mark.slow
 def test_a_node_whose_agent_hangs_at_its_start_is_waited_for_once(sweep: SweepDir, start: Start) -> None:
-    """A hanging mount: the process neither ends, so that srun says nothing, nor connects."""
+    """A hanging mount: the process neither ends, so srun prints no message, nor connects."""
     sweep.add_points(points("ok", "ok"))
     statuses, _ = start(0, 1, 3, said="", limit_s=8.0)
     assert statuses == [0, 0, 0]
@@ -118,13 +118,13 @@ def test_a_node_whose_agent_hangs_at_its_start_is_waited_for_once(sweep: SweepDi
 
 @pytest.mark.slow
 def test_a_pilot_that_is_too_narrow_makes_room_for_another(sweep: SweepDir, start: Start) -> None:
-    """While it lived, no pilot would be submitted for the points that need all four nodes."""
+    """While the pilot lives, no pilot would be submitted for the points that need all four nodes."""
     sweep.add_points(points("ok", dp=8, global_batch_size=8))
     statuses, seconds = start(0, 1, 3, said=words(2))
     assert statuses[0] == 4 and seconds < 45, (statuses, seconds)
     assert sweep_status(sweep).todo == 1 and set(node_exclusions.excluded(sweep)) == {"node2"}
     (state,) = pilot_state.all_states(sweep)
-    assert state.message.startswith("only 3 of 4 nodes can be used, and wider points wait: its process ended at")
+    assert state.message.startswith("only 3 of 4 nodes can be used, and wider points wait: its process ended while")
 
 
 @pytest.mark.slow
@@ -146,20 +146,20 @@ def test_agents_whose_pilot_never_starts_end_and_exclude_its_node(sweep: SweepDi
 
 
 @pytest.mark.slow
-def test_a_pilot_may_be_told_to_use_excluded_nodes(sweep: SweepDir, start: Start) -> None:
+def test_a_pilot_can_be_set_to_use_excluded_nodes(sweep: SweepDir, start: Start) -> None:
     sweep.add_points(points("ok", dp=8, global_batch_size=8))
     node_exclusions.exclude(sweep, "node1", "it failed before", "p")
     statuses, _ = start(0, 1, 2, 3, said="", use_excluded=True)
     assert statuses[0] == 0 and sweep_status(sweep).done == {"ok": 1}
 
 
-def test_what_is_the_environments_fault() -> None:
-    assert not is_environment(1, 2) and not is_environment(2, 4) and not is_environment(5, 64)
-    assert is_environment(2, 3) and is_environment(3, 4) and is_environment(33, 64)
+def test_when_the_environment_is_to_blame() -> None:
+    assert not is_environment_fault(1, 2) and not is_environment_fault(2, 4) and not is_environment_fault(5, 64)
+    assert is_environment_fault(2, 3) and is_environment_fault(3, 4) and is_environment_fault(33, 64)
 
 
 class PilotHasEnded:
-    """A batch system that says of four nodes that the pilot's own process has ended on the first."""
+    """A batch system that reports, for a job of four nodes, that the pilot's own process has ended on the first."""
 
     def nodes(self) -> list[str]:
         return [f"node{number}" for number in range(4)]

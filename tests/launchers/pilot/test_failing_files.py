@@ -88,7 +88,7 @@ def test_every_point_ends_once_whatever_calls_fail(
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(5))
 def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of four pilots dies at another call, and now and then a call fails; the fifth finishes what is left."""
+    """Each of four pilots dies at a different call, and some calls fail; the fifth pilot finishes the rest."""
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
     for seed in range(SEEDS * block, SEEDS * (block + 1)):
         with monkeypatch.context() as patch:
@@ -116,7 +116,7 @@ def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, m
 def test_real_pilots_on_failing_files_run_each_point_exactly_once(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two pilots with agents and ranks, of whose own file calls every thirtieth fails."""
+    """Two pilots with agents and ranks; every thirtieth file call of the pilots fails."""
     sweep.add_points(points(*["ok"] * 10))
     pilot = (sys.executable, "-m", "tests.launchers.failing_files")
     monkeypatch.setattr(test_local, "SCRIPTED", pilot)
@@ -126,15 +126,16 @@ def test_real_pilots_on_failing_files_run_each_point_exactly_once(
     rows = store.read_attempts(sweep.path).to_pylist()
     assert sorted(row["seed"] for row in rows) == list(range(10))
     assert len(list(sweep.attempts.glob("*/rank_0.log"))) == 10, "a point ran twice"
-    said = "".join(pilot_state.log_path(sweep, name).read_text() for name in ("p1", "p2"))
-    assert "trying again, nothing is lost" in said and "Traceback" not in said
+    log = "".join(pilot_state.log_path(sweep, name).read_text() for name in ("p1", "p2"))
+    assert "trying again, nothing is lost" in log and "Traceback" not in log
 
 
 @pytest.mark.parametrize("takers", [1, 2, 3])
 def test_a_recorded_point_is_only_moved_however_often_its_pilots_die(
     takers: int, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first pilot dies between its record and the move, and each that takes over before it can move the point."""
+    """The first pilot dies between record and move, and each pilot that takes over dies before it can move the
+    point."""
     sweep.add_points(points("ok"))
     attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch.setattr, sweep.path, 0, rate=0.0))
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
@@ -159,7 +160,7 @@ def test_a_recorded_point_is_only_moved_however_often_its_pilots_die(
 def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim says what was recorded under it; a point that a user has requeued since then starts anew."""
+    """A claim names the attempt recorded under it; a point that a user has requeued since then starts anew."""
     sweep.add_points(points("ok"))
     attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch.setattr, sweep.path, 0, rate=0.0))
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
@@ -172,7 +173,7 @@ def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
     assert list(attempts.runs.values()) == [2]
 
 
-def test_a_pilot_on_a_queue_that_stays_unreadable_gives_up_and_says_so(
+def test_a_pilot_gives_up_on_a_queue_that_stays_unreadable(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.add_points(points("ok"))
@@ -182,9 +183,9 @@ def test_a_pilot_on_a_queue_that_stays_unreadable_gives_up_and_says_so(
     files.active = True
     assert run_pilot(sweep, "p") == pilot_module.TROUBLE
     files.active = False
-    said = capsys.readouterr().out
-    assert said.count("trying again, nothing is lost") == 1
-    assert "stopping: cannot read or move the points of the queue: [Errno" in said
+    log = capsys.readouterr().out
+    assert log.count("trying again, nothing is lost") == 1
+    assert "stopping: cannot read or move the points of the queue: [Errno" in log
     assert sweep_status(sweep).todo == 1
 
 

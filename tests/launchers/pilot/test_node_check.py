@@ -1,4 +1,4 @@
-"""Which nodes are far below their peers, and the rates that rows get."""
+"""Nodes far below their peers, and the rates in the rows."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def test_an_attempt_has_the_lowest_rates_of_its_nodes() -> None:
     assert rates_of({}, []) is None
 
 
-def test_a_node_far_below_the_others_is_told(tmp_path: Path) -> None:
+def test_a_node_far_below_the_others_is_reported(tmp_path: Path) -> None:
     checks = {"a": rates(), "b": rates(matmul=6.9e14), "c": rates(inside=4.25e11), "d": rates(inside=4.5e10)}
-    assert list(found := slow_nodes(sweep(tmp_path), checks)) == ["d"]
-    assert found["d"] == "far below its peers: all reduce inside node 45 GB/s, median of 3 others 450"
+    assert list(slow := slow_nodes(sweep(tmp_path), checks)) == ["d"]
+    assert slow["d"] == "far below its peers: all reduce inside node 45 GB/s, median of 3 others 450"
 
 
 def test_a_lone_node_is_compared_with_those_of_earlier_pilots(tmp_path: Path) -> None:
     folder = sweep(tmp_path)
     assert not slow_nodes(folder, {"a": rates(matmul=1e14)})
-    for pilot, found in (("p1", {"b": rates()}), ("p2", {"a": rates(matmul=2e14)})):
+    for pilot, earlier_rates in (("p1", {"b": rates()}), ("p2", {"a": rates(matmul=2e14)})):
         check_dir(folder, pilot).mkdir(parents=True)
-        write_json(check_dir(folder, pilot) / "rates.json", found)
+        write_json(check_dir(folder, pilot) / "rates.json", earlier_rates)
     (folder.path / "checks" / "p1" / "rank_0.log").write_text("")
     assert list(slow_nodes(folder, {"a": rates(matmul=1e14)})) == ["a"]
 
 
-def test_nodes_are_checked_on_gpus_unless_it_is_told() -> None:
+def test_nodes_are_checked_on_gpus_unless_set_otherwise() -> None:
     def settings(device: str, check: bool | None) -> LaunchSettings:
         return LaunchSettings(num_devices=1, cluster=CLUSTER, device=device, node_check=check)  # type: ignore[arg-type]
 

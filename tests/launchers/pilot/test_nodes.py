@@ -210,7 +210,7 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_point_that_ran_twice_at_once_counts_once_and_says_so(sweep: SweepDir, job: Any) -> None:
+def test_a_point_that_ran_twice_counts_once_and_is_marked(sweep: SweepDir, job: Any) -> None:
     """A stalled pilot is taken for dead. When it goes on later, its row is marked."""
     sweep.add_points(points("slowish", deadline_s=60.0))
     first = job(settings(phase_limits_s={}), 1)

@@ -1,4 +1,4 @@
-"""Rows that a sweep's tables have lost are made again from the folders of the attempts, with the same numbers."""
+"""Rows that a sweep's tables have lost are rebuilt from the folders of the attempts, with the same numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sweep.inspecting.status import print_status
 from tests.launchers.scripted import points, settings
 
 _PILOTS_OWN = {"git_commit", "git_dirty", "ultrasweep_version", "python_version", "teardown_s"}
-"""Known to the pilot alone: null in a row that is made again, or measured by its clock."""
+"""Columns known to the pilot alone: null in a rebuilt row, or measured by the pilot's clock."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def rows_of(sweep: SweepDir) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["damaged", "deleted", "steps too"])
-def test_damaged_tables_are_made_again(ran: SweepDir, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_tables_are_rebuilt(ran: SweepDir, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     before, steps = rows_of(ran), store.read_steps(ran.path).num_rows
     assert len(before) == 3
     for name in ("attempts", "steps") if damage == "steps too" else ("attempts",):
@@ -50,9 +50,9 @@ def test_damaged_tables_are_made_again(ran: SweepDir, damage: str, capsys: pytes
         path.unlink() if damage == "deleted" else path.write_bytes(path.read_bytes()[:-50])
     assert rows_of(ran) == {}
     print_status(ran.path, Console(width=300))
-    said = capsys.readouterr().out
-    assert "3 rows made again from attempts/" in said
-    assert ("could not be read" in said) == (damage != "deleted")
+    report = capsys.readouterr().out
+    assert "3 rows rebuilt from attempts/" in report
+    assert ("could not be read" in report) == (damage != "deleted")
     assert rows_of(ran) == before
     assert store.read_steps(ran.path).num_rows == steps
     assert store.compact(ran.path)
@@ -62,17 +62,17 @@ def test_damaged_tables_are_made_again(ran: SweepDir, damage: str, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_has_no_folder_any_more_is_counted(ran: SweepDir) -> None:
+def test_attempts_without_a_folder_are_counted(ran: SweepDir) -> None:
     gone = sorted(rows_of(ran))[0]
     shutil.rmtree(ran.attempts / gone)
     (ran.path / "attempts.parquet").write_bytes(b"PAR1")
-    said = rebuild_lost_rows(ran)
-    assert said is not None
-    assert said.endswith("2 rows made again from attempts/; of 1 the folder is gone too")
+    report = rebuild_lost_rows(ran)
+    assert report is not None
+    assert report.endswith("2 rows rebuilt from attempts/; 1 attempt not rebuilt: the folder is gone")
     assert gone not in rows_of(ran)
 
 
-def test_an_archived_sweep_has_nothing_to_make_again() -> None:
+def test_an_archived_sweep_has_no_rows_to_rebuild() -> None:
     recorded = Path(store.__file__).parents[1] / "recorded"
     for marker in recorded.glob("*/sweep.json"):
         assert rebuild_lost_rows(SweepDir(marker.parent)) is None
@@ -100,7 +100,7 @@ def test_rows_that_a_pilot_merges_meanwhile_are_not_lost(ran: SweepDir, monkeypa
     looked: list[str] = []
 
     def merging_between(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """``real``, before whose first call the pilot merges, if the other kind of file has been looked at."""
+        """``real`` with a merge by the pilot before its first call, once the other kind of file has been read."""
 
         def call(*arguments: Any) -> Any:
             if kind not in looked:
@@ -118,7 +118,7 @@ def test_rows_that_a_pilot_merges_meanwhile_are_not_lost(ran: SweepDir, monkeypa
 
 
 def as_parts(sweep: SweepDir) -> dict[str, Path]:
-    """Every row back in a part of its own, as while pilots work; the parts of attempts, by id."""
+    """Put every row back into a part of its own, as while pilots work. Returns the parts of attempts by id."""
     steps = store.read_steps(sweep.path).to_pylist()
     for row in store.read_attempts(sweep.path).to_pylist():
         name = row["attempt_id"]
@@ -131,7 +131,7 @@ def as_parts(sweep: SweepDir) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["attempts", "steps"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "garbled"])
-def test_a_damaged_part_is_made_again(ran: SweepDir, table: files.Table, damage: str) -> None:
+def test_a_damaged_part_is_rebuilt(ran: SweepDir, table: files.Table, damage: str) -> None:
     before, steps = rows_of(ran), store.read_steps(ran.path).num_rows
     commits = {row["attempt_id"]: row["git_commit"] for row in store.read_attempts(ran.path).to_pylist()}
     hit = next(name for name, part in sorted(as_parts(ran).items()) if before[name]["outcome"] == "ok" and part)
@@ -144,9 +144,9 @@ def test_a_damaged_part_is_made_again(ran: SweepDir, table: files.Table, damage:
         part.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
     lost = (before.keys() - rows_of(ran).keys(), steps - store.read_steps(ran.path).num_rows)
     assert lost == (({hit}, 0) if table == "attempts" else (set(), steps // 2))
-    said = rebuild_lost_rows(ran)
-    assert said is not None and f"parts/{table}/{hit}.parquet could not be read and is kept as" in said
-    assert ("1 row made again" if table == "attempts" else "the steps of 1 attempt made again") in said
+    report = rebuild_lost_rows(ran)
+    assert report is not None and f"parts/{table}/{hit}.parquet could not be read and is kept as" in report
+    assert ("1 row rebuilt" if table == "attempts" else "the steps of 1 attempt rebuilt") in report
     assert rows_of(ran) == before and store.read_steps(ran.path).num_rows == steps
     assert part.with_name(f"{part.name}.damaged").exists()
     assert rebuild_lost_rows(ran) is None
@@ -160,8 +160,8 @@ def test_a_damaged_part_whose_row_is_merged_is_moved_aside(ran: SweepDir) -> Non
     before, [name, *_] = rows_of(ran), sorted(rows_of(ran))
     part = files.part_path(ran.path, "attempts", name)
     part.write_bytes(b"PAR1")
-    said = rebuild_lost_rows(ran)
-    assert said is not None and "could not be read and is kept as" in said and said.endswith("no row is lost")
+    report = rebuild_lost_rows(ran)
+    assert report is not None and "could not be read and is kept as" in report and report.endswith("no row is lost")
     assert not part.exists() and rows_of(ran) == before and rebuild_lost_rows(ran) is None
 
 
@@ -169,6 +169,6 @@ def test_a_damaged_part_whose_row_is_merged_is_moved_aside(ran: SweepDir) -> Non
 def test_damaged_steps_leave_the_rows_of_attempts_alone(ran: SweepDir) -> None:
     before, steps = store.read_attempts(ran.path).to_pylist(), store.read_steps(ran.path).num_rows
     (ran.path / "steps.parquet").write_bytes(b"PAR1")
-    said = rebuild_lost_rows(ran)
-    assert said is not None and "the steps of 2 attempts made again" in said
+    report = rebuild_lost_rows(ran)
+    assert report is not None and "the steps of 2 attempts rebuilt" in report
     assert store.read_attempts(ran.path).to_pylist() == before and store.read_steps(ran.path).num_rows == steps

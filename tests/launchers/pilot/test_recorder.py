@@ -1,4 +1,4 @@
-"""Which outcomes are tried again, and how often."""
+"""Which outcomes are retried, and how often."""
 
 from __future__ import annotations
 

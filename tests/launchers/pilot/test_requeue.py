@@ -1,4 +1,4 @@
-"""A pilot that Slurm ends while points wait has its job queued again, but not for ever."""
+"""A pilot that Slurm ends while points wait has its job requeued, but not for ever."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_pilot_that_is_ended_while_its_agents_start_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: Any, status: int, again: bool
 ) -> None:
     class NoAgents:
-        """A pool whose wait for agents is cut short, or in vain."""
+        """A pool whose wait for agents is interrupted, or finds none."""
 
         names = ()
 

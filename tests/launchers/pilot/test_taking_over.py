@@ -1,4 +1,4 @@
-"""What a living pilot makes of a point that a dead one had begun."""
+"""A living pilot finishes a point that a dead pilot had begun."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def take_over(sweep: SweepDir, point: Point, holder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ok", "a-model-with-a-name-of-its-own"])
-def test_what_it_measured_is_found_however_long_the_id_is(sweep: SweepDir, name: str) -> None:
+def test_measurements_are_found_under_long_ids(sweep: SweepDir, name: str) -> None:
     (point,) = points(name, recompute="selective", micro_batch_size=2)
     sweep.add_points([point])
     claim = queue_reader(sweep, "dead").claim_next(everything)
@@ -43,8 +43,8 @@ def test_what_it_measured_is_found_however_long_the_id_is(sweep: SweepDir, name:
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
-def test_what_it_recorded_counts_whatever_the_clocks_say(sweep: SweepDir, ahead_s: float) -> None:
-    """An earlier pilot, whose clock was ahead, had begun the point, too."""
+def test_a_dead_pilots_record_counts_despite_wrong_clocks(sweep: SweepDir, ahead_s: float) -> None:
+    """An earlier pilot, whose clock was ahead, had also begun the point."""
     (point,) = points("ok")
     sweep.add_points([point])
     assert queue_reader(sweep, "second").claim_next(everything) is not None

@@ -1,4 +1,4 @@
-"""A cluster that exists only on PATH and is polled often, and a small sweep."""
+"""A fake cluster that exists only on PATH and is polled often, and a small sweep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launchers.slurm.fakeslurm import FakeSlurm
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """The cluster; the waits of a real one are shortened."""
+    """The fake cluster, with shorter waits than a real one."""
     monkeypatch.setattr(submission_tracker, "GRACE_S", 0.0)
     monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 0.2)
     monkeypatch.setattr(pilot_submitter, "_RETRY_S", (0.0,))

@@ -1,7 +1,7 @@
-"""A cluster that exists only on PATH: ``squeue``, ``sbatch`` ... as scripts that read and write one JSON file.
+"""`FakeSlurm`: a cluster that exists only on PATH, with ``squeue``, ``sbatch`` ... as scripts that share one JSON file.
 
-The test sets how each command behaves, and moves jobs from state to state. `scontrol`, `scancel` and `sacct` only know
-the options that the launcher uses.
+The test sets the behaviour of each command, and moves jobs from state to state. `scontrol`, `scancel` and `sacct` only
+know the options that the launcher uses.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ elif name == "sbatch":
 
 
 class FakeSlurm:
-    """The state of the cluster. ``folder`` goes in front on PATH."""
+    """The state of the cluster. ``folder`` is put first on PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -126,16 +126,16 @@ class FakeSlurm:
         self._write({**self.state, **fields})
 
     def mode(self, command: str, mode: str = "") -> None:
-        """How ``command`` behaves from now on; empty: normally."""
+        """Set the behaviour of ``command`` from now on; empty: normal."""
         self.set(modes={**self.state["modes"], command: mode})
 
     def move(self, state: str, *, reason: str = "None", of: int | None = None) -> None:
-        """All jobs, or those of one number, are now in ``state``."""
+        """Put all jobs, or those of one number, into ``state``."""
         jobs = [{**j, "state": state, "reason": reason} if of in (None, j["id"]) else j for j in self.jobs]
         self.set(jobs=jobs)
 
     def forget(self) -> None:
-        """slurmctld has lost its state, or the jobs ended long ago."""
+        """Remove all jobs, as when slurmctld has lost its state or the jobs ended long ago."""
         self.set(jobs=[])
 
     def calls(self, command: str) -> list[list[str]]:

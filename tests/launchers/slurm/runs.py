@@ -27,7 +27,7 @@ def run(sweep: SweepDir, *, detach: bool = False, feed: Callable[[], str] = lamb
 
 @contextmanager
 def meanwhile(ready: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
-    """Do ``act`` in a thread as soon as it is ``ready``."""
+    """Run ``act`` in a thread as soon as ``ready`` is true."""
 
     def wait() -> None:
         until = time.monotonic() + 20

@@ -37,10 +37,10 @@ def parameters(text: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.removeprefix("--").partition("=") for line in lines)}
 
 
-def test_the_batch_file_says_everything() -> None:
+def test_the_batch_file_is_complete() -> None:
     options = SlurmOptions(partition="gpu", account="llm", time_min=60, nice=10, reservation="r1", exclude="node[7-8]")
-    found = parameters(submission_text(job(excluded=("node3",)), options))
-    assert found == {
+    written = parameters(submission_text(job(excluded=("node3",)), options))
+    assert written == {
         "account": "llm",
         "array": "0-2%3",
         "chdir": "/shared/sweep/code/0123",
@@ -64,9 +64,9 @@ def test_the_batch_file_says_everything() -> None:
 
 
 def test_a_single_pilot_is_no_array_and_a_cpu_cluster_has_no_gpus() -> None:
-    found = parameters(submission_text(job(count=1, gpus_per_node=0), SlurmOptions()))
-    assert "array" not in found and "gpus-per-node" not in found and "gres" not in found
-    assert found["output"].endswith("/%j_0_log.out")
+    written = parameters(submission_text(job(count=1, gpus_per_node=0), SlurmOptions()))
+    assert "array" not in written and "gpus-per-node" not in written and "gres" not in written
+    assert written["output"].endswith("/%j_0_log.out")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_single_pilot_is_no_array_and_a_cpu_cluster_has_no_gpus() -> None:
     ],
 )
 def test_ways_to_ask_for_gpus(options: dict[str, Any], expected: dict[str, str]) -> None:
-    found = parameters(submission_text(job(), options_from_dict(options)))
-    assert {key: value for key, value in found.items() if key in ("gres", "gpus-per-node")} == expected
+    written = parameters(submission_text(job(), options_from_dict(options)))
+    assert {key: value for key, value in written.items() if key in ("gres", "gpus-per-node")} == expected
 
 
 def run_by_bash(text: str, folder: Path, **environment: str) -> tuple[list[str], dict[str, str]]:
@@ -128,6 +128,6 @@ def test_paths_that_mean_something_in_a_batch_file_are_refused(name: str) -> Non
 
 def test_further_parameters_and_plain_numbers() -> None:
     options = options_from_dict({"mem": 0, "exclude": 17, "sbatch": {"switches": 1, "oversubscribe": True, "x": False}})
-    found = parameters(submission_text(job(), options))
-    assert (found["switches"], found["oversubscribe"], found["exclude"], found["mem"]) == ("1", "", "17", "0")
-    assert "x" not in found
+    written = parameters(submission_text(job(), options))
+    assert (written["switches"], written["oversubscribe"], written["exclude"], written["mem"]) == ("1", "", "17", "0")
+    assert "x" not in written

@@ -25,7 +25,7 @@ def test_cancel_ends_the_pilots_and_the_watchers(fake: FakeSlurm, sweep: SweepDi
     assert found == [3] and "cancelled by another command" in summary.message
     assert summary.exit_code == 1 and [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3
     assert cancel(sweep) == 0
-    run(sweep, detach=True)  # a new run is a new wish
+    run(sweep, detach=True)  # a new run submits again
     assert sum(job["state"] == "PENDING" for job in fake.jobs) == 1
 
 
@@ -33,7 +33,7 @@ def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert cancel(sweep) == 0  # nothing was ever submitted
     run(sweep, detach=True)
     fake.mode("squeue", "down")
-    with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots go on: squeue: error: Unable"):
+    with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots keep running: squeue: error: Unable"):
         cancel(sweep)
 
 
@@ -59,10 +59,10 @@ def test_a_run_right_after_a_cancel_submits_again(
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_queues_again_is_not_replaced(
+def test_a_job_that_slurm_requeues_is_not_replaced(
     fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A preempted job is shown as completing before it waits again under its number."""
+    """A preempted job is shown as completing before it waits again under the same number."""
     monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 20.0)
     run(sweep, detach=True)
     fake.move("COMPLETING")
@@ -104,7 +104,7 @@ def test_a_copied_damaged_submission_is_no_ones_but_the_originals(
 def test_a_moved_folder_keeps_its_pilots_and_replaces_those_that_wait(
     fake: FakeSlurm, sweep: SweepDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that wait would look for the old path."""
+    """Waiting pilots would look for the old path."""
     run(sweep, detach=True)
     sweep.path.rename(tmp_path / "moved")
     moved = SweepDir(tmp_path / "moved")

@@ -1,4 +1,4 @@
-"""What a user has set for Slurm's commands does not reach those of the launcher."""
+"""A user's variables for Slurm's commands do not reach the launcher's calls."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HOSTILE = {
 }
 
 
-def test_only_what_is_needed_to_reach_the_cluster_is_left() -> None:
+def test_only_variables_that_reach_the_cluster_are_left() -> None:
     plain = {"HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "one", "SLURM_JWT": "x"}
     found = command_environment({**plain, **HOSTILE, "LC_ALL": "tr_TR.UTF-8", "LANGUAGE": "tr"})
     assert found == {**plain, "LC_ALL": "C"}
 
 
-def test_sbatch_gets_what_the_site_sets_for_accounts_and_nothing_that_changes_a_job() -> None:
+def test_sbatch_gets_account_variables_but_none_that_change_a_job() -> None:
     site = {"SBATCH_ACCOUNT": "llm", "SBATCH_PARTITION": "gpu", "SLURM_CONF": "/etc/slurm.conf", "LC_ALL": "de_DE"}
     assert unset_for_sbatch({**site, **HOSTILE}, {"time", "partition"}) == sorted([*HOSTILE, "SBATCH_PARTITION"])
 
@@ -74,7 +74,7 @@ def test_every_call_asks_the_cluster_to_which_the_pilots_were_submitted(
     assert len(jobs_of(sweep) or ()) == 2
     assert run(sweep, detach=True, target_h=1e-4, max_pilots=3).detached
     assert [job["cluster"] for job in fake.jobs] == [first] * 3  # the third beside the two, and none twice
-    told = f"SLURM_CLUSTERS={later} counts when they have ended" in capsys.readouterr().out
+    told = f"SLURM_CLUSTERS={later} takes effect when they have ended" in capsys.readouterr().out
     assert told == (later is not None)
     assert cancel(sweep) == 3 and {job["state"] for job in fake.jobs} == {"CANCELLED"}
 

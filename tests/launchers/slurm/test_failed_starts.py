@@ -1,4 +1,4 @@
-"""What srun says of tasks that ended at their start, and which nodes are excluded for it."""
+"""srun's messages about tasks that ended while they started, and the nodes excluded because of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def started(sweep: SweepDir, pilot_id: str, *nodes: str) -> None:
         ("12:00:00 srun: error: node3: task 2: said by a rank", {}),
     ],
 )
-def test_what_srun_says(fake: FakeSlurm, sweep: SweepDir, line: str, expected: dict[str, int | None]) -> None:
+def test_ended_tasks_in_srun_messages(
+    fake: FakeSlurm, sweep: SweepDir, line: str, expected: dict[str, int | None]
+) -> None:
     token = new_submission(sweep, nodes=4, count=1, time_min=5).token
     write_log(sweep, token, "7_1", f"{MARK} {token}.1.0\nstarting\n{line}\n")
     found = ended_tasks(sweep, f"{token}.1.0", "7_1", SlurmClient())
@@ -60,7 +62,7 @@ def test_what_srun_says(fake: FakeSlurm, sweep: SweepDir, line: str, expected: d
 
 
 def test_only_the_last_start_of_a_job_counts(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """Slurm starts a job again under its number, and into the same log."""
+    """Slurm restarts a job under the same number, and with the same log."""
     token = new_submission(sweep, nodes=2, count=1, time_min=5).token
     first = f"{MARK} {token}.0.0\nsrun: error: node3: task 1: Exited with exit code 1\n"
     write_log(sweep, token, "7", f"{first}{MARK} {token}.0.1\n")
@@ -68,13 +70,13 @@ def test_only_the_last_start_of_a_job_counts(fake: FakeSlurm, sweep: SweepDir) -
     assert ended_tasks(sweep, f"{token}.0.1", "7", SlurmClient()) == []
     (one,) = ended_tasks(sweep, f"{token}.0.0", "7", SlurmClient())
     assert one.reason == (
-        "its process ended at its start: Exited with exit code 1 (execve(): /no/python: No such file or directory)"
+        "its process ended while it started: Exited with exit code 1 (execve(): /no/python: No such file or directory)"
     )
     assert ended_tasks(sweep, f"{token}.0.0", "8", SlurmClient()) == []  # no such log
 
 
 def fail_to_start(fake: FakeSlurm, sweep: SweepDir, number: int, node: str) -> None:
-    """The job has ended, and its log says that the pilot's own task did at once."""
+    """End the job with a log in which the pilot's own task ended at once."""
     token = next(job["name"].rpartition(".")[2] for job in fake.jobs if job["id"] == number)
     said = f"srun: error: {node}: task 0: Exited with exit code 127"
     write_log(sweep, token, str(number), f"{MARK} {token}.0.0\n{said}\n")
@@ -114,11 +116,11 @@ def test_an_environment_that_is_broken_everywhere_excludes_no_node(fake: FakeSlu
     cycle = submitter.cycle()
     assert isinstance(cycle.given_up[1], PilotsEnd) and not node_exclusions.excluded(sweep)
     assert "task 0: Exited with exit code 127" in str(cycle.given_up[1])
-    assert "pilots end at their start on 3 nodes (node1, node2, node3), so no node is excluded" in submitter.lines[-1]
+    assert "pilots fail to start on 3 nodes (node1, node2, node3), so no node is excluded" in submitter.lines[-1]
 
 
-def test_pilots_that_cannot_start_are_given_up_beside_others_that_work(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """The environment breaks while a pilot runs: the others are not submitted for ever."""
+def test_pilots_that_cannot_start_are_given_up_while_others_work(fake: FakeSlurm, sweep: SweepDir) -> None:
+    """The environment breaks while a pilot runs: the other pilots are not submitted for ever."""
     submitter = Submitter(sweep, target_h=1e-4, max_pilots=2)
     submitter.cycle()
     fake.set(jobs=[{**job, "state": "FAILED" if job["index"] else "RUNNING"} for job in fake.jobs])
@@ -129,7 +131,8 @@ def test_pilots_that_cannot_start_are_given_up_beside_others_that_work(fake: Fak
 
 
 def test_nodes_that_are_excluded_already_count_when_more_fail(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """One node after the other fails: after the second it is not for the nodes, although no two fail together."""
+    """Nodes fail one after the other: after the second failure the nodes are not to blame, although no two fail
+    together."""
     submitter = Submitter(sweep)
     submitter.cycle()
     started(sweep, "slurm-x.0.0", "node1")

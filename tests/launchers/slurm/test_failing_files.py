@@ -1,4 +1,5 @@
-"""Commands on the login node while the sweep's file system fails: nothing is submitted twice, nobody gives up."""
+"""Commands on the login node while the sweep's file system fails: no job is submitted twice, and no command gives
+up."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fail_read(monkeypatch: pytest.MonkeyPatch) -> FailRead:
-    """Makes one read of the files of a name fail, by its number; the list has the path of each read so far."""
+    """Makes one read of the files with a name fail, given by its number; the list holds the path of each read so
+    far."""
 
     def arm(name: str, number: int) -> list[str]:
         real, seen = Path.read_text, []
@@ -64,7 +66,7 @@ def test_a_submission_that_cannot_be_read_now_is_not_taken_for_a_damaged_one(
 def test_a_failed_read_is_not_taken_for_a_cancel(
     number: int, fake: FakeSlurm, sweep: SweepDir, fail_read: FailRead
 ) -> None:
-    """The sweep was cancelled once, before this run, which looks for another cancel all the time."""
+    """The sweep was cancelled once before this run, which checks for another cancel all the time."""
     run(sweep, detach=True)
     assert cancel(sweep) == 1
     seen = fail_read("cancelled.json", number)

@@ -1,4 +1,4 @@
-"""Slurm takes no more jobs of this user, or refuses a submission: little is asked again, and nothing is left behind."""
+"""Slurm accepts no more jobs of this user, or refuses a submission: few retries, and no files left behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wide(sweep: SweepDir) -> SweepDir:
     return sweep
 
 
-def test_one_refusal_is_remembered_and_said_once(fake: FakeSlurm, wide: SweepDir) -> None:
+def test_one_refusal_is_remembered_and_reported_once(fake: FakeSlurm, wide: SweepDir) -> None:
     fake.mode("sbatch", "quota 5")
     submitter = Submitter(wide, target_h=1e-4)
     first = submitter.cycle()
@@ -47,7 +47,7 @@ def test_one_refusal_is_remembered_and_said_once(fake: FakeSlurm, wide: SweepDir
     assert {one.stage for one in all_submissions(wide)} == {"submitted"}
 
 
-def test_what_ends_makes_room_and_is_used_at_once(fake: FakeSlurm, wide: SweepDir) -> None:
+def test_room_of_ended_pilots_is_used_at_once(fake: FakeSlurm, wide: SweepDir) -> None:
     fake.mode("sbatch", "quota 5")
     submitter = Submitter(wide, target_h=1e-4)
     submitter.cycle()
@@ -73,10 +73,12 @@ def test_detach_does_not_wait_for_a_quota(fake: FakeSlurm, wide: SweepDir, capsy
     fake.mode("sbatch", "quota 2")
     assert run(wide, target_h=1e-4, detach=True).detached
     output = capsys.readouterr().out
-    assert "takes no more pilots of this user for now" in output and "2 pilots go on without this command" in output
+    assert (
+        "accepts no more pilots of this user now" in output and "2 pilots keep running without this command" in output
+    )
 
 
-def test_a_refusal_leaves_nothing_behind(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_a_refusal_leaves_no_files(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "refuse")
     with pytest.raises(UltrasweepError, match="Slurm refuses pilots of 1 node"):
         run(sweep)
@@ -89,7 +91,9 @@ def test_pilots_get_excluded_nodes_where_slurm_takes_them_only_so(words: str, fa
     fake.mode("sbatch", f"not without: {words}")
     submitter = Submitter(sweep)
     assert submitter.cycle().submitted == 1
-    assert f"only with the excluded nodes (node3): Batch job submission failed: {words}" in submitter.lines[0]
+    assert (
+        f"only if they may use the excluded nodes (node3): Batch job submission failed: {words}" in submitter.lines[0]
+    )
     (one,) = all_submissions(sweep)
     assert read_pilot_config(pilot_state.config_path(sweep, one.token)).use_excluded
     assert left_behind(sweep) == {"submissions": 1, "pilots": 1, "slurm": 1}

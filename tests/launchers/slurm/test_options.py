@@ -1,4 +1,4 @@
-"""Options of Slurm: what is refused, each with one line."""
+"""Slurm options that are refused, each with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pauses between two looks at squeue or at the sweep's files."""
+"""The pauses between two polls of squeue or of the sweep's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_pauses_grow_without_a_change_up_to_the_longest() -> None:
     assert timer.due()
     periods = []
     for changed in (True, False, False, False, False, True):
-        timer.looked(changed=changed)
+        timer.polled(changed=changed)
         periods.append(timer.period_s)
     assert periods == pytest.approx([1.0, 1.4, 1.96, 2.5, 2.5, 1.0])
     assert not timer.due() and 0 < timer.left_s() <= 1.0

@@ -86,7 +86,7 @@ def shapes(fake: FakeSlurm) -> list[str]:
     return [f"{job['id']}_{job['index']}" for job in fake.jobs]
 
 
-def test_one_array_a_shape_and_nothing_twice(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_one_array_per_shape_and_no_second_submission(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, target_h=1 / 60)  # 60 s a pilot, 30 s a point
     first = submitter.cycle()
     assert first.submitted == 4 and first.live == {1: 2, 2: 2} and first.missing == 0
@@ -122,7 +122,7 @@ def test_the_pilots_config_is_written_before_the_job(fake: FakeSlurm, sweep: Swe
     assert out.stdout.strip() == str(code[0] / "launchers" / "pilot" / "pilot.py")
 
 
-def test_arrays_are_cut_to_what_the_cluster_takes(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_arrays_stay_within_the_clusters_limit(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.set(max_array=2)
     assert Submitter(sweep, target_h=1e-4).cycle().submitted == 8
     assert [one.count for one in all_submissions(sweep)] == [2, 2, 2, 2]
@@ -139,7 +139,7 @@ def test_a_cluster_without_arrays(max_array: int, fake: FakeSlurm, sweep: SweepD
 
 @pytest.mark.parametrize("known_by", ["comment", "name"])
 def test_a_submitter_killed_after_sbatch(known_by: str, fake: FakeSlurm, sweep: SweepDir) -> None:
-    """sbatch has submitted the job and nobody has written its id: the token finds the job."""
+    """sbatch has submitted the job and its id was never written down: the token finds the job."""
     intent = new_submission(sweep, nodes=2, count=1, time_min=5)
     submissions.write(sweep, intent)
     texts = {"comment": f"ultrasweep:{intent.token}", "name": intent.job_name}
@@ -229,7 +229,7 @@ def test_slurmctld_is_down(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert submitter.cycle().submitted == 0 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
 
 
-def test_a_refusal_is_reported_once_and_not_tried_again(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_a_refusal_is_reported_once_and_not_retried(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "refuse")
     submitter = Submitter(sweep, partition="nope")
     cycle = submitter.cycle()
@@ -266,8 +266,8 @@ def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -
     assert [one.stage for one in all_submissions(sweep)] == ["ended", "ended", "submitted", "submitted"]
 
 
-def test_an_id_that_is_given_out_again_is_not_ours(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """slurmctld was killed before it had saved our jobs; others' have their numbers now."""
+def test_a_reused_job_id_belongs_to_another_user(fake: FakeSlurm, sweep: SweepDir) -> None:
+    """slurmctld was killed before it had saved this sweep's jobs; jobs of others have their numbers now."""
     submitter = Submitter(sweep)
     submitter.cycle()
     fake.set(jobs=[_job(1, state="RUNNING", name="someone", comment="else"), _job(2, name="x", comment="a|b:c.d")])
@@ -278,7 +278,7 @@ def test_an_id_that_is_given_out_again_is_not_ours(fake: FakeSlurm, sweep: Sweep
 
 @pytest.mark.slow
 def test_a_lost_node_is_followed_by_waiting(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """NODE_FAIL, then PENDING under the same number: nothing is submitted in between."""
+    """NODE_FAIL, then PENDING under the same number: no pilot is submitted in between."""
     submitter = Submitter(sweep)
     submitter.cycle()
     fake.move("NODE_FAIL")
@@ -304,7 +304,7 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
         pass
     cycle = submitter.cycle()
     assert cycle.runnable == 0 and cycle.submitted == 0 and len(queue.claims_of_others(sweep, "")) == 8
-    fake.move("PENDING", of=2)  # requeued: what its last pilot held waits
+    fake.move("PENDING", of=2)  # requeued: points of its last pilot wait
     cycle = submitter.cycle()
     assert cycle.runnable == 8 and cycle.submitted == 0 and not fake.calls("scancel")
     fake.move("FAILED", of=2)
@@ -313,7 +313,8 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
 
 @pytest.mark.slow
 def test_a_stalled_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """Its job runs, it holds every narrow point, and it does not move: nobody else would come."""
+    """The pilot's job runs, it holds every narrow point, and it stands still: without a new pilot these would never
+    run."""
     submitter = Submitter(sweep)
     submitter.reconciler._liveness = Liveness(sweep, lease_s=0.2)
     submitter.cycle()
@@ -349,7 +350,7 @@ def test_pilots_without_points_are_taken_off_the_queue(fake: FakeSlurm, sweep: S
     assert fake.calls("scancel") == [["--state=PENDING", "2_1", "2_2", "2_3"]]
 
 
-def test_pilots_that_do_nothing_are_given_up(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_pilots_without_attempts_are_given_up(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, max_nodes=1)
     for _ in range(3):
         assert submitter.cycle().submitted == 1
@@ -363,7 +364,7 @@ def test_pilots_that_do_nothing_are_given_up(fake: FakeSlurm, sweep: SweepDir) -
     assert str(error).endswith("starting | no module named torch")
 
 
-def test_what_the_accounting_knows_of_a_job_that_squeue_forgot(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_the_accounting_of_a_job_that_squeue_no_longer_shows(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, max_nodes=1)
     submitter.cycle()
     name = all_submissions(sweep)[0].job_name

@@ -75,7 +75,9 @@ def test_ctrl_c_leaves_the_pilots(fake: FakeSlurm, sweep: SweepDir, capsys: pyte
     with meanwhile(lambda: len(fake.calls("squeue")) > 2, interrupt):
         summary = run(sweep)
     assert (summary.detached, summary.exit_code) == (True, 0)
-    assert [job["state"] for job in fake.jobs] == ["PENDING"] and "on without this command" in capsys.readouterr().out
+    assert [job["state"] for job in fake.jobs] == [
+        "PENDING"
+    ] and "running without this command" in capsys.readouterr().out
 
 
 def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -> None:

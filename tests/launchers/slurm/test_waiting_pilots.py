@@ -1,4 +1,4 @@
-"""Pilots that wait with old options, and those that Slurm never starts."""
+"""Pilots that wait with old options, and those that Slurm will never start."""
 
 from __future__ import annotations
 
@@ -101,9 +101,11 @@ def test_a_quota_that_the_old_ones_fill(fake: FakeSlurm, sweep: SweepDir) -> Non
 
 def test_a_pilot_that_never_starts_is_an_error_until_the_options_change(fake: FakeSlurm, sweep: SweepDir) -> None:
     with_reason(fake, "PartitionTimeLimit")
-    with pytest.raises(UltrasweepError, match=r"never starts the 1 pilot of 1 node .* PartitionTimeLimit\. Give"):
+    with pytest.raises(
+        UltrasweepError, match=r"will never start 1 waiting pilot of 1 node: .*PartitionTimeLimit\. Repeat"
+    ):
         run(sweep, detach=True, time_min=300)
-    with pytest.raises(UltrasweepError, match="never starts"):
+    with pytest.raises(UltrasweepError, match="will never start"):
         run(sweep, time_min=300)
     assert states(fake) == ["1 PENDING"]
     fake.set(default_reason="Priority")
@@ -126,7 +128,7 @@ def test_a_pilot_that_never_starts_without_the_excluded_nodes_gets_them(fake: Fa
 
 
 def with_reason(fake: FakeSlurm, reason: str) -> None:
-    """Jobs that are submitted from now on wait for this reason."""
+    """Jobs submitted from now on wait for this reason."""
     fake.set(default_reason=reason)
 
 

@@ -15,7 +15,7 @@ def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep
     run(sweep, detach=True)
     with meanwhile(lambda: len(fake.calls("squeue")) > 3, fake.forget):
         summary = watch(sweep, live=False)
-    assert "no pilot is there, 3 points left" in summary.message and len(fake.calls("sbatch")) == 1
+    assert "no pilot waits or runs, 3 points left" in summary.message and len(fake.calls("sbatch")) == 1
     with meanwhile(lambda: True, lambda: finish_all(sweep)):
         assert watch(sweep, live=False).left == 0
 

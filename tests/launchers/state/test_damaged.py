@@ -1,4 +1,4 @@
-"""Damaged files in the queue: their points run from the ledger, or are counted as what is missing."""
+"""Damaged files in the queue: their points run from the ledger, or are counted as missing."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_a_damaged_item_is_claimed_from_the_ledger(sweep: SweepDir, content: byt
     write_plan(sweep, planned)
     sweep.add_points(planned)
     (sweep.todo / f"{planned[0].stem}.json").write_bytes(content)
-    said: list[str] = []
-    mine = queue_reader(sweep, "p", said)
+    lines: list[str] = []
+    mine = queue_reader(sweep, "p", lines)
     claim = mine.claim_next(everything)
     assert claim is not None and claim.point == planned[0]
-    assert len(said) == 1 and said[0].endswith("; the point is taken from the ledger")
+    assert len(lines) == 1 and lines[0].endswith("; the point is taken from the ledger")
     taken = queue.take_over(sweep, claim.stem, "p", "another")
     assert taken is not None and taken.point == planned[0]
     assert queue.finish(taken, "ok")
@@ -112,13 +112,13 @@ def test_run_and_status_agree_on_a_damaged_item(
     (sweep.todo / f"{planned[2].stem}.json").write_bytes(b"")
     summary = run_local(sweep, settings(), live=False)
     assert (summary.outcomes, summary.exit_code) == ({"ok": 6}, 0)
-    said = capsys.readouterr().out
-    assert "[6/6]" in said and said.count("the point is taken from the ledger") == 1
+    output = capsys.readouterr().out
+    assert "[6/6]" in output and output.count("the point is taken from the ledger") == 1
     assert sweep_status(sweep).total == 6
 
 
 @pytest.mark.slow
-def test_run_says_what_is_missing_when_the_ledger_is_lost_too(
+def test_run_reports_missing_points_when_the_ledger_is_lost_too(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "PILOT", SCRIPTED)

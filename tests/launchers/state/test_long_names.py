@@ -1,4 +1,4 @@
-"""Names of files stay within what a file system takes, however long a model's name and however much a layout says."""
+"""File names stay within the file system's limit, however long a model's name and a layout's description are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are excluded after failures: those that fail alone, not those that fail with the others."""
+"""Nodes excluded after failures: those that fail alone, not those that fail together with others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def excluded(records: Sequence[AttemptRecord]) -> set[str]:
 def test_a_node_that_fails_while_others_work() -> None:
     records = [failed(n, "bad") for n in (1, 3, 5)] + [good(n, "fine") for n in (2, 4)]
     assert excluded(records) == {"bad"}
-    assert excluded(records[1:]) == set()  # two failures say little
+    assert excluded(records[1:]) == set()  # two failures prove little
     assert excluded([*records, good(6, "bad")]) == set()
 
 
@@ -46,12 +46,12 @@ def test_several_nodes_that_fail_at_once_are_not_to_blame(outcome: str) -> None:
     assert excluded([good(0, "node0"), good(0, "node1"), *records]) == set()
 
 
-def test_one_bad_node_beside_one_that_failed_once_is_still_found() -> None:
+def test_a_bad_node_is_found_although_another_failed_once() -> None:
     records = [failed(n, "bad") for n in (1, 3, 5)] + [failed(2, "unlucky"), good(4, "a"), good(4, "b")]
     assert excluded(records) == {"bad"}
 
 
-def test_another_node_that_failed_long_ago_says_nothing() -> None:
+def test_an_old_failure_of_another_node_does_not_count() -> None:
     assert excluded([failed(1, "old"), *[failed(n, "bad") for n in (2, 3, 4)]]) == {"bad"}
 
 

@@ -1,4 +1,4 @@
-"""Telling dead processes and pilots from living ones."""
+"""Distinguishing dead processes and pilots from living ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def state(identity: ProcessIdentity, count: int = 1, activity: pilot_state.Activ
     return PilotState(pilot_id="p", identity=identity, count=count, time=0.0, started_at=0.0, activity=activity)
 
 
-def test_a_process_is_told_from_another_of_the_same_pid() -> None:
+def test_a_process_is_distinguished_from_another_with_its_pid() -> None:
     me = own_identity()
     assert not provably_dead(me)
     assert provably_dead(dataclasses.replace(me, start_ticks=me.start_ticks + 1))
     assert provably_dead(dataclasses.replace(me, pid=2**22 + 1))
     assert provably_dead(dataclasses.replace(me, boot_id="before"))
-    # What another machine or namespace does cannot be seen from here.
+    # Processes of another machine or namespace are invisible from here.
     assert not provably_dead(dataclasses.replace(me, pid=2**22 + 1, host="elsewhere"))
     assert not provably_dead(dataclasses.replace(me, pid=2**22 + 1, pid_namespace=1))
 

@@ -1,4 +1,4 @@
-"""Claiming, releasing, finishing and taking over points, and files that hold none."""
+"""Claiming, releasing, finishing and taking over points, and files that hold no point."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_a_claim_taken_over_is_noticed_by_its_old_owner(sweep: SweepDir) -> None
 def test_a_garbage_file_in_the_queue_is_put_aside(sweep: SweepDir) -> None:
     sweep.add_points(points("ok"))
     (sweep.todo / "000000-garbage.json").write_text("{not json")
-    said: list[str] = []
-    claim = queue_reader(sweep, "p", said).claim_next(everything)
+    lines: list[str] = []
+    claim = queue_reader(sweep, "p", lines).claim_next(everything)
     assert claim is not None and claim.point.experiment.model.name == "ok"
     assert (sweep.path / "queue" / "broken" / "000000-garbage.json").exists()
-    assert len(said) == 1 and "is not a point of a sweep" in said[0]
+    assert len(lines) == 1 and "is not a point of a sweep" in lines[0]
 
 
 def test_garbage_in_the_queue_is_set_aside_not_run(sweep: SweepDir) -> None:

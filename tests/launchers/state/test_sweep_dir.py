@@ -54,7 +54,8 @@ def test_a_lock_of_a_dead_adder_does_not_hold_others_up(sweep: SweepDir) -> None
 
 
 def test_a_slow_adder_leaves_the_lock_of_a_quicker_one_alone(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two adders find the lock of a dead one. The slow one is about to remove it when the quick one takes over."""
+    """Two processes find the lock of a dead one. The slow one is about to remove the lock when the quick one takes it
+    over."""
     lock = sweep.path / "queue" / "adding.lock"
     dead = dataclasses.replace(own_identity(), start_ticks=1)
     lock.write_text(json.dumps(dataclasses.asdict(dead)))
@@ -87,7 +88,7 @@ def test_a_slow_adder_leaves_the_lock_of_a_quicker_one_alone(sweep: SweepDir, mo
     assert len(entry_names(sweep.todo)) == 2
 
 
-def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidResults, match=r"is not a sweep: it has no sweep\.json"):
         SweepDir.open(tmp_path)
     (tmp_path / "thesis.tex").touch()

@@ -1,4 +1,4 @@
-"""What the files of a sweep say about its progress."""
+"""The progress of a sweep, read from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running sweep looks like in a terminal and in a log."""
+"""The view of a running sweep in a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def status(**changes: Any) -> SweepStatus:
     return SweepStatus(**{**fields, **changes})
 
 
-def test_the_live_view_tells_what_runs_what_is_left_and_what_failed() -> None:
+def test_the_live_view_shows_running_remaining_and_failed_points() -> None:
     console = Console(record=True, width=160, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     console.print(render_status(status(), console.width))
     text = console.export_text()

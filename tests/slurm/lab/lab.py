@@ -21,16 +21,16 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "slurmdbd", "mariadbd")
 OTHER_USER = "nobody"
-"""Exists everywhere and owns nothing."""
+"""A user that exists everywhere and owns no files."""
 DISK_MB = 24
-"""Room on the file system that can be filled."""
+"""Size of the file system that can be filled."""
 _PATH = f"{os.environ['PATH']}:/usr/sbin"
 _SACCT_DISABLED = '#!/bin/sh\necho "Slurm accounting storage is disabled" >&2\nexit 1\n'
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Why no cluster can be brought up here; None when one can."""
+    """Reason why no cluster can be started here; None when one can."""
     if missing := [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]:
         return f"no Slurm here: {', '.join(missing)} missing (as root on Debian or Ubuntu: tests/slurm/lab/packages)"
     if os.geteuid() != 0:
@@ -46,7 +46,7 @@ class Job:
     """One line of squeue."""
 
     id: str
-    """``1234`` or ``1234_5``."""
+    """Job id: ``1234`` or ``1234_5``."""
     state: str
     reason: str
     partition: str
@@ -59,7 +59,8 @@ class Lab:
     def __init__(
         self, *, nodes: int = 8, gpus: int = 8, accounting: Literal["dbd", "none"] = "dbd", port_base: int = 19000
     ) -> None:
-        """Bring it up; needs ``nodes + 2`` ports from ``port_base``. Raises `RuntimeError` with what failed."""
+        """Start the cluster; needs ``nodes + 2`` ports from ``port_base``. Raises `RuntimeError` with the failed
+        step."""
         self.state = Path(tempfile.mkdtemp(prefix="ultrasweep-slurm-", dir="/tmp"))
         self.state.chmod(0o755)
         self.nodes = tuple(f"node{number:03d}" for number in range(1, nodes + 1))
@@ -88,13 +89,13 @@ class Lab:
         self.down()
 
     def down(self, *, keep: bool = False) -> None:
-        """Stop everything that was started. ``keep``: leave the folder with the logs."""
+        """Stop all processes of the cluster. ``keep``: leave the folder with the logs."""
         command = [HERE / "down", "--state", self.state, *(["--keep"] if keep else [])]
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True, timeout=120)
 
     @property
     def environment(self) -> dict[str, str]:
-        """For commands that shall find this cluster."""
+        """Environment for commands that are to find this cluster."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         return {**inherited, "PATH": _PATH, "SLURM_CONF": str(self.state / "slurm.conf")}
 
@@ -113,10 +114,10 @@ class Lab:
             raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
         return done.stdout
 
-    # What the cluster does
+    # State of the cluster
 
     def jobs(self, *, partition: str | None = None, every: bool = False) -> list[Job]:
-        """Jobs that wait or run; ``every``: those that ended in the last minutes, too."""
+        """Waiting and running jobs; ``every``: also those that ended in the last minutes."""
         words = ["-h", "-r", "-o", "%i|%T|%r|%P|%N", *(["-t", "all"] if every else [])]
         if partition is not None:
             words += ["-p", partition]
@@ -129,7 +130,8 @@ class Lab:
         return {label: int(value) for label, value in reversed(found)}
 
     def processes(self, text: str, node: str | None = None) -> list[int]:
-        """Living processes, seen from the machine, whose command line holds ``text``; ``node``: only those there."""
+        """Living processes, seen from the machine, whose command line contains ``text``; ``node``: only those on that
+        node."""
         init = self.node("pid", node).strip() if node is not None else None
         found = []
         for folder in Path("/proc").iterdir():
@@ -147,11 +149,11 @@ class Lab:
     # Faults of nodes
 
     def node(self, verb: str, name: str, *words: str, check: bool = True) -> str:
-        """The node script's answer."""
+        """Run the node script and return its answer."""
         return self.run(HERE / "node", self.state, verb, name, *words, check=check)
 
     def crash_node(self, name: str) -> None:
-        """Power loss: all that runs there is gone at once."""
+        """Power loss: all processes of the node die at once."""
         self.node("crash", name)
 
     def start_node(self, name: str) -> None:
@@ -168,11 +170,12 @@ class Lab:
         self.node("exec", name, "bash", "-c", f"kill -{int(number)} {pid}")
 
     def set_clock(self, name: str, seconds: float) -> None:
-        """Set the node's clock wrong by ``seconds`` for stand-ins that start there from now on (see `standin`)."""
+        """Shift the node's clock by ``seconds`` for stand-ins that start there from now on (see `standin`)."""
         (self.state / "clock" / name).write_text(str(seconds))
 
     def add_partition(self, name: str, nodes: Sequence[str], *, preemptible: bool = False) -> str:
-        """Make a partition of some nodes; jobs of all others preempt a preemptible one's, which are then requeued."""
+        """Add a partition of some nodes. Jobs of all other partitions preempt the jobs of a preemptible one, which are
+        requeued."""
         words = ["PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=10"]
         if not preemptible:
             words = ["PriorityTier=10", "PreemptMode=OFF"]
@@ -181,7 +184,7 @@ class Lab:
         return name
 
     def break_python(self, name: str) -> None:
-        """Whatever starts Python on this node from now on starts ``false`` and ends at once."""
+        """From now on Python on this node is ``false`` and ends at once."""
         false = shutil.which("false") or "/bin/false"
         self.node("exec", name, "mount", "--bind", false, os.path.realpath(sys.executable))
 
@@ -189,7 +192,7 @@ class Lab:
         self.node("exec", name, "umount", os.path.realpath(sys.executable))
 
     def node_seconds(self, partition: str) -> float:
-        """What all jobs of a partition so far have held, as Slurm accounts for it: nodes times seconds."""
+        """Node-seconds that Slurm has accounted to all jobs of a partition so far."""
         time.sleep(3)  # the accounting is a little behind
         words = ["-D", "-X", "-n", "-P", "-r", partition, "-S", "now-1day", "-o", "ElapsedRaw,NNodes,Start"]
         text = self.run("sacct", *words)
@@ -197,7 +200,7 @@ class Lab:
         return sum(float(seconds) * int(nodes) for seconds, nodes, start in rows if start not in ("None", "Unknown"))
 
     def limit_jobs(self, partition: str, most: int) -> None:
-        """Let each user have only so many jobs in a partition; each element of an array counts."""
+        """Limit each user to so many jobs in a partition; each element of an array counts."""
         self.run("sacctmgr", "-i", "add", "qos", f"most{most}", f"MaxSubmitJobsPerUser={most}")
         wait_until(lambda: self._has_qos(partition, f"most{most}"), 20, "the limit")
 
@@ -210,27 +213,29 @@ class Lab:
         self._stop("slurmctld", signal.SIGKILL)
 
     def resume_nodes(self) -> None:
-        """Let jobs use every node again, whatever Slurm or a scenario has drained."""
+        """Make every node available again, whatever Slurm or a scenario has drained."""
         self.run("scontrol", "update", "nodename=ALL", "state=resume", check=False)
 
     def ctld_save(self) -> None:
-        """Copy its saved state for `ctld_forget`. Stops it for a moment, since it saves its state when it stops."""
+        """Copy the controller's saved state for `ctld_forget`. Stops it for a moment, since it saves its state when it
+        stops."""
         self.ctld_stop()
         shutil.copytree(self.state / "ctld", self.state / "ctld-before", dirs_exist_ok=True)
         self.ctld_start()
 
     def ctld_forget(self) -> None:
-        """While it is down: restore the copy of `ctld_save`. So it forgets later jobs and gives out their ids again."""
+        """Restore the copy of `ctld_save` while the controller is down. So it forgets later jobs and reuses their
+        ids."""
         shutil.rmtree(self.state / "ctld")
         (self.state / "ctld-before").rename(self.state / "ctld")
 
     def ctld_start(self) -> None:
-        """Start it again and wait until it answers."""
+        """Start the controller again and wait until it answers."""
         self.run("slurmctld")
         wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), 30, "slurmctld")
 
     def ctld_freeze(self) -> None:
-        """It accepts connections and never answers."""
+        """Freeze the controller: it accepts connections and never answers."""
         os.kill(self._pid("slurmctld"), signal.SIGSTOP)
 
     def ctld_thaw(self) -> None:
@@ -245,7 +250,7 @@ class Lab:
         wait_until(lambda: "lab" in self.run("sacctmgr", "-n", "show", "cluster", check=False), 30, "slurmdbd")
 
     def without_sacct(self) -> dict[str, str]:
-        """`environment` in which ``sacct`` says what it says on a cluster without accounting."""
+        """`environment` in which ``sacct`` prints the error of a cluster without accounting."""
         folder = self.state / "no-sacct"
         folder.mkdir(exist_ok=True)
         (folder / "sacct").write_text(_SACCT_DISABLED)
@@ -255,7 +260,7 @@ class Lab:
     # Faults of the disk, other users
 
     def fill_disk(self) -> None:
-        """Leave no byte on `disk`."""
+        """Leave no free byte on `disk`."""
         filler = os.open(self.disk / ".filler", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         with suppress(OSError):
             while os.write(filler, bytes(65_536)):
@@ -297,7 +302,7 @@ def expand(nodes: str) -> tuple[str, ...]:
 
 
 def wait_until(condition: Callable[[], object], limit_s: float, what: str, *, every_s: float = 0.1) -> None:
-    """Wait for ``condition``; an `AssertionError` that says ``what`` was waited for when it does not come."""
+    """Wait for ``condition``. Raises `AssertionError` naming ``what`` when it stays false."""
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"waited {limit_s:.0f} s for {what}"
@@ -306,7 +311,7 @@ def wait_until(condition: Callable[[], object], limit_s: float, what: str, *, ev
 
 @contextmanager
 def afterwards(undo: Callable[[], None]) -> Iterator[None]:
-    """Call ``undo`` at the end, also when the test fails."""
+    """Call ``undo`` at the end, even when the test fails."""
     try:
         yield
     finally:
@@ -326,7 +331,7 @@ def _same_namespace(one: str, other: str) -> bool:
 
 
 def _closed_to_others() -> list[str]:
-    """Folders on the way to Python and to this checkout that other users may not enter."""
+    """Folders on the path to Python and to this checkout that other users may not enter."""
     ways = (Path(sys.executable).resolve(), Path(sys.prefix), CHECKOUT)
     closed = {str(folder) for way in ways for folder in way.parents if not folder.stat().st_mode & 0o001}
     return sorted(closed)

@@ -120,7 +120,7 @@ def test_the_fewest_devices_and_the_least_money() -> None:
     found = asked(*words)
     goal = found.goal
     assert goal is not None and goal.fewest is not None and goal.cheapest is not None
-    fewest = goal.fewest.found.experiment.world_size
+    fewest = goal.fewest.ranked_layout.experiment.world_size
     assert goal.fewest.days <= 16
     by_size = {one.ranked.size: one.ranked.best[0] for one in asked(*words[:2], words[2], *SMALL).sizes}
     steps = 1e11 / found.question.tokens_per_step
@@ -169,9 +169,9 @@ def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
         (["model=llama8b", "cluster=h200", "gpus=64-8"], "smaller to a larger"),
         (["model=llama8b", "cluster=h200", "gpus=7"], "no layout of llama8b on 7 devices obeys the rules"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e12"], "tokens needs days too"),
-        (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no 'tpp' to ask for; did you mean 'tp'?"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no option 'tpp'; did you mean 'tp'?"),
         (["model=llama9b", "cluster=h200", "gpus=8"], "llama9b"),
-        (["model=llama8b", "cluster=cpu", "gpus=8"], "does not say"),
+        (["model=llama8b", "cluster=cpu", "gpus=8"], "the file of cluster cpu"),
         (["model=llama8b", "cluster=h200", "gpus=8", "recompute=norm"], "is not searched"),
         (["model=llama8b", "cluster=h200", "gpus=8", "price=0"], "price"),
     ],

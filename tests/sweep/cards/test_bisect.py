@@ -79,7 +79,7 @@ def test_code_that_cannot_run_is_skipped(tmp_path: Path, card: Card, runner: Run
     commits = toy(tmp_path / "code", [2.0, 2.0, None, 2.0, 3.0, 3.0])
     assert first_slower(tmp_path / "code", f"{commits[0]}..{commits[5]}", card, runner).endswith("change 4")
     others = toy(tmp_path / "skipped", [2.0, None, None, 3.0])
-    with pytest.raises(UltrasweepError, match="the commits that are left cannot run the card"):
+    with pytest.raises(UltrasweepError, match="the remaining commits cannot run the card"):
         first_slower(tmp_path / "skipped", f"{others[0]}..{others[3]}", card, runner)
 
 

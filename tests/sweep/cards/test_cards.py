@@ -131,7 +131,7 @@ def test_the_same_row_passes(card: Card, row: dict[str, Any]) -> None:
         ),
         ({"throttle_reasons": "hw_thermal_slowdown"}, "throttled: hw_thermal_slowdown"),
         ({"method": "rehearsed"}, "other method: rehearsed, the card measured"),
-        ({"git_dirty": True}, "changes that are in no commit"),
+        ({"git_dirty": True}, "uncommitted changes"),
     ],
 )
 def test_reasons(card: Card, row: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
@@ -169,8 +169,8 @@ def test_card_survives_its_file(card: Card, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "holds no card"),
-        ("{", "is no YAML"),
-        ("[1, 2]", "is no card"),
+        ("{", "is not YAML"),
+        ("[1, 2]", "is not a card"),
         ("format: 7", "a card of format 7; this program reads format 1"),
         ("format: 1\nid: x", "unknown or missing in the card: attempts, "),
     ],

@@ -78,7 +78,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["plan", "+grid=tiny", "+launcher.lease=3"], "launcher: no option 'lease'; did you mean 'lease_s'"),
         (["plan", "+grid=tiny", "launcher.lease_s=abc"], "lease_s='abc' must be a number of seconds above 0"),
-        (["run", "+grid=tiny", "--detach"], "--detach is for launcher=slurm"),
+        (["run", "+grid=tiny", "--detach"], "--detach needs launcher=slurm"),
         (["run", "+grid=tiny", "+launcher.environment.a-b=1"], "'a-b' cannot be the name of a variable"),
         (["plan", "+grid=tiny", "--outt", "x"], "unrecognized arguments: --outt"),
         (["plan", "+grid=tiny", "--top", "0"], "argument --top: .* whole number of at least 1"),
@@ -333,7 +333,7 @@ def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys
     assert main(["run", "+grid=tiny", "--where", "world_size <= 2"]) == 0
     sweep = pilots.calls[1][0]
     assert {read_point(sweep.todo / name).experiment.world_size for name in entry_names(sweep.todo)} == {1, 2}
-    assert "are not in this plan and were taken out of the queue" in capsys.readouterr().out
+    assert "are not in this plan and were removed from the queue" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -370,7 +370,7 @@ def test_a_rehearsal_on_a_cluster_without_rates_promises_no_times(
     pilots: Pilots, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "+grid=tiny", "launcher=rehearse", "cluster=cpu"]) == 0
-    assert "step times are not known, since cluster cpu states no rates" in capsys.readouterr().out
+    assert "step times are unknown (the file of cluster cpu has no rates)" in capsys.readouterr().out
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
@@ -394,7 +394,7 @@ def test_a_real_run_takes_the_cluster_of_this_machine(
     # The same folder later, on another machine: the numbers would not belong together.
     gpus(monkeypatch, "NVIDIA H200", 4)
     assert main(["run", *words]) == 2
-    assert "holds runs planned for NVIDIA B200; give this one, for NVIDIA H200, another name" in capsys.readouterr().err
+    assert "holds runs for NVIDIA B200, this run is for NVIDIA H200: give it another name" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_ordinary_aliases_are_taken(tmp_path: Path) -> None:
 
 def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "a.yaml", "a: &a [1, *a]\n")
-    with pytest.raises(InvalidSweep, match="line 1: an alias stands for a value it is a part of"):
+    with pytest.raises(InvalidSweep, match="line 1: an alias refers to a value that contains it"):
         read_yaml(path)
 
 

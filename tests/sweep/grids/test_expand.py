@@ -90,7 +90,7 @@ def test_derived_values_must_be_whole_and_positive() -> None:
 def test_derived_values_are_found_in_any_order() -> None:
     expansion = grid(axes={"tp": 2, "nodes": 1}, derive={"dp": "world_size / tp", "world_size": "8 * nodes"})
     assert layouts(expansion, "dp", "tp") == [(4, 2)]
-    with pytest.raises(InvalidSweep, match="dp, tp cannot be derived, because each needs another"):
+    with pytest.raises(InvalidSweep, match="dp, tp cannot be derived, because each depends on another"):
         grid(axes={"pp": 1}, derive={"dp": "8 / tp", "tp": "8 / dp"})
 
 
@@ -184,9 +184,9 @@ def test_grids_share_no_run() -> None:
         ({"where": {"a": "peak_byte < 2"}}, r"where\.a uses 'peak_byte', .*did you mean 'peak_bytes'\?"),
         (
             {"axes": {"nodes": [1]}, "where": {"a": "nodes * predicted_peak_bytes < 2"}},
-            r"where\.a uses nodes, a variable of the grid, beside predicted_peak_bytes.*write two conditions",
+            r"where\.a mixes the grid variable nodes with the point field predicted_peak_bytes; split it into two",
         ),
-        ({"derive": {"accumlation": "global_batch_size"}}, "derive.accumlation is used by nothing"),
+        ({"derive": {"accumlation": "global_batch_size"}}, "derive.accumlation is not used"),
         ({"derive": {"engine": "'foo'"}}, "engine cannot be derived; give it as an axis"),
         ({"derive": {"zero_stage": "7"}}, "derive.zero_stage=7; it may be 0, 1, 2 or 3"),
         ({"axis": {}}, r"no section 'axis'; did you mean 'axes'\?"),
@@ -318,7 +318,7 @@ def test_the_message_of_an_impossible_size_names_every_derived_value_that_rules_
 
 
 def test_a_long_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "_TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(walk, "_PROGRESS_EVERY_S", 0.0)
     told: list[tuple[str, int, int]] = []
     axes = {"model": "small", "global_batch_size": 64, "tp": [1, 2], "pp": [1, 2], "seed": list(range(3000))}
     spec = grid_from_dict("g", {"axes": axes, "where": {"few": "seed < 2"}})

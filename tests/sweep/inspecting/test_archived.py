@@ -31,7 +31,7 @@ def fresh_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_status_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("no sweep of your own in results yet; those that came with the program:\n")
+    assert told.startswith("no sweep of your own in results yet; sweeps that ship with the program:\n")
     assert "sweep in results" in told and all(f"recorded/{name}" in told for name in SWEEPS)
     assert told.count("archived") == len(SWEEPS)
 
@@ -66,7 +66,7 @@ def test_status_shows_a_users_own_sweep_alone_and_an_archive_of_it(capsys: pytes
 def test_logs_of_a_shipped_row_say_where_its_row_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", ANCHOR]) == 2
     told = capsys.readouterr().err
-    assert "results/recorded/h200x4_llama8b_anchors has its rows but no logs: python -m sweep explain " in told
+    assert "results/recorded/h200x4_llama8b_anchors has its rows but no logs, see python -m sweep explain " in told
     command = told.rpartition("python -m sweep ")[2].split()
     assert main(command) == 0
     told = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_explain_finds_or_points_to_them(capsys: pytest.CaptureFixture[str]) -> 
     enqueue(prepare(["+grid=tiny", "launcher=local"], ConfFolders(), []))
     assert main(["explain", ANCHOR]) == 2
     told = capsys.readouterr().err
-    assert "it came with the program: --results results/recorded/h200x4_llama8b_anchors" in told
+    assert "it ships with the program: --results results/recorded/h200x4_llama8b_anchors" in told
     assert main(["explain", ANCHOR, *told.split()[-2:]]) == 0
     capsys.readouterr()
     assert main(["explain", "0123abcd"]) == 2

@@ -50,12 +50,12 @@ def test_a_measured_row_is_held_against_a_measured_one_though_a_rehearsal_is_new
     lines = told(left, record("right", attempt("measured", 200)))
     assert ["left", "right"] in lines
     assert ["tokens/s/GPU", "100", "200"] in lines
-    assert not [line for line in lines if line[:1] == ["obtained"]]
+    assert not [line for line in lines if line[:1] == ["method"]]
 
 
 def test_two_methods_are_said_where_no_method_has_both() -> None:
     lines = told(record("left", attempt("rehearsed", 300)), record("right", attempt("measured", 200)))
-    assert ["obtained", "rehearsed", "measured"] in lines
+    assert ["method", "rehearsed", "measured"] in lines
     assert ["tokens/s/GPU", "300", "200"] in lines
 
 

@@ -120,7 +120,7 @@ def test_rows_of_older_engines_and_measurements_do_not_rank(sweep: SweepDir) -> 
     [cell] = cells_of(sweep)
     assert [(layout.experiment, layout.rate) for layout in cell.layouts] == [(second, 10000.0)]
     assert older(read_attempts(sweep.path).to_pylist()) == 2
-    assert "2 finished runs of older versions of the engine or the measurement are not ranked here" in ended(sweep, 200)
+    assert "2 finished runs with an older version of the engine or the measurement not ranked here" in ended(sweep, 200)
 
 
 def test_engines_have_winners_of_their_own(sweep: SweepDir) -> None:
@@ -156,7 +156,7 @@ def test_rehearsed_layouts_are_ranked_within_one_tp(sweep: SweepDir) -> None:
     assert (
         "fastest rehearsed" in text
         and "llama8b on 8 GPUs, tp 2" in text
-        and "do not rank one tp against another" in text
+        and "cannot rank different tp against each other" in text
     )
 
 
@@ -259,7 +259,7 @@ def ended(sweep: SweepDir, width: int, **changes: Any) -> str:
 def test_a_run_ends_with_how_many_waited_for_the_host(sweep: SweepDir) -> None:
     for experiment, lead in zip(layouts(3), (0.0, 0.3, None), strict=True):
         store(sweep, experiment, 10000.0, step_time_s=1.0, host_lead_s=lead)
-    assert "in 1 of 2 runs devices waited for the host (host_lead_s near 0)" in ended(sweep, 200)
+    assert "1 of 2 runs were host-bound (host_lead_s near 0)" in ended(sweep, 200)
 
 
 def test_a_run_ends_with_how_many_stopped_to_free_memory(sweep: SweepDir) -> None:
@@ -268,7 +268,7 @@ def test_a_run_ends_with_how_many_stopped_to_free_memory(sweep: SweepDir) -> Non
             sweep, experiment, 10000.0, step_time_s=1.0, allocator_retries=retries, host_lead_s=0.0 if retries else 0.5
         )
     text = ended(sweep, 200)
-    assert "in 1 of 2 runs memory was so full that the allocator stopped to free its cache" in text
+    assert "in 1 of 2 runs memory was so full that the allocator had to free its cache" in text
     assert "waited for the host" not in text, "a device that is idle because the allocator stopped it"
 
 
@@ -284,7 +284,7 @@ def test_a_run_ends_with_the_fastest_and_what_to_try_next(sweep: SweepDir, width
     for part in ("fastest measured", "GPUs", "tokens/s/GPU", "10,000", "60.0 GiB", "50.0 %", "9.0 %"):
         assert part in text, part
     assert "about 11,000 tokens/s each (+10% to the best)" in text
-    assert "its budget must cover 0.5 device-hours: python -m sweep run +grid=g" in text
+    assert "repeat the command with a budget of at least 0.5 device-hours: python -m sweep run +grid=g" in text
     assert lines[-1] == f"report: python -m analysis.report {sweep.path}"
     table = lines[[line.startswith("fastest") for line in lines].index(True) :][:4]
     assert all(len(line) <= width for line in table)
@@ -329,7 +329,7 @@ def test_watching_ends_with_the_fastest_and_what_to_try_next(
     [table] = [number for number, line in enumerate(end) if line.startswith("fastest measured")]
     for part in (f"{done.model.name} on 8 GPUs", "10,000", "60.0 GiB", "50.0 %", "9.0 %"):
         assert any(part in line for line in end[table : table + 4]), part
-    tried = end.index("worth trying next, by the predictions and how far the runs reached theirs:")
+    tried = end.index("worth trying next, by predictions corrected with the runs so far:")
     assert "about 11,000 tokens/s each (+10% to the best)" in end[tried + 1]
     assert not any("the same command" in line for line in end)  # watching is not what ran the points
     assert end[-1] == f"report: python -m analysis.report {watched.path}"
@@ -345,7 +345,7 @@ def test_ctrl_c_ends_the_watching_without_a_summary_of_half_the_points(
     monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", press_ctrl_c)
     assert main(["watch", str(watched.path), "--plain"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "2 points left; only the watching has stopped"
+    assert lines[-1] == "2 points left; stopped watching, the sweep goes on"
     assert not any(line.startswith(("fastest", "worth trying", "report:")) for line in lines)
 
 
@@ -360,7 +360,7 @@ def test_a_tie_is_said_and_an_unknown_noise_too(sweep: SweepDir) -> None:
     store(other, first, 10000.0, timed_steps=1)
     store(other, third, 9900.0, timed_steps=1)
     text = ended(other, 120)
-    assert "1.0 % ?" in text and "?: how far a run moves by chance is not known" in text
+    assert "1.0 % ?" in text and "?: run-to-run variation is unknown" in text
 
 
 def test_a_sweep_that_uses_the_rows_of_another_says_where_they_are(sweep: SweepDir) -> None:
@@ -392,5 +392,5 @@ def test_rows_that_cannot_be_read_do_not_fail_the_run(sweep: SweepDir, monkeypat
 
     monkeypatch.setattr(run_end, "read_attempts", broken)
     lines = ended(sweep, 120).splitlines()
-    assert "the rows cannot be summed up: " in lines[1] and "Input/output error" in lines[1]
+    assert "cannot summarize the rows: " in lines[1] and "Input/output error" in lines[1]
     assert lines[-1] == f"report: python -m analysis.report {sweep.path}"

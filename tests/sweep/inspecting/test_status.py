@@ -298,9 +298,9 @@ def test_logs_that_are_not_there(study: Study, capsys: pytest.CaptureFixture[str
     attempt_folder(study, 1, ranks=2)
     waiting = read_point(study.sweep.todo / entry_names(study.sweep.todo)[0]).experiment.id
     for words, message in (
-        (["logs", "nothing"], "no attempt in results has an id with 'nothing' in it"),
-        (["logs", waiting], "waits in the queue; nothing of it has been run yet"),
-        (["logs", study.running[0].experiment.id, "--rank", "7"], "no log of rank 7; it has those of ranks 0 to 1"),
+        (["logs", "nothing"], "no attempt in results has an id that contains 'nothing'"),
+        (["logs", waiting], "waits in the queue and has not run yet"),
+        (["logs", study.running[0].experiment.id, "--rank", "7"], "no log of rank 7; it has logs of ranks 0 to 1"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err

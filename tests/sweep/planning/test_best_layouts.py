@@ -53,7 +53,7 @@ def test_ten_best_layouts_by_default_with_their_ids(plan: Plan) -> None:
     best = sorted(able, key=lambda point: -(point.tokens_per_s_per_gpu or 0))
     assert listed(printed(plan)) == [point.experiment.hash for point in best[:10]]
     assert listed(printed(plan, top=3)) == [point.experiment.hash for point in best[:3]]
-    assert f"10 of {len(able):,} points; --top N of each model and size" in printed(plan)
+    assert f"10 of {len(able):,} points shown; --top N for more of each model and size" in printed(plan)
 
 
 def test_a_rate_stands_beside_its_interval(plan: Plan) -> None:
@@ -161,7 +161,7 @@ def test_what_cannot_run_is_shown_on_request_with_its_reason() -> None:
 def test_without_rates_the_missing_ones_are_named_and_a_list_is_made_on_request() -> None:
     plan = plan_of(["+grid=tiny"])
     text = printed(plan)
-    assert "cluster cpu does not say device.peak_flops.fp32, device.memory_bandwidth, matmul_efficiency" in text
+    assert "the file of cluster cpu lacks device.peak_flops.fp32, device.memory_bandwidth, matmul_efficiency" in text
     assert listed(text) == []
     assert len(listed(printed(plan, top=4, order=parse_order("predicted_peak_bytes")))) == 4
 

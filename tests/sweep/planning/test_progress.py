@@ -90,7 +90,7 @@ def test_the_command_says_how_far_a_long_search_is(
 
     monkeypatch.setattr(told, "_FIRST_S", 0.0)
     monkeypatch.setattr(told, "_EVERY_S", 0.0)
-    monkeypatch.setattr(walk, "_TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(walk, "_PROGRESS_EVERY_S", 0.0)
     assert main(long_search) == 0
     long = capsys.readouterr()
     assert long.out == short.out

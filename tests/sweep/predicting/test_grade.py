@@ -104,7 +104,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         run_command("grade", [str(RECORDED), "--by", "tpp"])
     with pytest.raises(UltrasweepError, match="end its name in"):
         run_command("grade", [str(RECORDED), "--out", "grades.csv"])
-    with pytest.raises(UltrasweepError, match="give both"):
+    with pytest.raises(UltrasweepError, match="needs --predictions FILE"):
         run_command("grade", [str(RECORDED), "--against", "rows.csv"])
     with pytest.raises(InvalidResults, match="cannot be read"):
         run_command("grade", [str(RECORDED), "--predictions", str(tmp_path / "gone.parquet")])

@@ -38,16 +38,16 @@ def one(**changes: Any) -> pd.Series[Any]:
         ({"gpu": None}, "gpu is not given"),
         ({"gpus": 16}, "dp x tp x pp x cp = 8 x 1 x 1 x 1 = 8, gpus = 16"),
         ({"gpus": 9, "dp": None, "tp": 2}, "does not divide gpus = 9"),
-        ({"layers": "many"}, "layers = 'many' is no number"),
+        ({"layers": "many"}, "layers = 'many' is not a number"),
         ({"hidden": None}, "hidden is not given"),
-        ({"seq": -1}, "seq = -1 is no whole number"),
+        ({"seq": -1}, "seq = -1 is not a whole number"),
         ({"gbs_seqs": 31}, "dp x mbs x grad_accum = 8 x 2 x 2 = 32, gbs_seqs = 31"),
         ({"mbs": None, "grad_accum": None}, "the batch is not known"),
         ({"pp": 8, "dp": 1, "layers": 4}, "pp 8 is more than the 4 layers"),
-        ({"ep": 8}, "no column says what the experts are"),
+        ({"ep": 8}, "no column describes the experts"),
         ({"precision": "fp32"}, "precision 'fp32'"),
         ({"gpu": "A100", "precision": "fp8"}, "has no rate for precision 'fp8'"),
-        ({"grad_accum": 1e400}, "grad_accum = inf is no whole number"),
+        ({"grad_accum": 1e400}, "grad_accum = inf is not a whole number"),
     ],
 )
 def test_a_row_of_which_nothing_can_be_said_has_a_reason(changes: dict[str, Any], said: str) -> None:
@@ -201,9 +201,7 @@ def test_another_engine_is_predicted_only_once_its_own_rows_are_there() -> None:
     for calibration in (None, ours):
         found = predict_frame(theirs, calibration)
         assert found.predictions[list(OUT[:-1])].isna().all(axis=None)
-        assert set(found.predictions["reason"]) == {
-            "nothing is known of engine torchtitan: --calibrate with rows that it ran"
-        }
+        assert set(found.predictions["reason"]) == {"engine torchtitan is unknown: --calibrate with rows that it ran"}
         assert len(found.mistakes) == len(theirs)
     fitted = (
         predict_frame(pd.concat([theirs, ours], ignore_index=True), theirs).predictions["step_time_s"].astype(float)
@@ -218,7 +216,7 @@ def test_rows_with_experts_have_a_reason() -> None:
     rows.loc[1, "config_json"] = config_columns(routed)["config_json"]
     found = predict_frame(rows, None).predictions
     assert found["step_time_s"].notna().tolist() == [True, False]
-    assert found["reason"].iloc[1] == "experts are in no column"
+    assert found["reason"].iloc[1] == "models with routed experts cannot be predicted from a table"
 
 
 def test_memory_of_our_engine_is_that_of_a_plan() -> None:
@@ -292,10 +290,10 @@ def test_a_table_is_not_written_over_and_columns_nobody_reads_are_named(
     pd.DataFrame([{**row(), "recomput": "full"}]).to_csv(table, index=False)
     before = table.read_text()
     assert main(["predict", str(table), "--out", str(table)]) == 2
-    assert "is a table that is read" in capsys.readouterr().err
+    assert "is an input table and would be overwritten" in capsys.readouterr().err
     assert table.read_text() == before
     assert main(["predict", str(table), "--out", str(tmp_path / "out.csv")]) == 0
-    assert "columns that are not read: recomput" in capsys.readouterr().out
+    assert "ignored columns: recomput" in capsys.readouterr().out
 
 
 def test_predictions_of_a_sweep_are_graded_by_their_ids() -> None:

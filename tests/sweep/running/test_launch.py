@@ -169,7 +169,7 @@ def test_a_run_on_a_login_node_goes_to_slurm(
     assert (more["detach"], more["live"]) == (True, None)
     assert more["command"].startswith("python -m sweep run +grid=playbook")
     told = capsys.readouterr().out
-    assert "launcher=slurm: this machine submits to Slurm (launcher=local would run here)" in told
+    assert "launcher=slurm: this machine can submit to Slurm (launcher=local would run here)" in told
     assert "expected GPU-h" in told and "2 nodes, 16 GPUs" in told  # the price, before anything is submitted
     assert "to run by Slurm, on nodes of 8 GPUs" in told
 
@@ -216,8 +216,8 @@ def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
     (sweep.todo / wide[0]).rename(sweep.claimed / wide[0].replace(".json", "@p.json"))
     assert main(["run", "+grid=tiny", "launcher=slurm", "--where", "world_size <= 2"]) == 0
     told = capsys.readouterr().out
-    assert "points of an earlier run are not in this plan and were taken out of the queue" in told
-    assert "1 point of an earlier run still runs although not in this plan, and will get its row" in told
+    assert "points of an earlier run are not in this plan and were removed from the queue" in told
+    assert "1 point of an earlier run is still running; it is not in this plan but will be recorded" in told
     assert entry_names(sweep.claimed) == [wide[0].replace(".json", "@p.json")]
 
 

@@ -167,7 +167,7 @@ def test_ctrl_c_stops_and_says_how_to_go_on(folder: Path) -> None:
     seen.until(lambda: slow_runs(folder))
     seen.press_ctrl_c()
     assert seen.end() == 130
-    assert "stopping: the running point will wait again (Ctrl-C again: at once)" in seen.told
+    assert "stopping: the running point goes back to the queue (Ctrl-C again: stop at once)" in seen.told
     assert "interrupted, 1 point left; go on with: python -m sweep run +grid=seen" in seen.told
     [cancelled] = [row for row in rows_of(folder) if row["outcome"] == "cancelled"]
     assert cancelled["evidence"].startswith("stopped by the user after ")
@@ -195,7 +195,7 @@ def test_ctrl_c_twice_kills_at_once_and_loses_nothing(folder: Path) -> None:
     seen.until("stopping: ")
     seen.press_ctrl_c()
     assert seen.end() == 130
-    assert "killed; the next run records what was running" in seen.told
+    assert "killed; the next run records the points that were running" in seen.told
     assert "Traceback" not in seen.told
     until(lambda: provably_dead(pilot.identity))
     assert sweep_status(sweep).left == 1
@@ -234,7 +234,7 @@ def test_a_removed_folder_is_not_a_full_disk(folder: Path) -> None:
     (folder / "results" / "seen").rename(folder / "gone")
     shutil.rmtree(folder / "gone", ignore_errors=True)
     assert seen.end() == 2
-    assert "results/seen was removed while its points ran; nothing is left to go on with" in " ".join(seen.told.split())
+    assert "results/seen was removed while its points ran; the run cannot continue" in " ".join(seen.told.split())
     assert "disk" not in seen.told and "Traceback" not in seen.told
 
 
@@ -258,7 +258,7 @@ def test_a_full_disk_is_waited_for(folder: Path, small_disk: Path) -> None:
         while True:
             file.write(b"x" * 4096)
             file.flush()
-    seen.until("is on a full disk; what cannot be written waits, nothing is lost")
+    seen.until("is on a full disk; writing is retried, nothing is lost")
     time.sleep(5)  # the point ends meanwhile
     filler.unlink()
     assert seen.end() == 0, seen.told

@@ -85,10 +85,14 @@ def test_noise_is_mended_by_repeats_and_judged_by_the_truth(recorded: Recorded) 
 
 def test_coverage_and_runs_until_by_hand() -> None:
     one = CellResult(
-        cell=0, runs=(3, 4, 5), regret=(inf, 0.2, 0.0), gpu_hours=(1.0, 2.0, 3.0), said=((1.0, True), (0.05, False))
+        cell=0,
+        runs=(3, 4, 5),
+        regret=(inf, 0.2, 0.0),
+        gpu_hours=(1.0, 2.0, 3.0),
+        decisions=((1.0, True), (0.05, False)),
     )
     assert (one.until(0.01), one.until(0.5)) == (3, 2)
-    never = CellResult(cell=1, runs=(1,), regret=(0.5,), gpu_hours=(1.0,), said=((0.1, True),))
+    never = CellResult(cell=1, runs=(1,), regret=(0.5,), gpu_hours=(1.0,), decisions=((0.1, True),))
     assert never.until(0.01) == inf
     assert coverage([one, never], (0.0, 0.1, 1.0)) == [
         (0.0, 0.1, 2, pytest.approx(0.075), 0.5),
@@ -114,9 +118,9 @@ def test_the_command_and_its_figure(written: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["+grid=tiny"], "a replay takes options of the section search alone"),
+        (["+grid=tiny"], "a replay takes only options of the section search"),
         (["search.batch=0"], "search.batch=0"),
-        (["search.within=2"], "search.within=2 is a share below 1"),
+        (["search.within=2"], "search.within=2 must be a share below 1"),
         (["search.btch=2"], "btch"),
         (["search.stop=["], "cannot read"),
         (["--out", "runs.txt"], "must end in .parquet or .csv"),
@@ -131,8 +135,8 @@ def test_mistakes_are_one_line(written: Path, words: list[str], said: str, capsy
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gpu,gpus\nH100,8\n", "has no column status"),
-        ("gpu,status,step_time_s\nH100,oom,\n", "no model and size of the table has 3 runs"),
+        ("gpu,gpus\nH100,8\n", "lacks the columns status, step_time_s"),
+        ("gpu,status,step_time_s\nH100,oom,\n", "no model and size of the table has 3 successful runs"),
         ("a,b\n1,2\n", "has none of the columns"),
     ],
 )
@@ -162,6 +166,6 @@ def test_the_study_needs_two_hundred_runs() -> None:
         assert sum(len(one.runs) for one in found) <= most_runs
         assert settled(found, 0.01) >= cells
         assert quantiles(found, 0.01) <= (median, p90)
-        stopped = [said[-1] for said in (one.said for one in found)]
+        stopped = [one.decisions[-1] for one in found]
         wrong = np.mean([was for _, was in stopped])
         assert wrong <= 0.1, "the rule keeps what it says"

@@ -20,7 +20,7 @@ from results.tables.store import read_attempts, write_attempt
 from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.running.run import Queued
-from sweep.searching.search_run import Found, Search, prepare_search, print_search, run_search
+from sweep.searching.search_run import Search, SearchOutcome, prepare_search, print_search, run_search
 from workloads.spec.experiment import Experiment, layout_id
 from workloads.spec.record import config_columns
 
@@ -77,7 +77,7 @@ def searched(tmp_path: Path, *words: str, name: str = "s") -> Search:
     return prepare_search([*NEEDED, f"results_dir={tmp_path}", f"name={name}", *words], ConfFolders(), ())
 
 
-def said(search: Search, found: Found) -> str:
+def said(search: Search, found: SearchOutcome) -> str:
     text = io.StringIO()
     print_search(search, found, Console(file=text, width=400))
     return text.getvalue()
@@ -101,7 +101,7 @@ def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
     reached = math.exp(found.round.session.seen.log_time[best])
     assert reached <= best_s(search, off) * 1.01
     text = said(search, found)
-    assert "a better one is improbable" in text and "not tried" in text
+    assert "a better layout is improbable" in text and "not tried" in text
     # The same command again: nothing is left to run, and it says the same.
     again = searched(tmp_path)
     repeated = run_search(again, Cluster(again, off), lambda line: None)
@@ -206,7 +206,7 @@ def test_a_search_without_predictions_takes_its_scale_from_the_first_run(tmp_pat
     [
         ([], "no grid given"),
         ([*NEEDED, "launcher.dry=true"], "a search chooses as it goes"),
-        ([*NEEDED, "--out", "x.csv"], "--out is for --replay"),
+        ([*NEEDED, "--out", "x.csv"], "--out needs --replay"),
         ([*NEEDED, "search.repeats=-1"], "search.repeats=-1"),
     ],
 )

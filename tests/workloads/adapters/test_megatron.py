@@ -153,7 +153,7 @@ def check_refusals(rank: int) -> None:
 
     assert "Megatron-Core runs on CUDA devices only" in refusal()
     with mock.patch("importlib.metadata.version", lambda name: "0.17.0"):
-        assert refusal() == "megatron-core 0.17.0 is installed, the experiment is of 0.16.1"
+        assert refusal() == "megatron-core 0.17.0 is installed, but the experiment needs 0.16.1"
     with mock.patch("importlib.util.find_spec", lambda name: name):
         assert "transformer_engine is installed" in refusal()
 

@@ -134,5 +134,5 @@ def test_an_installed_package_of_another_version_is_refused(tmp_path: Path, monk
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.3.0")
     experiment = Experiment.canonical(model=MODEL, global_batch_size=1, engine="torchtitan")
     assert experiment.engine_version == ENGINES["torchtitan"]
-    with pytest.raises(UnsupportedByEngine, match=r"torchtitan 0\.3\.0 is installed, the experiment is of 0\.2\.2"):
+    with pytest.raises(UnsupportedByEngine, match=r"torchtitan 0\.3\.0 is installed, but the experiment needs 0\.2\.2"):
         Torchtitan(experiment, 0, torch.device("cpu"))

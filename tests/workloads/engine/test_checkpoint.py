@@ -89,7 +89,7 @@ def test_a_second_forward_that_saves_less_is_told() -> None:
     x = torch.ones(6, requires_grad=True)
     y = _by_us(forgets, x, torch.ones(6), torch.ones(6)).sum()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"saved \d tensors first and 1 again"):
+        with pytest.raises(RuntimeError, match=r"saved \d tensors in the first forward and 1 in the second"):
             y.backward(retain_graph=True)
 
 

@@ -17,7 +17,7 @@ from tests.workloads.engine.parity import experts, model, train_rank
 from tests.workloads.engine.test_traffic import check as check_traffic
 from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.ops import fp8
-from workloads.engine.ops.fp8 import E4M3, E5M2, Operand, Recipe, Role
+from workloads.engine.ops.fp8 import E4M3, E5M2, Fp8Scaling, Operand, Role
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.fp8_gather import _fp8_parameters
@@ -25,7 +25,7 @@ from workloads.parity.shards import put_together
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MLASpec, ModelSpec
 
-RECIPES: tuple[Recipe, ...] = ("tensorwise", "rowwise", "blockwise")
+RECIPES: tuple[Fp8Scaling, ...] = ("tensorwise", "rowwise", "blockwise")
 ROLES: tuple[Role, ...] = ("activation", "weight", "gradient")
 UNIT = {E4M3: 2.0**-4, E5M2: 2.0**-3}
 """Half a unit in the last place of a number of 1: rounding to nearest is off by this share at most ..."""
@@ -45,7 +45,7 @@ def exact(operand: Operand) -> Tensor:
 
 
 @pytest.mark.parametrize(("recipe", "role"), list(itertools.product(RECIPES, ROLES)))
-def test_a_cast_is_as_near_as_the_format_is(recipe: Recipe, role: Role) -> None:
+def test_a_cast_is_as_near_as_the_format_is(recipe: Fp8Scaling, role: Role) -> None:
     x = matrix(256, 384)
     rows, columns = fp8.cast(x, recipe, role)
     assert rows is not None and columns is not None
@@ -63,7 +63,7 @@ def test_a_cast_is_as_near_as_the_format_is(recipe: Recipe, role: Role) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_as_many_scales_as_the_recipe_has(recipe: Recipe) -> None:
+def test_as_many_scales_as_the_recipe_has(recipe: Fp8Scaling) -> None:
     """A value of 1e6 takes the precision of those with which it shares its scale, and of no others."""
     x = randn(256, 384)
     x[130, 140] = 1e6
@@ -81,7 +81,7 @@ def test_as_many_scales_as_the_recipe_has(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan"), -float("inf")])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_not_finite_stays_so(recipe: Recipe, bad: float) -> None:
+def test_what_is_not_finite_stays_so(recipe: Fp8Scaling, bad: float) -> None:
     x, weight = matrix(128, 128), matrix(128, 128, seed=5)
     x[3, 5] = bad
     y = fp8_linear(x, weight, Fp8Products(recipe))
@@ -94,7 +94,7 @@ def test_zeros_are_cast() -> None:
         assert rows is not None and (exact(rows) == 0).all()
 
 
-def products(recipe: Recipe, x: Tensor, weight: Tensor, grad: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+def products(recipe: Fp8Scaling, x: Tensor, weight: Tensor, grad: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     y = fp8_linear(x, weight, Fp8Products(recipe, **how))
     y.backward(grad)
@@ -103,7 +103,7 @@ def products(recipe: Recipe, x: Tensor, weight: Tensor, grad: Tensor, **how: Any
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_three_products_are_within_the_bounds_of_their_formats(recipe: Recipe) -> None:
+def test_the_three_products_are_within_the_bounds_of_their_formats(recipe: Fp8Scaling) -> None:
     """Elementwise: two operands that are off by a share of u and v give a product off by u + v + u v of the products of
     absolute values, and by a rounding to bf16. Subnormals add up to T of the size of what is summed."""
     x, weight, grad = randn(256, 384).bfloat16(), randn(128, 384, seed=1).bfloat16(), randn(256, 128, seed=2).bfloat16()
@@ -122,14 +122,14 @@ def test_the_three_products_are_within_the_bounds_of_their_formats(recipe: Recip
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_kept_input_gives_the_same_bits(recipe: Recipe) -> None:
+def test_a_kept_input_gives_the_same_bits(recipe: Fp8Scaling) -> None:
     inputs = matrix(256, 384), matrix(128, 384, seed=3) / 64, matrix(256, 128, seed=4)
     for one, other in zip(products(recipe, *inputs), products(recipe, *inputs, keeps_input=True), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_deferred_gradient_is_the_same(recipe: Recipe) -> None:
+def test_a_deferred_gradient_is_the_same(recipe: Fp8Scaling) -> None:
     x, weight, grad = matrix(256, 384), matrix(128, 384, seed=3) / 64, matrix(256, 128, seed=4)
     _, dx, dweight = products(recipe, x, weight, grad)
     x, weight, deferred = x.clone().requires_grad_(), weight.clone().requires_grad_(), DeferredGradients()
@@ -147,7 +147,7 @@ def test_torchao_computes_the_same_bits() -> None:
     Float8LinearConfig = importlib.import_module("torchao.float8").Float8LinearConfig
     Float8Linear = importlib.import_module("torchao.float8.float8_linear").Float8Linear
 
-    configs: dict[Recipe, Any] = {
+    configs: dict[Fp8Scaling, Any] = {
         "tensorwise": Float8LinearConfig(round_scales_to_power_of_2=True, emulate=True),
         "rowwise": dataclasses.replace(Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp"), emulate=True),
     }
@@ -221,7 +221,7 @@ a hundred do. The gradients of norms' weights are sums of terms that nearly canc
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "layout"), EVERY, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_layouts_agree(gloo_pool: Pool, recipe: Recipe, shape: str, layout: dict[str, Any]) -> None:
+def test_layouts_agree(gloo_pool: Pool, recipe: Fp8Scaling, shape: str, layout: dict[str, Any]) -> None:
     precision = f"fp8_{recipe}"
     one = small(precision, shape, micro_batch_size=4)
     case = small(precision, shape, **layout)
@@ -277,7 +277,7 @@ def test_a_gathered_weight_is_one_cast_of_the_whole_weight(gloo_pool: Pool, zero
 @pytest.mark.parametrize(("shape", "layout"), [case for case in EVERY if "recompute" not in case[1]], ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_sent_is_counted_to_the_byte(
-    gloo_pool: Pool, recipe: Recipe, shape: str, layout: dict[str, Any]
+    gloo_pool: Pool, recipe: Fp8Scaling, shape: str, layout: dict[str, Any]
 ) -> None:
     check_traffic(gloo_pool, small(f"fp8_{recipe}", shape, **layout))
 
@@ -290,7 +290,7 @@ def test_kernels_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_products_on_a_gpu(recipe: Recipe) -> None:
+def test_products_on_a_gpu(recipe: Fp8Scaling) -> None:
     """Products of what was cast, against the same in float64: they are rounded to bf16 once."""
     x, weight = (randn(1024, 2048, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in (1, 2))
     for a, b in zip(fp8.cast(x, recipe, "activation"), fp8.cast(weight, recipe, "weight"), strict=True):

@@ -24,7 +24,13 @@ from workloads.engine.collectives.tensor_parallel import TensorParallel
 from workloads.engine.layers import experts as expert_layers
 from workloads.engine.layers import latent_attention
 from workloads.engine.layers.experts import Experts
-from workloads.engine.layers.recompute import CheckpointedBlock, FullBlock, Recipes, SelectiveBlock, apply_recompute
+from workloads.engine.layers.recompute import (
+    CheckpointedBlock,
+    FullBlock,
+    RecomputeRegistry,
+    SelectiveBlock,
+    apply_recompute,
+)
 from workloads.engine.layers.transformer import Block
 from workloads.engine.observing.memory import StorageTracker
 from workloads.engine.ops.attention import attention_backward, attention_forward
@@ -162,7 +168,7 @@ def run_experts(recompute: str) -> tuple[list[Tensor], int]:
         y = wrapped(rows, shares, groups)
         held = tracker.current - before
         y.square().sum().backward()
-    assert not wrapped.recipes._by_storage
+    assert not wrapped.recomputations._by_storage
     gradients = [tensor.grad for tensor in (rows, shares, *own.parameters())]
     return [gradient for gradient in gradients if gradient is not None], held
 
@@ -190,10 +196,10 @@ def test_experts_make_again_what_lies_between_dispatch_and_combine(monkeypatch: 
 
 def test_a_recipe_ends_with_its_tensor() -> None:
     """The next tensor may live at the same address; it must not be taken for the one that is gone."""
-    recipes = Recipes()
+    recipes = RecomputeRegistry()
     source = torch.arange(6.0)
     made = source * 2
-    recipes.note((made,), lambda: (source * 2,))
+    recipes.register((made,), lambda: (source * 2,))
     view = made.view(2, 3).t()
     packed = recipes.pack(view)
     assert not isinstance(packed, Tensor)

@@ -1,7 +1,7 @@
-"""Moments of a step's memory (`workloads.costs.memory.layer_moments`) on a pipeline rank with several chunks.
+"""Memory moments (`workloads.costs.memory.layer_moments`) of a pipeline rank with several chunks.
 
-Each chunk is gathered and reduced by itself, so a backward of one is the moment of a rank that has only this chunk,
-beside what the others hold at that time: activations, gathered parameters, gradients.
+Each chunk is gathered and reduced by itself. A chunk's backward is therefore the moment of a rank that has only this
+chunk, plus the activations, gathered parameters and gradients that the other chunks hold at that time.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from workloads.spec.experiment import Experiment
 
 
 class _Bytes(NamedTuple):
-    """What one chunk may hold, in bytes but for ``params`` and ``units``."""
+    """Bytes that one chunk may hold (``params`` and ``units`` are elements)."""
 
     held: StageParams
     units: Units
     params: int
-    """Elements of one rank."""
+    """Parameters on one rank, in elements."""
     whole: int
-    """Its gathered parameters."""
+    """Bytes of gathered parameters."""
     shard: int
-    """Its reduced gradients."""
+    """Bytes of reduced gradients."""
     accumulated: int
-    """Its gradients between micro-batches."""
+    """Bytes of gradients between micro-batches."""
     of_ends: int
-    """Of those the embedding's and the head's."""
+    """Part of ``accumulated`` that belongs to the embedding and the head."""
     flat: int
-    """The flat copy through which its last unit was reduced; it is kept until the next reduction."""
+    """Bytes of FSDP's flat reduce-scatter buffer of the chunk's last unit, kept until the next reduction."""
     saved: int
-    """By its layers for one micro-batch, with its output."""
+    """Bytes saved by the chunk's layers for one micro-batch, with the chunk's output."""
     of_head: int
-    """By the head for one micro-batch."""
-    waiting: int
-    """Between the halves of one backward."""
+    """Bytes saved by the head for one micro-batch."""
+    deferred: int
+    """Bytes held between the two passes of one split backward."""
 
     def others_hold(self, at: Chunk, zero_stage: int) -> Moment:
-        """What this chunk holds besides activations while another one runs."""
+        """Bytes that this chunk, in state ``at``, holds besides activations while another chunk runs."""
         gathered = self.whole if zero_stage < 3 and Chunk.GATHERED <= at < Chunk.DONE else 0
         gradients = self.accumulated if at >= Chunk.ALL_REDUCED else self.of_ends if at >= Chunk.ENDS_REDUCED else 0
         if at == Chunk.DONE:
@@ -56,28 +56,29 @@ class _Bytes(NamedTuple):
 
 
 def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
-    """Of each chunk its own backwards, beside what all chunks hold when they start."""
+    """Moments of every chunk's backwards, including what all chunks hold when they start."""
     chunks = [_bytes_of(e, x, held) for held in experiment_chunks(e)[stage]]
-    saved, waiting = [one.saved + one.of_head for one in chunks], [one.waiting for one in chunks]
+    saved, deferred = [one.saved + one.of_head for one in chunks], [one.deferred for one in chunks]
     holds = [[one.others_hold(at, e.zero_stage) for at in Chunk] for one in chunks]
     splits, second = e.pp_schedule in SPLIT_BACKWARD, _in_second_half(e, x)
     moments: list[Moment] = []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
-    for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
-        for kind, last, forward_follows, at, found in of_chunk:
+    for number, (own_bytes, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
+        for kind, last, forward_follows, at, held_at_start in of_chunk:
             activations = max(
-                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, waiting)) for held in found
+                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, deferred))
+                for held in held_at_start
             )
-            # Of a second half the ends' gradients are counted with those that it makes.
+            # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
             own_prior = 0 if kind == "W" and at[number] < Chunk.ALL_REDUCED else holds[number][at[number]][1]
-            chunk, layers = (own._replace(saved=own.waiting), second) if kind == "W" else (own, x)
+            chunk, layers = (own_bytes._replace(saved=own_bytes.deferred), second) if kind == "W" else (own_bytes, x)
             turn = Round(
                 in_flight=1,
-                deferred=activations - (own.waiting if kind == "W" else saved[number]),
+                deferred=activations - (own_bytes.deferred if kind == "W" else saved[number]),
                 prior=own_prior,
                 last=last,
                 forward_follows=forward_follows,
-                own=own.waiting if splits and kind in ("F", "I") else 0,
+                own_deferred=own_bytes.deferred if splits and kind in ("F", "I") else 0,
                 first_half=kind == "I",
                 second_half=kind == "W",
             )
@@ -93,13 +94,14 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
 
 
 def _in_second_half(e: Experiment, x: Shared) -> Shared:
-    """Layers while their weights' gradients are made: what the first half has left of each, and those gradients. When
-    experts are reduced, their rows, their outputs' gradients and what is between the two are free."""
+    """`Shared` for the weight-gradient pass: layers hold what the input-gradient pass has left, and need their weights'
+    gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free.
+    """
     working = x.c * max(x.block, x.experts)
-    beside_experts = 0
+    reducing_experts = 0
     if x.moe_deferred:
         of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
-        beside_experts = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
+        reducing_experts = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
     return x._replace(
         dense_saved=x.dense_deferred,
         dense_kept=x.dense_deferred,
@@ -109,46 +111,49 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
         working_kept=working,
         dense_working=x.c * x.block,
         dense_working_kept=x.c * x.block,
-        beside_experts=beside_experts,
-        beside_experts_kept=beside_experts,
+        reducing_experts=reducing_experts,
+        reducing_experts_kept=reducing_experts,
     )
 
 
-def _forward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
-    """Only the head's counts: of another chunk the backward that follows holds more."""
-    return head_moments(e, x, own.units, turn, own.whole, own.saved)[:1] if own.held.has_head else ()
+def _forward(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+    """Moment of a forward. Only the head's counts: in other chunks the backward that follows holds more."""
+    return head_moments(e, x, chunk.units, turn, chunk.whole, chunk.saved)[:1] if chunk.held.has_head else ()
 
 
-def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
-    of_head = head_moments(e, x, own.units, turn, own.whole, own.saved)[1:] if own.held.has_head else ()
-    return [*of_head, *_blocks(e, x, own, turn)]
+def _backward(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+    of_head = head_moments(e, x, chunk.units, turn, chunk.whole, chunk.saved)[1:] if chunk.held.has_head else ()
+    return [*of_head, *_blocks(e, x, chunk, turn)]
 
 
-def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
-    """The embedding and the head have their gradients from the first half. Where they were not reduced then, they are
-    after all blocks, the head through a flat copy and another one. Weights that ZeRO 3 has freed are not gathered; the
-    head, which FSDP began to gather ahead, has its flat buffer."""
+def _second_half(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+    """Moments of the weight-gradient pass of a split backward.
+
+    Embedding and head have their gradients from the input-gradient pass. If they were not reduced there, they are
+    reduced after all blocks, the head through two flat copies. Weights freed by ZeRO 3 are not gathered, but FSDP has
+    started to gather the head ahead and holds its flat buffer.
+    """
     of_embedding = 0
-    if own.held.embedding and not turn.prior:
-        of_embedding = x.g * own.units.first if x.whole else x.shard(own.units.first, 0)
-    *layers, end = _blocks(e, x, own, turn)
-    found = []
+    if chunk.held.embedding and not turn.prior:
+        of_embedding = x.g * chunk.units.first if x.unsharded else x.shard(chunk.units.first, 0)
+    *layers, end = _blocks(e, x, chunk, turn)
+    result = []
     for copies, gradients, rest in layers:
-        gathered = copies if e.zero_stage < 3 else x.c * own.units.head
-        found.append((gathered, gradients + of_embedding, rest))
-    found.append(end)
-    if own.units.head and turn.last and e.zero_stage <= 1:
-        found.append((0, own.shard, turn.deferred + 2 * x.g * own.units.head))
-    return found
+        gathered = copies if e.zero_stage < 3 else x.c * chunk.units.head
+        result.append((gathered, gradients + of_embedding, rest))
+    result.append(end)
+    if chunk.units.head and turn.last and e.zero_stage <= 1:
+        result.append((0, chunk.shard, turn.deferred + 2 * x.g * chunk.units.head))
+    return result
 
 
-def _blocks(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
-    units, held, whole = own.units, own.held, own.whole
+def _blocks(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+    units, held, whole = chunk.units, chunk.held, chunk.whole
     return [
-        *block_moments(e, x, units, turn, whole, own.saved, held),
-        *(() if turn.first_half else expert_moments(e, x, units, turn, held, whole, own.saved)),
-        *first_block_moments(e, x, units, turn, held, own.params, whole, own.saved),
-        end_moment(e, x, units, turn, held, own.params, whole, own.shard, own.saved),
+        *block_moments(e, x, units, turn, whole, chunk.saved, held),
+        *(() if turn.first_half else expert_moments(e, x, units, turn, held, whole, chunk.saved)),
+        *first_block_moments(e, x, units, turn, held, chunk.params, whole, chunk.saved),
+        end_moment(e, x, units, turn, held, chunk.params, whole, chunk.shard, chunk.saved),
     ]
 
 
@@ -156,7 +161,7 @@ def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
     layers, experts = local_params(e, held.layers)
     ends = (held.embedding + held.head) // e.tp + held.final_norm
     params, shard = layers + experts + ends, x.shard(layers + ends, experts)
-    # Of a split backward the last unit is a block; but interleaved ranks with the head run others between the halves.
+    # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
     of_end = {"interleaved_zero_bubble": held.has_head, "zero_bubble_v": False}.get(e.pp_schedule, held.embedding > 0)
     return _Bytes(
         held=held,
@@ -164,24 +169,24 @@ def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
             head=x.vocabulary if held.head else 0,
             first=x.vocabulary if held.embedding else x.block,
             first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
-            tied=0,  # both ends are in one chunk only where there is no pipeline
+            tied=0,  # both ends are in one chunk only without a pipeline
             experts=x.experts if held.moe_layers else 0,
             all_experts=experts,
         ),
         params=params,
         whole=x.b * layers + x.b_experts * experts + x.c * ends,
         shard=shard,
-        accumulated=x.g * params if x.whole else shard,
-        of_ends=x.g * ends if x.whole else x.shard(ends, 0),
-        flat=0 if x.whole else x.g * (x.vocabulary if of_end else x.block),
+        accumulated=x.g * params if x.unsharded else shard,
+        of_ends=x.g * ends if x.unsharded else x.shard(ends, 0),
+        flat=0 if x.unsharded else x.g * (x.vocabulary if of_end else x.block),
         saved=x.saved(held) + (0 if held.has_head else x.stream),
         of_head=x.head.saved if held.has_head else 0,
-        waiting=held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred,
+        deferred=held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred,
     )
 
 
 def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
-    """Whether a rank with the backwards ``more`` never needs less than one with ``less``."""
+    """Whether a rank with the backwards ``more`` always needs at least as much as a rank with ``less``."""
     return all(
         any(_covers(number, a, b, one) for a in mine)
         for number, (mine, theirs) in enumerate(zip(more, less, strict=True))
@@ -192,13 +197,13 @@ def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backward
 
 @lru_cache(maxsize=4096)
 def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[Backwards, ...], ...]:
-    """`held_by_chunk` without those that never need more than another one of the same chunk."""
+    """`held_by_chunk` without backwards that never need more than another backward of the same chunk."""
     result = []
     for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
         kept: list[Backwards] = []
         for place, one in enumerate(of_chunk):
             others = (*kept, *of_chunk[place + 1 :])
-            held = tuple(own for own in one.held if not any(_covers(number, other, one, own) for other in others))
+            held = tuple(state for state in one.held if not any(_covers(number, other, one, state) for other in others))
             if held:
                 kept.append(one._replace(held=held))
         result.append(tuple(kept))
@@ -206,9 +211,9 @@ def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tup
 
 
 def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
-    """Whether the backwards ``a`` of chunk ``number`` need at least what ``b`` do when they start beside ``one``.
+    """Whether the backwards ``a`` of chunk ``number`` need at least as much as ``b``, which start with ``one`` held.
 
-    The chunk itself has to be as far: its first backward needs buffers that later ones do not.
+    The chunk's own state must be equal: its first backward needs buffers that later backwards do not.
     """
     return (
         a.kind == b.kind
@@ -221,7 +226,7 @@ def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
 
 
 def _is_more(one: Chunk, other: Chunk) -> bool:
-    """Whether a chunk that is as far as ``one`` holds at least what one at ``other`` does."""
+    """Whether a chunk in state ``one`` holds at least as much as a chunk in state ``other``."""
     return one == other or other < one < Chunk.DONE or (one == Chunk.ALL_REDUCED and other == Chunk.DONE)
 
 

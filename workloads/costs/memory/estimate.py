@@ -1,24 +1,25 @@
-"""Device memory of one training step in closed form: every pipeline stage, by category, at its highest moment.
+"""Device memory of one training step in closed form: the peak of every pipeline stage, by category.
 
-P parameters of one rank (its stages, divided by tp), S the ranks that share master weights (`data_degrees`), g bytes of
-the master and gradient dtype, c of the compute dtype, m micro-batches. A unit is what FSDP gathers and reduces at one
-time: a block, the routed experts in it, the embedding, the head with the final norm; or, where both ends meet in one
-tied weight, that weight with the stage itself. Experts have ranks of their own that share them (`expert_degrees`). With
-uneven routing it is the rank with most tokens that is counted. The engine keeps
+Symbols: P parameters of one rank (its stages, divided by tp); S ranks that share master weights (`data_degrees`); g
+bytes per element of the master and gradient dtype; c bytes per element of the compute dtype; m micro-batches. A unit is
+what FSDP gathers and reduces at one time: a block, the routed experts in it, the embedding, the head with the final
+norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over ranks of
+their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO
+(Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
                 each take one byte an element
     optimizer   2 g P / S, the two moments of AdamW
-    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. Freed by
-                the optimizer, so a step's first backward starts without
-    activations saved bytes of every micro-batch in flight, what the running block or the head needs for itself, and
+    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. The
+                optimizer frees them, so a step's first backward starts without gradients
+    activations saved bytes of every micro-batch in flight, working bytes of the running block or the head, and
                 FSDP's flat buffers
 
 and peaks at one of the moments of `workloads.costs.memory.layer_moments` and `workloads.costs.memory.end_moments`.
-Compiled blocks are taken to save what eager ones save.
+Compiled blocks are assumed to save the same tensors as eager blocks.
 
-Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffers, allocator fragmentation.
+Not included (see `ClusterSpec.reserved_bytes`): device context, NCCL's buffers, allocator fragmentation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from workloads.spec.mesh import data_degrees, expert_degrees
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """One rank of one pipeline stage at its highest moment, in bytes."""
+    """Bytes of one rank of one pipeline stage at its peak."""
 
     stage: int
     parameters_bytes: int
@@ -60,7 +61,7 @@ class MemoryEstimate:
     stages: tuple[StageMemory, ...]
     """One entry for each pipeline stage, in order."""
     peak_stage: int
-    """The stage with the highest peak; the first of several."""
+    """Stage with the highest peak; the first one if several are equal."""
 
     @property
     def peak_bytes(self) -> int:
@@ -68,7 +69,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(experiment: Experiment) -> MemoryEstimate:
-    """Peak allocated bytes of each stage. Expects an experiment that breaks no rule of
+    """Returns the peak allocated bytes of each stage. The experiment must break no rule of
     `workloads.rules.layout_rules`."""
     e = experiment
     shared = Shared.of(e)
@@ -78,7 +79,7 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
 
 
 def peak_stage(experiment: Experiment) -> StageMemory:
-    """The stage with the highest peak, the first of several, as `estimate_memory` has it; alike ranks count once."""
+    """Returns the stage with the highest peak, as `estimate_memory`, but evaluates only one of several equal ranks."""
     e = experiment
     shared, held = Shared.of(e), experiment_stages(e)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
@@ -89,9 +90,10 @@ def peak_stage(experiment: Experiment) -> StageMemory:
 def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
     """Ranks of which one has the highest peak. ``alike``: equal numbers for ranks that hold equal parts of the model.
 
-    Of such ranks those with equal moments need the same. Without split backwards a moment is a number of micro-batches
-    in flight, of which every term of `_stage_memory` is a sum that never falls, as long as the same rounds have a
-    forward after them (`Round.forward_follows`); and no rank has more of them in flight than one before it.
+    Ranks with equal layers and equal moments need equal memory. Without split backwards a moment is a number of
+    micro-batches in flight, and every term of `_stage_memory` is non-decreasing in it, provided that the same rounds
+    are followed by a forward (`Round.forward_follows`). So only the rank with most micro-batches in flight is
+    evaluated. Earlier ranks never have fewer in flight than later ones.
     """
     if v > 1:
         return _uncovered(alike, schedule, m, v)
@@ -108,7 +110,7 @@ def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int
 
 
 def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
-    """Ranks with several chunks, without those that hold at most what another one that is alike holds, chunk by chunk
+    """Ranks with several chunks, without those that hold at most as much as another equal rank, chunk by chunk
     and turn by turn."""
     kept: list[int] = []
     of_rank = [held_by_chunk(schedule, rank, len(alike), m, v) for rank in range(len(alike))]
@@ -119,8 +121,11 @@ def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[i
 
 
 def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
-    """The moments at which a pipeline rank holds most: (micro-batches in flight, micro-batches between the halves of a
-    split backward), both counted in whole ranks, of whose chunks each is an equal part."""
+    """Moments at which a pipeline rank holds most: (micro-batches in flight, micro-batches between the two passes of a
+    split backward). Both are in micro-batches of the whole rank; each chunk counts as an equal part of it.
+
+    For 1F1B the first number is min(pp - rank, m), for GPipe m (Narayanan et al., arXiv:2104.04473, section 2.2).
+    """
     e = experiment
     return _moments(e.pp_schedule, rank, e.pp, e.num_microbatches, e.virtual_stages)
 
@@ -136,14 +141,14 @@ def _moments(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[f
 
 
 def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:
-    """Master weights of one rank: ``g P / S``; experts are sharded over the ranks that hold the same ones."""
+    """Bytes of master weights on one rank: ``g P / S``. Experts are sharded over ranks with the same experts."""
     e = experiment
     of_experts = expert_degrees(e)[1] if experts else 1
     return MASTER_BYTES[e.precision] * (params // data_degrees(e)[1] + experts // of_experts)
 
 
 def saved_bytes(experiment: Experiment, held: StageParams) -> int:
-    """What the layers of a pipeline rank hold from forward to backward, of one micro-batch."""
+    """Bytes that the layers of a pipeline rank hold from forward to backward for one micro-batch."""
     return Shared.of(experiment).saved(held)
 
 
@@ -162,17 +167,17 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
         all_experts=experts,
     )
     whole = x.b * layers + x.b_experts * experts + x.c * ends
-    accumulated = x.g * params if x.whole else shard
+    accumulated = x.g * params if x.unsharded else shard
     if e.virtual_stages > 1:
         return _highest(stage, x, shard, moments_of_chunks(e, x, stage))
-    outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
+    outputs = e.virtual_stages - held.has_head  # a chunk keeps the output that it sends on; the last one sends nothing
     saved = x.saved(held) + outputs * x.stream
-    waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
-    own = waiting if e.pp_schedule in SPLIT_BACKWARD else 0
-    # Of a split backward the moment before its first half: what it keeps for the second one is apart, in ``own``.
+    between_passes = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
+    own_deferred = between_passes if e.pp_schedule in SPLIT_BACKWARD else 0
+    # With a split backward: the moment before the input-gradient pass, which defers ``own_deferred``.
     in_flight, deferred = max(moments_held(e, stage))
     moments = []
-    for turn in _rounds(x, in_flight, int(deferred * waiting), accumulated, own):
+    for turn in _rounds(x, in_flight, int(deferred * between_passes), accumulated, own_deferred):
         moments += [
             *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
             *block_moments(e, x, units, turn, whole, saved, held),
@@ -184,22 +189,31 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     return _highest(stage, x, shard, moments)
 
 
-def _rounds(x: Shared, in_flight: float, deferred: int, accumulated: int, own: int) -> list[Round]:
-    """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone, but
-    for those whose second half is still to come)."""
-    m = x.rounds
-    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own=own)]
+def _rounds(x: Shared, in_flight: float, deferred: int, accumulated: int, own_deferred: int) -> list[Round]:
+    """Backwards to evaluate: the first (no gradients yet), the second (as many in flight, gradients exist) and the last
+    (no other micro-batch in flight except those whose weight-gradient pass is pending)."""
+    m = x.num_microbatches
+    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own_deferred=own_deferred)]
     if m > 2:
         more = m - 1 > in_flight
-        rounds.append(Round(min(in_flight, m - 1), deferred, accumulated, last=False, forward_follows=more, own=own))
+        rounds.append(
+            Round(
+                min(in_flight, m - 1),
+                deferred,
+                accumulated,
+                last=False,
+                forward_follows=more,
+                own_deferred=own_deferred,
+            )
+        )
     if m > 1:
-        deferred = deferred if own and not x.whole else 0
-        rounds.append(Round(1, deferred, accumulated, last=True, forward_follows=False, own=own))
+        deferred = deferred if own_deferred and not x.unsharded else 0
+        rounds.append(Round(1, deferred, accumulated, last=True, forward_follows=False, own_deferred=own_deferred))
     return rounds
 
 
 def _highest(stage: int, x: Shared, shard: int, moments: Sequence[Moment]) -> StageMemory:
-    """The first of the highest moments."""
+    """Stage memory at the first of the highest moments."""
     copies, gradients, activations = max(moments, key=sum)
     return StageMemory(
         stage=stage,

@@ -1,9 +1,8 @@
-"""Bytes of what a layer's routed experts keep and need, tensor by tensor, as the engine's ops save them.
+"""Bytes that a layer's routed experts save and need, tensor by tensor, as the engine's ops save them.
 
-T_e tokens whose copies a rank sends (its share of the tensor-parallel ranks' with ``etp = 1``, else all of them), k
-copies each; M copies that it receives, those of the rank with most tokens; T, T_s, c and h as in
-`workloads.costs.memory.activations`; E experts of F columns, of which a rank has E / ep with F / etp columns: X
-elements.
+Symbols: T_e tokens whose copies a rank sends (with ``etp = 1`` its share of the tensor-parallel ranks' tokens, else all
+of them); k copies of each; M copies received by the rank with most tokens; E experts of F columns, of which a rank has
+E / ep with F / etp columns, in all X elements. T, T_s, c and h are those of `workloads.costs.memory.activations`.
 """
 
 from __future__ import annotations
@@ -17,35 +16,36 @@ from workloads.spec.experiment import Experiment
 _STATISTICS_BYTES = 4
 _INDEX_BYTES = 8
 _COMPUTE_BYTES = 2
-"""Of bf16, that products in fp8 put out."""
+"""Bytes per element of bf16, the output dtype of fp8 products."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """Bytes of one layer and one micro-batch on the rank with most tokens. Shared experts are not in here."""
+    """Bytes of one layer and one micro-batch on the rank with most tokens, shared experts excluded."""
 
     router: int
-    """Scores, ``4 T_s E``, with normalized weights those before and their sum, ``4 T_s (k + 1)``; with learned routing
-    the choice and the order of the copies that follows from it, and the slope of the balance term."""
+    """Router scores, ``4 T_s E``. With normalized weights also the unnormalized ones and their sum, ``4 T_s (k + 1)``.
+    With learned routing also the chosen experts, the permutation of the copies, and the gradient of the balance loss.
+    """
     weights: int
-    """Of the received copies: ``4 M``."""
+    """Weights of the received copies: ``4 M``."""
     rows: int
-    """The received copies, input of the experts' first products: ``c M h``."""
+    """Received copies, the input of the experts' first products: ``c M h``."""
     gate_up: int
-    """``2 c M F / etp``"""
+    """Both SwiGLU inputs: ``2 c M F / etp``."""
     product: int
-    """``c M F / etp``"""
+    """SwiGLU output: ``c M F / etp``."""
     sent: int
-    """Rows that are sent: ``c T_e k h``. Nothing keeps them."""
+    """Rows to send: ``c T_e k h``. They are not saved."""
     parameters: int
     """The experts' weights in the compute dtype: ``c X``."""
 
 
 def received_rows(e: Experiment) -> int:
-    """M, copies that the rank with most tokens receives for its experts, of one layer and one micro-batch.
+    """M: copies that the rank with most tokens receives for its experts, in one layer and one micro-batch.
 
-    Forced balanced routing gives every rank its mean (but for a few copies, by positions). Skewed loads give the first
-    rank most. Learned routing is taken to be as uneven as ``routing_imbalance`` says. A capacity fixes the number.
+    Forced balanced routing gives every rank the mean (up to a few copies, by position). Skewed loads give the first
+    rank most. Learned routing is assumed to be as uneven as ``routing_imbalance``. A capacity factor fixes the number.
     """
     moe = e.model.moe
     assert moe is not None
@@ -60,7 +60,8 @@ def received_rows(e: Experiment) -> int:
 
 
 def expert_tensors(e: Experiment, stream_tokens: int, c: int) -> ExpertTensors:
-    """What the routed experts of one layer make. ``stream_tokens``: T_s, those that this rank's router scores."""
+    """Bytes of the tensors that the routed experts of one layer create. ``stream_tokens``: T_s, the tokens that this
+    rank's router scores."""
     model, moe = e.model, e.model.moe
     assert moe is not None
     copies, received = moe.experts_per_token, received_rows(e)
@@ -84,29 +85,29 @@ def expert_tensors(e: Experiment, stream_tokens: int, c: int) -> ExpertTensors:
     )
 
 
-def expert_working(e: Experiment, t: ExpertTensors, gathered: int, again: int = 0) -> int:
-    """Needed beside what is saved, the gradient of the stream apart, while backward goes through the experts.
-    ``again``: bytes of what the experts themselves make again, so that rows come before it. The largest of
+def expert_working(e: Experiment, t: ExpertTensors, gathered: int, recomputed: int = 0) -> int:
+    """Bytes needed in addition to saved tensors and the stream's gradient while backward goes through the experts.
+    ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. The largest of
 
     1. the outputs' gradients by token (``gathered``, with etp > 1) and as they are sent and received;
-    2. the received ones in both orders, before anything is made again; then the product's gradient and the down
-       weights' beside them;
+    2. the received gradients in both orders, before anything is recomputed; then also the gradients of the product and
+       of the down weights;
     3. the gradients of product and gate_up and of the down weights, when the product is free;
     4. the gradients of the received copies and of all weights, and of gate_up, when product and gate_up are free.
 
-    In fp8 (one byte an element) also, while an input's gradient is made,
+    In fp8 (one byte an element) also, while an input's gradient is computed,
 
-    5. the received ones twice, the turned down weights, and the product's gradient;
-    6. the gradient of gate_up twice, the other turned weights, the gradients of the received copies and of the down
+    5. the received gradients twice, the transposed down weights, and the product's gradient;
+    6. the gradient of gate_up twice, the other transposed weights, the gradients of the received copies and of the down
        weights, when product and gate_up are free.
     """
     down = t.parameters // 3
     in_fp8: tuple[int, ...] = ()
     if e.precision.startswith("fp8"):
-        turned = t.parameters // (3 * _COMPUTE_BYTES)
+        transposed = t.parameters // (3 * _COMPUTE_BYTES)
         in_fp8 = (
-            t.rows + t.rows // _COMPUTE_BYTES + turned + t.product,
-            t.gate_up // _COMPUTE_BYTES + 2 * turned + t.rows + down - t.product,
+            t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product,
+            t.gate_up // _COMPUTE_BYTES + 2 * transposed + t.rows + down - t.product,
         )
     received = (t.sent + t.rows, 2 * t.rows) if e.ep > 1 else ()
     products = (
@@ -115,4 +116,4 @@ def expert_working(e: Experiment, t: ExpertTensors, gathered: int, again: int = 
         t.rows + t.parameters - t.product,
         *in_fp8,
     )
-    return max(gathered + t.sent, *received, again + max(products))
+    return max(gathered + t.sent, *received, recomputed + max(products))

@@ -1,11 +1,11 @@
-"""The moments of a backward in the layers of a pipeline rank: their own backwards, and reductions of gradients.
+"""Memory moments of a backward in the layers of a pipeline rank: block backwards and gradient reductions.
 
 Symbols are those of `workloads.costs.memory.estimate`.
 """
 
 from __future__ import annotations
 
-from workloads.costs.memory.moments import Moment, Round, Shared, Units, held_bytes, reduces, waiting
+from workloads.costs.memory.moments import Moment, Round, Shared, Units, held_bytes, pending_reduce_buffer, reduces
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
@@ -14,22 +14,22 @@ from workloads.spec.experiment import Experiment
 def block_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int, held: StageParams
 ) -> tuple[Moment, ...]:
-    """The last block's backward: its gradients and what it computes again; the head's gradient is there.
+    """Moments of the last block's backward: its gradients, recomputed tensors and the head's gradient exist.
 
-    Also a later one's: that of the last block that is recomputed where those after it are not, else of the last but
-    one. What the blocks after it saved is free by then, their gradients are there, and the last of them is being
-    reduced; a stage that is not the last still holds the gradient that it received. With ZeRO 3 the unit that comes
-    next is gathered already: a block or the embedding.
+    A second candidate is the backward of the last recomputed block if the blocks after it are not recomputed, otherwise
+    that of the second-to-last block. The saved tensors of the blocks after it are free by then, their gradients exist,
+    and the last of them is being reduced; a stage other than the last still holds the gradient that it received. With
+    ZeRO 3 the next unit is gathered already: a block or the embedding.
     """
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
-    resharded = units.head if turn.last and not turn.own and not turn.second_half else 0
+    resharded = units.head if turn.last and not turn.own_deferred and not turn.second_half else 0
     gathered = 2 * x.b * x.block + x.b_experts * units.experts + x.c * units.tied
     copies = min(whole, gathered) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if is_reduced else 1)
     head_reduced = units.head > 0 and is_reduced and not turn.second_half
-    flat = x.g * units.head if head_reduced else waiting(x, units, turn)
+    flat = x.g * units.head if head_reduced else pending_reduce_buffer(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
-    if x.whole and turn.last and turn.prior and not turn.first_half and e.pp_schedule not in SPLIT_BACKWARD:
+    if x.unsharded and turn.last and turn.prior and not turn.first_half and e.pp_schedule not in SPLIT_BACKWARD:
         gradients -= x.g * units.head - x.g * units.head // x.shards
     all_held = held_bytes(x, turn, saved, held.has_head)
     kept = held.kept_after
@@ -50,7 +50,7 @@ def block_moments(
         unsharded = 0
     elif not turn.prior:
         gradients += shard if is_reduced else of_done
-    elif x.whole and turn.last:
+    elif x.unsharded and turn.last:
         gradients -= of_done - shard
     if zero3 and held.embedding and done == held.num_layers - 1:
         copies = x.b * x.block + x.c * units.first
@@ -65,11 +65,12 @@ def block_moments(
 def _reduction(
     e: Experiment, x: Shared, turn: Round, held: StageParams, copies: int, gradients: int, all_held: int
 ) -> tuple[Moment, ...]:
-    """The reduction of the last block's gradient, after its backward. ``copies``, ``gradients``: at its backward.
+    """Moment of the reduction of the last block's gradient, after its backward. ``copies``, ``gradients``: bytes during
+    its backward.
 
-    What the block had saved is free. With several shards FSDP frees the block's own gradients when its flat copy is
-    there, but for the last one, of the weight of the way down, and only then makes the new shard. Of a split backward
-    they have g bytes an element by then.
+    The block's saved tensors are free. With several shards FSDP frees the block's gradients once the flat copy exists,
+    except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
+    g bytes per element by then.
     """
     if not reduces(x, turn) or turn.first_half or held.moe_layers:
         return ()
@@ -77,11 +78,11 @@ def _reduction(
     if x.shards == 1:
         gradients += 0 if turn.prior else shard
         buffers = 2 * flat
-    elif x.whole:
+    elif x.unsharded:
         buffers = flat
     else:
-        own = x.g if e.pp_schedule in SPLIT_BACKWARD else x.c
-        buffers = flat + max(own * x.block, own * x.down + shard)
+        each = x.g if e.pp_schedule in SPLIT_BACKWARD else x.c
+        buffers = flat + max(each * x.block, each * x.down + shard)
     if e.zero_stage == 3 or turn.last:
         copies -= x.b * x.block
     freed = x.dense_kept if held.kept_after else x.dense_saved
@@ -92,11 +93,11 @@ def _reduction(
 def first_block_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, whole: int, saved: int
 ) -> tuple[Moment, ...]:
-    """The first block's backward, the last of its stage: the gradients of all other blocks and of the head are there.
-    Where dense layers come before those with experts, also that of the first one with experts; a single one is the last
-    block of `block_moments`.
+    """Moments of the first block's backward, the last of its stage: all other blocks and the head have their gradients.
+    If dense layers precede layers with experts, also the moment of the first layer with experts, unless there is only
+    one, which is the last block of `block_moments`.
 
-    They are higher than the last block's where a block's gradient takes more than the block had saved.
+    They exceed the last block's moments if a block's gradient takes more than the block had saved.
     """
     kinds = (False, True) if held.dense_layers and held.moe_layers > 1 else (not held.dense_layers,)
     return tuple(_first_block(e, x, units, turn, held, params, whole, saved, routed=routed) for routed in kinds)
@@ -117,21 +118,21 @@ def _first_block(
     """`first_block_moments` of the first block with experts, or of the first dense one."""
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
     experts, before = (units.experts, held.dense_layers) if routed else (0, 0)
-    own, recomputed_before = x.moe_block if routed else x.block, held.dense_recomputed if before else 0
+    block, recomputed_before = x.moe_block if routed else x.block, held.dense_recomputed if before else 0
     of_others = units.all_experts - experts
-    done = max(0, params - units.all_experts - own - before * x.block - (units.first if held.embedding else 0))
+    done = max(0, params - units.all_experts - block - before * x.block - (units.first if held.embedding else 0))
     shard = x.shard(done, of_others)
     if turn.first_half:
         done, of_others, shard = units.head, 0, x.shard(units.head, 0)
     gradients = turn.prior or (shard if is_reduced else x.g * (done + of_others))
-    if x.whole and turn.last:
+    if x.unsharded and turn.last:
         gradients -= x.g * (done + of_others) - shard
-    # With ZeRO 3 FSDP gathers the next unit while this one computes: a block, or the embedding if there is one.
+    # With ZeRO 3 FSDP gathers the next unit while this one computes: a block, or the embedding if this stage has it.
     if zero3:
         following = x.b * x.block if before else x.c * units.tied or units.first_copy
-        copies = x.b * own + x.b_experts * experts + following
+        copies = x.b * block + x.b_experts * experts + following
     else:
-        left = x.b * (own + before * x.block) + x.b_experts * experts + (units.first_copy if held.embedding else 0)
+        left = x.b * (block + before * x.block) + x.b_experts * experts + (units.first_copy if held.embedding else 0)
         left += x.c * units.head if turn.second_half else 0
         copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
@@ -139,11 +140,11 @@ def _first_block(
     dense, moe = (x.dense_saved, x.moe_saved) if recomputed else (x.dense_kept, x.moe_kept)
     others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + (moe if routed else dense)
     others += recomputed_before * x.dense_saved + (before - recomputed_before) * x.dense_kept
-    others += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
-    if turn.first_half:  # what the others keep for their second halves
-        others += turn.own - (x.moe_deferred if routed else x.dense_deferred) - before * x.dense_deferred
+    others += 0 if held.has_head else x.stream  # the gradient received by a stage other than the last
+    if turn.first_half:  # what the other blocks hold for their weight-gradient passes
+        others += turn.own_deferred - (x.moe_deferred if routed else x.dense_deferred) - before * x.dense_deferred
         others += 0 if routed else x.dense_first_half
-    flat = x.g * own if is_reduced and not turn.first_half else waiting(x, units, turn)
+    flat = x.g * block if is_reduced and not turn.first_half else pending_reduce_buffer(x, units, turn)
     if routed:
         working = x.working if recomputed else x.working_kept
     else:
@@ -154,42 +155,43 @@ def _first_block(
 def expert_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, whole: int, saved: int
 ) -> tuple[Moment, ...]:
-    """The reduction of experts' gradients, in the last layer that has some, which comes first, and in the first one.
+    """Moments of the reduction of expert gradients: in the last layer with experts (reduced first) and in the first.
 
-    What the layer's experts had saved is free, the rest of the layer is not. Of ZeRO 3 the rest of the layer and of the
-    one before are gathered. Without a reduction the gradients are added to those of other micro-batches.
+    The saved tensors of the layer's experts are free; the rest of the layer is not. With ZeRO 3 the rest of this layer
+    and of the previous one are gathered. Without a reduction the gradients are added to those of other micro-batches.
     """
     size, shards, zero3 = units.experts, x.expert_shards, e.zero_stage == 3
     if not size:
         return ()
     shard, buffers = x.g * size // shards, 0
     if reduces(x, turn):
-        own = 0 if turn.prior else shard
-        new = shard if turn.prior and not x.whole else 0  # beside the one that it is added to
-        # FSDP holds on to a unit's last gradient, the weight of the way down: a third of the experts. All of them are
-        # there while the flat copy is made, and the new shard is not. Of a split backward they have g bytes an element.
-        each = x.g if turn.second_half or turn.own else x.c
-        apart = x.g * size + max(each * size - own, each * size // 3 + new)
-        accumulated = x.whole and turn.prior > 0
+        expert_gradients = 0 if turn.prior else shard
+        new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
+        # FSDP holds a unit's last gradient, the down weight's: a third of the experts. All gradients exist while the
+        # flat copy is created, before the new shard. In a split backward they have g bytes per element.
+        each = x.g if turn.second_half or turn.own_deferred else x.c
+        apart = x.g * size + max(each * size - expert_gradients, each * size // 3 + new)
+        accumulated = x.unsharded and turn.prior > 0
         buffers = 2 * x.g * size + new if shards == 1 or accumulated else apart
         if accumulated and shards > 1:
-            buffers -= x.g * size  # what was accumulated is in ``prior``, and free before the new shard is there
+            buffers -= x.g * size  # the accumulated gradients are in ``prior``, and freed before the new shard exists
     else:
-        # The first ones are cast weight by weight: two thirds are one weight's. Unmixed ones are what is accumulated.
-        own = x.c * size + (0 if turn.prior or x.c == x.g else x.g * size * 2 // 3)
+        # The first gradients are cast weight by weight; one weight is two thirds. Those in the master dtype are
+        # accumulated as is.
+        expert_gradients = x.c * size + (0 if turn.prior or x.c == x.g else x.g * size * 2 // 3)
     reduced = reduces(x, turn)
-    unreduced = x.whole and turn.second_half  # the head, until after all blocks
+    unreduced = x.unsharded and turn.second_half  # the head is reduced after all blocks
     of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced and not unreduced else 1)
     of_ends = 0 if turn.second_half else x.c * units.head
     tied, resharded = x.c * units.tied, (of_ends + x.b_experts * size) * turn.last
     copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
-    beside = x.beside_experts_kept if held.kept_after else x.beside_experts
-    held_then = held_bytes(x, turn, saved, held.has_head) + beside
-    last = [(copies, turn.prior + of_head + own + tied, held_then + buffers)]
-    if turn.second_half and reduced and shards > 1 and not (x.whole and turn.prior):
-        # Before it, while the gradients are cast, two thirds of which are one weight's: what was reduced last, the head
-        # if there is one, has its flat copy still.
-        flat = 0 if x.whole else x.g * units.head or waiting(x, units, turn)
+    reducing = x.reducing_experts_kept if held.kept_after else x.reducing_experts
+    held_then = held_bytes(x, turn, saved, held.has_head) + reducing
+    last = [(copies, turn.prior + of_head + expert_gradients + tied, held_then + buffers)]
+    if turn.second_half and reduced and shards > 1 and not (x.unsharded and turn.prior):
+        # The moment before, while the gradients are cast, two thirds of which are one weight's. The flat copy of the
+        # previously reduced unit, the head if there is one, still exists.
+        flat = 0 if x.unsharded else x.g * units.head or pending_reduce_buffer(x, units, turn)
         casting = x.c * size + (0 if x.c == x.g else x.g * size * 2 // 3) + flat
         gathered = copies if zero3 else whole
         last.append((gathered, turn.prior + of_head + tied, held_then + casting))
@@ -197,7 +199,7 @@ def expert_moments(
     others = held.moe_layers - 1
     rest = units.head + others * x.moe_block
     gradients = turn.prior or (x.shard(rest, others * size) if reduced else x.g * (rest + others * size))
-    if x.whole and turn.last:
+    if x.unsharded and turn.last:
         gradients -= x.g * (rest + others * size) - x.shard(rest, others * size)
     if not zero3:
         left = x.b * (held.dense_layers * x.block + x.moe_block) + (units.first_copy if held.embedding else 0)
@@ -205,8 +207,8 @@ def expert_moments(
         copies = min(whole, left) if turn.last else whole
     elif held.embedding and not held.dense_layers:
         copies = x.b * x.block + (tied or units.first_copy)
-    layer = x.moe_saved + x.beside_experts if held.first_moe_recomputed else x.moe_kept + x.beside_experts_kept
+    layer = x.moe_saved + x.reducing_experts if held.first_moe_recomputed else x.moe_kept + x.reducing_experts_kept
     layer += held.dense_recomputed * x.dense_saved + (held.dense_layers - held.dense_recomputed) * x.dense_kept
-    layer += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
+    layer += 0 if held.has_head else x.stream  # the gradient received by a stage other than the last
     in_flight = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + turn.deferred
-    return *last, (copies, gradients + own + tied, in_flight + layer + buffers)
+    return *last, (copies, gradients + expert_gradients + tied, in_flight + layer + buffers)

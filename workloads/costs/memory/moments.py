@@ -1,6 +1,6 @@
-"""What the moments of a backward are made of, at which a pipeline rank may hold most.
+"""Building blocks of the memory moments of a backward at which a pipeline rank may peak.
 
-They are in `workloads.costs.memory.layer_moments` and `workloads.costs.memory.end_moments`;
+The moments are in `workloads.costs.memory.layer_moments` and `workloads.costs.memory.end_moments`;
 `workloads.costs.memory.estimate` takes the highest. Symbols are those of `workloads.costs.memory.estimate`.
 """
 
@@ -33,66 +33,67 @@ from workloads.spec.mesh import data_degrees, expert_degrees
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
-    """ZeRO 0 and 1 reduce gradients with the last micro-batch only, of a split backward in its second half; until then
-    they are whole on every rank."""
+    """Whether gradients stay unsharded until the last micro-batch, as with ZeRO 0 and 1, which reduce only there (in a
+    split backward, in its weight-gradient pass)."""
     later = experiment.num_microbatches > 1 or experiment.pp_schedule in SPLIT_BACKWARD
     return experiment.zero_stage <= 1 and later
 
 
 class Shared(NamedTuple):
-    """What is the same on every stage. Bytes unless said otherwise; c, g and m as in
-    `workloads.costs.memory.estimate`."""
+    """Sizes that are the same on every stage, in bytes unless stated otherwise; c, g and m as in
+    `workloads.costs.memory.estimate`. ``..._kept`` is the size of a layer that is not recomputed (``recompute_every``).
+    """
 
     c: int
     g: int
     dense_saved: int
-    """Of one dense layer and one micro-batch."""
+    """Bytes saved by one dense layer for one micro-batch."""
     moe_saved: int
-    """Of one layer with experts; 0 where the model has none."""
+    """Bytes saved by one layer with experts; 0 if the model has none."""
     dense_deferred: int
-    """Of one dense layer between the halves of a split backward."""
+    """Bytes that one dense layer holds between the two passes of a split backward."""
     moe_deferred: int
     dense_first_half: int
-    """More than ``dense_working`` in the first half of a split backward."""
+    """Extra working bytes of a dense layer in the input-gradient pass, on top of ``dense_working``."""
     working: int
-    """Of the kind of layer that needs most."""
+    """Working bytes of the kind of layer that needs most."""
     dense_working: int
-    """Of a dense layer; 0 where the model has none. The same of one that is not recomputed."""
+    """Working bytes of a dense layer; 0 if the model has none."""
     dense_working_kept: int
     dense_kept: int
-    """As ``dense_saved``, of a layer that is not recomputed (``recompute_every``)."""
+    """Bytes saved by a dense layer that is not recomputed."""
     moe_kept: int
     working_kept: int
     b: int
-    """Bytes of an element of a block as it is gathered: c, or 1 for fp8 weights with one scale."""
+    """Bytes per element of a gathered block: c, or 1 for fp8 weights with one scale."""
     b_experts: int
-    """The same of routed experts."""
+    """Bytes per element of gathered routed experts."""
     block: int
-    """Elements of the largest block on one rank, without routed experts, which are a unit of their own."""
+    """Elements of the largest block on one rank, without routed experts, which are separate units."""
     down: int
-    """Of them the weight of a dense layer's way down."""
+    """Elements of a dense layer's down projection, part of ``block``."""
     moe_block: int
-    """The same of a layer with routed experts; 0 where the model has none."""
+    """Elements of a layer with routed experts, without those experts; 0 if the model has none."""
     experts: int
     """Elements of one layer's routed experts on one rank."""
     expert_shards: int
-    """Ranks that share an expert's master weights."""
-    beside_experts: int
-    """Of a layer with experts, beside what it saved, when its experts' gradients are reduced."""
-    beside_experts_kept: int
+    """Number of ranks that share an expert's master weights."""
+    reducing_experts: int
+    """Bytes that a layer with experts needs in addition to its saved tensors while its expert gradients are reduced."""
+    reducing_experts_kept: int
     vocabulary: int
     """Elements of the embedding (or head) on one rank."""
     head: HeadBytes
     stream: int
-    """Residual stream of one micro-batch, also a stage's output: ``c T_s h``."""
+    """Bytes of one micro-batch's residual stream, also of a stage's output: ``c T_s h``."""
     inputs: int
-    """Token ids and targets of every micro-batch (int64), and the RoPE tables (fp32 sine and cosine)."""
-    whole: bool
-    """Gradients accumulate unsharded."""
-    rounds: int
-    """m, the micro-batches of a step."""
+    """Bytes of token ids and targets of every micro-batch (int64), and of the RoPE tables (fp32 sine and cosine)."""
+    unsharded: bool
+    """Whether gradients accumulate unsharded (`accumulates_unsharded`)."""
+    num_microbatches: int
+    """m, the number of micro-batches of a step."""
     shards: int
-    """S, the ranks that share master weights and optimizer state."""
+    """S, the number of ranks that share master weights and optimizer state."""
 
     @classmethod
     def of(cls, e: Experiment) -> Shared:
@@ -100,10 +101,10 @@ class Shared(NamedTuple):
         tokens, stream_tokens = rank_tokens(e)
         has_dense, has_routed = num_dense_layers(model) > 0, model.moe is not None
         kinds = [routed for routed, there in ((False, has_dense), (True, has_routed)) if there]
-        again = {routed: layer_bytes(e, routed=routed, c=c) for routed in kinds}
+        recomputed = {routed: layer_bytes(e, routed=routed, c=c) for routed in kinds}
         kept = {routed: layer_bytes(e, routed=routed, c=c, recomputed=False) for routed in kinds}
         none = LayerBytes(0, 0)
-        dense, moe = again.get(False, none), again.get(True, none)
+        dense, moe = recomputed.get(False, none), recomputed.get(True, none)
         elements = [local_params(e, moe_layer(model) if routed else dense_layer(model)) for routed in kinds]
         return cls(
             c=c,
@@ -113,7 +114,7 @@ class Shared(NamedTuple):
             dense_deferred=deferred_bytes(e, routed=False, c=c) if has_dense else 0,
             moe_deferred=deferred_bytes(e, routed=True, c=c) if has_routed else 0,
             dense_first_half=first_half_bytes(e, c) if has_dense else 0,
-            working=max(one.working for one in again.values()),
+            working=max(one.working for one in recomputed.values()),
             dense_working=dense.working,
             dense_working_kept=kept.get(False, none).working,
             dense_kept=kept.get(False, none).saved,
@@ -126,64 +127,65 @@ class Shared(NamedTuple):
             moe_block=elements[-1][0] if has_routed else 0,
             experts=max(experts for _, experts in elements),
             expert_shards=expert_degrees(e)[1] if has_routed else 1,
-            beside_experts=moe.beside_experts,
-            beside_experts_kept=kept.get(True, none).beside_experts,
+            reducing_experts=moe.reducing_experts,
+            reducing_experts_kept=kept.get(True, none).reducing_experts,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.rope_dim,
-            whole=accumulates_unsharded(e),
-            rounds=e.num_microbatches,
+            unsharded=accumulates_unsharded(e),
+            num_microbatches=e.num_microbatches,
             shards=data_degrees(e)[1],
         )
 
     def shard(self, rest: int, experts: int) -> int:
-        """Bytes of reduced gradients: ``rest`` elements, and ``experts`` of routed experts."""
+        """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""
         return self.g * rest // self.shards + self.g * experts // self.expert_shards
 
     def saved(self, held: StageParams) -> int:
-        """Of the layers of a stage and one micro-batch."""
+        """Bytes saved by the layers of a stage for one micro-batch."""
         dense, moe = held.dense_recomputed, held.moe_recomputed
         recomputed = dense * self.dense_saved + moe * self.moe_saved
         return recomputed + (held.dense_layers - dense) * self.dense_kept + (held.moe_layers - moe) * self.moe_kept
 
 
 class Units(NamedTuple):
-    """One stage's FSDP units, in elements."""
+    """FSDP units of one stage, in elements."""
 
     head: int
-    """The output projection; 0 where the stage has none of its own."""
+    """Output projection; 0 if the stage has no separate one."""
     first: int
-    """The unit whose gradient comes last: the embedding, the tied weight or a block."""
+    """Unit whose gradient comes last: the embedding, the tied weight or a block."""
     first_copy: int
-    """Bytes of that unit as it is gathered."""
+    """Bytes of ``first`` when gathered."""
     tied: int
-    """The embedding that is also the output projection; 0 where the stage has no such weight."""
+    """Embedding that is also the output projection; 0 if the stage has no such weight."""
     experts: int
-    """The routed experts of one layer; 0 where the stage has none."""
+    """Routed experts of one layer; 0 if the stage has none."""
     all_experts: int
-    """Those of all its layers."""
+    """Routed experts of all layers."""
 
 
 class Round(NamedTuple):
     """The backward of one micro-batch."""
 
     in_flight: float
-    """Micro-batches held when it starts."""
+    """Number of micro-batches held when the backward starts."""
     deferred: int
-    """Bytes of what other micro-batches hold for their weights' gradients."""
+    """Bytes that other micro-batches hold for their pending weight-gradient passes."""
     prior: int
-    """Bytes of gradients that earlier micro-batches left."""
+    """Bytes of gradients left by earlier micro-batches."""
     last: bool
-    """Of the step: gradients are reduced here at the latest."""
+    """Whether this is the last backward of the step, which reduces gradients at the latest."""
     forward_follows: bool
-    """Another micro-batch's forward comes after it."""
-    own: int = 0
-    """Bytes of what its own products keep for the second half; 0 for a whole backward."""
+    """Whether another micro-batch's forward follows."""
+    own_deferred: int = 0
+    """Bytes this micro-batch saves for its deferred weight-gradient pass; 0 if the backward is not split."""
     first_half: bool = False
-    """The second half is a round by itself: blocks have no gradients in this one."""
+    """Whether this is an input-gradient pass only: blocks get no weight gradients in it."""
     second_half: bool = False
-    """That round: the head, whose gradient is there, stays gathered until it is reduced after all blocks."""
+    """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until its reduction at
+    the end."""
 
 
 Moment = tuple[int, int, int]
@@ -191,26 +193,27 @@ Moment = tuple[int, int, int]
 
 
 def reduces(x: Shared, turn: Round) -> bool:
-    return turn.last or not x.whole
+    return turn.last or not x.unsharded
 
 
 def reduce_bytes(x: Shared, unit: int, turn: Round) -> int:
-    """Buffers while FSDP reduces a unit, besides gradients that stay.
+    """Bytes of buffers while FSDP reduces a unit, besides gradients that stay.
 
-    A flat copy in g bytes an element, and with one shard a scaled copy of it. With several shards a variable of FSDP
-    keeps the gradient of the unit's last weight until the end, in c bytes an element: that is all of the head's or the
-    embedding's. So lives the new shard where there is an earlier one to add to.
+    These are a flat copy of g bytes per element and, with one shard, a scaled copy of it. With several shards a
+    variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
+    the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
     """
-    if x.shards == 1 or x.whole:
+    if x.shards == 1 or x.unsharded:
         return 2 * x.g * unit
     return (x.g + x.c) * unit + (x.g * unit // x.shards if turn.prior else 0)
 
 
-def waiting(x: Shared, units: Units, turn: Round) -> int:
-    """The flat copy through which the previous micro-batch's last unit was reduced: it lives until the next is."""
-    return x.g * units.first if turn.prior and not x.whole else 0
+def pending_reduce_buffer(x: Shared, units: Units, turn: Round) -> int:
+    """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
+    reduction."""
+    return x.g * units.first if turn.prior and not x.unsharded else 0
 
 
 def held_bytes(x: Shared, turn: Round, saved: int, has_head: bool) -> int:
-    """Saved activations at the start of a backward, without what the head keeps for this micro-batch."""
+    """Bytes of saved activations at the start of a backward, without those that the head saves for this micro-batch."""
     return turn.deferred + int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))

@@ -1,1 +1,1 @@
-"""What follows from a model's shape and a layout alone: parameters, FLOPs, partition, schedule."""
+"""Properties of a model's shape and a layout: parameters, FLOPs, partition, schedule."""

@@ -1,10 +1,9 @@
-"""How many copies of tokens go to which expert when the choice depends on a token's position alone. No torch here.
+"""Number of token copies per expert when the choice depends on a token's position alone. No torch here.
 
-The engine makes the same choice with tensors (`workloads.engine.layers.routing.forced_choice`), and a test compares
-both.
+The engine makes the same choice with tensors (`workloads.engine.layers.routing.forced_choice`); a test compares both.
 
 balanced  copy j of the token at position p visits expert (p k + j) mod E
-skewed    loads fall geometrically from the first expert, whose load is a stated multiple of the mean; the copies of a
+skewed    loads fall geometrically from the first expert, whose load is a given multiple of the mean; the copies of a
           token are k equally spaced points of the cumulated loads
 """
 
@@ -24,8 +23,7 @@ _GOLDEN = 0.6180339887498949
 
 @lru_cache(maxsize=64)
 def skewed_loads(experts: int, imbalance: float) -> tuple[float, ...]:
-    """Shares of all copies that visit each expert, each a fixed ratio of the one before; the first is
-    ``imbalance / experts``."""
+    """Shares of all copies that visit each expert: a geometric series that starts with ``imbalance / experts``."""
     low, high = 0.0, 1.0
     for _ in range(100):  # the first load falls as the ratio rises
         ratio = (low + high) / 2
@@ -37,13 +35,13 @@ def skewed_loads(experts: int, imbalance: float) -> tuple[float, ...]:
 
 
 def imbalance_of(experiment: Experiment) -> float | None:
-    """Of skewed loads; None: balanced. Learned routing is assumed to be as uneven as ``routing_imbalance`` says."""
+    """Imbalance of skewed loads; None if balanced. Learned routing is assumed to have ``routing_imbalance``."""
     e = experiment
     return e.routing_imbalance if e.routing != "balanced" and e.routing_imbalance > 1 else None
 
 
 def rows_from(experiment: Experiment, sender: int, experts: range) -> int:
-    """Rows that rank ``sender`` sends to contiguous ``experts`` for one micro-batch, with forced routing."""
+    """Number of rows that rank ``sender`` sends to contiguous ``experts`` for one micro-batch, with forced routing."""
     e, moe = experiment, experiment.model.moe
     assert moe is not None
     position = coordinates(e, sender)
@@ -52,7 +50,8 @@ def rows_from(experiment: Experiment, sender: int, experts: range) -> int:
 
 
 def sent_tokens(experiment: Experiment) -> int:
-    """Tokens of a micro-batch whose copies one rank sends: with ``etp = 1`` its share of the tensor-parallel ranks'."""
+    """Number of tokens of a micro-batch whose copies one rank sends; with ``etp = 1`` its share of the tensor-parallel
+    ranks'."""
     e = experiment
     return e.micro_batch_size * e.seq_len // e.cp // (e.tp // e.etp)
 
@@ -67,7 +66,7 @@ def _rows(e: Experiment, cp_rank: int, part: int | None, experts: range) -> int:
 
 @lru_cache(maxsize=64)
 def _counts(moe: MoESpec, imbalance: float | None, seq_len: int, experts: range) -> tuple[int, ...]:
-    """Of each position, and of the end: copies of all tokens before it that visit ``experts``."""
+    """Number of copies, of all tokens before a position, that visit ``experts``; by position, and for the end."""
     copies, first, last = moe.experts_per_token, experts.start, experts.stop
     if imbalance is None:
         of_cycle = len(experts)
@@ -87,7 +86,8 @@ def _counts(moe: MoESpec, imbalance: float | None, seq_len: int, experts: range)
 
 
 def _positions(e: Experiment, cp_rank: int, part: int | None) -> Iterator[range]:
-    """Positions of the tokens of a micro-batch on one rank, in pieces; ``part``: of its tensor-parallel ranks'."""
+    """Positions of the tokens of a micro-batch on one rank, in pieces. ``part``: the rank's index among tensor-parallel
+    ranks if they divide the tokens."""
     size = e.seq_len // (2 * e.cp) if e.cp > 1 else e.seq_len
     if e.cp == 1:
         pieces = [range(e.seq_len)]

@@ -1,8 +1,8 @@
 """FLOPs of training on one token, by several named conventions. A multiply and an add are two FLOPs.
 
-T = seq_len, L layers, H query heads, Q head size, N parameters. Forward is ``2 N`` and backward ``4 N`` per token;
-attention scores and values are ``4 L H Q T`` forward and twice that backward. Norms, RoPE, SwiGLU and softmax are left
-out, as everywhere in the literature.
+Symbols: T = seq_len, L layers, H query heads, Q head size, N parameters. Forward is ``2 N`` and backward ``4 N`` per
+token; attention scores and values are ``4 L H Q T`` forward and twice that backward (PaLM, arXiv:2204.02311, appendix
+B). Norms, RoPE, SwiGLU and softmax are not counted, as is usual in the literature.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention,
 
     palm      ``6 N_matmul + 12 L H Q T``: every score is counted (PaLM, arXiv:2204.02311, appendix B).
     causal    ``6 N_matmul + 6 L H Q T``: a causal mask needs half of the scores.
-    playbook  ``6 N_all + 12 L h T``, h the hidden size: the Ultra-Scale Playbook's, whose N_all holds the input
+    playbook  ``6 N_all + 12 L h T``, h the hidden size: the Ultra-Scale Playbook's, whose N_all includes the input
               embedding and counts tied embeddings twice when ``pp > 1``.
 
-    With latent attention ``2 Q`` stands for the query/key size plus the value size. Raises ValueError for another
+    With latent attention ``2 Q`` is replaced by the query/key size plus the value size. Raises ValueError for another
     convention.
     """
     if convention == "playbook":
@@ -43,7 +43,7 @@ def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention,
 
 
 def attention_forward_flops(model: ModelSpec, seq_len: int) -> float:
-    """Scores and values of one layer, forward, for one token against ``seq_len`` keys, without a mask: ``4 H Q T``."""
+    """Forward FLOPs of one layer's scores and values, one token against ``seq_len`` keys, no mask: ``4 H Q T``."""
     qk, v = head_sizes(model)
     return 2.0 * model.num_heads * (qk + v) * seq_len
 
@@ -56,12 +56,12 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
 
 
 def hardware_flops_per_token(experiment: Experiment) -> float:
-    """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
+    """FLOPs that devices execute for one token: causal attention halved, recomputation counted.
 
-    Full recomputation runs the forward of every recomputed block again, up to the last tensor that backward needs, so
-    all but the down projection. Selective recomputation repeats no matrix product, ``mla_up`` those of latents,
-    ``experts`` two of three of routed experts. GPipe keeps no gradients of the head between forward and backward, so
-    its logits are computed twice. The scores that a flash attention kernel computes again inside its own backward are
+    Full recomputation repeats the forward of every recomputed block up to the last tensor that backward needs, so all
+    but the down projection. Selective recomputation repeats no matrix product, except that ``mla_up`` repeats those of
+    latents and ``experts`` two of three of routed experts. GPipe keeps no gradients of the head between forward and
+    backward, so its logits are computed twice. The scores that a flash attention kernel recomputes in its backward are
     not counted: every run has them, and they replace memory traffic.
     """
     model = experiment.model
@@ -70,10 +70,10 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     if experiment.recompute == "full":
         layers, of_dense = _recomputed_layers(experiment)
         spared = layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
-        again = of_dense * matmul_of_layer(model, routed=False) - spared
+        repeated_params = of_dense * matmul_of_layer(model, routed=False) - spared
         if model.moe is not None:
-            again += (layers - of_dense) * matmul_of_layer(model, routed=True)
-        total += 2.0 * again + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
+            repeated_params += (layers - of_dense) * matmul_of_layer(model, routed=True)
+        total += 2.0 * repeated_params + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
     if "experts" in experiment.recomputed_operations and model.moe is not None:
         layers, of_dense = _recomputed_layers(experiment)
         gate_up = 2 * model.hidden_size * model.moe.expert_hidden_size
@@ -86,6 +86,6 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
 
 
 def _recomputed_layers(e: Experiment) -> tuple[int, int]:
-    """(layers that the policy meets, those of them without routed experts)."""
+    """(number of recomputed layers, number of those without routed experts)."""
     layers = -(-e.model.num_layers // e.recompute_every)
     return layers, min(layers, -(-num_dense_layers(e.model) // e.recompute_every))

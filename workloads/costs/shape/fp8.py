@@ -1,12 +1,13 @@
-"""Layers whose products run in fp8: the bytes that a backward keeps and needs, and how long products take.
+"""Layers with fp8 matrix products: bytes that a backward saves and needs, and durations of the products.
 
 Symbols are those of `workloads.costs.memory.activations`.
 
-Kept, beside what a layer in bf16 keeps: normed inputs and the SwiGLU product in fp8 in the place of bf16, where a rank
-has whole rows of them (with tp > 1 column-parallel layers keep the local rows that they gather again, in bf16). The
-attention output stays in bf16, because attention's own backward keeps it, and so does what another product keeps in
-bf16: the input of routers, and of a down projection of latent attention beside queries that have no latent. Weight
-gradients in bf16 (rowwise, and of routed experts in every kind) need their inputs in bf16, so that nothing changes.
+Saved tensors differ from those of a bf16 layer as follows: normed inputs and the SwiGLU product are in fp8 if a rank
+has whole rows of them (with tp > 1 column-parallel layers save the local rows that they gather again, in bf16). The
+attention output stays in bf16, because attention's backward saves it. So does a tensor that another product saves in
+bf16: the input of routers, and the input of a down projection of latent attention if queries have no latent. Weight
+gradients in bf16 (rowwise, and of routed experts in every kind of fp8) need their inputs in bf16, so nothing changes
+there.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ def is_fp8(experiment: Experiment) -> bool:
 
 
 def gathered_bytes(experiment: Experiment, c: int, *, of_experts: bool = False) -> int:
-    """Bytes of an element of a block's matrices as it is gathered: one where it has one scale for the whole matrix, as
-    those of experts have in every kind of fp8."""
+    """Bytes per element of a block's gathered matrices: 1 if a matrix has a single scale, as those of experts have in
+    every kind of fp8, else ``c``."""
     return 1 if experiment.precision == "fp8_tensorwise" or (of_experts and is_fp8(experiment)) else c
 
 
 def keeps_fp8(experiment: Experiment) -> bool:
-    """Backward keeps inputs of matrix products in fp8."""
+    """Whether backward saves inputs of matrix products in fp8."""
     return experiment.precision in ("fp8_tensorwise", "fp8_blockwise")
 
 
 def cast_bytes(experiment: Experiment, elements: int) -> int:
-    """Of so many activations in fp8; blockwise ones have an fp32 scale for every 128."""
+    """Bytes of ``elements`` activations in fp8; blockwise ones have an fp32 scale for every 128."""
     return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
 
 
 def kept_inputs(
     experiment: Experiment, attention_norm: int, latent_norms: int, ffn_norm: int, *, routed: bool, c: int
 ) -> tuple[int, int, int]:
-    """The three norms' tensors in bytes, of which products keep the outputs in fp8. Each has statistics, too."""
+    """Bytes of the three norms' saved tensors, with statistics, after products save the normed outputs in fp8."""
     e, mla = experiment, experiment.model.mla
 
     def in_fp8(kept: int, width: int, statistics: int = 1) -> int:
@@ -50,7 +51,8 @@ def kept_inputs(
     if mla is None:
         attention_norm = in_fp8(attention_norm, h) if alone else attention_norm
     else:
-        if mla.q_lora_rank and e.precision != "fp8_blockwise":  # a down projection's are its own tokens, with any tp
+        # the down-projection's input is this rank's tokens, with any tp
+        if mla.q_lora_rank and e.precision != "fp8_blockwise":
             attention_norm = in_fp8(attention_norm, h)
         if alone:
             norms = 2 if mla.q_lora_rank else 1
@@ -58,49 +60,53 @@ def kept_inputs(
     return attention_norm, latent_norms, in_fp8(ffn_norm, h) if alone and not routed else ffn_norm
 
 
-def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, remade: bool) -> int:
-    """What a dense layer's backward needs beside what it kept, at the highest of five moments in its second half.
+def working_bytes(
+    experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, recomputes_product: bool
+) -> int:
+    """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
+    second half.
 
-    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``remade``: its SwiGLU
-    product is made again. The stream's gradient is there, after the first two moments that of the down weight, too, and
+    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``recomputes_product``:
+    whether its SwiGLU product is recomputed. The stream's gradient exists throughout, the down weight's after the first
+    two moments, and also
 
-    1. the down layer's output gradient in fp8, both ways round, its turned weight, and the product's gradient;
+    1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
     2. the product's gradient, one fp8 copy of the output's, and the down weight's;
-    3. the gradients of product and of gate_up, when the kept product is free;
-    4. the gradient of gate_up in bf16, in the place of gate_up, and twice in fp8, the turned weight, the gradient of
-       the input;
-    5. the same with one fp8 copy and the gradient of the weight in the place of the other and the weight.
+    3. the gradients of product and of gate_up, when the saved product is free;
+    4. the gradient of gate_up in bf16, in the place of gate_up, and twice in fp8, the transposed weight, the gradient
+       of the input;
+    5. as 4, with one fp8 copy and the weight's gradient instead of the second copy and the weight.
     """
     e, h = experiment, experiment.model.hidden_size
     copies = 2 if keeps_fp8(e) else 1
     product, output, down = tokens * columns, tokens * h, h * columns
     gathered = c * output if e.tp > 1 else 0
-    kept = 0 if remade else cast_bytes(e, product) if copies == 2 else c * product
-    again = c * product + (cast_bytes(e, product) if copies == 2 else 0) if remade else 0
-    turned = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
+    kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
+    recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
+    transposed = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
     entering = c * down + c * output + gathered - kept
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
-        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + again,
+        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,
         c * down + 3 * c * product - kept,
         entering + copies * cast_bytes(e, 2 * product) + 2 * down,
-        entering + (copies - 1) * cast_bytes(e, 2 * product) + turned + 2 * c * down,
+        entering + (copies - 1) * cast_bytes(e, 2 * product) + transposed + 2 * c * down,
     )
 
 
 _OF_TENSORWISE = {"fp8_rowwise": (0.92, 0.92), "fp8_blockwise": (0.82, 0.63)}
-"""Rates of products, forward and of the input's gradient, and of the weight's gradient, over those with one scale a
-tensor: means over the products of a Llama-3.1-8B layer of 8,192 tokens, measured on H200 with torch 2.11."""
+"""Relative rates of products (forward and input gradient, weight gradient), compared with one scale per tensor: means
+over the products of a Llama-3.1-8B layer of 8,192 tokens, measured on H200 with torch 2.11."""
 
 
 OF_GROUPED = 0.74
-"""Rate of the experts' products over that of products with one scale a tensor: mean of what Qwen3-30B-A3B (0.63),
-DeepSeek-V2-Lite (0.73) and Mixtral (0.86) reach with 16,384 tokens, measured on H200 with torch 2.11."""
+"""Relative rate of the experts' products, compared with products with one scale per tensor: mean of Qwen3-30B-A3B
+(0.63), DeepSeek-V2-Lite (0.73) and Mixtral (0.86) with 16,384 tokens, measured on H200 with torch 2.11."""
 
 
 def product_times(experiment: Experiment, of_bf16: float) -> tuple[float, float, float]:
-    """How long the three products of a layer (forward, input's and weight's gradient) take, over a product at the
-    device's rate for fp8. ``of_bf16``: a product in bf16, which rowwise weight gradients are."""
+    """Relative durations of a layer's three products (forward, input gradient, weight gradient), in units of a product
+    at the device's fp8 rate. ``of_bf16``: relative duration of a bf16 product, as rowwise weight gradients are."""
     if experiment.precision not in _OF_TENSORWISE:
         return 1.0, 1.0, 1.0
     rows, weight = _OF_TENSORWISE[experiment.precision]
@@ -108,13 +114,13 @@ def product_times(experiment: Experiment, of_bf16: float) -> tuple[float, float,
 
 
 def cast_traffic(experiment: Experiment, tokens: int, weights: int, inputs: int, outputs: int) -> tuple[float, float]:
-    """Bytes that casts of one layer read and write, forward and backward. ``inputs``, ``outputs``: columns of all
+    """Bytes that casts of one layer read and write: (forward, backward). ``inputs``, ``outputs``: columns of all
     products' activations on one rank; ``weights``: elements.
 
-    A cast reads 2 bytes an element and writes one, or both ways round two. One scale a tensor or column is a pass more
-    before it, but where the kernel that made the tensor has found it (normed inputs, the SwiGLU product and its
-    gradient: taken as three quarters). Weights are cast once a step where they are gathered in fp8, and then only
-    turned; else in every forward and every backward.
+    A cast reads 2 bytes per element and writes one, or two for both layouts. One scale per tensor or column needs
+    another pass before it, unless the kernel that produced the tensor has computed the scale (normed inputs, the SwiGLU
+    product and its gradient: assumed for three quarters). Weights gathered in fp8 are cast once a step, and then only
+    transposed; other weights are cast in every forward and every backward.
     """
     kind = experiment.precision
     if kind == "fp8_tensorwise":
@@ -127,6 +133,7 @@ def cast_traffic(experiment: Experiment, tokens: int, weights: int, inputs: int,
 
 
 def grouped_cast_traffic(weights: int, inputs: int, outputs: int) -> tuple[float, float]:
-    """The same of a layer's routed experts, in elements: of weights, and of what their products take in and put out.
-    Weights are cast where they are gathered, and turned in every backward."""
+    """Bytes that casts of a layer's routed experts read and write: (forward, backward). ``weights``: elements;
+    ``inputs``, ``outputs``: elements of their products' activations. Weights are cast before they are gathered, and
+    transposed in every backward."""
     return 3.0 * inputs, 3.0 * outputs + 2.0 * weights

@@ -17,9 +17,9 @@ from workloads.spec.weights import Weight
 
 _FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
 MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 4)}
-"""Bytes of master weights, reduced gradients and each optimizer moment."""
+"""Bytes per element of master weights, reduced gradients and each optimizer moment."""
 COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 2)}
-"""Bytes of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
+"""Bytes per element of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Counts:
 
 
 def counts(held: Iterable[Weight]) -> Counts:
-    """The weights' elements by how their placement divides them."""
+    """Numbers of the weights' elements by how their placement divides them."""
     total = Counts()
     for weight in held:
         if weight.placement.is_expert:
@@ -56,24 +56,24 @@ def counts(held: Iterable[Weight]) -> Counts:
 
 @lru_cache(maxsize=256)
 def dense_layer(model: ModelSpec) -> Counts:
-    """One block with a dense feed-forward layer: attention, SwiGLU (gate, up, down) and two norms."""
+    """Parameters of a block with a dense feed-forward layer: attention, SwiGLU (gate, up, down) and two norms."""
     return counts(weights.block(model, "layer", routed=False))
 
 
 @lru_cache(maxsize=256)
 def moe_layer(model: ModelSpec) -> Counts:
-    """One block with routed experts: attention, router, experts, shared experts and two norms."""
+    """Parameters of a block with routed experts: attention, router, experts, shared experts and two norms."""
     return counts(weights.block(model, "layer", routed=True))
 
 
 def num_dense_layers(model: ModelSpec) -> int:
-    """Layers without routed experts."""
+    """Number of layers without routed experts."""
     return model.num_layers if model.moe is None else model.moe.num_dense_layers
 
 
 @lru_cache(maxsize=256)
 def num_params(model: ModelSpec) -> int:
-    """All parameters, tied embeddings counted once."""
+    """Number of all parameters, tied embeddings counted once."""
     dense, ends = num_dense_layers(model), [weights.embedding(model), weights.final_norm(model)]
     if not model.tie_embeddings:
         ends.append(weights.head(model))
@@ -83,9 +83,9 @@ def num_params(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def matmul_params(model: ModelSpec) -> int:
-    """Parameters that multiply one token in matrix products: with the output head, without input embedding and norms.
+    """Parameters that multiply one token in matrix products, with the output head, without input embedding and norms.
 
-    Of routed experts only the ``experts_per_token`` that a token visits count.
+    For routed experts only the ``experts_per_token`` that a token visits count.
     """
     dense = num_dense_layers(model)
     total = dense * matmul_of_layer(model, routed=False) + model.vocab_size * model.hidden_size
@@ -95,7 +95,7 @@ def matmul_params(model: ModelSpec) -> int:
 
 
 def active_params(model: ModelSpec) -> int:
-    """Parameters of one token's path, as model cards count them: all but the experts that it does not visit."""
+    """Parameters of one token's path, as model cards count them: all except the experts that it does not visit."""
     total = num_params(model)
     if model.moe is None:
         return total
@@ -105,9 +105,9 @@ def active_params(model: ModelSpec) -> int:
 
 
 def playbook_params(model: ModelSpec, pp: int = 1) -> int:
-    """Parameters as the Ultra-Scale Playbook counts them: tied embeddings twice when the pipeline splits them.
+    """Parameters as the Ultra-Scale Playbook counts them: tied embeddings twice if the pipeline splits them.
 
-    Of a mixture of experts only active parameters count (the playbook has none).
+    In a mixture of experts only active parameters count (the playbook has none).
     """
     copies = 2 if model.tie_embeddings and pp > 1 else 1
     return active_params(model) + (copies - 1) * model.vocab_size * model.hidden_size
@@ -115,7 +115,7 @@ def playbook_params(model: ModelSpec, pp: int = 1) -> int:
 
 @lru_cache(maxsize=256)
 def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
-    """Parameters of one layer that take part in one token's matrix products: everything but norms and idle experts."""
+    """Parameters of one layer that take part in one token's matrix products: all except norms and idle experts."""
     total = sum(weight.numel for weight in weights.block(model, "layer", routed=routed) if len(weight.shape) > 1)
     if routed and model.moe is not None:
         idle = model.moe.num_experts - model.moe.experts_per_token
@@ -124,9 +124,10 @@ def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
 
 
 def latent_up_params(model: ModelSpec) -> int:
-    """Parameters of one layer that make heads of latents: those whose products ``mla_up`` computes again."""
-    own = weights.attention(model, "layer") if model.mla is not None else {}
-    return sum(own[name].numel for name in ("q_up", "kv_up") if name in own)
+    """Parameters of one layer that project latents up to heads, whose products ``mla_up`` recomputes (DeepSeek-V2,
+    arXiv:2405.04434); 0 without latent attention."""
+    attention_weights = weights.attention(model, "layer") if model.mla is not None else {}
+    return sum(attention_weights[name].numel for name in ("q_up", "kv_up") if name in attention_weights)
 
 
 def local_params(experiment: Experiment, counts: Counts) -> tuple[int, int]:

@@ -1,8 +1,7 @@
-"""Which layers and which ends of the model each stage of a pipeline holds, and with it each rank.
+"""Layers, embedding and head that each pipeline stage, and each rank, holds.
 
-``even`` gives every stage as many layers as the others. ``balanced`` counts the head too: its matrix product costs as
-much as a layer or several, so that the rank which holds it gets fewer layers. The embedding is a look-up and counts for
-nothing.
+``even`` gives all stages equally many layers. ``balanced`` counts the head too: its matrix product costs as much as one
+or several layers, so the rank with the head gets fewer layers. The embedding is a look-up and counts nothing.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ from workloads.spec.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class StageParams:
-    """What one pipeline rank holds. Counts are over the whole tensor-parallel group."""
+    """Parameters and layers of one pipeline rank. Counts are over the whole tensor-parallel group."""
 
     dense_layers: int
     moe_layers: int
     layers: Counts
     embedding: int
-    """Input embedding; 0 where this rank has none."""
+    """Parameters of the input embedding; 0 if this rank has none."""
     head: int
-    """Output projection of its own; 0 where this rank has none or where it is the tied embedding beside it."""
+    """Parameters of the output projection; 0 if this rank has none, or has it as the tied embedding."""
     has_head: bool
     final_norm: int
     dense_recomputed: int
-    """Of ``dense_layers``: those that are recomputed, if anything is."""
+    """Number of ``dense_layers`` that the recompute policy covers."""
     moe_recomputed: int
     first_recomputed: bool
-    """Whether its first layer is one of them: backward meets it last."""
+    """Whether the rank's first layer is recomputed; backward reaches it last."""
     first_moe_recomputed: bool
-    """The same of its first layer with experts; False where it has none."""
+    """Whether the rank's first layer with experts is recomputed; False if it has none."""
     kept_after: int
-    """Layers after the last recomputed one, all that it has where none is: backward meets them first."""
+    """Number of layers after the last recomputed one (all layers if none is); backward reaches them first."""
 
     @property
     def num_layers(self) -> int:
@@ -53,14 +52,14 @@ class StageParams:
 def stage_layers(
     model: ModelSpec, schedule: str, pp: int, virtual_stages: int, split: PipelineSplit, seq_len: int
 ) -> tuple[range, ...]:
-    """The contiguous layers of every stage, in the order of the model.
+    """Contiguous layers of every stage, in the order of the model.
 
     even      the first ``num_layers % stages`` stages hold one more than the others
     balanced  every stage gets a layer; each further one goes to the rank with least work, and there to the stage with
-              least. Work is forward FLOPs a token, which makes the largest work of a rank as small as whole layers
+              least. Work is forward FLOPs per token; this makes the largest work of a rank as small as whole layers
               allow. Ties go to the earlier stage
 
-    A model of fewer layers than stages, which the rules refuse, leaves the last stages without layers.
+    In a model of fewer layers than stages, which the rules refuse, the last stages have no layers.
     """
     count = pp * virtual_stages
     base, extra = divmod(model.num_layers, count)
@@ -70,8 +69,8 @@ def stage_layers(
         head = head_in_layers(model, seq_len)
         work = [1.0] * (count - 1) + [1.0 + head]
         of_rank = [0.0] * pp
-        for rank, own in zip(ranks, work, strict=True):
-            of_rank[rank] += own
+        for rank, layers_of_work in zip(ranks, work, strict=True):
+            of_rank[rank] += layers_of_work
         layers = [1] * count
         for _ in range(model.num_layers - count):
             stage = min(range(count), key=lambda s: (of_rank[ranks[s]], work[s], s))
@@ -83,7 +82,7 @@ def stage_layers(
 
 
 def head_in_layers(model: ModelSpec, seq_len: int) -> float:
-    """Forward FLOPs of the head over those of a layer (of the average one, where some have routed experts)."""
+    """Forward FLOPs of the head divided by those of a layer (of the mean layer if some have routed experts)."""
     dense = num_dense_layers(model)
     matmul = dense * matmul_of_layer(model, routed=False)
     if model.moe is not None:
@@ -93,23 +92,23 @@ def head_in_layers(model: ModelSpec, seq_len: int) -> float:
 
 
 def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
-    """The layers of every stage of an experiment."""
+    """Layers of every stage of an experiment."""
     e = experiment
     return stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
 
 
 def experiment_stages(experiment: Experiment) -> tuple[StageParams, ...]:
-    """What each pipeline rank of an experiment holds, all its stages together."""
+    """`StageParams` of each pipeline rank of an experiment, summed over its stages."""
     return _ranks(*_split(experiment))
 
 
 def experiment_chunks(experiment: Experiment) -> tuple[tuple[StageParams, ...], ...]:
-    """What each chunk of each pipeline rank of an experiment holds: its stages one by one."""
+    """`StageParams` of each chunk of each pipeline rank of an experiment."""
     return _chunks(*_split(experiment))
 
 
 def ranks_alike(experiment: Experiment) -> tuple[int, ...]:
-    """For each pipeline rank a number, which it shares with those whose chunks hold the same."""
+    """A number for each pipeline rank, equal for ranks whose chunks hold the same."""
     return _alike(*_split(experiment))
 
 
@@ -117,7 +116,7 @@ _Split = tuple[ModelSpec, str, int, int, tuple[range, ...], int]
 
 
 def _split(e: Experiment) -> _Split:
-    """All that `_chunks` depends on. The last number: layers whose index is a multiple of it are recomputed."""
+    """Arguments of `_chunks`. The last one: layers whose index is a multiple of it are recomputed."""
     every = e.recompute_every if e.recompute != "none" else 1
     return e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every
 
@@ -125,12 +124,12 @@ def _split(e: Experiment) -> _Split:
 @lru_cache(maxsize=4096)
 def _alike(*split: *_Split) -> tuple[int, ...]:
     chunks = _chunks(*split)
-    return tuple(chunks.index(own) for own in chunks)
+    return tuple(chunks.index(of_rank) for of_rank in chunks)
 
 
 @lru_cache(maxsize=4096)
 def _ranks(*split: *_Split) -> tuple[StageParams, ...]:
-    return tuple(_together(own) for own in _chunks(*split))
+    return tuple(_together(of_rank) for of_rank in _chunks(*split))
 
 
 def _together(stages: tuple[StageParams, ...]) -> StageParams:
@@ -160,7 +159,7 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
 def _chunks(
     model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
 ) -> tuple[tuple[StageParams, ...], ...]:
-    """A tied embedding whose two ends are different stages is held, and trained, by both."""
+    """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
     dense_total = num_dense_layers(model)
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1

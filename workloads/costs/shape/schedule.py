@@ -1,24 +1,24 @@
 """Pipeline schedules as data: the ordered actions of every pipeline rank. No torch here.
 
 The engine executes these lists, `workloads.costs.time.pipeline` simulates them and the report draws them, so that all
-of them speak of the same schedule. p ranks hold v chunks of the model each, together v p stages; every micro-batch goes
-forward through all stages and backward again.
+use the same schedule. p ranks hold v chunks of the model each, together v p stages; every micro-batch goes forward
+through all stages and backward again.
 
 none, 1f1b               one forward, one backward (PipeDream-Flush, arXiv:2006.09503)
 gpipe                    all forwards, then all backwards (GPipe, arXiv:1811.06965)
-interleaved_1f1b         1F1B over several chunks a rank (Megatron-LM, arXiv:2104.04473)
-interleaved_zero_bubble  the same with split backwards (ZB, arXiv:2401.10241); with one chunk a rank it is ZB-H1
+interleaved_1f1b         1F1B over several chunks a rank (Megatron-LM, arXiv:2104.04473, section 2.2)
+interleaved_zero_bubble  interleaved_1f1b with split backwards (ZB, arXiv:2401.10241); with one chunk a rank it is ZB-H1
 zero_bubble_v            two chunks a rank placed as a V, split backwards (ZB-V, arXiv:2401.10241, section 6)
 dualpipe_v               the same V with pairs of a forward and a backward (DualPipeV, arXiv:2412.19437 and
                          github.com/deepseek-ai/DualPipe); the two of a pair follow each other here
 
-Every schedule takes any number of micro-batches from 1 on. Where the published one needs a multiple of p, or 2 p, the
-list is that of more micro-batches without those there are not: micro-batches never wait for each other, so a list that
-ends still ends when some of them are left out.
+Every schedule takes any number of micro-batches from 1 on. If the published one needs a multiple of p, or 2 p, the list
+is that of more micro-batches, with the surplus ones removed. Micro-batches never wait for each other, so a list that
+terminates still does when some of them are removed.
 
-Messages of one direction (F; B and I) from one rank to another are received in the order in which they are sent. They
-need a channel of their own: in a V, and with two ranks, a direction's messages go both ways between two ranks, and in
-one channel each way would wait for the other.
+Messages of one direction (F; B and I) from one rank to another are received in the order in which they are sent. Each
+direction needs its own channel: in a V, and with two ranks, a direction's messages go both ways between two ranks, and
+in a single channel each way would wait for the other.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
-"""Forward; whole backward; the backward's two halves: the input's gradient, which goes to the stage before, and the
-weights' gradient, for which no other rank waits."""
+"""F: forward. B: whole backward. I and W: the two passes of a split backward, I for the input gradient, which goes to
+the previous stage, and W for the weight gradients, for which no other rank waits."""
 
 V_SHAPED = ("zero_bubble_v", "dualpipe_v")
-"""Schedules with two chunks a rank, of which rank r has stages r and 2 p - 1 - r. In all others it has r, r + p, ..."""
+"""Schedules with two chunks a rank: rank r has stages r and 2 p - 1 - r. In all others it has r, r + p, ..."""
 INTERLEAVED = ("interleaved_1f1b", "interleaved_zero_bubble")
 SPLIT_BACKWARD = ("interleaved_zero_bubble", *V_SHAPED)
 """Schedules in which some backwards are split into I and W."""
 
 
 class Action(NamedTuple):
-    """What a rank does with one micro-batch in one of its chunks."""
+    """Work of a rank for one micro-batch in one of its chunks."""
 
     kind: Kind
     microbatch: int
-    """From 0."""
+    """Index from 0."""
     chunk: int = 0
-    """This rank's own, from 0 in the order of the model."""
+    """Index of the chunk on this rank, from 0 in the order of the model."""
 
 
 def stage_at(name: str, rank: int, chunk: int, num_ranks: int) -> int:
-    """Which stage of the model a rank's chunk is: 0 has the embedding, the last one the head."""
+    """Index of the stage that is a rank's chunk: stage 0 has the embedding, the last stage the head."""
     if name in V_SHAPED and chunk == 1:
         return 2 * num_ranks - 1 - rank
     return chunk * num_ranks + rank
 
 
 def place_of(name: str, stage: int, num_ranks: int, virtual_stages: int) -> tuple[int, int]:
-    """Rank and chunk of a stage: the inverse of `stage_at`."""
+    """(rank, chunk) of a stage: the inverse of `stage_at`."""
     assert 0 <= stage < num_ranks * virtual_stages
     if name in V_SHAPED and stage >= num_ranks:
         return 2 * num_ranks - 1 - stage, 1
@@ -80,7 +80,7 @@ def schedule_actions(
 
 
 def gpipe(rank: int, p: int, m: int, v: int) -> list[Action]:
-    """All forwards, then all backwards; holds every micro-batch's activations."""
+    """All forwards, then all backwards; holds the activations of every micro-batch."""
     del rank, p, v
     return [Action("F", i) for i in range(m)] + [Action("B", i) for i in range(m)]
 
@@ -91,20 +91,20 @@ def one_f_one_b(rank: int, p: int, m: int, v: int) -> list[Action]:
 
 
 def interleaved_1f1b(rank: int, p: int, m: int, v: int) -> list[Action]:
-    """1F1B over chunks; runs ``2 (p - 1 - rank) + (v - 1) p`` forwards before its first backward."""
+    """1F1B over chunks; runs ``2 (p - 1 - rank) + (v - 1) p`` forwards before its first backward (Megatron-LM)."""
     return _looped(rank, p, m, v, lead=2 * (p - 1 - rank))
 
 
 def interleaved_zero_bubble(rank: int, p: int, m: int, v: int) -> list[Action]:
-    """The weights' gradients of rank r follow r backwards later: they fill its waiting at the end."""
+    """The W of rank r follow r backwards later, which fills the idle time at the end."""
     return _looped(rank, p, m, v, lead=p - 1 - rank, weights_after=rank)
 
 
 def _looped(rank: int, p: int, m: int, v: int, lead: int, weights_after: int | None = None) -> list[Action]:
     """One forward, one backward, over micro-batches in rounds of p: a round goes through chunk after chunk.
 
-    ``lead``: forwards before the first backward, besides those of all chunks but the last one for the first round.
-    ``weights_after``: how many backwards later a micro-batch's W follows its I; None for whole backwards.
+    ``lead``: number of forwards before the first backward, besides those of all chunks but the last for the first
+    round. ``weights_after``: number of backwards after which a micro-batch's W follows its I; None for whole backwards.
     """
     forwards = [(chunk, i) for first in range(0, m, p) for chunk in range(v) for i in range(first, first + p)]
     backwards = [(v - 1 - chunk, i) for chunk, i in forwards]
@@ -126,12 +126,12 @@ def _looped(rank: int, p: int, m: int, v: int, lead: int, weights_after: int | N
 
 
 class _Writer:
-    """Writes one rank's list; each call takes the next micro-batch of its kind and chunk."""
+    """Writes one rank's list; each call adds the next micro-batch of its kind and chunk."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
-        self._waiting: list[Action] = []
-        """The weights' gradients that are still to be computed, in the order of their I."""
+        self._pending: list[Action] = []
+        """W actions that are still to be added, in the order of their I."""
         self._next: Counter[tuple[bool, int]] = Counter()
 
     def forward(self, chunk: int) -> None:
@@ -141,17 +141,17 @@ class _Writer:
         self._add("B", chunk)
 
     def inputs(self, chunk: int) -> None:
-        self._waiting.append(Action("W", self._add("I", chunk), chunk))
+        self._pending.append(Action("W", self._add("I", chunk), chunk))
 
     def weights(self, *chunks: int) -> None:
-        """Of what has waited longest in these chunks."""
-        action = next(action for action in self._waiting if action.chunk in chunks)
-        self._waiting.remove(action)
+        """Adds the W that has been pending longest in these chunks."""
+        action = next(action for action in self._pending if action.chunk in chunks)
+        self._pending.remove(action)
         self.actions.append(action)
 
     def remaining_weights(self, chunk: int) -> None:
-        for action in [action for action in self._waiting if action.chunk == chunk]:
-            self._waiting.remove(action)
+        for action in [action for action in self._pending if action.chunk == chunk]:
+            self._pending.remove(action)
             self.actions.append(action)
 
     def _add(self, kind: Kind, chunk: int) -> int:
@@ -162,7 +162,7 @@ class _Writer:
 
 
 def zero_bubble_v(rank: int, p: int, m: int, v: int) -> list[Action]:
-    """ZB-V; without idle time where F, I and W take equally long and m is at least 2 p - 1; holds 2 p chunks."""
+    """ZB-V: no idle time if F, I and W take equally long and m is at least 2 p - 1; holds 2 p chunks of activations."""
     del v
     w, m = _Writer(), max(2 * p - 1, m)
     ahead = 2 * (p - rank) - 1
@@ -196,7 +196,7 @@ def zero_bubble_v(rank: int, p: int, m: int, v: int) -> list[Action]:
 
 
 def dualpipe_v(rank: int, p: int, m: int, v: int) -> list[Action]:
-    """DualPipeV's eight steps. Where it runs a forward and a backward at the same time, the backward follows here."""
+    """The eight steps of DualPipeV. Where it overlaps a forward with a backward, the backward follows here."""
     del v
     w, m = _Writer(), max(2 * p, m)
     before_turn = p - 1 - rank
@@ -241,35 +241,35 @@ _SCHEDULES: dict[str, Callable[[int, int, int, int], list[Action]]] = {
     "zero_bubble_v": zero_bubble_v,
     "dualpipe_v": dualpipe_v,
 }
-"""Each takes rank, p, m and v; what it lists beyond m is left out by `schedule_actions`."""
+"""Functions of rank, p, m and v. `schedule_actions` removes micro-batches beyond m from their lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a rank holds at one moment, in micro-batches of each of its chunks."""
+    """State that a rank holds at one moment, in micro-batches of each of its chunks."""
 
     activations: tuple[int, ...]
-    """Forward has run; neither B nor I has."""
+    """Micro-batches whose forward has run, and neither B nor I."""
     for_weights: tuple[int, ...]
-    """I has run and W has not: what W needs is still there."""
+    """Micro-batches whose I has run and W has not: the tensors for W still exist."""
 
 
 def held(actions: Sequence[Action]) -> tuple[Held, ...]:
-    """The moments at which a rank holds most: every other moment holds at most as much of everything as one of these.
+    """Moments at which a rank holds most: every other moment holds at most as much of everything as one of these.
 
-    ``actions`` is one rank's list. A forward holds from its start on, and a backward until its end.
+    ``actions`` is one rank's list. A forward holds memory from its start on, a backward until its end.
     """
     chunks = 1 + max(action.chunk for action in actions)
     now = [0] * (2 * chunks)
-    found = dict.fromkeys([tuple(now)])
+    states = dict.fromkeys([tuple(now)])
     for action in actions:
         if action.kind != "W":
             now[action.chunk] += 1 if action.kind == "F" else -1
         if action.kind in ("I", "W"):
             now[chunks + action.chunk] += 1 if action.kind == "I" else -1
-        found[tuple(now)] = None
+        states[tuple(now)] = None
     most: list[tuple[int, ...]] = []
-    for one in sorted(found, key=sum, reverse=True):
+    for one in sorted(states, key=sum, reverse=True):
         if not any(all(a <= b for a, b in zip(one, other, strict=True)) for other in most):
             most.append(one)
     return tuple(Held(one[:chunks], one[chunks:]) for one in most)
@@ -279,38 +279,38 @@ def held(actions: Sequence[Action]) -> tuple[Held, ...]:
 def held_by_rank(
     name: str, rank: int, num_ranks: int, num_microbatches: int, virtual_stages: int = 1
 ) -> tuple[Held, ...]:
-    """`held` of a rank of a schedule, fast. But for GPipe, two rounds of p micro-batches fill a pipeline."""
+    """`held` of a rank of a schedule, fast: except in GPipe, two rounds of p micro-batches fill a pipeline."""
     filling = num_microbatches if name == "gpipe" else min(num_microbatches, 2 * num_ranks)
     return held(schedule_actions(name, rank, num_ranks, filling, virtual_stages))
 
 
 class Chunk(IntEnum):
-    """How far one chunk of a rank is in its step. It goes up only."""
+    """Progress of one chunk of a rank in its step. It only increases."""
 
     UNTOUCHED = 0
     GATHERED = 1
     """A forward has run."""
     ENDS_REDUCED = 2
-    """The first half of a backward has: the embedding and the head have their gradients."""
+    """The first I has run: the embedding and the head have their gradients."""
     ALL_REDUCED = 3
-    """A whole backward has."""
+    """A whole backward has run."""
     DONE = 4
-    """All have."""
+    """All backwards have run."""
 
 
 class Backwards(NamedTuple):
-    """What a rank holds when backwards of one of its chunks start, or their halves (and, of its last chunk, which may
-    have the head, forwards too)."""
+    """Moments of a rank when backwards of one of its chunks start, or their I and W (in the last chunk, which may have
+    the head, also forwards)."""
 
     kind: Kind
     last: bool
-    """The one that completes the chunk's gradients."""
+    """Whether it completes the chunk's gradients."""
     forward_follows: bool
-    """Another forward of the rank comes later."""
+    """Whether another forward of the rank comes later."""
     chunks: tuple[Chunk, ...]
-    """How far each chunk is."""
+    """Progress of each chunk."""
     held: tuple[Held, ...]
-    """Those that no other of these has more of everything than."""
+    """Maximal states: no other of these moments has more of everything."""
 
 
 @lru_cache(maxsize=4096)
@@ -319,16 +319,16 @@ def held_by_chunk(
 ) -> tuple[tuple[Backwards, ...], ...]:
     """`Backwards` of each chunk of a rank.
 
-    But for GPipe, three rounds of p micro-batches stand for any more: two fill a pipeline, and after the third it is
-    full when all chunks have gradients.
+    Except in GPipe, three rounds of p micro-batches stand for any larger number: two fill a pipeline, and after the
+    third it is full while all chunks have gradients.
     """
     filling = num_microbatches if name == "gpipe" else min(num_microbatches, 3 * num_ranks)
     actions = schedule_actions(name, rank, num_ranks, filling, virtual_stages)
     last_forward = max(place for place, action in enumerate(actions) if action.kind == "F")
     last_of_chunk = {action.chunk: place for place, action in enumerate(actions) if action.kind in ("B", "W")}
-    now, waiting = [0] * virtual_stages, [0] * virtual_stages
+    now, for_weights = [0] * virtual_stages, [0] * virtual_stages
     chunks = [Chunk.UNTOUCHED] * virtual_stages
-    found: list[dict[tuple[Kind, bool, bool, tuple[Chunk, ...]], dict[Held, None]]] = [{} for _ in chunks]
+    moments: list[dict[tuple[Kind, bool, bool, tuple[Chunk, ...]], dict[Held, None]]] = [{} for _ in chunks]
     for place, action in enumerate(actions):
         chunk, last = action.chunk, place == last_of_chunk[action.chunk]
         if action.kind == "F":
@@ -336,29 +336,30 @@ def held_by_chunk(
             chunks[chunk] = max(chunks[chunk], Chunk.GATHERED)
         if action.kind != "F" or chunk == virtual_stages - 1:
             of = action.kind, last, place < last_forward, tuple(chunks)
-            found[chunk].setdefault(of, {})[Held(tuple(now), tuple(waiting))] = None
+            moments[chunk].setdefault(of, {})[Held(tuple(now), tuple(for_weights))] = None
         if action.kind in ("B", "I"):
             now[chunk] -= 1
         if action.kind in ("I", "W"):
-            waiting[chunk] += 1 if action.kind == "I" else -1
+            for_weights[chunk] += 1 if action.kind == "I" else -1
         if action.kind != "F":
             reduced = Chunk.ENDS_REDUCED if action.kind == "I" else Chunk.DONE if last else Chunk.ALL_REDUCED
             chunks[chunk] = max(chunks[chunk], reduced)
-    return tuple(tuple(Backwards(*of, _most(tuple(those))) for of, those in of_chunk.items()) for of_chunk in found)
+    return tuple(tuple(Backwards(*of, _most(tuple(states))) for of, states in of_chunk.items()) for of_chunk in moments)
 
 
-def _most(found: tuple[Held, ...]) -> tuple[Held, ...]:
-    """Without those of which another one has at least as much of everything."""
-    flat = {one: (*one.activations, *one.for_weights) for one in found}
+def _most(states: tuple[Held, ...]) -> tuple[Held, ...]:
+    """``states`` without those of which another one has at least as much of everything."""
+    flat = {one: (*one.activations, *one.for_weights) for one in states}
     most: list[Held] = []
-    for one in sorted(found, key=lambda held: -sum(flat[held])):
+    for one in sorted(states, key=lambda held: -sum(flat[held])):
         if not any(all(a <= b for a, b in zip(flat[one], flat[other], strict=True)) for other in most):
             most.append(one)
     return tuple(most)
 
 
 def microbatches_in_flight(actions: Sequence[Action]) -> int:
-    """The most micro-batches, at any time, whose forward has run and whose B or I has not; each chunk counts alone."""
+    """Maximum number of micro-batches, at any time, whose forward has run and whose B or I has not, chunks
+    separately."""
     now = most = 0
     for action in actions:
         if action.kind != "W":

@@ -1,7 +1,7 @@
-"""Action lists in an order in which they can be executed, and executed at given times for nothing but the total.
+"""Orders in which the actions of a schedule can be executed, and a fast execution that returns only the total time.
 
-The middle of a schedule is the same round again and again: it is written out once, and executed until every end in it
-is later by one and the same time.
+The middle of a schedule repeats one round. It is stored once, and executed until every end time in it is later than in
+the previous round by the same amount.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ALIKE = 1e-12
-"""Times that differ by this part are taken as equal: far more than rounding makes of them."""
+"""Relative difference below which times count as equal: far more than rounding causes."""
 
 
 Step = tuple[int, int, int]
-"""Rank, where it finds what it waits for, `place_in`: see `Steps`."""
+"""(rank, relative index of the awaited action, `place_in`): see `Steps`."""
 
 
 class Steps(NamedTuple):
     """All actions of a schedule in an order in which they can be executed: ``before``, ``rounds`` times ``round``,
-    ``after``. Of each its rank, its `place_in`, and between them where it finds the one that it waits for, counted back
-    from the latest one as a negative index; 0: it waits for none."""
+    ``after``. Each step has its rank, a negative index of the action that it waits for (counted back from the latest
+    action; 0: none), and its `place_in`."""
 
     before: tuple[Step, ...]
     round: tuple[Step, ...]
@@ -39,10 +39,10 @@ class Steps(NamedTuple):
 
 
 def executed_s(steps: Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
-    """The total of `pipeline.simulate`, and nothing else of it; written for speed.
+    """Total seconds of `pipeline.simulate`, without its other results; written for speed.
 
-    Where every end in a round is later by one and the same time than in the round before it, so it is in all that
-    follow, which are not executed: sums and maxima commute with a shift of all times.
+    Once all ends in a round are later than in the previous round by the same amount, so are those of all following
+    rounds, which are not executed: sums and maxima commute with a shift of all times.
     """
     clock, ends, size = [0.0] * num_ranks, [-math.inf], len(steps.round)
     _execute(steps.before, times, p2p_s, clock, ends)
@@ -71,7 +71,7 @@ def _execute(
 
 
 def _shift(ends: Sequence[float], size: int) -> float | None:
-    """By how much every one of the last ``size`` ends is later than the one ``size`` before it; None: not alike."""
+    """Seconds by which each of the last ``size`` ends is later than the one ``size`` before it; None if they differ."""
     later = ends[-1] - ends[-1 - size]
     least, most = (1 - ALIKE) * later, (1 + ALIKE) * later
     pairs = zip(ends[-size:], ends[-2 * size : -size], strict=True)
@@ -79,19 +79,19 @@ def _shift(ends: Sequence[float], size: int) -> float | None:
 
 
 _FEW_ROUNDS = 8
-"""Of p micro-batches: a schedule of more has no other steps, so that no more of them are written out."""
+"""Rounds of p micro-batches to write out. Schedules with more consist of the same steps."""
 
 
 @lru_cache(maxsize=1024)
 def steps_of(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Steps:
-    """Every action; of p more micro-batches the middle has one round more."""
+    """Steps of all actions; p more micro-batches add one round to the middle."""
     written = fewest_written(name, num_ranks, num_microbatches, chunks)
-    found = written_steps(name, num_ranks, written, chunks)
-    return found._replace(rounds=found.rounds + (num_microbatches - written) // num_ranks)
+    steps = written_steps(name, num_ranks, written, chunks)
+    return steps._replace(rounds=steps.rounds + (num_microbatches - written) // num_ranks)
 
 
 def fewest_written(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> int:
-    """Micro-batches of the shortest schedule that has the same steps, but for the number of rounds."""
+    """Number of micro-batches of the shortest schedule that has the same steps except for the number of rounds."""
     more = max(0, num_microbatches // num_ranks - _FEW_ROUNDS)
     written = num_microbatches - more * num_ranks
     return written if written_steps(name, num_ranks, written, chunks).rounds else num_microbatches
@@ -99,9 +99,9 @@ def fewest_written(name: str, num_ranks: int, num_microbatches: int, chunks: int
 
 @lru_cache(maxsize=1024)
 def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Steps:
-    """Every action in an order in which it can be executed: that of their starts where F, I and W take equally long.
+    """Steps of all actions, ordered by their starts if F, I and W take equally long.
 
-    In this order the middle of a schedule repeats itself, after p micro-batches at the latest.
+    In this order the middle of a schedule repeats after at most p micro-batches.
     """
     order = _unit_order(name, num_ranks, num_microbatches, chunks)
     ranks, awaited, places, starts = (np.array(column, dtype=np.int64) for column in order)
@@ -110,7 +110,7 @@ def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int)
     position[sorted_by] = np.arange(len(sorted_by))
     back = np.where(awaited >= 0, position[awaited] - position, 0)
     columns = np.stack([ranks, back, places], axis=1)[sorted_by]
-    once: dict[Step, Step] = {}  # equal steps are one object: less memory, and faster
+    once: dict[Step, Step] = {}  # equal steps are one object, which saves memory and time
     steps = [once.setdefault(step, step) for step in map(tuple, columns.tolist())]
     first, size, rounds = _repeated(columns, len(steps) // num_microbatches * num_ranks)
     last = first + size * rounds
@@ -118,24 +118,25 @@ def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int)
 
 
 def _unit_order(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Sequence[Sequence[int]]:
-    """Of every action its rank, the number of the other rank's action that it waits for (-1: none), its `place_in`, and
-    its start where F, I and W take one unit of time; numbered as here. `execution_order` says the same in words."""
+    """Columns (rank, number of the awaited action on another rank or -1, `place_in`, start if F, I and W take one unit
+    of time) of all actions, numbered in this order. `execution_order` is the readable version."""
     p, m, stages = num_ranks, num_microbatches, num_ranks * chunks
     done = [-1] * (2 * stages * m + 1)
-    """Numbers of the F, and then of the B or I, of every stage and micro-batch; the last one is any W's."""
+    """Action numbers of the F, and then of the B or I, of every stage and micro-batch; the last entry is that of any
+    W."""
     lists = []
     for rank in range(p):
-        own = []
+        actions = []
         for kind, i, chunk in schedule_actions(name, rank, p, m, chunks):
             stage, place = stage_at(name, rank, chunk, p), (KINDS.index(kind) * p + rank) * chunks + chunk
             if kind == "F":
-                own.append(((stage - 1) * m + i if stage else -1, stage * m + i, place, 1))
+                actions.append(((stage - 1) * m + i if stage else -1, stage * m + i, place, 1))
             elif kind == "W":
-                own.append((-1, -1, place, 1))
+                actions.append((-1, -1, place, 1))
             else:
                 wait, give = (stages + stage + 1) * m + i, (stages + stage) * m + i
-                own.append((wait if stage < stages - 1 else -1, give, place, 2 if kind == "B" else 1))
-        lists.append(own)
+                actions.append((wait if stage < stages - 1 else -1, give, place, 2 if kind == "B" else 1))
+        lists.append(actions)
     position, clock = [0] * p, [0] * p
     ranks: list[int] = []
     awaited: list[int] = []
@@ -171,10 +172,10 @@ def _unit_order(name: str, num_ranks: int, num_microbatches: int, chunks: int) -
 
 
 def _repeated(steps: Ints, size: int) -> tuple[int, int, int]:
-    """(first, size, rounds) of the longest part of steps that is one round of ``size`` steps again and again.
+    """(first, size, rounds) of the longest part of ``steps`` that repeats one round of ``size`` steps.
 
-    No rounds where fewer than four follow each other, where a step waits for one before the round before it, or where a
-    rank has no part in a round: then a round does not follow from the one before it alone.
+    Returns no rounds if fewer than four follow each other, if a step waits for one before the previous round, or if a
+    rank has no action in a round: then a round does not follow from the previous one alone.
     """
     nothing = len(steps), 0, 0
     if len(steps) <= size or (-steps[:, 1]).max(initial=0) > size:
@@ -190,27 +191,28 @@ def _repeated(steps: Ints, size: int) -> tuple[int, int, int]:
 
 
 def place_in(action: Action, rank: int, num_ranks: int, chunks: int) -> int:
-    """Where `pipeline._durations` has the action's."""
+    """Index of an action's duration in `pipeline._durations`."""
     return (KINDS.index(action.kind) * num_ranks + rank) * chunks + action.chunk
 
 
 def execution_order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list[tuple[int, Action, int]]:
-    """Every action with its rank, and with the place in this order, from 1, of the other rank's action it waits for.
+    """Every action as (rank, action, place of the awaited action). Places count from 1 in this order; 0: it waits for
+    no other rank.
 
-    That place is 0 where there is none. Each action comes after the one it waits for and after those before it in its
-    list. Raises ValueError where no such order exists.
+    Each action comes after the one it waits for and after the earlier actions of its rank. Raises ValueError if no such
+    order exists.
     """
     num_ranks = len(schedule)
     last_stage = num_ranks * chunks - 1
     forward: dict[tuple[int, int], tuple[int, int]] = {}
-    """Stage and micro-batch of every forward so far: its rank and its place."""
+    """(rank, place) of every forward so far, by (stage, micro-batch)."""
     backward: dict[tuple[int, int], tuple[int, int]] = {}
-    """The same of every B and I."""
+    """(rank, place) of every B and I so far, by (stage, micro-batch)."""
     position = [0] * num_ranks
-    found: list[tuple[int, Action, int]] = []
+    order: list[tuple[int, Action, int]] = []
     remaining = sum(len(actions) for actions in schedule)
-    while remaining > len(found):
-        before = len(found)
+    while remaining > len(order):
+        before = len(order)
         for rank, actions in enumerate(schedule):
             while position[rank] < len(actions):
                 action = actions[position[rank]]
@@ -232,10 +234,10 @@ def execution_order(schedule: Sequence[Sequence[Action]], name: str, chunks: int
                     ended = backward
                 if awaited is None:
                     break
-                found.append((rank, action, awaited[1] if awaited[0] != rank else 0))
-                ended[stage, i] = rank, len(found)
+                order.append((rank, action, awaited[1] if awaited[0] != rank else 0))
+                ended[stage, i] = rank, len(order)
                 position[rank] += 1
-        if len(found) == before:
+        if len(order) == before:
             waiting = [f"rank {r}: {a[position[r]]}" for r, a in enumerate(schedule) if position[r] < len(a)]
             raise ValueError(f"the schedule waits for itself; next actions are {'; '.join(waiting)}")
-    return found
+    return order

@@ -1,10 +1,11 @@
 """Seconds that the routed experts of one layer take on the rank with most tokens, as a part of the step time.
 
-Symbols are those of `workloads.costs.memory.expert_activations`. Products of rows with their experts' weights run at
-the rate of other matrix products, but no faster than their weights are read; in fp8 those of the forward and of the
-inputs' gradients (`workloads.costs.shape.fp8`). Moving rows is memory-bound: spread to copies (read and write), put in
-the order of the experts and back (ep > 1), summed up at home. Shared experts run beside the exchange that brings the
-copies; nothing runs beside the one that brings outputs back, nor beside that of the weights.
+Symbols are those of `workloads.costs.memory.expert_activations`. Products of rows with expert weights run at the rate
+of other matrix products, but no faster than their weights are read; in fp8 this holds for the forward and for input
+gradients (`workloads.costs.shape.fp8`). Moving rows is memory-bound: expanding tokens to copies (read and write),
+sorting them by expert and back (ep > 1), and summing the copies on the tokens' rank. The dispatch all-to-all (GShard,
+arXiv:2006.16668) overlaps with the shared experts; the combine all-to-all and the exchange of routing weights do not
+overlap.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from workloads.spec.experiment import Experiment
 
 
 class ExpertTimes(NamedTuple):
-    """One layer and one micro-batch, all in seconds. Backward moves rows as much as the forward does."""
+    """Seconds of one layer and one micro-batch. Backward moves as many rows as forward."""
 
     forward_s: float
-    """The forward's products; in fp8 with the casts before them."""
+    """Matrix products of the forward; in fp8 with the casts before them."""
     inputs_s: float
-    """The same of the inputs' gradients."""
+    """Matrix products of the input gradients; in fp8 with the casts before them."""
     weights_s: float
-    """The weights' gradients, in bf16 in any case."""
-    moved_s: float
-    """Rows on their way inside the rank."""
+    """Matrix products of the weight gradients, always in bf16."""
+    permute_s: float
+    """Permuting rows inside the rank."""
     swiglu_s: float
-    there_s: float
-    """Exposed: copies and their weights to the experts."""
-    back_s: float
-    """Exposed: outputs home."""
+    dispatch_s: float
+    """Exposed dispatch of copies and their weights to the experts."""
+    combine_s: float
+    """Exposed combine: outputs sent back."""
 
     @classmethod
     def of(cls, e: Experiment, cluster: ClusterSpec, rates: Rates) -> ExpertTimes:
-        """``e`` has routed experts."""
+        """Times of the routed experts of ``e``, whose model must have some."""
         moe, c = e.model.moe, COMPUTE_BYTES[e.precision]
         assert moe is not None
         x = expert_tensors(e, rank_tokens(e)[1], c)
@@ -53,20 +54,20 @@ class ExpertTimes(NamedTuple):
             share = rates.head / rates.matmul / fp8.OF_GROUPED
             casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
         read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory
-        home = c * sent_tokens(e) * e.model.hidden_size
-        rows = 3.0 * x.sent + home + (4.0 * x.rows if e.ep > 1 else 0.0)
+        summed = c * sent_tokens(e) * e.model.hidden_size
+        rows = 3.0 * x.sent + summed + (4.0 * x.rows if e.ep > 1 else 0.0)
         shared = 2.0 * rank_tokens(e)[0] * 3 * e.model.hidden_size * moe.num_shared_experts * moe.expert_hidden_size
-        # The busiest rank receives more than it sends, and then sends more.
+        # The busiest rank receives more than it sends in the dispatch, and sends more in the combine.
         rows_s = collective_time_s("all_to_all", float(max(x.sent, x.rows)), e.ep, e.etp, cluster)
         weights_s = collective_time_s("all_to_all", float(x.weights), e.ep, e.etp, cluster)
         return cls(
             forward_s=max(products * share, read) + casts[0] / rates.memory,
             inputs_s=max(products * share, read) + casts[1] / rates.memory,
             weights_s=max(products, x.parameters / rates.memory),
-            moved_s=rows / rates.memory,
+            permute_s=rows / rates.memory,
             swiglu_s=3.0 * x.product / rates.memory,
-            there_s=max(0.0, rows_s - shared / e.tp / rates.matmul) + weights_s,
-            back_s=rows_s,
+            dispatch_s=max(0.0, rows_s - shared / e.tp / rates.matmul) + weights_s,
+            combine_s=rows_s,
         )
 
 

@@ -1,6 +1,6 @@
-"""Seconds of one micro-batch in one layer on one rank: compute, and communication that nothing hides.
+"""Seconds of one micro-batch in one layer on one rank: compute and exposed communication.
 
-`workloads.costs.time.timeline` says how the parts are taken.
+`workloads.costs.time.timeline` states the assumptions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from workloads.spec.mesh import stride
 from workloads.spec.model_spec import ModelSpec
 
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
-"""Rate of causal attention over the rate of matmuls: cuDNN forward and backward 510 TFLOP/s beside 690 for the matrix
-products of a Llama-3.1-8B layer at 4096 tokens, measured on H200 with torch 2.11."""
+"""Rate of causal attention over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix products
+of a Llama-3.1-8B layer 690, at 4096 tokens on H200 with torch 2.11."""
 
 ATTENTION_BACKWARD = 2.5
-"""A flash attention backward has five matrix products (scores are computed again), its forward two
+"""Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
 
 
@@ -44,11 +44,12 @@ def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
 
 
 def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -> LayerTimes:
-    """Compute and exposed communication of one layer.
+    """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
-    Matmuls: 2 FLOPs a parameter and token forward, 4 backward. Attention: causal half of ``4 N H T seq``. Forward
-    bytes: two norms (read, write), two residual sums (2 reads, 1 write), RoPE and norms of queries and keys (each read,
-    write), SwiGLU (2 reads, 1 write); twice that backward. In fp8 also casts (`workloads.costs.shape.fp8`).
+    Matmuls: 2 FLOPs per parameter and token forward, 4 backward; attention: half (causal) of ``4 N H T seq`` (PaLM,
+    arXiv:2204.02311, appendix B, counts the whole). Forward memory passes: two norms (read, write), two residual sums
+    (2 reads, 1 write), RoPE and norms of queries and keys (read, write each), SwiGLU (2 reads, 1 write); twice that
+    backward. In fp8 also casts (`workloads.costs.shape.fp8`).
     """
     model, c = e.model, COMPUTE_BYTES[e.precision]
     tokens, stream = rank_tokens(e)
@@ -69,11 +70,11 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bo
     }
     if model.mla is not None:
         of["norm"] += 2.0 * stream * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
-        if not e.sequence_parallel:  # every rank projects all tokens down
+        if not e.sequence_parallel:  # every rank computes the down-projections of all tokens
             down = model.hidden_size * (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
             matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
     passes = 6 * stream * model.hidden_size + sum(of.values())
-    memory = c * passes / rates.memory + experts.swiglu_s + experts.moved_s
+    memory = c * passes / rates.memory + experts.swiglu_s + experts.permute_s
     products = fp8.product_times(e, rates.matmul / rates.head)
     casts = fp8.cast_traffic(e, tokens, weights // e.tp, *_product_columns(e, columns))
     forward = matmul * products[0] + experts.forward_s + attention + memory + casts[0] / rates.memory
@@ -81,43 +82,43 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bo
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
     tp = _tp_exposed(e, cluster, c, matmul + experts.forward_s, columns)
-    again, again_exposed = 0.0, 0.0
+    recompute_s, recompute_exposed_s = 0.0, 0.0
     if e.recompute == "full":
-        again, again_exposed = forward, tp.forward_s + experts.there_s
-        if not routed:  # backward needs nothing of the last matmul's output, nor of the sum after it
-            again -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
-            again_exposed -= tp.last_sum_s
+        recompute_s, recompute_exposed_s = forward, tp.forward_s + experts.dispatch_s
+        if not routed:  # backward needs neither the last matmul's output nor the sum after it
+            recompute_s -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
+            recompute_exposed_s -= tp.last_sum_s
     elif e.recompute == "selective" and e.compiles(routed=routed, recomputed=True):
-        again = memory
+        recompute_s = memory
         if e.sequence_parallel and e.tp > 1:
-            again_exposed = tp.gathers_s  # scatters' outputs were kept
+            recompute_exposed_s = tp.gathers_s  # the outputs of reduce-scatters were saved
     else:
         if model.mla is not None:
-            of["rope"] /= 2  # keys alone
-        again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
-        if "experts" in e.recomputed_operations:  # two of three products; nothing is sent again
-            again += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
+            of["rope"] /= 2  # only keys are recomputed
+        recompute_s = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
+        if "experts" in e.recomputed_operations:  # two of three products; no rows are exchanged for it
+            recompute_s += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
         elif "swiglu" in e.recomputed_operations:
-            again += experts.swiglu_s
+            recompute_s += experts.swiglu_s
         if "mla_up" in e.recomputed_operations:
-            again += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
-            again_exposed = tp.latents_s
+            recompute_s += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
+            recompute_exposed_s = tp.latents_s
 
-    others = experts.there_s + experts.back_s
+    others = experts.dispatch_s + experts.combine_s
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
     if e.recompute == "full":
-        again_exposed += cp_forward
+        recompute_exposed_s += cp_forward
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
     weight_s = matmul * products[2] + experts.weights_s
-    return LayerTimes(forward, backward, weight_s, *exposed, again, again_exposed)
+    return LayerTimes(forward, backward, weight_s, *exposed, recompute_s, recompute_exposed_s)
 
 
 def _product_columns(e: Experiment, columns: int) -> tuple[int, int]:
-    """(inputs, outputs) of a layer's matrix products on one rank in columns, routed experts apart; ``columns``: of its
-    feed-forward part."""
+    """(inputs, outputs): columns of a layer's matrix products on one rank, without routed experts. ``columns``: those
+    of its feed-forward part."""
     model, mla = e.model, e.model.mla
     h, (qk, v) = model.hidden_size, head_sizes(model)
-    inputs, outputs = h, h  # into attention, and out of it
+    inputs, outputs = h, h  # the input of attention, and its output
     if mla is None:
         of_heads = model.num_heads + 2 * model.num_kv_heads
         inputs, outputs = inputs + model.num_heads * v // e.tp, outputs + of_heads * qk // e.tp
@@ -131,7 +132,7 @@ def _product_columns(e: Experiment, columns: int) -> tuple[int, int]:
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:
-    """Exposed context-parallel communication of one layer. ``attention_s``: of its forward."""
+    """Exposed context-parallel communication of one layer, in seconds. ``attention_s``: attention's forward."""
     if e.cp == 1:
         return 0.0
     qk, v = head_sizes(e.model)
@@ -150,7 +151,7 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
     total = 0.0
     for message in sent:
         op: Collective = "p2p" if message.op == "send" else message.op
-        # Collectives are told the whole buffer, this rank's own part included.
+        # Collectives are given the whole buffer, including this rank's own part.
         whole = message.bytes_each if op == "p2p" else message.bytes_each * e.cp / (e.cp - 1)
         total += message.calls * collective_time_s(op, whole, e.cp, stride(e, "cp"), cluster)
     if e.cp_kind != "ring":
@@ -159,7 +160,7 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
 
 
 def _feed_forward_columns(model: ModelSpec, routed: bool) -> int:
-    """What tensor parallelism splits; routed experts are not in here."""
+    """Feed-forward columns that tensor parallelism splits, without routed experts."""
     if not routed or model.moe is None:
         return model.ffn_hidden_size
     return model.moe.num_shared_experts * model.moe.expert_hidden_size
@@ -171,17 +172,19 @@ class _TensorParallel(NamedTuple):
     forward_s: float
     backward_s: float
     gathers_s: float
-    """Of the forward, with sequence parallelism."""
+    """All-gathers of the forward, with sequence parallelism."""
     latents_s: float
-    """Of these: latents, which ``mla_up`` gathers again."""
+    """Part of ``gathers_s`` for latents, which ``mla_up`` gathers again."""
     last_sum_s: float
-    """Of the forward, behind its last product."""
+    """Sum after the last product of the forward."""
 
 
 def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, columns: int) -> _TensorParallel:
-    """Column-parallel layers (qkv, gate_up) hold this share of the layer's matmul time, which is also the time of each
-    of their two backward matmuls. With latent attention their inputs are the latents in the place of the hidden states;
-    the shared key goes beside nothing.
+    """Exposed tensor-parallel communication of one layer (sequence parallelism as in arXiv:2205.05198, section 4.2).
+
+    ``share``: part of the layer's matmul time in column-parallel layers (qkv, gate_up); it is also the time of each of
+    their two backward matmuls, which hide communication. With latent attention their inputs are the latents instead of
+    the hidden states; nothing hides the communication of the shared key.
     """
     if e.tp == 1:
         return _TensorParallel(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -200,20 +203,20 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     inputs = [h, *latents] if mla is not None and mla.q_lora_rank else [h, h, *latents]
     into = attention_columns + 2 * columns
     share = into / (into + model.num_heads * head_sizes(model)[1] + columns)
-    beside = matmul_s * share / len(inputs)
+    overlapping_s = matmul_s * share / len(inputs)
     if not e.sequence_parallel:
         reduce = time_of("all_reduce", h)
-        backward = sum(together_s(beside, time_of("all_reduce", width)) - beside for width in inputs)
+        backward = sum(together_s(overlapping_s, time_of("all_reduce", width)) - overlapping_s for width in inputs)
         if shared:
             backward += time_of("all_reduce", shared)
         return _TensorParallel(2 * reduce, backward, 0.0, 0.0, reduce)
     gather, scatter = (time_of(op, h) for op in ("all_gather", "reduce_scatter"))
     of_latents = sum(time_of("all_gather", width) for width in latents)
     gathers = (len(inputs) - len(latents)) * gather + of_latents
-    backward = 2 * gather  # behind row-parallel layers
+    backward = 2 * gather  # of row-parallel layers
     for width in inputs:
-        backward += together_s(beside, time_of("all_gather", width)) - beside
-        backward += together_s(beside, time_of("reduce_scatter", width)) - beside
+        backward += together_s(overlapping_s, time_of("all_gather", width)) - overlapping_s
+        backward += together_s(overlapping_s, time_of("reduce_scatter", width)) - overlapping_s
     if shared:
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)

@@ -1,7 +1,7 @@
-"""The same action lists executed at the times of many layouts at once: what `execution.executed_s` does for one.
+"""Execution of the same action lists at the times of many layouts at once: a vectorized `execution.executed_s`.
 
-Actions that wait for none of each other are one *level*: of all of them, and of all layouts, starts are one comparison
-of arrays and ends one sum. Sums and comparisons are those of `executed_s`, so that ends are the same to the last bit.
+Actions that do not wait for each other form one *level*. For a level and all layouts, starts are one array comparison
+and ends are one array sum. The operations are those of `executed_s`, so that results are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_NUMBERS = 1_000_000
-"""Ends of actions that are held at one time."""
+"""Maximum number of action ends held at one time."""
 
 
 class _Level(NamedTuple):
-    """Rows of a part's table (`_Part`)."""
+    """Rows of one level in a part's table (`_Part`)."""
 
     start: int
     stop: int
-    """Ends of these actions, from ``start`` to before ``stop``."""
-    own: Ints
-    """Of each the end of what its rank did before it."""
+    """Ends of the level's actions are the rows from ``start`` to before ``stop``."""
+    previous: Ints
+    """Row of the end of the previous action on the same rank, by action."""
     awaited: Ints
-    """Of each the end of what it waits for."""
+    """Row of the end of the awaited action, by action."""
 
 
 class _Part(NamedTuple):
-    """Steps as levels. The rows of its table are the clock of every rank before it, one that never is, ends of actions
-    before it in their order, and ends of its own actions by level."""
+    """Steps as levels. Table rows: the clock of every rank at the start, one row of minus infinity, ends of earlier
+    actions in their order, and ends of the part's actions by level."""
 
     levels: tuple[_Level, ...]
     places: Ints
-    """Of the actions, by level, where their times are."""
+    """Indices of the actions' durations, by level."""
     rows: Ints
-    """Of the actions, in their order."""
+    """Table rows of the actions, in their order."""
     clocks: Ints
-    """Rows with the clocks of all ranks after it."""
+    """Table rows with the clocks of all ranks at the end."""
 
 
 class _Program(NamedTuple):
@@ -53,13 +53,14 @@ class _Program(NamedTuple):
     round: _Part | None
     after: _Part | None
     size: int
-    """Actions of a round."""
+    """Number of actions of a round."""
     actions: int
-    """Of the largest part."""
+    """Number of actions of the largest part."""
 
 
 def executed_together_s(name: str, num_ranks: int, num_microbatches: int, chunks: int, times: Floats) -> Floats:
-    """Totals of `executed_s` of a schedule, messages apart. ``times`` has the shape (kind, rank and chunk; layouts)."""
+    """Totals of `executed_s` of one schedule, without messages, in seconds by layout. ``times``: seconds, of shape
+    (kind, rank and chunk; layouts)."""
     program = _program(name, num_ranks, fewest_written(name, num_ranks, num_microbatches, chunks), chunks)
     rounds = steps_of(name, num_ranks, num_microbatches, chunks).rounds
     width = max(1, _MOST_NUMBERS // program.actions)
@@ -77,12 +78,13 @@ def _totals(program: _Program, rounds: int, num_ranks: int, times: Floats) -> Fl
         )
         clocks, ends = _rounds(program.round, rounds, clocks, ends, times)
         clocks, _ = _executed(program.after, clocks, ends, times)
-    found: Floats = clocks.max(axis=0)
-    return found
+    totals: Floats = clocks.max(axis=0)
+    return totals
 
 
 def _rounds(part: _Part, rounds: int, clocks: Floats, ends: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """Clocks and ends after so many rounds. Layouts whose last round was the one before it but for one shift leave."""
+    """Clocks and ends after ``rounds`` rounds. Layouts whose last round is a shift of the previous one are
+    extrapolated."""
     here, all_clocks, all_ends = np.arange(times.shape[1]), clocks.copy(), ends.copy()
     for left in reversed(range(rounds)):
         before = ends
@@ -109,8 +111,8 @@ def _executed(part: _Part, clocks: Floats, carried: Floats, times: Floats) -> tu
     table[: len(clocks)], table[len(clocks)] = clocks, -math.inf
     table[len(clocks) + 1 : first] = carried
     table[first:] = times[part.places]
-    for start, stop, own, awaited in part.levels:
-        begin = table.take(own, axis=0)
+    for start, stop, previous, awaited in part.levels:
+        begin = table.take(previous, axis=0)
         np.maximum(begin, table.take(awaited, axis=0), out=begin)
         table[start:stop] += begin
     return table[part.clocks], table[part.rows]
@@ -127,19 +129,19 @@ def _program(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> _
 
 
 def _part(steps: Sequence[Step], num_ranks: int, carried: int) -> _Part:
-    """``carried``: how many ends before it its table has."""
+    """``steps`` as levels. ``carried``: number of earlier ends in its table."""
     first = num_ranks + 1 + carried
     last: list[int | None] = [None] * num_ranks
     level: list[int] = []
     before: list[int] = []
     for at, (rank, back, _) in enumerate(steps):
-        own = last[rank]
-        mine = 0 if own is None else level[own] + 1
+        previous = last[rank]
+        depth = 0 if previous is None else level[previous] + 1
         awaited = at + back
-        if back and awaited >= 0 and level[awaited] >= mine:
-            mine = level[awaited] + 1
-        level.append(mine)
-        before.append(-1 if own is None else own)
+        if back and awaited >= 0 and level[awaited] >= depth:
+            depth = level[awaited] + 1
+        level.append(depth)
+        before.append(-1 if previous is None else previous)
         last[rank] = at
     levels = np.array(level, dtype=np.int64)
     order = np.argsort(levels, kind="stable")
@@ -147,18 +149,18 @@ def _part(steps: Sequence[Step], num_ranks: int, carried: int) -> _Part:
     rows[order] = first + np.arange(len(steps))
     ranks, backs, places = np.array(steps, dtype=np.int64).reshape(-1, 3).T
     befores, awaiteds = np.array(before, dtype=np.int64), np.arange(len(steps)) + backs
-    own_rows = np.where(befores >= 0, rows[befores], ranks) if len(steps) else befores
+    previous_rows = np.where(befores >= 0, rows[befores], ranks) if len(steps) else befores
     awaited_rows = np.where(awaiteds >= 0, rows[np.maximum(awaiteds, 0)], first + awaiteds) if len(steps) else awaiteds
     awaited_rows = np.where(backs == 0, num_ranks, awaited_rows)[order]
-    own_rows = own_rows[order]
+    previous_rows = previous_rows[order]
     bounds = [0, *(np.flatnonzero(np.diff(levels[order])) + 1).tolist(), len(steps)]
     return _Part(
         tuple(
-            _Level(first + start, first + stop, own_rows[start:stop], awaited_rows[start:stop])
+            _Level(first + start, first + stop, previous_rows[start:stop], awaited_rows[start:stop])
             for start, stop in pairwise(bounds)
             if stop > start
         ),
         places[order],
         rows,
-        np.array([rank if own is None else rows[own] for rank, own in enumerate(last)], dtype=np.int64),
+        np.array([rank if at is None else rows[at] for rank, at in enumerate(last)], dtype=np.int64),
     )

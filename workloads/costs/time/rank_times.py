@@ -1,7 +1,7 @@
-"""Seconds of one micro-batch in chunks of pipeline ranks, and of what ranks do once a step: of many at one time.
+"""Seconds of one micro-batch in chunks of pipeline ranks, and of once-per-step work of ranks, for many at one time.
 
-`workloads.costs.time.timeline` says how the parts are taken, `workloads.costs.time.layer_times` has what a layer takes.
-Every array here has one entry for each chunk, or for each rank, of whichever layouts are asked for.
+`workloads.costs.time.timeline` states the assumptions; `workloads.costs.time.layer_times` has the times of a layer.
+Every array has one entry per chunk, or per rank, of the layouts in question.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 OPTIMIZER_PASSES = 10
-"""How often each master-sized value is read or written: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
+"""Number of reads and writes of each master-sized value: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
 (weight, gradient, two moments) and 3 writes."""
 
 
@@ -31,29 +31,29 @@ class Rates(NamedTuple):
     matmul: float
     """FLOP/s of the blocks' matrix products."""
     head: float
-    """FLOP/s of the head's, which stay in bf16 in fp8 runs."""
+    """FLOP/s of the head's matrix products, which stay in bf16 in fp8 runs."""
     attention: float
     memory: float
     """Bytes per second."""
 
 
 class LayerTimes(NamedTuple):
-    """One layer and one micro-batch on one rank, in seconds; arrays in a `Setting`."""
+    """Seconds of one layer and one micro-batch on one rank; arrays in a `Setting`."""
 
     forward_s: float
     backward_s: float
-    """Without recomputation."""
+    """Backward without recomputation."""
     weight_s: float
-    """Of that, the weights' gradients of matmuls."""
+    """Part of ``backward_s`` for weight gradients of matmuls."""
     forward_exposed_s: float
     backward_exposed_s: float
-    again_s: float
-    """Recomputation, where the layer is recomputed."""
-    again_exposed_s: float
+    recompute_s: float
+    """Recomputation, if the layer is recomputed."""
+    recompute_exposed_s: float
 
 
 class EndTimes(NamedTuple):
-    """Embedding and head, one micro-batch, in seconds."""
+    """Seconds of embedding and head for one micro-batch."""
 
     head_forward_s: float
     head_backward_s: float
@@ -62,7 +62,8 @@ class EndTimes(NamedTuple):
 
     @classmethod
     def of(cls, e: Experiment, cluster: ClusterSpec, rates: Rates) -> EndTimes:
-        """Gradients are computed in the forward (three products); under GPipe in its backward, logits again."""
+        """Times at these rates. The forward computes the gradients too (three products); under GPipe the backward
+        computes them, and the logits again."""
         model, c = e.model, COMPUTE_BYTES[e.precision]
         tokens = rank_tokens(e)[0]
         product = 2.0 * tokens * model.vocab_size * model.hidden_size / e.tp / rates.head
@@ -73,7 +74,7 @@ class EndTimes(NamedTuple):
 
 
 class Held(NamedTuple):
-    """`StageParams` of chunks or ranks."""
+    """`StageParams` of chunks or ranks, as arrays."""
 
     dense_layers: Ints
     moe_layers: Ints
@@ -82,7 +83,7 @@ class Held(NamedTuple):
     split: Ints
     replicated: Ints
     experts: Ints
-    """Parameters of layers (`workloads.costs.shape.params.Counts`)."""
+    """``split``, ``replicated``, ``experts``: parameters of all layers (`workloads.costs.shape.params.Counts`)."""
     embedding: Ints
     head: Ints
     has_head: Ints
@@ -102,18 +103,18 @@ class Held(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """All else that a chunk's times follow from, and that its layout says; arrays as those of `Held`."""
+    """All other inputs of a chunk's times, which its layout determines; arrays as in `Held`."""
 
     tp: Ints
     expert_ranks: Ints
-    """Over which one copy of the experts' weights is split, ``ep etp``."""
+    """Number of ranks that split one copy of the experts' weights: ``ep etp``."""
     compute_bytes: Ints
     master_bytes: Ints
     gathered_bytes: Ints
-    """Of an element of a block's matrices as it is gathered."""
+    """Bytes per element of a block's matrices when gathered."""
     gathered_expert_bytes: Ints
     tied: Ints
-    """1: the model's embedding is its head, too."""
+    """1 if the model's embedding is also its head."""
     shards: Ints
     expert_shards: Ints
     memory: Floats
@@ -132,25 +133,25 @@ class Setting(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """One micro-batch of one stage, in seconds, without what data parallelism adds."""
+    """Seconds of one micro-batch of one stage, without those that data parallelism adds."""
 
     forward_s: Floats
     backward_s: Floats
     forward_exposed_s: Floats
     backward_exposed_s: Floats
     weight_s: Floats
-    """Of ``backward_s``, what W has where a backward is split."""
+    """Part of ``backward_s`` in W if the backward is split."""
     units: Ints
-    """Whose weights are gathered, and gradients reduced, one after another."""
+    """Number of units whose weights are gathered, and gradients reduced, one after another."""
     gather_s: Floats
-    """Of all units' weights, once."""
+    """Gathering all units' weights once."""
     scatter_s: Floats
-    """Of all units' gradients, once."""
+    """Reduce-scattering all units' gradients once."""
     replicas_s: Floats
-    """Summing shards of gradients over replicas, once."""
+    """All-reducing gradient shards over replicas once."""
 
     def work(self) -> ChunkWork:
-        """What `workloads.costs.time.step_simulation` executes."""
+        """Input of `workloads.costs.time.step_simulation`."""
         forward, backward = self.forward_s + self.forward_exposed_s, self.backward_s + self.backward_exposed_s
         inputs, sharding = backward - self.weight_s, (self.units, self.gather_s, self.scatter_s, self.replicas_s)
         return ChunkWork(forward, backward, inputs, self.weight_s, *sharding)
@@ -162,14 +163,16 @@ def chunk_times(x: Setting, held: Held) -> ChunkTimes:
     params, experts = _held_params(x, held)
 
     forward = d * x.dense.forward_s + r * x.moe.forward_s
-    # Adding a gradient to what earlier micro-batches left, or copying it for reduction: read c, read and write g.
+    # Adding a gradient to the accumulated one, or copying it for reduction: read c, read and write g.
     accumulating = (c + 2 * g) * params / x.memory
     backward = d * x.dense.backward_s + r * x.moe.backward_s + accumulating
-    backward += held.dense_recomputed * x.dense.again_s + held.moe_recomputed * x.moe.again_s
+    backward += held.dense_recomputed * x.dense.recompute_s + held.moe_recomputed * x.moe.recompute_s
     weight = d * x.dense.weight_s + r * x.moe.weight_s + accumulating
     forward_exposed = d * x.dense.forward_exposed_s + r * x.moe.forward_exposed_s
     backward_exposed = d * x.dense.backward_exposed_s + r * x.moe.backward_exposed_s
-    backward_exposed += held.dense_recomputed * x.dense.again_exposed_s + held.moe_recomputed * x.moe.again_exposed_s
+    backward_exposed += (
+        held.dense_recomputed * x.dense.recompute_exposed_s + held.moe_recomputed * x.moe.recompute_exposed_s
+    )
     forward = forward + held.has_head * x.ends.head_forward_s
     backward = backward + held.has_head * x.ends.head_backward_s
     edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.int64) + held.has_head)
@@ -195,7 +198,7 @@ def chunk_times(x: Setting, held: Held) -> ChunkTimes:
 
 
 def optimizer_s(x: Setting, held: Held) -> Floats:
-    """Of ranks: updating their shards of the master weights (`parameter_shard_bytes`), and casting the new weights."""
+    """Seconds by rank for updating the shard of master weights (`parameter_shard_bytes`) and casting it."""
     c, g = x.compute_bytes, x.master_bytes
     params, experts = _held_params(x, held)
     shard_bytes = g * ((params - experts) // x.shards + experts // x.expert_shards)
@@ -203,13 +206,13 @@ def optimizer_s(x: Setting, held: Held) -> Floats:
 
 
 def tied_s(x: Setting, held: Held) -> Floats:
-    """Of ranks: summing the two copies of a tied embedding over the first and the last stage."""
+    """Seconds by rank for summing the two copies of a tied embedding over the first and the last stage."""
     copied = (x.tied > 0) & (held.has_head > 0) & (held.head > 0)
     return np.where(copied, x.of_ends.reduced_s(x.master_bytes * held.head / x.tp / x.shards, np.minimum), 0.0)
 
 
 def _held_params(x: Setting, held: Held) -> tuple[Ints, Ints]:
-    """Parameters on one rank of a stage or of all its stages: (all, experts)."""
+    """(all, experts): parameters on one rank of a stage, or of all its stages."""
     experts = held.experts // x.expert_ranks
     layers = held.split // x.tp + held.replicated + experts
     return layers + (held.embedding + held.head) // x.tp + held.final_norm, experts

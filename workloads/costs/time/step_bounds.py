@@ -1,8 +1,7 @@
-"""Seconds of steps in closed form, of many layouts at one time: never less than `step_simulation` executes.
+"""Step seconds in closed form, for many layouts at one time; an upper bound of `step_simulation`.
 
-A step is its pipeline, whose actions take what they take when they are neither the first nor the last of their chunk
-(`steady`), and what the first and the last of them take longer (`once_s`). Every array has one entry for each chunk of
-some kind, or for each layout.
+Step time = pipeline time with steady-state action durations (`steady_times`) + the extra time of each chunk's first and
+last action (`once_s`). Every array has one entry per chunk or per layout.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from workloads.costs.time.step_simulation import ChunkWork, gathered_s, reduced_
 
 
 class Steps(NamedTuple):
-    """What steps of many layouts consist of."""
+    """Components of the steps of many layouts."""
 
     chunks: ChunkWork
-    """Of all layouts, one after another; of a layout every kind of rank once, and of it every chunk."""
+    """Chunks of all layouts, one after another; a layout has each kind of rank once, with all its chunks."""
     zero_stage: Ints
-    """By chunk."""
+    """ZeRO stage by chunk."""
     splits: Ints
-    """By chunk, 1: backwards are split into I and W."""
+    """1 if the chunk's backwards are split into I and W."""
     schedules: Sequence[Pipeline]
-    """By layout, as all that follows."""
+    """Pipeline by layout. The following fields are by layout, too."""
     first: Ints
-    """Where a layout's chunks begin."""
+    """Index of a layout's first chunk."""
     hop_s: Floats
-    """A message between two ranks."""
+    """Seconds of a message between two ranks."""
     tied_s: Floats
     optimizer_s: Floats
-    """Of the slowest rank."""
+    """Seconds of the slowest rank's optimizer."""
 
 
 class Pipeline(NamedTuple):
@@ -46,48 +45,50 @@ class Pipeline(NamedTuple):
     num_ranks: int
     virtual_stages: int
     places: Ints
-    """By rank, and of each by chunk: which of the layout's chunks it is."""
+    """Index of the chunk within its layout's chunks, by rank and chunk."""
 
 
 class Steady(NamedTuple):
-    """Of a micro-batch that is neither the first nor the last of a chunk, without messages."""
+    """Seconds of a micro-batch that is neither the first nor the last of a chunk, without messages."""
 
     forward_s: Floats
     backward_s: Floats
     input_s: Floats
     weight_s: Floats
     wait_s: Floats
-    """In ZeRO 3, for the reduction of the backward before: of a forward, or of a backward where one follows another."""
+    """Wait for the previous backward's reduction with ZeRO 3, in a forward or in a backward after another."""
 
 
 def step_bounds_s(steps: Steps) -> Floats:
-    """What single actions take beyond steady times can delay the end by no more than their sum: the first gathers and
-    the last reductions of all stages, of which one micro-batch goes through one after another. Most steps of
-    `simulate_step` are within 2 % of it; with split backwards and few micro-batches, whose last W's go beside each
-    other, up to a tenth shorter.
+    """Upper bounds of the seconds of steps, by layout.
+
+    The time of single actions beyond steady times can delay the end by no more than its sum: the first gathers and the
+    last reductions of all stages, which one micro-batch passes one after another. Most steps of `simulate_step` are
+    within 2 % of it. With split backwards and few micro-batches, whose last W's overlap, they are up to a tenth
+    shorter.
     """
     steady, once = steady_times(steps.chunks, steps.zero_stage), once_s(steps)
-    found = steps.tied_s + steps.optimizer_s
-    for those, pipeline in _alike(steps.schedules):
-        places = np.stack([steps.schedules[at].places for at in those]) + steps.first[those, None]
-        m = np.array([steps.schedules[at].num_microbatches for at in those])
-        found[those] += once[places].sum(axis=1) + _pipelines_s(pipeline, m, steady, places, steps.hop_s[those])
-    return found
+    seconds = steps.tied_s + steps.optimizer_s
+    for layouts, pipeline in _alike(steps.schedules):
+        places = np.stack([steps.schedules[at].places for at in layouts]) + steps.first[layouts, None]
+        m = np.array([steps.schedules[at].num_microbatches for at in layouts])
+        seconds[layouts] += once[places].sum(axis=1) + _pipelines_s(pipeline, m, steady, places, steps.hop_s[layouts])
+    return seconds
 
 
 def _alike(schedules: Sequence[Pipeline]) -> list[tuple[list[int], Pipeline]]:
-    """Layouts with the same actions; without a pipeline micro-batches may differ in number."""
-    found: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
+    """Groups of layouts with the same actions; without a pipeline, numbers of micro-batches may differ in a group."""
+    groups: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
     for at, one in enumerate(schedules):
-        found[one.schedule, one.num_ranks, one.virtual_stages, one.num_microbatches if one.num_ranks > 1 else 0].append(
-            at
-        )
-    return [(those, schedules[those[0]]) for those in found.values()]
+        groups[
+            one.schedule, one.num_ranks, one.virtual_stages, one.num_microbatches if one.num_ranks > 1 else 0
+        ].append(at)
+    return [(layouts, schedules[layouts[0]]) for layouts in groups.values()]
 
 
 def _pipelines_s(one: Pipeline, m: Ints, steady: Steady, places: Ints, hop_s: Floats) -> Floats:
-    """Seconds of pipelines whose actions take steady times, each with its message. ``places`` has the shape (layouts,
-    chunks of all ranks)."""
+    """Seconds of pipelines with steady action times and messages, by layout. ``places`` has the shape (layouts, chunks
+    of all ranks)."""
     forward, backward, inputs, weight, wait = (times[places].T for times in steady)
     if one.schedule == "gpipe" and one.num_ranks > 1:
         backward = backward + wait
@@ -104,11 +105,11 @@ def _pipelines_s(one: Pipeline, m: Ints, steady: Steady, places: Ints, hop_s: Fl
 
 @lru_cache(maxsize=1024)
 def _messages(schedule: str, num_ranks: int, chunks: int) -> tuple[Floats, Floats]:
-    """By rank, and of each by chunk: 1 where forwards, and where backwards, wait for another rank's message."""
+    """(forward, backward) by rank and chunk: 1 if forwards, or backwards, wait for another rank's message."""
     last = num_ranks * chunks - 1
     forward, backward = [], []
     for rank in range(num_ranks):
-        turn = schedule in V_SHAPED and rank == num_ranks - 1  # its two stages are neighbours
+        turn = schedule in V_SHAPED and rank == num_ranks - 1  # the two stages of the last rank are neighbours
         for stage in (stage_at(schedule, rank, chunk, num_ranks) for chunk in range(chunks)):
             forward.append(stage > 0 and not (turn and stage == num_ranks))
             backward.append(stage < last and not (turn and stage == num_ranks - 1))
@@ -126,8 +127,8 @@ def steady_times(chunk: ChunkWork, zero_stage: Ints) -> Steady:
 
 
 def once_s(steps: Steps) -> Floats:
-    """What the first forward of a chunk and its last B or W take longer than steady ones, the wait for the reduction
-    included."""
+    """Seconds beyond steady times of a chunk's first forward and of its last B or W, with the wait for the
+    reduction."""
     chunk, zero_stage = steps.chunks, steps.zero_stage
     n, most = chunk.units, np.maximum
     first = gathered_s(chunk.forward_s, chunk.gather_s * (zero_stage < 3), n, most) - chunk.forward_s
@@ -136,5 +137,5 @@ def once_s(steps: Steps) -> Floats:
     steady = steady_times(chunk, zero_stage)
     halves = most(reduced_s(chunk.weight_s, 0.0, total, n, most) + total / n, total + chunk.scatter_s / n)
     last = most(whole - steady.backward_s, (halves - steady.weight_s) * steps.splits)
-    found: Floats = first + last
-    return found
+    extra: Floats = first + last
+    return extra

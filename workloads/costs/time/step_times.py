@@ -1,7 +1,7 @@
-"""What steps of many layouts consist of, and their seconds, with all that layouts share computed once.
+"""Components and seconds of the steps of many layouts; everything that layouts share is computed once.
 
-Layouts differ in few ways that a layer's times depend on, and in few ways that data parallelism's traffic depends on:
-both are kept. What is left to do for each layout is a table of numbers, on which the formulas work as arrays.
+Layouts differ in few properties that determine a layer's times, and in few that determine data-parallel communication:
+both results are cached. The rest is a table of numbers, one row per layout, on which the formulas work as arrays.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
 
 _AT_ONCE = 2048
-"""Layouts whose chunks make one table."""
+"""Number of layouts whose chunks form one table."""
 _MOST_KEPT = 20_000
 
 
 class Parts(NamedTuple):
-    """Of some layouts, by kinds of chunks as `Steps` has them."""
+    """Times of several layouts, by kind of chunk as in `Steps`."""
 
     times: ChunkTimes
     steps: Steps
     ranks_s: Floats
-    """By kind of rank: its optimizer."""
+    """Optimizer seconds by kind of rank."""
     latency_s: Floats
-    """By layout, of a message."""
+    """Seconds of latency of a message, by layout."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Steps on one cluster."""
+    """Step times on one cluster, with caches."""
 
     cluster: ClusterSpec
     _layers: dict[Hashable, tuple[float, ...] | None] = field(default_factory=dict)
@@ -63,22 +63,23 @@ class StepTimes:
     _held: dict[Hashable, _Kinds] = field(default_factory=dict)
 
     def seconds(self, experiments: Sequence[Experiment]) -> Floats:
-        """``step_time_s`` of `workloads.costs.time.timeline.estimate_time`; NaN: not known. Errors as there."""
-        found = np.full(len(experiments), np.nan)
+        """``step_time_s`` of `workloads.costs.time.timeline.estimate_time` by experiment; NaN if unknown. Raises the
+        same errors."""
+        seconds = np.full(len(experiments), np.nan)
         for start in range(0, len(experiments), _AT_ONCE):
-            those = [
+            known = [
                 at for at in range(start, min(start + _AT_ONCE, len(experiments))) if self.is_known(experiments[at])
             ]
-            if those:
-                found[those] = step_bounds_s(self.parts([experiments[at] for at in those]).steps)
-        return found
+            if known:
+                seconds[known] = step_bounds_s(self.parts([experiments[at] for at in known]).steps)
+        return seconds
 
     def is_known(self, experiment: Experiment) -> bool:
         """Whether the cluster's device has a known rate for the precision."""
         return self._layer(experiment) is not None
 
     def parts(self, experiments: Sequence[Experiment]) -> Parts:
-        """Of experiments that are all `is_known`, and break no rule of their layout."""
+        """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
         held = [self._kinds(e) for e in experiments]
         table = np.array([(*(self._layer(e) or ()), *self._group(e), e.zero_stage) for e in experiments])
         of_chunk = np.repeat(np.arange(len(experiments)), [one.chunks.shape[1] for one in held])
@@ -86,7 +87,7 @@ class StepTimes:
         chunks = Held(*np.concatenate([one.chunks for one in held], axis=1))
         ranks = Held(*np.concatenate([one.ranks for one in held], axis=1))
         x, of_ranks = (_setting(table[rows]) for rows in (of_chunk, of_rank))
-        times, own, first = chunk_times(x, chunks), optimizer_s(of_ranks, ranks), _starts(of_rank)
+        times, optimizers_s, first = chunk_times(x, chunks), optimizer_s(of_ranks, ranks), _starts(of_rank)
         message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
         splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
         steps = Steps(
@@ -100,12 +101,12 @@ class StepTimes:
             first=_starts(of_chunk),
             hop_s=latency + message / bandwidth,
             tied_s=np.maximum.reduceat(tied_s(of_ranks, ranks), first),
-            optimizer_s=np.maximum.reduceat(own, first),
+            optimizer_s=np.maximum.reduceat(optimizers_s, first),
         )
-        return Parts(times, steps, own, latency)
+        return Parts(times, steps, optimizers_s, latency)
 
     def _layer(self, e: Experiment) -> tuple[float, ...] | None:
-        """What a layout's micro-batch and its split inside a stage say of its `Setting`."""
+        """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
         key = _OF_LAYER(e), e.pp_schedule == "gpipe"
         if key not in self._layers:
             _make_room(self._layers)
@@ -125,7 +126,7 @@ class StepTimes:
         return *numbers, rates.memory, *dense, *moe, *EndTimes.of(e, self.cluster, rates), message
 
     def _group(self, e: Experiment) -> tuple[float, ...]:
-        """What a layout's data parallelism and its pipeline say."""
+        """Part of a layout's `Setting` that depends on its data parallelism and its pipeline."""
         key = _OF_GROUPS(e), e.zero_stage > 0
         if key not in self._groups:
             _make_room(self._groups)
@@ -150,7 +151,7 @@ class StepTimes:
         )
 
     def _hop(self, pp: int, apart: int) -> tuple[float, float]:
-        """Start-up of one stage's message to the next, and its bytes a second."""
+        """(latency in seconds, bytes per second) of a message from one stage to the next."""
         if pp == 1:
             return 0.0, np.inf
         link = slowest_link(pp, apart, self.cluster)
@@ -165,7 +166,7 @@ class StepTimes:
 
 
 def _make_room(kept: dict[Hashable, Any]) -> None:
-    """Forgets all rather than to grow without end."""
+    """Clears a full cache."""
     if len(kept) >= _MOST_KEPT:
         kept.clear()
 
@@ -179,12 +180,12 @@ _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_spli
 
 
 class _Kinds(NamedTuple):
-    """What a layout's kinds of ranks hold: `Held`, as tables of shape (fields, kinds)."""
+    """`Held` of a layout's kinds of ranks and of their chunks, as tables of shape (fields, kinds)."""
 
     ranks: Ints
     chunks: Ints
     places: Ints
-    """As of `Pipeline`."""
+    """Index of each chunk, as in `Pipeline`."""
 
     @classmethod
     def of(cls, e: Experiment) -> _Kinds:
@@ -207,7 +208,7 @@ _HOP = _SHARDS + 2 + 5 * len(Group._fields)
 
 
 def _setting(table: Floats) -> Setting:
-    """Of a table's rows."""
+    """`Setting` made of a table's rows."""
     columns = list(np.ascontiguousarray(table.T))
     whole: list[Any] = [column.astype(np.int64) for column in (*columns[:_WHOLE], *columns[_SHARDS : _SHARDS + 2])]
     size = len(Group._fields)
@@ -221,6 +222,6 @@ def _setting(table: Floats) -> Setting:
 
 
 def _starts(owner: Ints) -> Ints:
-    """Where each owner's entries begin."""
-    found: Ints = np.flatnonzero(np.diff(owner, prepend=-1))
-    return found
+    """Index at which each owner's entries begin."""
+    starts: Ints = np.flatnonzero(np.diff(owner, prepend=-1))
+    return starts

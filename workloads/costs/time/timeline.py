@@ -1,24 +1,27 @@
-"""What the parts of a step take at calibrated rates, in seconds: compute, exposed communication, bubble, optimizer.
+"""Step time in seconds at calibrated rates, by part: compute, exposed communication, bubble, optimizer.
 
-Rehearsals take the communication of it, and simulations the work of every action. Its sum knows no gaps between kernels
-and no host, so that it is no prediction: plans take that of `workloads.predict`, and of this the ratio of two layouts.
+Rehearsals take its communication, and simulations the work of every action. The sum includes neither gaps between
+kernels nor host time, so it is not a prediction: plans take that of `workloads.predict`, and use only the ratio of two
+layouts from here.
 
-Exposed communication is what a step takes longer for it: where nothing else runs beside, and what compute beside it
-loses. The parts are taken as follows.
+Exposed communication is the time that it adds to a step: where it overlaps with nothing, and the slowdown of compute
+that overlaps with it. Assumptions:
 
 compute     matmul FLOPs / (peak * matmul_efficiency); attention at its own share of that; norms, RoPE, SwiGLU,
             residuals and gradient accumulation at memory bandwidth. Kernels follow each other without gaps
-tp          forward: all gathers and scatters are exposed. Backward: a row-parallel layer's gather is; a column-parallel
-            layer gathers its input beside the input-gradient matmul and scatters beside the weight-gradient matmul.
-            Compute and traffic beside each other slow each other (`collectives.together_s`)
-dp          gradients hide behind their backward and gathered weights behind their forward, except for the last unit
-            reduced and the first unit gathered; see `workloads.costs.time.step_simulation`
-pp          `pipeline_time_s` of every chunk's actual times, messages included, and a bound on what the first and the
-            last of a chunk's actions take longer (`step_bounds_s`). A split backward's W has the weights' gradients of
-            matmuls, their accumulation and their reduction, I all else: attention, norms, what is computed again
-cp          a ring's messages hide behind attention; gathers and all-to-alls are exposed
-ep          the rank with most tokens counts; exchanges are exposed but for shared experts beside the first of them,
-            see `workloads.costs.time.expert_times`
+tp          forward: all gathers and scatters are exposed. Backward: a row-parallel layer's gather is exposed; a
+            column-parallel layer's gather of its input overlaps with the input-gradient matmul, and its scatter with
+            the weight-gradient matmul. Overlapping compute and communication slow each other
+            (`collectives.together_s`)
+dp          reductions are hidden behind their backward and weight gathers behind their forward, except for the last
+            unit reduced and the first unit gathered; see `workloads.costs.time.step_simulation`
+pp          `pipeline_time_s` of every chunk's actual times, messages included, and a bound on the extra time of a
+            chunk's first and last action (`step_bounds_s`). A split backward's W has the weight gradients of matmuls,
+            their accumulation and their reduction; I has the rest: attention, norms, recomputation
+cp          a ring's messages are hidden behind attention (Ring Attention, arXiv:2310.01889); all-gathers and
+            all-to-alls (Ulysses, arXiv:2309.14509) are exposed
+ep          the rank with most tokens counts; exchanges are exposed, except that shared experts hide the first one; see
+            `workloads.costs.time.expert_times`
 """
 
 from __future__ import annotations
@@ -50,34 +53,33 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """Where one optimizer step's time goes, in seconds, seen from the busiest stage. The parts add up."""
+    """Seconds of one optimizer step by part, on the busiest stage. The parts add up."""
 
     step_time_s: float
     compute_s: float
     communication_s: float
-    """Exposed: not hidden behind compute."""
+    """Exposed communication, not hidden behind compute."""
     bubble_s: float
-    """The busiest stage's waiting for other stages."""
+    """Time in which the busiest stage waits for other stages."""
     optimizer_s: float
 
 
 def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate | None:
-    """Time of one step; None where the cluster's device has no known rate for the precision.
+    """Returns the time of one step; None if the cluster's device has no known rate for the precision.
 
-    Raises `InfeasibleLayout` when the layout leaves the only node of a cluster without a link between nodes. Expects an
-    experiment that breaks no rule of `workloads.rules.layout_rules`. For many layouts `StepTimes` gives the first field
-    alone.
+    The experiment must break no rule of `workloads.rules.layout_rules`. Raises `InfeasibleLayout` if the layout leaves
+    the only node of a cluster without a link between nodes. For ``step_time_s`` alone of many layouts use `StepTimes`.
     """
     e = experiment
-    found = StepTimes(cluster)
-    if not found.is_known(e):
+    step_times = StepTimes(cluster)
+    if not step_times.is_known(e):
         return None
-    parts = found.parts([e])
+    parts = step_times.parts([e])
     times, steps = parts.times, parts.steps
     step, steady = float(step_bounds_s(steps)[0]), steady_times(steps.chunks, steps.zero_stage)
 
     def by_rank(of_chunks: Floats) -> Floats:
-        """Together, of each kind of rank."""
+        """Sums over the chunks of each kind of rank."""
         whole: Floats = of_chunks.reshape(-1, e.virtual_stages).sum(axis=1)
         return whole
 
@@ -97,49 +99,49 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
 
 
 def simulate_experiment(experiment: Experiment, cluster: ClusterSpec) -> Timeline | None:
-    """One step of an experiment, event by event; None, and errors, as of `estimate_time`.
+    """Simulates one step event by event; None and errors as for `estimate_time`.
 
-    It takes a second for some hundred thousand actions, so plans, which ask for many layouts, take a bound instead.
+    This takes a second for some hundred thousand actions, so plans, which evaluate many layouts, use a bound instead.
     """
     work = step_work(experiment, cluster)
     return simulate_step(work) if work is not None else None
 
 
 def estimate_idle(experiment: Experiment, cluster: ClusterSpec) -> tuple[float, ...] | None:
-    """The share of a step in which each pipeline rank waits for another; None, and errors, as of `estimate_time`.
+    """Share of a step in which each pipeline rank waits for another; None and errors as for `estimate_time`.
 
-    Their mean is what ``pipeline_idle_s`` over ``step_time_s`` is of a measured run.
+    The mean over ranks corresponds to ``pipeline_idle_s`` / ``step_time_s`` of a measured run.
     """
-    found = simulate_experiment(experiment, cluster)
-    return tuple(idle / found.step_s for idle in found.idle_s) if found is not None else None
+    timeline = simulate_experiment(experiment, cluster)
+    return tuple(idle / timeline.step_s for idle in timeline.idle_s) if timeline is not None else None
 
 
 def step_work(
     experiment: Experiment, cluster: ClusterSpec, measured: Sequence[tuple[float, float, float]] | None = None
 ) -> StepWork | None:
-    """What a step consists of, for `simulate_step`; None, and errors, as of `estimate_time`.
+    """Input of `simulate_step` for one step; None and errors as for `estimate_time`.
 
-    ``measured``: by pipeline rank the seconds of one micro-batch's forward and backward through all its chunks, and of
-    its optimizer; they stand in the place of the closed form's, chunks alike. Communication stays the closed form's.
+    ``measured``: by pipeline rank, the seconds of one micro-batch's forward and backward through all its chunks, and of
+    its optimizer. They replace the closed form's, split equally over chunks. Communication remains the closed form's.
     """
-    e, found = experiment, StepTimes(cluster)
-    if not found.is_known(e):
+    e, step_times = experiment, StepTimes(cluster)
+    if not step_times.is_known(e):
         return None
-    parts = found.parts([e])
+    parts = step_times.parts([e])
     times = [ChunkTimes(*one) for one in zip(*(column.tolist() for column in parts.times), strict=True)]
     v, places = e.virtual_stages, parts.steps.schedules[0].places.tolist()
     ranks = [[times[at] for at in places[start : start + v]] for start in range(0, len(places), v)]
     optimizer = [float(parts.ranks_s[places[start] // v]) for start in range(0, len(places), v)]
     if measured is not None:
         optimizer = [after for _, _, after in measured]
-        for own, (forward, backward, _) in zip(ranks, measured, strict=True):
+        for chunks, (forward, backward, _) in zip(ranks, measured, strict=True):
             weight = 0.5 / v * backward
-            own[:] = [one._replace(forward_s=forward / v, backward_s=2 * weight, weight_s=weight) for one in own]
+            chunks[:] = [one._replace(forward_s=forward / v, backward_s=2 * weight, weight_s=weight) for one in chunks]
     latency = float(parts.latency_s[0])
     return StepWork(
         schedule=e.pp_schedule,
         num_microbatches=e.num_microbatches,
-        chunks=tuple(tuple(one.work() for one in own) for own in ranks),
+        chunks=tuple(tuple(one.work() for one in chunks) for chunks in ranks),
         zero_stage=e.zero_stage,
         latency_s=latency,
         message_s=float(parts.steps.hop_s[0]) - latency,

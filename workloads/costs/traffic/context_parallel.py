@@ -1,9 +1,9 @@
-"""What context-parallel attention sends: calls and bytes of each kind. No torch here.
+"""Messages of context-parallel attention: calls and bytes of each kind. No torch here.
 
-Per layer and micro-batch, of one rank, with T tokens of this rank (micro_batch_size * seq_len / cp), N query heads and
-K key and value heads of this rank (heads / tp), H the size of queries and keys, V of values, X = H + V, c bytes of the
-compute dtype and a bytes of the dtype of sums: 4 (8 in fp64), but c with cp = 2, where a sum has two terms and is
-rounded once in any case. The bytes are those that one call sends to other ranks, and as many are received:
+Per layer and micro-batch, of one rank. Symbols: T tokens of this rank (micro_batch_size * seq_len / cp); N query heads
+and K key and value heads of this rank (heads / tp); H the size of queries and keys, V of values, X = H + V; c bytes of
+the compute dtype; a bytes of the dtype of sums: 4 (8 in fp64), but c with cp = 2, where a sum has two terms and is
+rounded once in any case. Bytes are those that one call sends to other ranks; as many are received:
 
 | kind      | pass     | calls                      | bytes of each call                                        |
 |-----------|----------|----------------------------|-----------------------------------------------------------|
@@ -15,13 +15,15 @@ rounded once in any case. The bytes are those that one call sends to other ranks
 |           |          | 1 reduce-scatter           | (cp - 1) T K X a                                          |
 | ulysses   | forward  | 1 all-to-all               | (cp - 1) / cp T (N H + K X) c: queries, keys and values   |
 |           |          | 1 all-to-all               | (cp - 1) / cp T N V c: outputs                            |
-|           | backward | the same two, turned round | the same                                                  |
+|           | backward | both, in reverse order     | as forward                                                |
 
-A forward that is computed again in the backward (full recomputation) sends again what a forward sends.
+Ring: Ring Attention (arXiv:2310.01889). Ulysses: DeepSpeed-Ulysses (arXiv:2309.14509). A forward that is recomputed in
+the backward (full recomputation) sends its messages again.
 
-With latent attention keys and values are sent as every head has them. Sending the latent and the shared rotated key in
-their place would be C + R numbers a token for K X: 576 for 40,960 in DeepSeek-V3 without tensor parallelism, 71 times
-fewer. Every rank would then have to make keys and values of all tokens itself, cp times the work of that projection.
+With latent attention keys and values are sent as every head has them. Sending the latent and the shared rotated key
+instead would be C + R numbers a token instead of K X: 576 instead of 40,960 in DeepSeek-V3 without tensor parallelism,
+71 times fewer. Every rank would then have to compute keys and values of all tokens itself, cp times the work of that
+projection.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Messages:
     op: Literal["send", "all_gather", "reduce_scatter", "all_to_all"]
     calls: int
     bytes_each: int
-    """What one call sends to other ranks."""
+    """Bytes that one call sends to other ranks."""
 
 
 def context_messages(
@@ -55,10 +57,10 @@ def context_messages(
     compute_bytes: int,
     sum_bytes: int = 4,
 ) -> list[Messages]:
-    """What one layer's attention sends in the forward or the backward of one micro-batch (the table above), in order.
+    """Messages of one layer's attention in the forward or the backward of one micro-batch (the table above), in order.
 
-    ``tokens``, ``heads`` and ``kv_heads`` are those of one rank; ``compute_bytes`` and ``sum_bytes`` are bytes of one
-    number, in sums of more than two terms the latter. Empty with one rank.
+    ``tokens``, ``heads`` and ``kv_heads`` are those of one rank. ``compute_bytes`` and ``sum_bytes`` are bytes per
+    number, the latter in sums of more than two terms. Empty if cp = 1.
     """
     if cp == 1:
         return []

@@ -1,4 +1,4 @@
-"""What FSDP gathers and reduces in one message, and how often it gathers it in a step. No torch here."""
+"""FSDP units: sizes of their messages, and number of gathers in a step. No torch here."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ class Unit:
     """Parameters that FSDP gathers and reduces in one message."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """Of one tensor-parallel rank."""
+    """Shapes on one tensor-parallel rank."""
     reshard_after_forward: bool
     fp8_shapes: tuple[tuple[int, ...], ...] = ()
-    """Of those that are gathered in fp8, one byte an element; they are not among ``shapes``."""
+    """Shapes gathered in fp8, one byte per element; they are not among ``shapes``."""
     of_experts: bool = False
-    """Sharded over the ranks that hold the same experts (`workloads.spec.mesh.expert_degrees`)."""
+    """Whether it is sharded over the ranks that hold the same experts (`workloads.spec.mesh.expert_degrees`)."""
     around_previous: bool = False
-    """The unit before it in a stage's list is inside it: its backward begins and ends in this one's."""
+    """Whether the previous unit in a stage's list is inside this one: its backward runs within this unit's."""
 
     def padded(self, shards: int) -> int:
-        """Elements of all shards together: dim 0 is padded to a multiple of their number."""
+        """Elements of all shards together: dim 0 is padded to a multiple of ``shards``."""
         return sum(_padded(shape, shards) for shape in self.shapes + self.fp8_shapes)
 
     def gathered(self, shards: int, compute: int) -> int:
-        """Bytes of all shards together as they are gathered."""
+        """Bytes of all shards together when gathered."""
         wide = sum(_padded(shape, shards) for shape in self.shapes)
         return compute * wide + sum(_padded(shape, shards) for shape in self.fp8_shapes)
 
@@ -35,23 +35,23 @@ def _padded(shape: tuple[int, ...], shards: int) -> int:
 
 
 class FsdpWalk:
-    """Counts how often each unit is gathered. A unit is known by its index in ``units``, which are in the order in
-    which their forwards end."""
+    """Counts how often each unit is gathered. A unit's number is its index in ``units``, which are in order of the ends
+    of their forwards."""
 
-    def __init__(self, own: Unit | None, others: Sequence[Unit], *, keep_gathered: bool) -> None:
-        self.units = [*others, *([own] if own is not None else [])]
-        self.own = len(others) if own is not None else None
+    def __init__(self, stage_unit: Unit | None, others: Sequence[Unit], *, keep_gathered: bool) -> None:
+        self.units = [*others, *([stage_unit] if stage_unit is not None else [])]
+        self.stage_unit = len(others) if stage_unit is not None else None
         self.keep_gathered = keep_gathered
         self.gathers = [0] * len(self.units)
         self._gathered: set[int] = set()
         self._order: list[int] = []
         """Units in the order in which their forwards have ended since the last step."""
         self._places: list[list[int]] = [[] for _ in self.units]
-        """Of each unit: its places in that order whose backward has not begun."""
+        """Places in that order whose backward has not begun, by unit."""
 
     def forward(self) -> None:
-        if self.own is not None:  # begins before all others and ends after them
-            self._gather(self.own)
+        if self.stage_unit is not None:  # its forward begins before all others and ends after them
+            self._gather(self.stage_unit)
         for index, unit in enumerate(self.units):
             self._gather(index)
             if unit.reshard_after_forward:
@@ -65,15 +65,15 @@ class FsdpWalk:
             place = self._places[index].pop()
             if place > 0:
                 self._gather(self._order[place - 1])
-            if index == self.own or self.units[index].around_previous:
+            if index == self.stage_unit or self.units[index].around_previous:
                 continue
             self._shard_again(index, last)
             if index + 1 < len(self.units) and self.units[index + 1].around_previous:
                 self._shard_again(index + 1, last)
-        if self.own is not None:
-            self._shard_again(self.own, last)
+        if self.stage_unit is not None:
+            self._shard_again(self.stage_unit, last)
         if last:
-            self._gathered.clear()  # also what was gathered for nothing
+            self._gathered.clear()  # including units that were gathered unnecessarily
             self._order.clear()
 
     def _gather(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""What one rank is known to send, added up by axis, kind and link, and where the rank stands. No torch here."""
+"""Predicted traffic of one rank, by axis, kind and link, and the rank's position in the layout. No torch here."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Link = Literal["inside_node", "between_nodes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """All calls of one kind that one rank makes along one axis in one step."""
+    """Calls of one kind that one rank makes along one axis in one step, and their bytes."""
 
     axis: str
-    """A name of `workloads.spec.mesh.AXES`; ``ep``: the ranks that hold different experts, which belong to other axes,
-    too; ``tied``: the two copies of a tied embedding; ``world``: all ranks, where no axis has all of them. Of several
-    that have, it is the first of dp_replicate, dp_shard, tp, cp and pp. What data parallelism sends of routed experts
-    is along dp_replicate and dp_shard, too, though fewer ranks hold the same experts."""
+    """A name of `workloads.spec.mesh.AXES`, or one of: ``ep``, the ranks that hold different experts, which belong to
+    other axes, too; ``tied``, the two copies of a tied embedding; ``world``, all ranks, if no axis has all of them (if
+    several have, the first of dp_replicate, dp_shard, tp, cp and pp counts). Data-parallel traffic of routed experts is
+    along dp_replicate and dp_shard, too, although fewer ranks hold the same experts."""
     op: Collective
     link: Link | None
-    """``between_nodes`` when the ranks of the call are on more than one node; None where the nodes are not known."""
+    """``between_nodes`` if the ranks of the call are on more than one node; None if the nodes are unknown."""
     calls: int
     bytes: int
 
 
 @dataclass(slots=True)
 class Tally:
-    """Adds up what one rank sends. ``devices_per_node``: ranks fill one node after the other; None: not known."""
+    """Sums up the traffic of one rank. ``devices_per_node``: ranks fill one node after the other; None: unknown."""
 
     rank: int
     devices_per_node: int | None = None
@@ -51,7 +51,7 @@ class Tally:
         self._sums[key] = known_calls + calls, known_bytes + calls * bytes
 
     def result(self) -> list[Traffic]:
-        """The sums, in alphabetical order."""
+        """Sums in alphabetical order."""
         ordered = sorted(self._sums.items(), key=lambda item: [text or "" for text in item[0]])
         return [
             Traffic(axis=axis, op=op, link=link, calls=calls, bytes=bytes)
@@ -71,9 +71,9 @@ class Stage:
     index: int
     num_layers: int
     num_recomputed: int
-    """Of its layers: those that are recomputed, if anything is."""
+    """Number of layers that the recompute policy covers."""
     num_routed: int
-    """Of its layers: those with routed experts, the last ones."""
+    """Number of layers with routed experts, the last ones of the stage."""
     num_routed_recomputed: int
     is_first: bool
     is_last: bool
@@ -81,14 +81,14 @@ class Stage:
 
 @dataclass(slots=True)
 class Sender:
-    """One rank, and what it is known to send so far."""
+    """One rank, with the traffic counted so far."""
 
     experiment: Experiment
     rank: int
     tally: Tally
     position: dict[str, int] = field(init=False)
     stages: list[Stage] = field(init=False)
-    """By chunk."""
+    """Stages by chunk."""
 
     def __post_init__(self) -> None:
         e = self.experiment
@@ -120,7 +120,7 @@ class Sender:
 
     @property
     def accumulated(self) -> int:
-        """Bytes of a number in the precision of sums."""
+        """Bytes per number in the precision of sums."""
         return 8 if self.experiment.precision == "fp64" else 4
 
     @property
@@ -163,17 +163,17 @@ class Sender:
         self._among("ep", "all_to_all", bytes, calls, self.experiment.ep, self.experiment.etp)
 
     def shards(self, *, of_experts: bool = False) -> int:
-        """Ranks that share one copy of the master weights."""
+        """Number of ranks that share one copy of the master weights."""
         return self._data_mesh(of_experts)[1]
 
     @property
     def expert_rank(self) -> int:
-        """This rank's index among those that hold different experts."""
+        """Index of this rank among those that hold different experts."""
         return expert_coordinates(self.experiment, self.rank)["ep"]
 
     @property
     def axis_of_all(self) -> str:
-        """The name of the group of all ranks: that of the first axis that has them all."""
+        """Name of the group of all ranks: the first axis that has them all, else ``world``."""
         e = self.experiment
         replicas, shards = data_degrees(e)
         sizes = [("dp_replicate", replicas), ("dp_shard", shards), ("tp", e.tp), ("cp", e.cp), ("pp", e.pp)]
@@ -182,7 +182,7 @@ class Sender:
         return next((axis for axis, size in sizes if size == e.world_size), "world")
 
     def _data_mesh(self, of_experts: bool) -> tuple[int, int, int]:
-        """(replicas, shards, distance of shards) of a parameter's data parallelism."""
+        """(replicas, shards, distance between shards) of a parameter's data parallelism."""
         e = self.experiment
         if of_experts:
             return *expert_degrees(e), e.ep * e.etp
@@ -195,7 +195,8 @@ class Sender:
         self.tally.add(axis, op, bytes, range(first, first + size * step, step), calls=calls)
 
     def own_rows(self, rows: int) -> int:
-        """Rows that this rank holds of a parameter. FSDP shards dim 0 like `torch.chunk`: the last may be short."""
+        """Number of a parameter's rows that this rank holds. FSDP shards dim 0 like `torch.chunk`: the last shard may
+        be short."""
         shards = data_degrees(self.experiment)[1]
         whole = -(-rows // shards)
         shard = self.rank // self.experiment.tp % shards

@@ -1,18 +1,18 @@
-"""What one rank sends in one optimizer step, by axis of the layout and kind of collective, exactly. No torch here.
+"""Exact traffic of one rank in one optimizer step, by axis of the layout and kind of collective. No torch here.
 
 Bytes are S of `workloads.costs.traffic.collectives`: the whole (gathered, or not yet scattered) buffer of one rank. A
-message between two ranks counts where it is sent. Groups of one rank send nothing. The engine counts the same in a
-warm-up step (`workloads.engine.observing.traffic`), and a test requires that both agree to the byte on every rank.
+message between two ranks counts at its sender. Groups of one rank send nothing. The engine counts the same in a warm-up
+step (`workloads.engine.observing.traffic`); a test requires that both agree to the byte on every rank.
 
 Symbols: c and g bytes of a compute and of a master value, T tokens of a micro-batch on one rank, D hidden size. Axes
 ``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, cp among them (`mesh.data_degrees`), and
 those of the expert mesh (`mesh.expert_degrees`).
 
 tp      each block, forward and backward of one micro-batch, S = c T D:
-        with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
-        backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
-        Selective recomputation repeats nothing, but in compiled blocks (`Experiment.compiles`) the 2 gathers of the
-        forward. Blocks that ``recompute_every`` leaves out repeat nothing
+        with sequence parallelism (arXiv:2205.05198, section 4.2) 6 gathers and 4 scatters (a column-parallel layer
+        gathers its input again in its backward), without it 4 all-reduces. Full recomputation repeats the forward up to
+        the last projection's sum. Selective recomputation repeats nothing, except in compiled blocks
+        (`Experiment.compiles`) the 2 gathers of the forward. Blocks that ``recompute_every`` skips repeat nothing
         With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
         scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
         Recomputing ``mla_up`` gathers the latents once more
@@ -23,13 +23,13 @@ cp      each layer's attention, see `workloads.costs.traffic.context_parallel`. 
 ep      layers with routed experts, along tp and cp too: `workloads.costs.traffic.expert_traffic`
 dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
 pp      c T D a micro-batch and stage on another rank (c T D / tp with sequence parallelism): activations to the next
-        stage, gradients to the one before
-tied    one all-reduce of this rank's shard of the embedding's gradient, between the first and the last stage, where
-        they are on two ranks
-world   the loss and the squared gradient norm, in one all-reduce of two master values. Where one axis has all ranks
-        this is a call along that axis
+        stage, gradients to the previous one
+tied    one all-reduce of this rank's shard of the embedding's gradient, between the first and the last stage, if they
+        are on two ranks
+world   the loss and the squared gradient norm, in one all-reduce of two master values. If one axis has all ranks, this
+        is a call along that axis
 
-A further kind of parallelism is one more term in `_TERMS`.
+Further kinds of parallelism are added as terms in `_TERMS`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FP8_SCALE_BYTES = 4
 
 
 def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic]:
-    """What ``rank`` sends in one step.
+    """Returns the traffic of ``rank`` in one step.
 
     With learned routing the bytes of the exchanges among experts are means over the ranks of a group
     (`workloads.costs.traffic.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule
@@ -69,40 +69,40 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
 
 def _tensor_parallel(s: Sender) -> None:
     e = s.experiment
-    a_number = s.compute * s.tokens
-    activations = a_number * e.model.hidden_size
+    number_bytes = s.compute * s.tokens
+    activations = number_bytes * e.model.hidden_size
     full = e.recompute == "full"
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
-    blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
-    # Those of layers with a dense feed-forward part: `routed_experts` counts the other ones'.
-    dense, dense_again = (
+    blocks, recomputed = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
+    # Blocks with a dense feed-forward part; `routed_experts` counts the others.
+    dense, dense_recomputed = (
         blocks - s.num_routed * e.num_microbatches,
-        again - s.num_routed_recomputed * e.num_microbatches,
+        recomputed - s.num_routed_recomputed * e.num_microbatches,
     )
-    # Inputs are gathered again by layers that recompute in full, and by dense ones that are compiled and selective.
+    # Inputs are gathered again by layers with full recomputation, and by compiled dense layers with selective one.
     compiled = e.recompute == "selective" and e.compiles(routed=False, recomputed=True)
-    dense_gathers = dense_again if full or compiled else 0
-    attention_gathers = again if full else dense_gathers
-    widths = [(e.model.hidden_size, dense, dense_gathers)]  # of the inputs of column-parallel layers
+    dense_gathers = dense_recomputed if full or compiled else 0
+    attention_gathers = recomputed if full else dense_gathers
+    widths = [(e.model.hidden_size, dense, dense_gathers)]  # inputs of column-parallel layers
     widths += [(width, blocks, attention_gathers) for width in _attention_inputs(e.model)]
     shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
     if e.sequence_parallel:
         for width, layers, repeated in widths:
-            s.along("tp", "all_gather", a_number * width, 2 * layers + repeated)
-            s.along("tp", "reduce_scatter", a_number * width, layers)
+            s.along("tp", "all_gather", number_bytes * width, 2 * layers + repeated)
+            s.along("tp", "reduce_scatter", number_bytes * width, layers)
         if e.model.mla is not None and "mla_up" in e.recomputed_operations:
             for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
-                s.along("tp", "all_gather", a_number * width, again if width else 0)
+                s.along("tp", "all_gather", number_bytes * width, recomputed if width else 0)
         if shared:
-            s.along("tp", "all_gather", a_number * shared, blocks + attention_gathers)
-            s.along("tp", "reduce_scatter", a_number * shared, blocks)
-        s.along("tp", "all_gather", activations, blocks + dense + ends)  # behind row-parallel layers
-        s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)
+            s.along("tp", "all_gather", number_bytes * shared, blocks + attention_gathers)
+            s.along("tp", "reduce_scatter", number_bytes * shared, blocks)
+        s.along("tp", "all_gather", activations, blocks + dense + ends)  # of row-parallel layers
+        s.along("tp", "reduce_scatter", activations, blocks + dense + (recomputed if full else 0) + ends)
     else:
-        for width, layers, _ in [*widths, *([(shared, blocks, again)] if shared else [])]:
-            s.along("tp", "all_reduce", a_number * width, layers)
-        s.along("tp", "all_reduce", activations, blocks + dense + (again if full else 0) + ends)
+        for width, layers, _ in [*widths, *([(shared, blocks, recomputed)] if shared else [])]:
+            s.along("tp", "all_reduce", number_bytes * width, layers)
+        s.along("tp", "all_reduce", activations, blocks + dense + (recomputed if full else 0) + ends)
     if has_head:
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
         size = -(-s.tokens // chunks)
@@ -117,14 +117,14 @@ def _tensor_parallel(s: Sender) -> None:
 
 
 def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
-    """Numbers a token of what the column-parallel layers of an attention layer take in."""
+    """Widths of the inputs of an attention layer's column-parallel layers, in numbers per token."""
     if model.mla is None:
         return (model.hidden_size,)
     return model.mla.q_lora_rank or model.hidden_size, model.mla.kv_lora_rank
 
 
 def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
-    """Shapes of the parameters whose gradients the tp ranks add up."""
+    """Shapes of the parameters whose gradients are summed over the tp ranks."""
     e, model = s.experiment, s.experiment.model
     one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
     held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
@@ -152,15 +152,15 @@ def _context_parallel(s: Sender) -> None:
             sum_bytes=s.master,
         ):
             op: Collective = "all_to_all" if sent.op == "send" else sent.op
-            # The other kinds leave out this rank's own part of the buffer.
+            # The other kinds exclude this rank's own part of the buffer.
             size = sent.bytes_each if sent.op == "send" else sent.bytes_each * e.cp // (e.cp - 1)
             s.along("cp", op, size, sent.calls * layers * e.num_microbatches)
 
 
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
-    """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order.
+    """(the stage's own unit, with parameters of no other unit, or None; the other units in forward order).
 
-    Where a scale is for a whole matrix, as of experts in every kind of fp8, matrices are gathered in fp8; routers not.
+    Matrices with one scale each, such as those of experts in every kind of fp8, are gathered in fp8; routers are not.
     """
     e, model = s.experiment, s.experiment.model
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
@@ -179,8 +179,8 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
         of_shared = ((2 * shared, d), (d, shared)) if shared else ()
         matrices = (held * 2 * columns // e.etp, d), (held * d, columns // e.etp)
         in_fp8 = "fp8" in e.precision
-        own = ((), matrices) if in_fp8 else (matrices, ())
-        of_experts = Unit(own[0], zero3, own[1], of_experts=True)
+        shapes, fp8_shapes = ((), matrices) if in_fp8 else (matrices, ())
+        of_experts = Unit(shapes, zero3, fp8_shapes, of_experts=True)
         rest = block(*of_shared, wide=(moe.num_experts, d))
         blocks += [of_experts, rest] * stage.num_routed
     vocabulary = (model.vocab_size // e.tp, d)
@@ -192,19 +192,19 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
 
 
 def _data_parallel(s: Sender) -> None:
-    """Walks the schedule as FSDP does, for each of this rank's stages apart.
+    """Walks the schedule as FSDP does, separately for each of this rank's stages.
 
-    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
-    each element of matrices with one fp8 scale, whose largest values are all-reduced once a step (experts' apart). It
-    is sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
-    always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
-    before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
-    forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit
-    inside that of their layer, and are sent among the ranks that hold the same ones.
+    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, except one byte
+    for each element of matrices with one fp8 scale, whose largest values are all-reduced once a step (experts'
+    separately). It is sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its
+    backward (ZeRO 3: always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the
+    unit that ran before it in the order of all forwards so far; before the first unit of a forward that is the last
+    unit of the previous forward. In the last micro-batch that gather is unnecessary, but it is sent. Experts are a unit
+    inside that of their layer, and are sent among the ranks that hold the same experts.
 
     Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
-    elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second
-    half reduces, but for the embedding and the head with ZeRO 2 and 3; it gathers nothing.
+    elements), and all-reduced over the replicas with the last (S = the shard of it). In a split backward W reduces,
+    except for the embedding and the head with ZeRO 2 and 3; it gathers nothing.
     """
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
@@ -215,8 +215,8 @@ def _data_parallel(s: Sender) -> None:
         scales = each * sum(len(unit.fp8_shapes) for unit in in_fp8)
         if scales:
             s.along_shards("all_reduce", _FP8_SCALE_BYTES * scales, 1, of_experts=of_experts)
-    for chunk, (own, others) in enumerate(units):
-        walk = FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
+    for chunk, (stage_unit, others) in enumerate(units):
+        walk = FsdpWalk(stage_unit, others, keep_gathered=e.zero_stage <= 2)
         reductions = 0
         of_chunk = [action for action in actions if action.chunk == chunk]
         final = [action for action in of_chunk if action.kind in ("B", "W")][-1]
@@ -248,7 +248,7 @@ def _pipeline(s: Sender) -> None:
 
 
 def _once(s: Sender) -> None:
-    """The gradient of a tied embedding; the loss and the gradient norm."""
+    """Count the gradient of a tied embedding, the loss and the gradient norm."""
     e = s.experiment
     ends = [s.rank_of_stage(0), s.rank_of_stage(e.num_stages - 1)]
     if e.model.tie_embeddings and s.rank in ends:

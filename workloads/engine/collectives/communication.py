@@ -1,10 +1,10 @@
-"""The collectives between ranks. Each names the axis of the layout that it runs along.
+"""Collectives between ranks, each along one axis of the layout.
 
-Everything that layers, attention and the pipeline send goes through here, so that one place knows which axis pays for
-it. What data parallelism sends is FSDP's (`workloads.engine.training.data_parallel`).
+Everything that layers, attention and the pipeline send goes through this module, so that one place knows which axis
+pays for it. FSDP sends the traffic of data parallelism (`workloads.engine.training.data_parallel`).
 
-Those ending in ``_async`` start and return at once: call `wait` on the result before it is used. All of them are
-functional: they can be traced by ``torch.compile``, and their inputs may be freed at once.
+Functions ending in ``_async`` start a collective and return at once: call `wait` on the result before using it. All of
+them are functional: ``torch.compile`` can trace them, and their inputs may be freed at once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Axis:
     """Coordinate of this rank."""
     group: dist.ProcessGroup | None
     """None when ``size == 1``: then no collective may run."""
-    is_alone: bool = False
-    """The other ranks do not exist (a rehearsal). This rank's own numbers stand for theirs: torch 2.11's fake groups
-    leave the results of reduce-scatters and all-to-alls as the memory was, often zero, and on zeros matmuls draw less
-    power and clock higher."""
+    is_rehearsal: bool = False
+    """True in a rehearsal, where the other ranks do not exist. This rank's own numbers stand for theirs: torch 2.11's
+    fake groups leave the results of reduce-scatters and all-to-alls as uninitialised memory, often zero, and on zeros
+    matmuls draw less power and clock higher."""
 
     @property
     def group_name(self) -> str:
@@ -52,7 +52,7 @@ def reduce_scatter_async(x: Tensor, axis: Axis) -> Tensor:
     """Start summing ``x`` over the ranks and keeping this rank's part of dim 0."""
     x = x.contiguous()
     part = _ops.reduce_scatter_tensor(x, "sum", axis.size, axis.group_name)
-    return part.copy_(x.chunk(axis.size)[axis.rank]) if axis.is_alone else part
+    return part.copy_(x.chunk(axis.size)[axis.rank]) if axis.is_rehearsal else part
 
 
 def all_reduce_async(x: Tensor, axis: Axis) -> Tensor:
@@ -71,7 +71,7 @@ def exchange_async(x: Tensor, receive: list[int], send: list[int], axis: Axis) -
     ``receive[j]`` rows from rank j, in the order of the ranks."""
     x = x.contiguous()
     rows = _ops.all_to_all_single(x, receive, send, axis.group_name)
-    return repeat_rows(rows, x) if axis.is_alone else rows
+    return repeat_rows(rows, x) if axis.is_rehearsal else rows
 
 
 def rotate_async(x: Tensor, axis: Axis) -> Tensor:
@@ -86,7 +86,7 @@ def rotate_async(x: Tensor, axis: Axis) -> Tensor:
 
 
 def repeat_rows(rows: Tensor, x: Tensor) -> Tensor:
-    """Fill ``rows`` [M, ...] with those of ``x`` [N, ...], from the first again where there are too few of them."""
+    """Fill ``rows`` [M, ...] by repeating the rows of ``x`` [N, ...] cyclically."""
     count = len(x)
     for start in range(0, len(rows) if count else 0, max(count, 1)):
         part = rows[start : start + count]
@@ -95,7 +95,7 @@ def repeat_rows(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def wait(x: Tensor) -> Tensor:
-    """The result of a collective that was started above, ready to use: the same memory."""
+    """Wait for a collective started above. Returns its result, ready to use, in the same memory."""
     if isinstance(x, FakeTensor) and not torch.compiler.is_compiling():
-        return x  # there is nothing to wait for, and the operator's imitation would take memory of its own
+        return x  # nothing to wait for, and the fake operator would allocate memory of its own
     return _ops.wait_tensor(x)

@@ -1,14 +1,13 @@
-"""Brings copies of tokens to the experts that they visit, and the experts' outputs back.
+"""Sends copies of tokens to the experts that they visit, and brings the experts' outputs back.
 
 Shapes: T tokens that this rank sends from, k copies of each, N copies sent, M copies received, D columns; E experts, of
 which each of ep ranks holds L = E / ep.
 
     tokens [T, D] ─ sorted by expert [N, D] ─ all-to-all ─ by sender and expert [M, D] ─ by expert [M, D]
 
-A `Dispatch` says which row goes where. With forced routing it is known on the host before the first step. With learned
-routing the sizes of the messages are not known before the router has run, so that the host waits for the device once a
-layer and forward (`Dispatch.of_choice`); with a capacity, or without other ranks, nothing is exchanged that it would
-have to wait for.
+A `Dispatch` says which row goes where. With forced routing the host knows it before the first step. With learned
+routing the message sizes are known only after the router has run, so the host waits for the device once per layer and
+forward (`Dispatch.of_choice`). With a capacity, or without other ranks, the sizes are known without a wait.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from workloads.engine.ops.grouped_linear import RowGroups
 from workloads.engine.ops.permute import collect_rows, reorder_rows, spread_rows
 
 Sent = tuple[Tensor, list[Tensor]]
-"""What autograd follows of an exchange that was started, and what is under way; nothing is without other ranks."""
+"""(placeholder tensor for autograd, list holding the pending all-to-all result). The list is empty when ep = 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The way of every copy. ``order_N`` and ``place_Tk`` as in `workloads.engine.ops.permute`."""
+    """Route of every copy. ``order_N`` and ``place_Tk`` are defined in `workloads.engine.ops.permute`."""
 
     axis: Axis
     """The ranks that hold different experts."""
@@ -43,19 +42,20 @@ class Dispatch:
     received: list[int]
     """Rows from each rank; they add up to M."""
     by_expert_M: Tensor | None
-    """Of each received row in the order of experts: its place in the order of arrival. None: that is the same."""
+    """Permutation that sorts received rows by local expert (indices into arrival order). None if arrival order is
+    already sorted."""
     by_arrival_M: Tensor | None
     """Inverse of ``by_expert_M``."""
     groups: RowGroups
-    """The received rows by this rank's experts."""
+    """Received rows grouped by this rank's experts."""
     host_waits: int = 0
-    """How often the host waited for the device to know the sizes."""
+    """Number of times the host waited for the device to learn the sizes."""
 
     @classmethod
     def forced(cls, choices: list[Tensor], num_experts: int, axis: Axis, device: torch.device) -> Dispatch:
-        """Of choices [T, k] that are known on the host, one of each rank of ``axis``."""
-        own = choices[axis.rank].flatten()
-        order, place = _sorted(own, choices[axis.rank].shape[1])
+        """Dispatch for choices [T, k] that are known on the host, one tensor for each rank of ``axis``."""
+        flat = choices[axis.rank].flatten()
+        order, place = _sorted(flat, choices[axis.rank].shape[1])
         counts = torch.stack([torch.bincount(choice.flatten(), minlength=num_experts) for choice in choices])
         arriving = counts.view(axis.size, axis.size, -1)[:, axis.rank]  # [senders, L]
         sent = counts[axis.rank].view(axis.size, -1).sum(1).tolist()
@@ -75,7 +75,8 @@ class Dispatch:
     def of_choice(
         cls, choice_Tk: Tensor, num_experts: int, axis: Axis, capacity: int | None
     ) -> tuple[Dispatch, Tensor, Tensor | None]:
-        """(dispatch, copies of each expert that were chosen [E], copies that were dropped) of the router's choice.
+        """Dispatch for the router's choice. Returns (dispatch, copies chosen for each expert [E], number of dropped
+        copies).
 
         ``capacity``: copies that each expert takes from each rank; more are dropped, and missing ones are rows of
         zeros. None: nothing is dropped.
@@ -100,36 +101,36 @@ class Dispatch:
         local = num_experts // axis.size
         arriving = wait(exchange_async(counts, [local] * axis.size, [local] * axis.size, axis)).view(axis.size, -1)
         total = arriving.sum(0)
-        # The one wait of the host for the device.
-        of_ranks = torch.cat([counts.view(axis.size, -1).sum(1), arriving.sum(1), total]).tolist()
-        sent, received, sizes = of_ranks[: axis.size], of_ranks[axis.size : 2 * axis.size], of_ranks[2 * axis.size :]
+        # The only time the host waits for the device.
+        counted = torch.cat([counts.view(axis.size, -1).sum(1), arriving.sum(1), total]).tolist()
+        sent, received, sizes = counted[: axis.size], counted[axis.size : 2 * axis.size], counted[2 * axis.size :]
         owner = torch.arange(local, device=flat.device).repeat(axis.size)
         experts = torch.repeat_interleave(owner, arriving.flatten(), output_size=sum(received))
         by_expert = experts.argsort(stable=True)
         groups = RowGroups(total.cumsum(0).to(torch.int32), lambda: sizes)
-        way = cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups, host_waits=1)
-        return way, counts, None
+        dispatch = cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups, host_waits=1)
+        return dispatch, counts, None
 
     def send(self, tokens_TD: Tensor) -> Sent:
-        """Start to send every copy; `arrive` takes the result."""
+        """Start sending every copy; pass the result to `arrive`."""
         rows = spread_rows(tokens_TD, self.order_N, self.place_Tk)
         if self.axis.size == 1:
             return rows, []
-        under_way: list[Tensor] = []
-        return _Start.apply(rows, self.received, self.sent, self.axis, under_way), under_way
+        pending: list[Tensor] = []
+        return _Start.apply(rows, self.received, self.sent, self.axis, pending), pending
 
-    def arrive(self, coming: Sent) -> Tensor:
-        """The received rows by expert: [M, D]."""
-        rows, under_way = coming
+    def arrive(self, sent_rows: Sent) -> Tensor:
+        """Received rows sorted by expert: [M, D]."""
+        rows, pending = sent_rows
         if self.axis.size == 1:
             return rows
-        rows = _Finish.apply(rows, self.sent, self.received, self.axis, under_way)
+        rows = _Finish.apply(rows, self.sent, self.received, self.axis, pending)
         if self.by_expert_M is None or self.by_arrival_M is None:
             return rows
         return reorder_rows(rows, self.by_expert_M, self.by_arrival_M)
 
     def arrive_weights(self, weights_Tk: Tensor) -> Tensor:
-        """Each received row's weight, by expert: [M]; 0 for rows of zeros."""
+        """Weight of each received row, sorted by expert: [M]; 0 for rows of zeros."""
         weights = _gather_values(weights_Tk.flatten(), self.order_N, self.place_Tk.flatten())
         if self.axis.size == 1:
             return weights
@@ -139,7 +140,7 @@ class Dispatch:
         return _gather_values(weights, self.by_expert_M, self.by_arrival_M)
 
     def bring_back(self, rows_MD: Tensor) -> Tensor:
-        """The sum of each token's rows, at home again: [T, D]."""
+        """Return the experts' outputs to the ranks of their tokens. Returns the sum of each token's rows: [T, D]."""
         if self.axis.size > 1:
             if self.by_expert_M is not None and self.by_arrival_M is not None:
                 rows_MD = reorder_rows(rows_MD, self.by_arrival_M, self.by_expert_M)
@@ -153,7 +154,7 @@ def capacity_of(capacity_factor: float, tokens: int, per_token: int, num_experts
 
 
 def _sorted(flat: Tensor, copies: int) -> tuple[Tensor, Tensor]:
-    """(order, place) of copies sorted by expert; those of one expert stay in the order of the tokens."""
+    """(order, place) of copies sorted by expert; copies of one expert stay in the order of the tokens."""
     order = flat.argsort(stable=True)
     return order, _inverse(order).view(-1, copies)
 
@@ -165,7 +166,8 @@ def _inverse(order: Tensor) -> Tensor:
 def _cut(
     order: Tensor, flat: Tensor, counts: Tensor, capacity: int, shape: torch.Size
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(order, place, dropped copies) with ``capacity`` rows of every expert. Nothing here waits for the device."""
+    """(order, place, number of dropped copies) with ``capacity`` rows for every expert. Nothing here waits for the
+    device."""
     expert = flat[order]
     rank = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[expert]
     kept = rank < capacity
@@ -177,7 +179,8 @@ def _cut(
 
 
 def _orders_of_arrival(arriving: Tensor, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """(by expert, by arrival) of rows from ``arriving`` [senders, L], on the host."""
+    """(by expert, by arrival): the permutations for rows that arrive as ``arriving`` [senders, L] counts, a host
+    tensor."""
     senders, local = arriving.shape
     if senders == 1 or local == 1:
         return None, None
@@ -186,18 +189,16 @@ def _orders_of_arrival(arriving: Tensor, device: torch.device) -> tuple[Tensor |
 
 
 class _Start(torch.autograd.Function):
-    """Starts an exchange, whose result `_Finish` takes. In backward `_Finish` starts and this waits, so that what was
-    computed between the two in the forward is between them in the backward too.
+    """Starts an exchange whose result `_Finish` takes. In backward `_Finish` starts the exchange and this waits for it,
+    so work that the forward overlapped with the exchange also overlaps with it in the backward.
 
-    The result goes by way of ``under_way``. What autograd sees between the two is a stand-in of the shape of what was
-    sent: it wants gradients of the shape of their tensors.
+    The result travels through ``pending``. Autograd sees a placeholder with the shape of the sent tensor in between,
+    because gradients must have the shapes of their tensors.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, received: list[int], sent: list[int], axis: Axis, under_way: list[Tensor]
-    ) -> Tensor:
-        under_way.append(exchange_async(x, received, sent, axis))
+    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], axis: Axis, pending: list[Tensor]) -> Tensor:
+        pending.append(exchange_async(x, received, sent, axis))
         return x.new_empty(()).expand(x.shape)
 
     @staticmethod
@@ -208,24 +209,24 @@ class _Start(torch.autograd.Function):
 class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, stand_in: Tensor, sent: list[int], received: list[int], axis: Axis, under_way: list[Tensor]
+        ctx: Any, stand_in: Tensor, sent: list[int], received: list[int], axis: Axis, pending: list[Tensor]
     ) -> Tensor:
-        ctx.how = sent, received, axis
-        return wait(under_way.pop())
+        ctx.exchange = sent, received, axis
+        return wait(pending.pop())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        sent, received, axis = ctx.how
+        sent, received, axis = ctx.exchange
         return exchange_async(grad, sent, received, axis), None, None, None, None
 
 
 def _exchange(x: Tensor, received: list[int], sent: list[int], axis: Axis) -> Tensor:
-    under_way: list[Tensor] = []
-    return _Finish.apply(_Start.apply(x, received, sent, axis, under_way), sent, received, axis, under_way)
+    pending: list[Tensor] = []
+    return _Finish.apply(_Start.apply(x, received, sent, axis, pending), sent, received, axis, pending)
 
 
 class _GatherValues(torch.autograd.Function):
-    """Values by index; each value is taken at most once, so that backward gathers too."""
+    """Gathers values by index; each value is taken at most once, so that backward is a gather too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, target: Tensor) -> Tensor:

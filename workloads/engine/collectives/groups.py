@@ -1,9 +1,9 @@
-"""Makes the process groups of one rank, which are passed to all that use them; there are no global groups.
+"""Makes the process groups of one rank, which are passed to everything that uses them; there are no global groups.
 
 Data and context parallelism see different tokens of the same parameters, so one ``data_mesh`` of (replicate, shard)
-covers both: `workloads.spec.mesh.data_degrees` says how. Pipeline neighbours get a group for each kind of message and
-each direction. Within such a group a pair of ranks sends one way only, in the same order on both sides, so no message
-waits behind one of the other kind or the other way.
+covers both (`workloads.spec.mesh.data_degrees`). Pipeline neighbours get a group for each kind of message and each
+direction. Within such a group a pair of ranks sends one way only, in the same order on both sides, so no message waits
+behind one of the other kind or direction.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.weights import Placement
 
 Channel = tuple[str, bool]
-"""What is sent between stages, activations ("F") or gradients ("B"), and whether to a higher pipeline rank."""
+"""(kind, upwards): activations ("F") or gradients ("B"), and whether they go to a higher pipeline rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Where one rank stands in the layout, and the groups that it communicates in."""
+    """One rank's position in the layout, and the groups that it communicates in."""
 
     experiment: Experiment
     rank: int
@@ -39,18 +39,20 @@ class Groups:
     axes: dict[str, Axis]
     """``tp`` and ``cp``, along which layers communicate; with routed experts ``ep`` and ``etp`` too."""
     data_mesh: DeviceMesh
-    """(replicate, shard): what FSDP replicates and shards over."""
+    """(replicate, shard) mesh that FSDP replicates and shards parameters over."""
     expert_mesh: DeviceMesh | None
-    """The same of expert parameters (`workloads.spec.mesh.expert_degrees`); None where the model has no experts."""
+    """(replicate, shard) mesh of expert parameters (`workloads.spec.mesh.expert_degrees`); None if the model has no
+    experts."""
     channels: dict[Channel, dist.ProcessGroup]
-    """All ranks of this pipeline, once for each way that messages take in it; empty when ``pp == 1``."""
+    """Groups of all ranks of this pipeline, one for each kind and direction of messages; empty when ``pp == 1``."""
     tied_embedding: dist.ProcessGroup | None
-    """The ranks that hold the first and the last stage of this pipeline, where each has a copy of a tied embedding."""
+    """Group of the ranks that hold this pipeline's first and last stage, if each has a copy of a tied embedding."""
     is_rehearsal: bool = False
-    """The other ranks do not exist. What this rank receives has no meaning, and so its loss and gradients have none."""
+    """True if the other ranks do not exist. What this rank receives then has no meaning, nor have its loss and
+    gradients."""
 
     def mesh_of(self, placement: Placement) -> DeviceMesh:
-        """(replicate, shard) of a parameter."""
+        """(replicate, shard) mesh of a parameter."""
         if not placement.is_expert:
             return self.data_mesh
         assert self.expert_mesh is not None
@@ -62,7 +64,7 @@ class Groups:
         return self.position["dp_replicate"] * self.experiment.dp_shard + self.position["dp_shard"]
 
     def stage_of(self, chunk: int) -> int:
-        """Which stage of the whole pipeline this rank's ``chunk`` is, from 0."""
+        """Index, from 0, of this rank's ``chunk`` among the stages of the whole pipeline."""
         return stage_at(self.experiment.pp_schedule, self.position["pp"], chunk, self.experiment.pp)
 
     def rank_of_stage(self, stage: int) -> int:
@@ -75,10 +77,10 @@ class Groups:
 
 
 def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Groups:
-    """Build every group of ``rank``. Collective over the (already initialised) default group.
+    """Build every group of ``rank``. Collective over the default group, which must be initialised.
 
-    Every rank begins here, so a layout that cannot be built is refused here: raises `InfeasibleLayout` with the rule
-    that it breaks, `UnsupportedByEngine` with what this version of the engine cannot run.
+    Raises `InfeasibleLayout` with the rule that the layout breaks, and `UnsupportedByEngine` with what this version of
+    the engine cannot run. Every rank begins here, so a layout that cannot be built is refused here.
     """
     if broken := layout_violations(experiment):
         raise InfeasibleLayout("; ".join(violation.message for violation in broken))
@@ -92,8 +94,11 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         "tp": mesh["tp"].get_group() if experiment.tp > 1 else None,
         "cp": _own_group(ranks.lines(experiment, "cp"), rank) if experiment.cp > 1 else None,
     }
-    alone = dist.get_backend() == "fake"
-    axes = {name: Axis(name, getattr(experiment, name), position[name], group, alone) for name, group in groups.items()}
+    is_rehearsal = dist.get_backend() == "fake"
+    axes = {
+        name: Axis(name, getattr(experiment, name), position[name], group, is_rehearsal)
+        for name, group in groups.items()
+    }
     expert_mesh = None
     if experiment.model.moe is not None:
         expert_mesh, of_experts = _expert_groups(experiment, rank, device, axes["tp"])
@@ -119,7 +124,7 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         expert_mesh=expert_mesh,
         channels=channels,
         tied_embedding=tied,
-        is_rehearsal=alone,
+        is_rehearsal=is_rehearsal,
     )
 
 
@@ -129,11 +134,12 @@ def _expert_groups(e: Experiment, rank: int, device: torch.device, tp: Axis) -> 
     position = ranks.expert_coordinates(e, rank)
     group = None
     if e.ep == e.world_size > 1:
-        # The mesh would give the group of all ranks, which data parallelism has: exchanges would wait for its messages.
+        # The mesh would return the group of all ranks, which data parallelism uses: exchanges would wait for its
+        # messages.
         group = _own_group([list(range(e.world_size))], rank)
     elif e.ep > 1:
         group = mesh["ep"].get_group()
-    ep = Axis("ep", e.ep, position["ep"], group, tp.is_alone)
+    ep = Axis("ep", e.ep, position["ep"], group, tp.is_rehearsal)
     etp = dataclasses.replace(tp, name="etp") if e.etp > 1 else Axis("etp", 1, 0, None)
     return mesh["replicate", "shard"], {"ep": ep, "etp": etp}
 
@@ -144,20 +150,20 @@ def _holder(experiment: Experiment, stage: int) -> int:
 
 
 def _channels(experiment: Experiment) -> list[Channel]:
-    """The ways that messages take in a pipeline, in one order on all ranks."""
-    found: set[Channel] = set()
+    """Kinds and directions of messages in a pipeline, in the same order on all ranks."""
+    channels: set[Channel] = set()
     for stage in range(experiment.num_stages - 1):
         here, there = _holder(experiment, stage), _holder(experiment, stage + 1)
         if here != there:
-            found |= {("F", here < there), ("B", there < here)}
-    return sorted(found)
+            channels |= {("F", here < there), ("B", there < here)}
+    return sorted(channels)
 
 
 def _own_group(members: list[list[int]], rank: int) -> dist.ProcessGroup | None:
     """Create one group for each list (all ranks must take part) and return the one that holds ``rank``."""
-    own = None
+    group_of_rank = None
     for group_ranks in members:
         group = dist.new_group(group_ranks)
         if rank in group_ranks:
-            own = group
-    return own
+            group_of_rank = group
+    return group_of_rank

@@ -1,7 +1,7 @@
-"""Makes parameters from the table of weights, and remembers of each what it is and how the ranks hold it.
+"""Makes parameters from the table of weights, and records the parts of each and how the ranks hold it.
 
-Initial values depend on (seed, canonical name) alone, so every layout starts from the same weights: each rank
-generates the full matrix on its device and keeps its shard. That costs a moment at start-up and no communication.
+Initial values depend on (seed, canonical name) alone, so every layout starts from the same weights: each rank generates
+the full matrix on its device and keeps its shard. That costs a moment at start-up and no communication.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from workloads.spec.weights import Placement, Weight, fused_shape
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What one parameter is made of: ``parts``, all of one placement, concatenated on dim 0.
+    """Weights that make up one parameter: ``parts``, all of one placement, concatenated on dim 0.
 
     Stacked experts (3 dims) are concatenated on dim 1, each expert's matrices together, and held as one matrix of all
-    experts' rows, so that data parallelism shards rows of any parameter alike.
+    experts' rows, so that data parallelism shards the rows of any parameter alike.
     """
 
     parts: tuple[Weight, ...]
@@ -33,11 +33,11 @@ class ParameterSpec:
         return self.parts[0].placement
 
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Of this rank's part; ``sizes`` are degrees by axis."""
+        """Shape of this rank's part; ``sizes`` are degrees by axis."""
         return fused_shape(self.parts, **sizes)
 
     def joined(self, pieces: Sequence[Tensor]) -> Tensor:
-        """This rank's part of the parameter from its part of each of ``parts``."""
+        """Concatenate this rank's part of each of ``parts`` into its part of the parameter."""
         if self.placement.is_expert:
             return torch.cat(list(pieces), dim=1).flatten(0, 1)
         return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
@@ -51,7 +51,7 @@ class ParameterSpec:
 
 
 def add_parameter(module: nn.Module, attribute: str, parts: Sequence[Weight], sizes: Mapping[str, int]) -> None:
-    """Give ``module`` a parameter for ``parts``, without values, and remember its spec in ``module.specs``."""
+    """Give ``module`` a parameter for ``parts``, without values, and record its spec in ``module.specs``."""
     spec = ParameterSpec(tuple(parts))
     assert all(part.placement == spec.placement for part in parts), f"{attribute}: parts of several placements"
     module.register_parameter(attribute, nn.Parameter(torch.empty(spec.local_shape(sizes))))
@@ -100,10 +100,11 @@ def local_shard(parameter: Tensor) -> Tensor:
 def initialise(
     root: nn.Module, seed: int, axes: Mapping[str, Axis], place: Callable[[ParameterSpec], tuple[int, int]]
 ) -> None:
-    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32; of
-    stacked experts those of this rank.
+    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model in fp32 (for
+    stacked experts only those of this rank).
 
-    ``axes`` by name; ``place``: of a parameter, how many ranks share its master weights, and which of them this is.
+    ``axes`` maps names to axes. ``place`` returns, for a parameter, how many ranks share its master weights and the
+    index of this rank among them.
     """
     for named in named_parameters(root):
         local = local_shard(named.current)
@@ -114,8 +115,8 @@ def initialise(
 
 
 def initial_part(part: Weight, seed: int, device: torch.device, axes: Mapping[str, Axis]) -> Tensor:
-    """This rank's part of a weight; the whole weight where no axis divides it. Every expert has random numbers of its
-    own, so that a rank draws those of its experts alone."""
+    """This rank's part of a weight; the whole weight if no axis divides it. Every expert has its own random stream, so
+    a rank generates only its experts."""
     if part.placement.is_expert:
         ep = axes.get("ep")
         count = part.shape[0] // (ep.size if ep is not None else 1)

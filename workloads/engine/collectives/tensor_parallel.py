@@ -8,7 +8,7 @@ Activations between tensor-parallel regions are flattened to tokens, ``x_TD``. W
 
 (Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198.) Without sequence parallelism the pair is
 identity forward / all-reduce backward, and all-reduce forward / identity backward. A column-parallel layer saves the
-*local* rows of X and gathers them again in its backward, beside the input-gradient matmul.
+*local* rows of X and gathers them again in its backward, overlapped with the input-gradient matmul.
 
 DTensor could express the same, but its dispatch costs the host more time than a GPU needs for a layer in eager mode.
 """
@@ -82,7 +82,8 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _Fp8ColumnLinear(torch.autograd.Function):
-    """As `_ColumnLinear`. The local rows are saved and gathered in the compute dtype: they are cast after it."""
+    """Like `_ColumnLinear`, in fp8. The local rows are saved and gathered in the compute dtype, and cast after the
+    gather."""
 
     @staticmethod
     def forward(
@@ -125,12 +126,12 @@ class _Fp8ColumnLinear(torch.autograd.Function):
 
 
 def _sum_async(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Start summing partial rows; with sequence parallelism this rank keeps its own tokens."""
+    """Start summing partial rows; with sequence parallelism this rank keeps only its own tokens."""
     return reduce_scatter_async(x, tp.axis) if tp.sequence_parallel else all_reduce_async(x, tp.axis)
 
 
 class _GatherTokens(torch.autograd.Function):
-    """Where every rank needs every token, as before the head: the input's gradient is a partial sum."""
+    """Gathers the tokens of all ranks, as before the head. The input's gradient is a partial sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
@@ -144,10 +145,10 @@ class _GatherTokens(torch.autograd.Function):
 
 
 class _SumPartials(torch.autograd.Function):
-    """After a row-parallel layer or the vocabulary-parallel embedding: sum the partial rows, keep this rank's tokens.
+    """Sums the partial rows of a row-parallel layer or the vocabulary-parallel embedding, and keeps this rank's tokens.
 
-    It is a function of its own, apart from the matmul before it: recomputation stops at the last tensor that backward
-    needs, and so repeats neither that matmul nor this collective.
+    It is a separate function from the matmul before it: recomputation stops at the last tensor that backward needs, so
+    it repeats neither that matmul nor this collective.
     """
 
     @staticmethod
@@ -161,12 +162,13 @@ class _SumPartials(torch.autograd.Function):
 
 
 def gather_tokens(x_TD: Tensor, tp: TensorParallel) -> Tensor:
-    """The rows of all ranks, of which each computes a part of the result: gradients of all of them are summed."""
+    """Rows of all ranks, for layers of which each rank computes a part of the result; backward sums the ranks'
+    gradients."""
     return x_TD if tp.size == 1 else _GatherTokens.apply(x_TD, tp)
 
 
 def sum_partials(x_TD: Tensor, tp: TensorParallel) -> Tensor:
-    """The sum of the ranks' rows; with sequence parallelism this rank's tokens of it."""
+    """Sum of the ranks' rows; with sequence parallelism only this rank's tokens of it."""
     return x_TD if tp.size == 1 else _SumPartials.apply(x_TD, tp)
 
 
@@ -178,10 +180,10 @@ class ColumnParallelLinear(nn.Module):
 
     weight: nn.Parameter
     input_of = "norm"
-    """What makes its input, by the name in ``Experiment.recompute``."""
+    """Name in ``Experiment.recompute`` of the operation that makes its input."""
 
     def __init__(self, parts: Sequence[Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
-        """``shares_input``: another product keeps the input for its own backward."""
+        """``shares_input``: another product saves the same input for its backward."""
         super().__init__()
         self.tp, self.shares_input = tp, shares_input
         self.deferred: DeferredGradients | None = None
@@ -213,8 +215,8 @@ class RowParallelLinear(nn.Module):
 
     @property
     def has_one_scale(self) -> bool:
-        """The input, and the gradient of what made it, are cast to fp8 with one scale each."""
-        return self.fp8 is not None and self.fp8.recipe == "tensorwise"
+        """Whether the input and the gradient of the operation that made it are cast to fp8 with one scale each."""
+        return self.fp8 is not None and self.fp8.scaling == "tensorwise"
 
     def forward(self, x_TF: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -225,7 +227,8 @@ class RowParallelLinear(nn.Module):
 
 
 class WholeLinear(nn.Module):
-    """Several projections of one input, fused into one matmul, which every rank holds whole for its own tokens."""
+    """Several projections of one input, fused into one matmul; every rank holds the whole weight and projects its own
+    tokens."""
 
     weight: nn.Parameter
     input_of = "norm"
@@ -258,7 +261,7 @@ class VocabularyParallelEmbedding(nn.Module):
         if self.tp.size == 1:
             return F.embedding(tokens_T, self.weight)
         local = tokens_T - self.tp.rank * self.rows
-        if self.tp.axis.is_alone:  # no other rank has the other tokens: no token may be left without a vector
+        if self.tp.axis.is_rehearsal:  # no other rank has the other tokens: no token may be left without a vector
             local = local.remainder(self.rows)
         mine = (local >= 0) & (local < self.rows)
         x_TD = F.embedding(local.clamp(0, self.rows - 1), self.weight) * mine.unsqueeze(-1)

@@ -1,11 +1,11 @@
-"""The feed-forward part of a layer with routed experts, and the experts of one rank.
+"""Feed-forward part of a layer with routed experts, and the experts of one rank.
 
 Shapes: T tokens of the stream on this rank, k experts a token, M copies received for this rank's experts, D hidden
 size, L experts of this rank, F columns of an expert on this rank.
 
-With ``etp = 1`` every rank sends its own tokens, with sequence parallelism its part of them. With ``etp = tp`` the
-tensor-parallel ranks gather their tokens, send all of them to their own part of the experts' columns, and add up what
-comes back (Megatron-LM's expert tensor parallelism).
+With ``etp = 1`` every rank sends its own tokens (with sequence parallelism, its part of them). With ``etp = tp`` the
+tensor-parallel ranks gather their tokens, each sends all of them to its part of the experts' columns, and the returned
+outputs are summed (Megatron-LM's expert tensor parallelism).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workloads.engine.collectives.communication import gather_async, wait
 from workloads.engine.collectives.dispatch import Dispatch
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.tensor_parallel import TensorParallel, gather_tokens, sum_partials
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear, grouped_product
 from workloads.engine.ops.linear import DeferredGradients
@@ -30,48 +30,50 @@ from workloads.spec.model_spec import ModelSpec
 
 
 class Experts(nn.Module):
-    """The routed experts of this rank. Data parallelism gathers and reduces them apart from the rest of their layer."""
+    """Routed experts of this rank. Data parallelism gathers and reduces them separately from the rest of their
+    layer."""
 
     gate_up: nn.Parameter
-    """[L * 2F, D]: of each expert the gate's rows, then the up projection's."""
+    """[L * 2F, D]: for each expert the gate's rows, then those of the up projection."""
     down: nn.Parameter
     """[L * D, F]"""
     recomputes = ("swiglu", "experts")
 
     def __init__(self, prefix: str, model: ModelSpec, sizes: dict[str, int]) -> None:
         super().__init__()
-        own = weights.experts(model, prefix)
+        expert_weights = weights.experts(model, prefix)
         self.deferred: DeferredGradients | None = None
-        self.recipes: dict[str, Recipes] = {}
+        self.recomputations: dict[str, RecomputeRegistry] = {}
         self.factors: dict[str, Tensor] = {}
-        """Of parameters that come in fp8: the inverse of each expert's scale, [L]."""
-        add_parameter(self, "gate_up", [own["gate"], own["up"]], sizes)
-        add_parameter(self, "down", [own["down"]], sizes)
+        """Inverse scales of parameters that are gathered in fp8, by attribute: one for each expert, [L]."""
+        add_parameter(self, "gate_up", [expert_weights["gate"], expert_weights["up"]], sizes)
+        add_parameter(self, "down", [expert_weights["down"]], sizes)
 
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
-        of_gate_up, of_down = self.factors.get("gate_up"), self.factors.get("down")
-        gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=of_gate_up)
+        gate_up_factors, down_factors = self.factors.get("gate_up"), self.factors.get("down")
+        gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=gate_up_factors)
         add = None
-        if "experts" in self.recipes:
-            again = partial(self._again, x_MD.detach(), weights_M.detach(), groups)
-            add = self.recipes["experts"].note((gate_up,), again)  # before SwiGLU saves it
+        if "experts" in self.recomputations:
+            recompute = partial(self._recompute, x_MD.detach(), weights_M.detach(), groups)
+            add = self.recomputations["experts"].register((gate_up,), recompute)  # before SwiGLU saves it
         product = weighted_swiglu(gate_up, weights_M)
         if add is not None:
             add(1, product)
-        elif "swiglu" in self.recipes:
+        elif "swiglu" in self.recomputations:
             plain, weights_M = gate_up.detach(), weights_M.detach()
-            self.recipes["swiglu"].note((product,), lambda: (weighted_swiglu(plain, weights_M),))
-        return grouped_linear(product, self.down, groups, self.deferred, factors_G=of_down)
+            self.recomputations["swiglu"].register((product,), lambda: (weighted_swiglu(plain, weights_M),))
+        return grouped_linear(product, self.down, groups, self.deferred, factors_G=down_factors)
 
-    def _again(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
-        """Both inputs of SwiGLU and its product; the parameters are there, gathered for the backward."""
+    def _recompute(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
+        """Recompute the output of the first product and the weighted SwiGLU product; the parameters are gathered for
+        backward."""
         gate_up = grouped_product(x_MD, self.gate_up, groups, self.factors.get("gate_up"))
         return gate_up, weighted_swiglu(gate_up, weights_M)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
-    """What a layer needs to know of the ranks that share its experts out."""
+    """Routing, and the ranks that a layer shares its experts with."""
 
     routing: Routing
     tp: TensorParallel
@@ -83,12 +85,12 @@ class ExpertParallel:
 
     @property
     def gathers(self) -> bool:
-        """Tensor-parallel ranks send all their tokens, each to its columns of the experts."""
+        """Whether tensor-parallel ranks send all their tokens, each to its columns of the experts."""
         return self.routing.experiment.etp > 1
 
 
 class RoutedFeedForward(nn.Module):
-    """Router, routed experts, and shared experts, which every token visits while its copies are on their way."""
+    """Router, routed experts, and shared experts, which compute every token during the dispatch all-to-all."""
 
     def __init__(self, prefix: str, model: ModelSpec, parallel: ExpertParallel, shared: nn.Module | None) -> None:
         super().__init__()
@@ -101,16 +103,16 @@ class RoutedFeedForward(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         weights_Tk, dispatch = self._route(x_TD)
         tokens = gather_tokens(x_TD, self.parallel.tp) if self.parallel.gathers else x_TD
-        coming = dispatch.send(tokens)
-        others = self.shared(x_TD) if self.shared is not None else None
-        rows = dispatch.arrive(coming)
+        sent_rows = dispatch.send(tokens)
+        shared_out = self.shared(x_TD) if self.shared is not None else None
+        rows = dispatch.arrive(sent_rows)
         out = dispatch.bring_back(self.experts(rows, dispatch.arrive_weights(weights_Tk), dispatch.groups))
         if self.parallel.gathers:
             out = sum_partials(out, self.parallel.tp)
-        return out if others is None else out + others
+        return out if shared_out is None else out + shared_out
 
     def _route(self, x_TD: Tensor) -> tuple[Tensor, Dispatch]:
-        """(weights of all copies that this rank sends, their way)."""
+        """(weights of all copies that this rank sends, their dispatch)."""
         routing, tp = self.parallel.routing, self.parallel.tp
         forced, dispatch = (None, None) if routing.is_learned else routing.forced(x_TD.device)
         weights_Tk, choice_Tk = self.router(x_TD, forced)

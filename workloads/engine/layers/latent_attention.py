@@ -2,23 +2,23 @@
 
 Shapes: B sequences, S tokens of a sequence on this rank, T = B*S tokens (T_s = T/tp of them between tensor-parallel
 regions with sequence parallelism, else T), D hidden size, N heads of this rank. A query and a key have Q = P + R
-numbers: P without position, and R that are rotated. A value has V. C is a latent's size, of queries or of keys and
+numbers: P without position, and R that are rotated. A value has V. C is the size of a latent, of queries or of keys and
 values.
 
     down        latents and the rotated key       [T_s, C_q + C_kv + R]   whole on every rank, each for its own tokens
     norms       of both latents                   [T_s, C]
-    up          queries [T, N, Q], and of keys and values side by side what has no position and the values
-                [T, N, P + V]                     column-parallel: each rank makes its own heads
+    up          queries [T, N, Q]; the part of keys without position, and values, side by side [T, N, P + V]
+                                                  column-parallel: each rank makes its own heads
     rotation    of the R numbers of each query, and of the one key that all heads share
     attention   scores over Q, with 1 / sqrt(Q); values of size V
     out         [T_s, D]                          row-parallel
 
-So what the ranks gather is the latents and the shared key, not the hidden states, of which DeepSeek-V3 has 3.4 times as
-many numbers. Projecting the rank's tokens by whole matrices is as much work as projecting all tokens by their parts.
+So the ranks gather the latents and the shared key instead of the hidden states, of which DeepSeek-V3 has 3.4 times as
+many numbers. Projecting the rank's tokens by whole matrices is as much work as projecting all tokens by parts of them.
 Every rank's heads add to the gradient of the shared key: it is summed like the gradient of a column-parallel layer's
-input. Without a latent for queries (DeepSeek-V2-Lite) they are column-parallel in the hidden states.
+input. Without a latent for queries (DeepSeek-V2-Lite), queries are column-parallel in the hidden states.
 
-The rotation is that of `workloads.engine.ops.rope`; DeepSeek's weights have their rotated rows in another order.
+The rotation is `workloads.engine.ops.rope`; DeepSeek's weights store their rotated rows in another order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.layers.norm import RMSNorm
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -55,16 +55,22 @@ class LatentAttention(nn.Module):
         assert model.mla is not None
         self.batch, self.tp, self.cp, self.shape = batch, tp, cp, model.mla
         self.heads = model.num_heads // tp.size
-        own = weights.attention(model, prefix)
+        attention_weights = weights.attention(model, prefix)
         with_latent = model.mla.q_lora_rank > 0
-        downs = [own["q_down"], own["kv_down"]] if with_latent else [own["kv_down"]]
+        downs = (
+            [attention_weights["q_down"], attention_weights["kv_down"]]
+            if with_latent
+            else [attention_weights["kv_down"]]
+        )
         self.down = WholeLinear(downs, shares_input=not with_latent)
-        self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if with_latent else None
-        self.kv_norm = RMSNorm(own["kv_norm"], model.norm_eps)
-        self.q_up = ColumnParallelLinear([own["q_up" if with_latent else "q"]], tp, shares_input=not with_latent)
-        self.kv_up = ColumnParallelLinear([own["kv_up"]], tp)
-        self.out = RowParallelLinear(own["o"], tp, "attention")
-        self.recipes: dict[str, Recipes] = {}
+        self.q_norm = RMSNorm(attention_weights["q_norm"], model.norm_eps) if with_latent else None
+        self.kv_norm = RMSNorm(attention_weights["kv_norm"], model.norm_eps)
+        self.q_up = ColumnParallelLinear(
+            [attention_weights["q_up" if with_latent else "q"]], tp, shares_input=not with_latent
+        )
+        self.kv_up = ColumnParallelLinear([attention_weights["kv_up"]], tp)
+        self.out = RowParallelLinear(attention_weights["o"], tp, "attention")
+        self.recomputations: dict[str, RecomputeRegistry] = {}
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
         shape = self.shape
@@ -77,19 +83,19 @@ class LatentAttention(nn.Module):
         q_BSNQ, key_BS1R = self._rotated(q_BSNQ, key_BS1R, cos_SR, sin_SR)
         k_BSNP, v_BSNV = kv_BSNX.split([shape.qk_nope_head_dim, shape.v_head_dim], dim=3)
         k_BSNQ = _with_shared(k_BSNP, key_BS1R)
-        # What attention saves is made again: of the latents, which the norms keep, the queries and what keys and values
-        # are made of (``mla_up``); of that, which the values keep, the keys (``rope``). What queries are made of is as
-        # large as they are, so that they are no part of ``rope``.
-        up, rope = self.recipes.get("mla_up"), self.recipes.get("rope")
+        # ``mla_up`` recomputes queries and the fused KV up-projection from the latents, which the norms save. ``rope``
+        # recomputes keys from the KV up-projection, which the values keep alive. Queries are excluded from ``rope``
+        # because their input is as large as they are.
+        up, rope = self.recomputations.get("mla_up"), self.recomputations.get("rope")
         kv_latent_TC, k_BSNP, shared = kv_latent_TC.detach(), k_BSNP.detach(), key_BS1R.detach()
         if up is not None and q_latent_TC:
-            up.note((q_BSNQ,), partial(self._queries_again, q_latent_TC[0].detach(), cos_SR, sin_SR))
+            up.register((q_BSNQ,), partial(self._recompute_queries, q_latent_TC[0].detach(), cos_SR, sin_SR))
         if up is not None and rope is not None:
-            up.note((kv_BSNX, k_BSNQ), partial(self._up_and_keys_again, kv_latent_TC, shared))
+            up.register((kv_BSNX, k_BSNQ), partial(self._recompute_up_and_keys, kv_latent_TC, shared))
         elif up is not None:
-            up.note((kv_BSNX,), partial(self._up_again, kv_latent_TC))
+            up.register((kv_BSNX,), partial(self._recompute_up, kv_latent_TC))
         elif rope is not None:
-            rope.note((k_BSNQ,), lambda: (_with_shared(k_BSNP, shared),))
+            rope.register((k_BSNQ,), lambda: (_with_shared(k_BSNP, shared),))
         q_BNSQ, k_BNSQ, v_BNSV = (x.transpose(1, 2) for x in (q_BSNQ, k_BSNQ, v_BSNV))
         if self.cp is None:
             o_BNSV = attention(q_BNSQ, k_BNSQ, v_BNSV, causal=True)
@@ -101,35 +107,36 @@ class LatentAttention(nn.Module):
         return x.view(self.batch, -1, self.heads, x.shape[1] // self.heads)
 
     def _rotated(self, q_BSNQ: Tensor, key_BS1R: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries with their last numbers rotated, and the rotated key."""
+        """Queries with their last R numbers rotated, and the rotated key."""
         q_BSNP, q_BSNR = q_BSNQ.split([self.shape.qk_nope_head_dim, self.shape.qk_rope_head_dim], dim=3)
         q_BSNR, key_BS1R = apply_rope(q_BSNR, key_BS1R, cos_SR, sin_SR)
         return torch.cat([q_BSNP, q_BSNR], dim=3), key_BS1R
 
-    def _queries_again(self, latent_TC: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor]:
+    def _recompute_queries(self, latent_TC: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor]:
         q_BSNQ = self._heads(self.q_up(_normed(latent_TC, self.q_norm)))
-        a_key_BS1R = q_BSNQ[:, :, :1, : self.shape.qk_rope_head_dim]  # any one
+        a_key_BS1R = q_BSNQ[:, :, :1, : self.shape.qk_rope_head_dim]  # a placeholder for the key
         return (self._rotated(q_BSNQ, a_key_BS1R, cos_SR, sin_SR)[0],)
 
-    def _up_again(self, latent_TC: Tensor) -> tuple[Tensor]:
+    def _recompute_up(self, latent_TC: Tensor) -> tuple[Tensor]:
         return (self._heads(self.kv_up(_normed(latent_TC, self.kv_norm))),)
 
-    def _up_and_keys_again(self, latent_TC: Tensor, key_BS1R: Tensor) -> tuple[Tensor, Tensor]:
-        (kv_BSNX,) = self._up_again(latent_TC)
+    def _recompute_up_and_keys(self, latent_TC: Tensor, key_BS1R: Tensor) -> tuple[Tensor, Tensor]:
+        (kv_BSNX,) = self._recompute_up(latent_TC)
         return kv_BSNX, _with_shared(kv_BSNX[..., : self.shape.qk_nope_head_dim], key_BS1R)
 
 
 def _one_head(latent_TC: Tensor) -> Tensor:
-    """Some columns of the down projection as one head of one sequence, which norms read where it lies: [1, T, 1, C]."""
+    """Some columns of the down projection as one head of one sequence, a view that norms read in place: [1, T, 1,
+    C]."""
     return latent_TC.unsqueeze(1).unsqueeze(0)
 
 
 def _normed(latent_TC: Tensor, norm: RMSNorm | None) -> Tensor:
-    """What the norm's module computes, without a recipe of its own."""
+    """Output of the norm's module, without registering a recomputation."""
     assert norm is not None
     return rms_norm(_one_head(latent_TC), norm.weight, norm.eps).view_as(latent_TC)
 
 
 def _with_shared(k_BSNP: Tensor, key_BS1R: Tensor) -> Tensor:
-    """Keys of every head: their own part and the one that all share."""
+    """Keys of every head: each head's part without position, and the rotated part that all heads share."""
     return torch.cat([k_BSNP, key_BS1R.expand(-1, -1, k_BSNP.shape[2], -1)], dim=3)

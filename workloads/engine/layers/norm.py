@@ -1,11 +1,11 @@
-"""RMSNorm as a module that can leave its output to be computed again."""
+"""RMSNorm as a module whose output can be recomputed."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from workloads.engine.collectives.parameters import add_parameter
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.spec.weights import Weight
 
@@ -13,20 +13,21 @@ from workloads.spec.weights import Weight
 class RMSNorm(nn.Module):
     weight: nn.Parameter
     recomputes = "norm"
-    """The name in ``Experiment.recompute`` of what its recipes make again; of other modules too. A module that knows
-    several has a tuple of them, and its recipes by name."""
+    """Name in ``Experiment.recompute`` of the output that this module can recompute; ``self.recomputations`` is a
+    registry, or None. Modules that can recompute several have a tuple of names, and ``self.recomputations`` is a dict
+    by name."""
 
     def __init__(self, weight: Weight, eps: float) -> None:
         super().__init__()
         self.eps = eps
         add_parameter(self, "weight", [weight], {})
-        self.recipes: Recipes | None = None
+        self.recomputations: RecomputeRegistry | None = None
         self.for_fp8 = False
-        """The output is cast with one scale."""
+        """Whether the output is cast to fp8 with one scale."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD = rms_norm(x_TD, self.weight, self.eps, for_fp8=self.for_fp8)
-        if self.recipes is not None:
+        if self.recomputations is not None:
             x_TD = x_TD.detach()
-            self.recipes.note((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
+            self.recomputations.register((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
         return y_TD

@@ -5,23 +5,23 @@ selective  cheap activations are recomputed: norms' outputs, rotated queries and
            matmuls, attention and collectives are kept, so none of these runs twice
 full       only the block's input is kept
 
-A list of the cheap ones, such as ``norm+swiglu``, recomputes those alone; selective is all of them. ``mla_up``, alone
-or in a list, makes the heads of latent attention again of their latents: queries, and what keys and values are made of.
-``experts`` makes again what routed experts make between dispatch and combine: of the received copies, which stay, both
-inputs of their SwiGLU, and its weighted product. The router does not run again, and nothing is sent again. What the
-down projections put out is needed by no backward.
+A list of cheap operations, such as ``norm+swiglu``, recomputes only their outputs; selective means all of them.
+``mla_up``, alone or in a list, recomputes the heads of latent attention from their latents: queries, and the projection
+that keys and values are made of. ``experts`` recomputes the tensors of routed experts between dispatch and combine:
+from the received copies, which are kept, both inputs of their SwiGLU and its weighted product. The router does not run
+again, and nothing is sent again. No backward needs the output of the down projections.
 
 Attention itself is not on the list (Megatron-LM recomputes it as ``core_attn``). That freed the scores and the
-probabilities, S by S for each head, when they were stored. Fused kernels store one number a row instead and compute the
-scores again in their own backward. Of what they keep, the output is needed for the gradient of the output projection
-too, so that running the dearest kernel of a block again would free next to nothing.
+probabilities, S by S for each head, when they were stored. Fused kernels store one number a row instead and recompute
+the scores in their own backward. The output of attention is also needed for the gradient of the output projection, so
+running the most expensive kernel of a block again would free next to nothing.
 
-Selective recomputation works on autograd's saved tensors: in the place of a cheap tensor it saves a recipe, a function
-that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
-that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
-each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. It compiles
-nothing of a checkpoint where something breaks the graph: blocks that recompute are not compiled where they have ring or
-all-gather attention or a router (`Experiment.compiles`).
+Selective recomputation works on autograd's saved tensors: instead of a cheap tensor it saves a reference to a function
+that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice,
+which makes a small eager block host-bound, and it keeps matmul outputs that no backward needs (the partial sum of each
+row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. It compiles no part of a
+checkpoint that has a graph break: blocks that recompute are not compiled if they have ring or all-gather attention or a
+router (`Experiment.compiles`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KEPT = {
 
 
 def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.Module:
-    """The block, wrapped for this kind of recomputation. ``compiled``: the caller is going to compile it."""
+    """Wrap the block for this kind of recomputation. ``compiled``: the caller is going to compile the result."""
     if recompute == "none":
         return block
     if compiled:
@@ -75,7 +75,8 @@ class FullBlock(nn.Module):
 
 
 class CheckpointedBlock(nn.Module):
-    """A block, about to be compiled, that runs its forward again in its backward: all of it, or what is cheap."""
+    """A block, about to be compiled, that runs its forward again in its backward: all of it, or only its cheap
+    operations."""
 
     def __init__(self, block: nn.Module, recompute: str) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ _is_recomputing = ContextVar("is_recomputing", default=False)
 
 
 def is_recomputing() -> bool:
-    """Whether this forward runs in a backward, a second time: what is counted or learned of it is known already."""
+    """Whether this forward is a recomputation: anything that it would count or record has been counted already."""
     return _is_recomputing.get()
 
 
@@ -112,88 +113,99 @@ def _keep_expensive(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointP
 
 
 def _keep_nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Without being told so, torch 2.11 keeps what a compiled block makes of inputs that it has gathered."""
+    """Torch 2.11 would otherwise keep tensors that a compiled block computes from gathered inputs."""
     return CheckpointPolicy.MUST_RECOMPUTE
 
 
 class SelectiveBlock(nn.Module):
-    """A block whose cheap activations are computed again when its backward needs them: those of ``operations``, which
-    its modules know as their ``recomputes``."""
+    """A block that recomputes cheap activations when its backward needs them: the outputs of ``operations``, which its
+    modules name in ``recomputes``."""
 
     def __init__(self, block: nn.Module, operations: Collection[str]) -> None:
         super().__init__()
         self.block = block
-        self.recipes = Recipes()
+        self.recomputations = RecomputeRegistry()
         for module in block.modules():
             known = getattr(module, "recomputes", ())
             if isinstance(known, tuple):
-                getattr(module, "recipes", {}).update({name: self.recipes for name in known if name in operations})
+                getattr(module, "recomputations", {}).update(
+                    {name: self.recomputations for name in known if name in operations}
+                )
             elif known in operations:
-                setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
+                setattr(module, "recomputations", self.recomputations)  # noqa: B010 - nn.Module's own attributes are typed as tensors
             fp8 = getattr(module, "fp8", None)
             if isinstance(fp8, Fp8Products) and getattr(module, "input_of", None) in operations:
-                fp8.keeps_input = True  # a recipe takes its place
+                fp8.keeps_input = True  # the input is recomputed instead
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(self.recipes.pack, self.recipes.unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self.recomputations.pack, self.recomputations.unpack):
             out: Tensor = self.block(x_TD, cos_SH, sin_SH)
         return out
 
 
 @dataclass
-class _Recipe:
-    make: Callable[[], tuple[Tensor, ...]]
-    made: dict[int, Tensor] = field(default_factory=dict)
-    """Results that backward has not asked for yet: one call computes all of them."""
+class Recomputation:
+    """A function that computes some outputs again, and those of its results that backward has not asked for yet."""
 
-    def take(self, index: int) -> Tensor:
-        if index not in self.made:
+    recompute: Callable[[], tuple[Tensor, ...]]
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    """Results by index, each until `tensor` hands it out: one call computes all of them."""
+
+    def tensor(self, index: int) -> Tensor:
+        """Returns result ``index`` and forgets it; a second request for the same index recomputes."""
+        if index not in self.outputs:
             with torch.no_grad():
-                self.made = dict(enumerate(self.make()))
-        return self.made.pop(index)
+                self.outputs = dict(enumerate(self.recompute()))
+        return self.outputs.pop(index)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ingredient:
-    """What is saved in the place of a tensor: its recipe, and which view of the result it was."""
+class RecomputedRef:
+    """Saved instead of a tensor: its recomputation, the index of the result, and which view of the result it was."""
 
-    recipe: _Recipe
+    recomputation: Recomputation
     index: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int | torch.SymInt
 
 
-class Recipes:
-    """The recipes of the tensors that are alive and can be computed again, by storage."""
+class RecomputeRegistry:
+    """Recomputations of the live tensors that can be computed again, by storage. Its `pack` and `unpack` are
+    saved-tensor hooks."""
 
     def __init__(self) -> None:
-        self._by_storage: dict[int, tuple[_Recipe, int]] = {}
+        self._by_storage: dict[int, tuple[Recomputation, int]] = {}
 
-    def note(self, made: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> Callable[[int, Tensor], None]:
-        """Remember that ``make`` computes the tensors ``made`` again. It may only use what backward keeps anyway.
+    def register(
+        self, outputs: tuple[Tensor, ...], recompute: Callable[[], tuple[Tensor, ...]]
+    ) -> Callable[[int, Tensor], None]:
+        """Register ``recompute``, which computes ``outputs`` again and may only use tensors that backward keeps anyway.
 
-        ``make`` may compute more than there is yet: what this returns takes the index of such a tensor, and the tensor.
+        ``recompute`` may also return tensors that do not exist yet: register each later by calling the returned
+        function with its index and the tensor.
         """
-        add = partial(self._add, _Recipe(make))
-        for index, tensor in enumerate(made):
+        add = partial(self._add, Recomputation(recompute))
+        for index, tensor in enumerate(outputs):
             add(index, tensor)
         return add
 
-    def _add(self, recipe: _Recipe, index: int, tensor: Tensor) -> None:
+    def _add(self, recomputation: Recomputation, index: int, tensor: Tensor) -> None:
         key = tensor.untyped_storage()._cdata
-        self._by_storage[key] = (recipe, index)
+        self._by_storage[key] = (recomputation, index)
         # Once the tensor is freed, another one may have its address.
         weakref.finalize(tensor, self._by_storage.pop, key, None)
 
-    def pack(self, tensor: Tensor) -> Tensor | _Ingredient:
-        found = self._by_storage.get(tensor.untyped_storage()._cdata)
-        if found is None:
+    def pack(self, tensor: Tensor) -> Tensor | RecomputedRef:
+        """Returns a reference for a registered tensor or a view of one; any other tensor is saved as it is."""
+        entry = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if entry is None:
             return tensor
-        return _Ingredient(*found, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return RecomputedRef(*entry, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     @staticmethod
-    def unpack(saved: Tensor | _Ingredient) -> Tensor:
+    def unpack(saved: Tensor | RecomputedRef) -> Tensor:
+        """Returns the saved tensor, or recomputes it: the same view of the result."""
         if isinstance(saved, Tensor):
             return saved
-        return saved.recipe.take(saved.index).as_strided(saved.size, saved.stride, saved.offset)
+        return saved.recomputation.tensor(saved.index).as_strided(saved.size, saved.stride, saved.offset)

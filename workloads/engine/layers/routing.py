@@ -1,13 +1,13 @@
-"""Chooses the experts of each token: the router, and forced choices that depend on a token's position alone.
+"""Chooses the experts of each token: the router, and forced choices that depend only on a token's position.
 
 Shapes: T tokens, E experts, k experts a token, B sequences of a micro-batch.
 
-balanced  copy j of the token at position p visits expert (p k + j) mod E: every expert gets as many
-skewed    experts' loads fall geometrically from the first, whose load is a stated multiple of the mean. The copies of a
-          token are k equally spaced points of the cumulated loads, so that no expert gets two of them
-learned   the k largest scores of the router (with a bias, where that balances the load)
+balanced  copy j of the token at position p visits expert (p k + j) mod E: every expert gets equally many
+skewed    experts' loads fall geometrically from the first, whose load is a given multiple of the mean. The copies of a
+          token are k equally spaced points of the cumulated loads, so no expert gets two of them
+learned   the k largest scores of the router (plus a bias, if that balances the load)
 
-The weight of a copy is the router's score of its expert in any case, so that forced runs train their router, too.
+The weight of a copy is always the router's score of its expert, so forced runs train their router too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
 
 _GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, are spread evenly however many there are."""
+"""Golden ratio minus 1. Its multiples, modulo 1, are spread evenly for any number of them."""
 
 
 def forced_choice(positions_T: Tensor, moe: MoESpec, imbalance: float | None) -> Tensor:
-    """The experts [T, k] of tokens at these positions; ``imbalance`` of skewed loads, None: balanced."""
+    """Experts [T, k] of the tokens at these positions. ``imbalance``: largest over mean load if skewed; None:
+    balanced."""
     experts, copies = moe.num_experts, moe.experts_per_token
     if imbalance is None:
         return (positions_T[:, None] * copies + torch.arange(copies)) % experts
@@ -48,7 +49,7 @@ def forced_choice(positions_T: Tensor, moe: MoESpec, imbalance: float | None) ->
 
 
 def _geometric_loads(experts: int, imbalance: float) -> Tensor:
-    """Loads that add up to 1, each a fixed ratio of the one before; the first is ``imbalance / experts``."""
+    """Loads that add up to 1, each a fixed ratio of the previous one; the first is ``imbalance / experts``."""
     low, high = 0.0, 1.0
     for _ in range(100):  # the first load falls as the ratio rises
         ratio = (low + high) / 2
@@ -59,7 +60,7 @@ def _geometric_loads(experts: int, imbalance: float) -> Tensor:
 
 
 class Routing:
-    """How the tokens of one rank are routed; one for all layers of a rank."""
+    """Routing of one rank's tokens; all layers of a rank share it."""
 
     def __init__(self, experiment: Experiment, groups: Groups) -> None:
         moe = experiment.model.moe
@@ -67,7 +68,7 @@ class Routing:
         self.experiment, self.moe, self.groups = experiment, moe, groups
         kind = experiment.routing
         if kind == "learned" and groups.is_rehearsal:
-            kind = "skewed"  # what the other ranks choose is not known: the assumed imbalance stands for it
+            kind = "skewed"  # the other ranks' choices are unknown: the assumed imbalance stands for them
         self.is_learned = kind == "learned"
         skewed = kind == "skewed" and experiment.routing_imbalance > 1
         self.imbalance = experiment.routing_imbalance if skewed else None
@@ -83,7 +84,7 @@ class Routing:
 
     @cached_property
     def capacity(self) -> int | None:
-        """Copies that an expert takes from this rank; None: all."""
+        """Copies that an expert takes from this rank; None: no limit."""
         e = self.experiment
         if e.capacity_factor is None:
             return None
@@ -91,9 +92,10 @@ class Routing:
         return capacity_of(e.capacity_factor, tokens, self.moe.experts_per_token, self.moe.num_experts)
 
     def forced(self, device: torch.device) -> tuple[Tensor, Dispatch]:
-        """(choice of the router's tokens, dispatch of what this rank sends), the same in every layer and step."""
+        """(choice of the router's tokens, dispatch of the copies that this rank sends), the same in every layer and
+        step."""
         if self._forced is None or self._forced[0] != device:
-            with _disable_current_modes():  # real indices, also where everything else is traced on FakeTensors
+            with _disable_current_modes():  # real indices, even while everything else is traced on FakeTensors
                 self._forced = device, *self._make_forced(device)
         return self._forced[1:]
 
@@ -105,7 +107,7 @@ class Routing:
         return self._choice(groups.position, shared_out=e.sequence_parallel).to(device), dispatch
 
     def forced_loads(self) -> Tensor:
-        """Copies of each expert [E], of all positions of a sequence."""
+        """Copies of each expert [E], over all positions of a sequence."""
         choice = forced_choice(torch.arange(self.experiment.seq_len), self.moe, self.imbalance)
         return torch.bincount(choice.flatten(), minlength=self.moe.num_experts)
 
@@ -113,7 +115,7 @@ class Routing:
         return self._choice(ranks.coordinates(self.experiment, rank), shared_out=self.experiment.etp == 1)
 
     def _choice(self, position: dict[str, int], *, shared_out: bool) -> Tensor:
-        """Of the tokens of a rank; ``shared_out``: of its part of those of its tensor-parallel group."""
+        """Choice of a rank's tokens. ``shared_out``: only of its part of the tokens of its tensor-parallel group."""
         e = self.experiment
         tokens = local_positions(e.seq_len, e.cp, position["cp"], e.cp_kind).repeat(e.micro_batch_size)
         if shared_out:
@@ -126,25 +128,26 @@ class Router(nn.Module):
 
     weight: nn.Parameter
     bias: Tensor
-    """Of the choice, fp32 [E]; stays 0 unless it balances the load."""
+    """Added to the scores before the choice, fp32 [E]; stays 0 unless it balances the load."""
     load: Tensor
-    """Copies that this rank's tokens have sent to each expert in this step, int64 [E]."""
+    """Copies that this rank's tokens have sent to each expert so far in this step, int64 [E]."""
     total: Tensor
-    """The same of all steps that have ended."""
+    """Copies sent to each expert in all completed steps, int64 [E]."""
     balance_loss: Tensor
     """This rank's share of the balance term of the loss in all steps."""
     dropped: Tensor
-    """Copies dropped in all steps, int64."""
+    """Copies dropped in all steps, int64 scalar."""
 
     def __init__(self, prefix: str, routing: Routing) -> None:
         super().__init__()
         self.routing, moe = routing, routing.moe
         self.deferred: DeferredGradients | None = None
         self.host_waits = 0
-        """How often the host waited for the device in this step; recomputation counts. The same of the last step."""
+        """Device-to-host syncs so far in this step, including those during recomputation. `host_waits_of_step` is the
+        same for the last completed step."""
         self.host_waits_of_step = 0
         self.loss_scale: Tensor | None = None
-        """What gradients are multiplied with from the loss on; None: with nothing."""
+        """Factor on gradients from the loss on; None: 1."""
         add_parameter(self, "weight", [weights.experts(routing.experiment.model, prefix)["router"]], {})
         experts = moe.num_experts
         for name, shape, dtype in (
@@ -158,12 +161,13 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Give the buffers their first values."""
+        """Zero the buffers."""
         for buffer in (self.bias, self.load, self.total, self.balance_loss, self.dropped):
             buffer.zero_()
 
     def forward(self, x_TD: Tensor, choice_Tk: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(weights [T, k] in the precision of sums, experts [T, k]). ``choice_Tk``: a forced choice."""
+        """(weights [T, k] in the dtype of sums, experts [T, k]). ``choice_Tk``: a forced choice; None: the router's
+        own."""
         moe = self.routing.moe
         logits = linear(x_TD, self.weight, self.deferred)
         logits = logits.to(accumulation_dtype(logits.dtype))
@@ -184,11 +188,11 @@ class Router(nn.Module):
         return weights_Tk, choice_Tk
 
     def _with_balance_term(self, weights_Tk: Tensor, scores_TE: Tensor, choice_Tk: Tensor) -> Tensor:
-        """The weights; their backward adds the gradient of the balance term to that of the scores.
+        """Returns the weights unchanged; their backward adds the gradient of the balance term to that of the scores.
 
         The term is the mean over the sequences of the global batch of ``c sum_e f_e P_e``: f_e is E / (k S) times the
         copies of the sequence's S tokens that visit expert e, P_e the mean of their scores (which add up to 1). It is
-        linear in the scores, and f_e has no gradient; so a rank's part needs nothing of other ranks but the counts.
+        linear in the scores, and f_e has no gradient, so a rank needs only the counts from other ranks.
         """
         e, moe = self.routing.experiment, self.routing.moe
         shares_TE = scores_TE if moe.gate == "softmax" else scores_TE / scores_TE.sum(-1, keepdim=True)
@@ -210,14 +214,14 @@ class Router(nn.Module):
         return _AddGradient.apply(weights_Tk, shares_TE, slope)
 
     def _sequences(self, tokens: int, device: torch.device) -> Tensor:
-        """Of each of this rank's tokens: which sequence of the micro-batch it belongs to."""
+        """Index, within the micro-batch, of the sequence of each of this rank's tokens: [T]."""
         e = self.routing.experiment
         first = self.routing.groups.position["tp"] * tokens if e.sequence_parallel else 0
         return torch.arange(first, first + tokens, device=device) // (e.seq_len // e.cp)
 
     @torch.no_grad()
     def note(self, counts_E: Tensor, dropped: Tensor | None) -> None:
-        """Count where copies went, once for each forward that is no recomputation."""
+        """Add to the counts of copies by expert, unless this forward is a recomputation."""
         if is_recomputing():
             return
         self.load += counts_E

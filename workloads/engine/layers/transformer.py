@@ -1,8 +1,8 @@
 """The modules of a Llama-shaped transformer, and the chunk of it that is one pipeline stage.
 
 Shapes: B sequences of a micro-batch, S tokens a sequence, T = B*S tokens (T/tp between tensor-parallel regions with
-sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size,
-F feed-forward columns of this rank, V vocabulary rows of this rank.
+sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size, F
+feed-forward columns of this rank, V vocabulary rows of this rank.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from workloads.engine.collectives.tensor_parallel import (
 from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.attention import attention
-from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
@@ -44,8 +44,8 @@ from workloads.spec.weights import Weight, routed
 
 
 class Attention(nn.Module):
-    """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before it is rotated, by
-    one weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
+    """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before rotation, with one
+    weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
 
     recomputes = "rope"
 
@@ -56,23 +56,26 @@ class Attention(nn.Module):
         self.batch, self.cp = batch, cp
         self.heads, self.kv_heads = model.num_heads // tp.size, model.num_kv_heads // tp.size
         self.head_dim = model.head_dim
-        own = weights.attention(model, prefix)
-        self.qkv = ColumnParallelLinear([own["q"], own["k"], own["v"]], tp)
-        self.out = RowParallelLinear(own["o"], tp, "attention")
-        self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if model.qk_norm else None
-        self.k_norm = RMSNorm(own["k_norm"], model.norm_eps) if model.qk_norm else None
-        self.recipes: Recipes | None = None
+        attention_weights = weights.attention(model, prefix)
+        self.qkv = ColumnParallelLinear([attention_weights["q"], attention_weights["k"], attention_weights["v"]], tp)
+        self.out = RowParallelLinear(attention_weights["o"], tp, "attention")
+        self.q_norm = RMSNorm(attention_weights["q_norm"], model.norm_eps) if model.qk_norm else None
+        self.k_norm = RMSNorm(attention_weights["k_norm"], model.norm_eps) if model.qk_norm else None
+        self.recomputations: RecomputeRegistry | None = None
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if self.recipes is None:
+        if self.recomputations is None:
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
         else:
-            # Backward keeps the values, which are a view of the whole projection, so this costs no memory.
+            # Recomputation needs the plain queries and keys. They take no extra memory: backward keeps the values,
+            # which are a view of the whole projection.
             plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
-            self.recipes.note((q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH))
+            self.recomputations.register(
+                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)
+            )
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
         if self.cp is None:
             o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
@@ -82,7 +85,7 @@ class Attention(nn.Module):
 
     def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is not None and self.k_norm is not None:
-            # Not called as modules: their outputs need no recipes of their own, since rotation saves no input.
+            # Not called as modules: their outputs need no recomputation, since rotation does not save its input.
             q_BSNH = rms_norm(q_BSNH, self.q_norm.weight, self.q_norm.eps)
             k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.k_norm.eps)
         return apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
@@ -91,23 +94,24 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     recomputes = "swiglu"
 
-    def __init__(self, own: dict[str, Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
+    def __init__(self, parts: dict[str, Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
         super().__init__()
-        self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp, shares_input=shares_input)
-        self.down = RowParallelLinear(own["down"], tp, "swiglu")
-        self.recipes: Recipes | None = None
+        self.gate_up = ColumnParallelLinear([parts["gate"], parts["up"]], tp, shares_input=shares_input)
+        self.down = RowParallelLinear(parts["down"], tp, "swiglu")
+        self.recomputations: RecomputeRegistry | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_up = self.gate_up(x_TD)
         product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
-        if self.recipes is not None:
+        if self.recomputations is not None:
             gate_up = gate_up.detach()
-            self.recipes.note((product_TF,), lambda: (swiglu(gate_up),))
+            self.recomputations.register((product_TF,), lambda: (swiglu(gate_up),))
         return self.down(product_TF)
 
 
 class Block(nn.Module):
-    """``experts``: how ranks share experts out; None for a layer without."""
+    """Attention and feed-forward part of one layer. ``experts``: how ranks share the experts; None for a dense
+    layer."""
 
     def __init__(
         self,
@@ -129,8 +133,8 @@ class Block(nn.Module):
             self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
         else:
             shared = weights.shared_experts(model, prefix)
-            beside = FeedForward(shared, tp, shares_input=True) if shared else None  # with the router
-            self.ffn = RoutedFeedForward(prefix, model, experts, beside)
+            shared_experts = FeedForward(shared, tp, shares_input=True) if shared else None  # the router saves it too
+            self.ffn = RoutedFeedForward(prefix, model, experts, shared_experts)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
@@ -149,13 +153,13 @@ class Head(nn.Module):
         self.norm = RMSNorm(weights.final_norm(model), model.norm_eps)
         add_parameter(self, "weight", [weights.head(model)], tp.sizes)
         self.scale = 1.0 / experiment.tokens_per_step
-        # GPipe holds every micro-batch between its forward and backward: keep one number a token, not two gradients.
+        # GPipe holds every micro-batch between its forward and backward: keep one number per token, not two gradients.
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
         self.loss_scale: Tensor | None = None
-        """By which all gradients, but not the loss, are multiplied where they begin."""
+        """Factor on all gradients from the loss on, but not on the loss itself."""
 
     def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
-        """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs)."""
+        """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs), a scalar."""
         return linear_cross_entropy(
             gather_tokens(self.norm(x_TD), self.tp),
             self.weight,
@@ -168,9 +172,10 @@ class Head(nn.Module):
 
 
 class Chunk(nn.Module):
-    """One stage of the pipeline: some layers, the embedding before the first, the head after the last.
+    """One model chunk, which is one stage of the pipeline: some layers, the embedding before the first, the head after
+    the last. A rank holds several chunks if it has virtual stages.
 
-    The first stage takes tokens; the last takes targets too and returns the loss.
+    The chunk of the first stage takes tokens; that of the last stage also takes targets and returns the loss.
     """
 
     cos: Tensor
@@ -199,10 +204,10 @@ class Chunk(nn.Module):
             rows = torch.empty(experiment.seq_len // experiment.cp, self.rope_dim // 2)
             self.register_buffer(table, rows, persistent=False)
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
-        """Called on the residual stream before every block and after the last; the memory probe hooks in here."""
+        """Called on the residual stream before every block and after the last; the memory probe attaches here."""
 
     def fill_buffers(self) -> None:
-        """Give everything that is no parameter its first value."""
+        """Set the initial values of everything that is not a parameter."""
         self._fill_rope()
         for router in routers(self):
             router.fill()
@@ -229,36 +234,37 @@ class Chunk(nn.Module):
         return x
 
     def defer_to(self, deferred: DeferredGradients) -> None:
-        """Let split backwards leave the gradients of this chunk's products to ``deferred``."""
+        """Make split backwards leave the weight gradients of this chunk's products to ``deferred``."""
         for module in self.modules():
             if hasattr(module, "deferred"):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
-    def use_fp8(self, recipe: Recipe) -> None:
-        """Let the products of the blocks run in fp8, but for routed experts, whose weights come in fp8
+    def use_fp8(self, scaling: Fp8Scaling) -> None:
+        """Run the products of the blocks in fp8, except those of routed experts, whose weights are gathered in fp8
         (`workloads.engine.training.fp8_gather`).
 
-        Attention keeps its output for its own backward. With scales of 128 values the down projections of latent
-        attention stay in bf16: no shipped model's latents and shared key are together a multiple of that.
+        Attention keeps its output for its own backward. With blockwise scaling (128 values a scale) the down
+        projections of latent attention stay in bf16: in no shipped model is the size of latents plus shared key a
+        multiple of 128.
         """
-        alone = True
+        knows_all_tokens = True
         for module in self.modules():
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-                module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
-                alone = alone and module.tp.size == 1
-            elif isinstance(module, WholeLinear) and recipe != "blockwise":
-                module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
+                module.fp8 = Fp8Products(scaling, keeps_input=module.shares_input)
+                knows_all_tokens = knows_all_tokens and module.tp.size == 1
+            elif isinstance(module, WholeLinear) and scaling != "blockwise":
+                module.fp8 = Fp8Products(scaling, keeps_input=module.shares_input)
         for block in self.modules():
-            # With tp > 1 tokens of other ranks are cast with this one's: their largest value is not known here.
+            # With tp > 1 the tokens are cast together with those of other ranks, whose largest value is not known here.
             if isinstance(block, Block):
-                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = alone and recipe == "tensorwise"
+                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = knows_all_tokens and scaling == "tensorwise"
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)
 
 
 def routers(chunk: nn.Module) -> list[Router]:
-    """The routers of a stage, in the order of its layers."""
+    """Routers of a chunk, in the order of its layers."""
     return [module for module in chunk.modules() if isinstance(module, Router)]
 
 

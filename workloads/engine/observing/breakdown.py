@@ -1,14 +1,15 @@
-"""Divides the time of one profiled step among what its kernels did. A pure function over the kernels; no torch here.
+"""Divides the time of one profiled step among the kinds of its kernels. A pure function over the kernels; no torch
+here.
 
-Kernels of several streams run at once, so each moment of the step is given to one part, the first of these that has a
+Kernels of several streams run at once. Each moment of the step is assigned to the first of these kinds that has a
 kernel running: matmul, attention, optimizer, memory-bound (every other kernel and copy), communication, launch gaps
-(nothing runs: the device waits for the host). So the parts add up to the step. Communication is exposed where the
-moment is given to it, and hidden elsewhere. Of several axes that communicate at once without compute the one of the
+(nothing runs: the device waits for the host). So the parts add up to the step. Communication is exposed in the moments
+that are assigned to it, and hidden in the others. If several axes communicate at once without compute, the axis of the
 innermost ranks counts as exposed.
 
-A kernel that receives from another stage runs from when it is launched until the message is there. Where nothing else
-runs this is the bubble, and so is, with several stages, waiting for the slowest one in the sums over all ranks and over
-the two copies of a tied embedding (as ``pipeline_idle_s`` of a timed step).
+A kernel that receives from another stage runs from its launch until the message has arrived. If nothing else runs, this
+time is the bubble. With several stages, the bubble includes waiting for the slowest one in the sums over all ranks and
+over the two copies of a tied embedding (like ``pipeline_idle_s`` of a timed step).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OPTIMIZER_RANGE = "ultrasweep.optimizer"
 Kind = Literal["matmul", "attention", "optimizer", "memory_bound", "communication"]
 
 _COMPUTE: tuple[Kind, ...] = ("matmul", "attention", "optimizer", "memory_bound")
-"""In the order in which they take a moment that several of them share."""
+"""Kinds by priority for a moment that several of them share."""
 _INNERMOST_FIRST = ("tp", "cp", "dp_shard", "dp_replicate")
 _FUSED = re.compile(r"triton_(poi|red|per|for)_")
 """Inductor's memory-bound kernels, named after the operations around them."""
@@ -46,14 +47,15 @@ class Span:
     end_s: float
     kind: Kind
     axis: str | None = None
-    """Of communication: as in `workloads.contract.protocol.AxisTime`."""
+    """Axis of a communication kernel, as in `workloads.contract.protocol.AxisTime`."""
 
 
 def kind_of(name: str, *, in_optimizer: bool = False) -> Kind:
-    """What a kernel of this name does. ``in_optimizer``: it was launched inside `OPTIMIZER_RANGE`.
+    """Kind of a kernel by its name. ``in_optimizer``: whether it was launched inside `OPTIMIZER_RANGE`.
 
-    Names of matmuls: cuBLAS (``nvjet_…``, ``sm90_xmma_gemm_…``, ``cublas…``), CUTLASS, and Inductor's templates. Of
-    attention: cuDNN (``…native_sdpa…flash…``), FlashAttention, ``fmha_…``; they may have parts of the former in them.
+    Matmuls are named by cuBLAS (``nvjet_…``, ``sm90_xmma_gemm_…``, ``cublas…``), CUTLASS, and Inductor's templates;
+    attention by cuDNN (``…native_sdpa…flash…``), FlashAttention, ``fmha_…``. Names of attention may contain parts of
+    matmul names.
     """
     if name.startswith("nccl"):
         return "communication"
@@ -67,7 +69,7 @@ def kind_of(name: str, *, in_optimizer: bool = False) -> Kind:
 
 
 def break_down(spans: Iterable[Span], start_s: float, end_s: float, waiting: Collection[str] = ("pp",)) -> Breakdown:
-    """Where the time from ``start_s`` to ``end_s`` went. ``waiting``: axes whose exposed time is the bubble."""
+    """Breakdown of the time from ``start_s`` to ``end_s``. ``waiting``: axes whose exposed time is the bubble."""
     changes: list[tuple[float, int, Kind, str | None]] = []
     for span in spans:
         begin, end = max(span.start_s, start_s), min(span.end_s, end_s)
@@ -100,21 +102,21 @@ def break_down(spans: Iterable[Span], start_s: float, end_s: float, waiting: Col
             parts["launch_gaps"] += length
         for axis in axes:
             hidden[axis] += length
-    found = sorted({*exposed, *hidden}, key=_place)
+    reported_axes = sorted({*exposed, *hidden}, key=_place)
     return Breakdown(
         step_time_s=end_s - start_s,
         **{f"{part}_s": parts[part] for part in (*_COMPUTE, "launch_gaps")},
-        comm_exposed_s=sum((exposed[axis] for axis in found if axis not in waiting), 0.0),
-        bubble_s=sum((exposed[axis] for axis in found if axis in waiting), 0.0),
+        comm_exposed_s=sum((exposed[axis] for axis in reported_axes if axis not in waiting), 0.0),
+        bubble_s=sum((exposed[axis] for axis in reported_axes if axis in waiting), 0.0),
         comm_hidden_s=sum(hidden.values(), 0.0),
         comm_by_axis=[
             AxisTime(axis=axis, exposed_s=None if axis in waiting else exposed[axis], hidden_s=hidden[axis])
-            for axis in found
+            for axis in reported_axes
         ],
     )
 
 
 def _place(axis: str | None) -> tuple[int, str]:
-    """Where an axis stands among those that share a moment. Those that may be waited for come last."""
+    """Sort key of an axis among those that share a moment. Axes that may be waited for come last."""
     known = _INNERMOST_FIRST.index(axis) if axis in _INNERMOST_FIRST else len(_INNERMOST_FIRST)
     return known, axis or ""

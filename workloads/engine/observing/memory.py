@@ -1,9 +1,9 @@
 """Measures the device memory of one rank by category, at the moment of its peak.
 
-Parameters, gradients and optimizer state are counted from the tensors that are alive; activations are the rest of the
-peak (saved tensors, temporaries, communication buffers). The peak itself comes from CUDA's allocator, or from
-`StorageTracker` where there is none (CPU tensors, FakeTensors). The probe counts between blocks, forward and backward,
-and keeps the counts from when the peak last rose, so the moment is right to within one block.
+Parameters, gradients and optimizer state are counted from the live tensors; activations are the rest of the peak (saved
+tensors, temporaries, communication buffers). The peak itself comes from CUDA's allocator, or from `StorageTracker`
+without one (CPU tensors, FakeTensors). The probe counts between blocks, in forward and backward, and keeps the counts
+from when the peak last rose, so the moment is right to within one block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workloads.engine.training.data_parallel import param_groups_of
 
 
 class StorageTracker(TorchDispatchMode):
-    """Bytes of all tensor storages made while active and still alive, and their peak.
+    """Bytes of all tensor storages that were created while active and are still alive, and their peak.
 
     A storage counts once over its lifetime however many views it has. Works with repeated forwards, where torch's own
     trackers raise, and skips the global-shape tensors that DTensor makes for itself under another fake mode.
@@ -72,7 +72,7 @@ class StorageTracker(TorchDispatchMode):
 
 @contextmanager
 def tracked_storages(tracker: StorageTracker) -> Iterator[StorageTracker]:
-    """Run with the tracker on, told also of FSDP's in-place growing and freeing of gathered parameters."""
+    """Run with the tracker on, and notify it also when FSDP allocates or frees gathered parameters in place."""
     alloc, free = _fsdp_param.alloc_storage, _fsdp_param.free_storage
 
     def alloc_and_count(tensor: Tensor) -> None:
@@ -129,7 +129,7 @@ class MemoryProbe:
         return self.tracker.peak
 
     def look(self) -> None:
-        """If the peak rose since the last call, remember the bytes of each category."""
+        """If the peak rose since the last call, record the bytes of each category."""
         peak = self.peak_bytes
         if peak <= self._highest:
             return

@@ -1,10 +1,10 @@
-"""Finds how long a rehearsal's copies take that stand for what other ranks would send, so that it can be taken off.
+"""Times a rehearsal's copies, which stand for the results of collectives, so that they can be subtracted from its step.
 
-A rehearsal fills the results of collectives with this rank's own numbers (`Axis.is_alone`), on the stream of the
-compute. Communication is added to its times from the closed form, so the copies must not count beside it. A dispatch
-mode notes the calls of one warm-up step; after the timed steps each distinct one is repeated alone.
+A rehearsal fills the results of collectives with this rank's own numbers (`Axis.is_rehearsal`), on the compute stream.
+Communication is added to its times from the closed form, so the copies must not count as well. A dispatch mode records
+the calls of one warm-up step; after the timed steps each distinct one is repeated alone.
 
-Data parallelism is not noted: FSDP communicates on streams of its own, beside the compute, as in a real run.
+Data parallelism is not recorded: FSDP communicates on its own streams, in parallel to the compute, as in a real run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workloads.engine.training.build import Engine
 
 _REPEATS = 20
 _HEAD_START_CYCLES = 20_000_000
-"""The device idles for about 10 ms, in which the host launches all repeats: only the copies are timed."""
+"""The device idles for about 10 ms, during which the host launches all repeats: only the copies are timed."""
 _NAMES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 
 
@@ -38,7 +38,7 @@ class _Call:
 
 
 class StandIns(TorchDispatchMode):
-    """Notes the collectives of one step while it is active."""
+    """Records the collectives of one step while it is active."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class StandIns(TorchDispatchMode):
             axis.group_name: axis for axis in engine.groups.axes.values() if axis.group is not None
         }
         self._calls: dict[bool, Counter[_Call]] = {False: Counter(), True: Counter()}
-        """By whether a backward was under way."""
+        """Number of times of each call, by whether a backward was running."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", "") == "_c10d_functional":
@@ -63,8 +63,11 @@ class StandIns(TorchDispatchMode):
         self._calls[self._engine.pipeline.running != "F"][call] += 1
 
     def seconds(self) -> tuple[float, float] | None:
-        """Of the copies in one micro-batch's forward and in its backward, on this rank; None where they cannot be timed
-        apart from the host's part of them (on a CPU), or the device's memory does not suffice for it."""
+        """Time of the copies in one micro-batch's (forward, backward) on this rank, in seconds.
+
+        None on a CPU, where they cannot be timed apart from the host's work, and if the device's memory does not
+        suffice.
+        """
         if self._engine.groups.device.type != "cuda":
             return None
         torch.cuda.empty_cache()
@@ -94,7 +97,7 @@ class StandIns(TorchDispatchMode):
 
 
 def run(call: _Call, x: Tensor, axis: Axis) -> Tensor:
-    """The call once more, of ``x``."""
+    """Repeat the call with ``x``."""
     if call.name == "all_gather_into_tensor":
         return wait(gather_async(x, axis))
     if call.name == "reduce_scatter_tensor":

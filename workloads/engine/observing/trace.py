@@ -1,13 +1,13 @@
-"""Reads the device's time line out of a trace that torch's profiler has written (Chrome's JSON). No torch here.
+"""Reads the device's time line from a trace that torch's profiler has written (Chrome's JSON). No torch here.
 
-What is used of it, all in microseconds:
+It uses these events, with times in microseconds:
 
-    cat kernel, gpu_memcpy, gpu_memset   what ran on the device; ``correlation`` in its args, and of NCCL's kernels
-                                         ``Process Group Name``, the name that torch has registered the group under
+    cat kernel, gpu_memcpy, gpu_memset   what ran on the device; ``correlation`` in its args, and for NCCL's kernels
+                                         ``Process Group Name``, the name under which torch has registered the group
     cat cuda_runtime, cuda_driver        the call that launched it, with the same ``correlation``, on the host
     cat user_annotation                  ranges that the engine has marked, on the host
 
-A kernel belongs to the range in which it was launched, on whatever thread: backward runs on a thread of its own.
+A kernel belongs to the range in which it was launched, on whatever thread: backward runs on a separate thread.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Recorded:
     """The last step of a trace on the device."""
 
     spans: list[Span]
-    """All that the trace holds, of any step."""
+    """All kernels and copies in the trace, of any step."""
     start_s: float
-    """The end of the step before, where the trace holds that, else the start of the step's first kernel."""
+    """The end of the previous step, if it is in the trace, else the start of the step's first kernel."""
     end_s: float
 
 
 def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
-    """The last `STEP_RANGE` of a trace. ``axes``: the axis of every process group, by its registered name.
+    """Read the last `STEP_RANGE` of a trace. ``axes``: axis of every process group, by its registered name.
 
     Raises ValueError for a trace without such a range, or without a kernel in it.
     """
@@ -70,7 +70,7 @@ def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
 
 
 def _ranges(events: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """Begin and end of the ranges of this name on the host, in order."""
+    """Begin and end of the ranges of this name on the host, sorted, in microseconds."""
     return sorted(
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in events

@@ -4,7 +4,7 @@ A dispatch mode sees each call on its way to the process group, whoever makes it
 pipeline, the sums after the backward. It sees compiled blocks too, but nothing can be compiled while it is active. So
 it must not watch a step in which blocks are compiled; and because it costs host time, it never watches a timed one.
 
-What bytes are: `workloads.costs.traffic.sent`.
+`workloads.costs.traffic.sent` defines the bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _AXES_OF_MESH = {"replicate": "dp_replicate", "shard": "dp_shard"}
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What one operation is, and in which argument its whole buffer is found."""
+    """Collective of one operation, and the index of the argument that holds its whole buffer."""
 
     op: Collective
     buffer: int
     per_rank: bool = False
-    """The buffer is that of one rank: the whole one is as many times larger as the group has ranks."""
+    """The buffer belongs to one rank: the whole one is larger by the number of ranks of the group."""
 
 
 _KINDS: Mapping[str, _Kind | None] = {
@@ -51,7 +51,7 @@ _KINDS: Mapping[str, _Kind | None] = {
     "c10d::alltoall_": _Kind("all_to_all", 1),
     "c10d::alltoall_base_": _Kind("all_to_all", 1),
     "c10d::send": _Kind("p2p", 0),
-    # Messages count where they are sent; the others carry no data.
+    # Messages count where they are sent; these operations carry no other data.
     "c10d::recv_": None,
     "c10d::recv_any_source_": None,
     "c10d::barrier": None,
@@ -70,13 +70,13 @@ _KINDS: Mapping[str, _Kind | None] = {
     "_c10d_functional::wait_tensor": None,
     "_c10d_functional::_wrap_tensor_autograd": None,
 }
-"""By the name of an operation. A name that is not here makes the whole count unknown."""
+"""Kinds by the name of an operation. A name that is missing here makes the whole count unknown."""
 
 
 class TrafficCounter(TorchDispatchMode):
-    """Counts while it is active. ``axes``: the axis of every process group, by the group's registered name.
+    """Counts while it is active. ``axes``: axis of every process group, by the group's registered name.
 
-    ``devices_per_node``: ranks fill one node after the other; None: not known.
+    ``devices_per_node``: ranks fill one node after the other; None: unknown.
     """
 
     def __init__(self, axes: Mapping[str, str], devices_per_node: int | None = None) -> None:
@@ -96,12 +96,13 @@ class TrafficCounter(TorchDispatchMode):
 
     @property
     def problem(self) -> str | None:
-        """Why it is not known what was sent: nothing was watched, or a call of unknown kind or axis was made."""
+        """Reason why the traffic is unknown: no step was watched, or a call of unknown kind or axis was made. None if
+        it is known."""
         return self._unknown if self._watched else "no step was watched"
 
     @property
     def traffic(self) -> list[Traffic] | None:
-        """What was sent so far; None when that is not known."""
+        """Traffic sent so far; None if it is unknown."""
         return None if self.problem is not None else self._tally.result()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,16 +129,20 @@ class TrafficCounter(TorchDispatchMode):
 
 
 def axes_of(groups: Groups) -> dict[str, str]:
-    """The axis of every process group that this rank is in, by the group's registered name.
+    """Axis of every process group that this rank is in, by the group's registered name.
 
-    Where one axis has all ranks, torch uses the group of all ranks for it; then what is summed over all ranks counts to
-    this axis. It does so too where torch makes two groups. Experts' data parallelism has the names of that of the other
-    parameters.
+    If one axis has all ranks, torch uses the group of all ranks for it; sums over all ranks then count to this axis,
+    even if torch makes two groups. Data parallelism of experts has the same axis names as that of the other parameters.
     """
     meshes = [groups.data_mesh, *([groups.expert_mesh] if groups.expert_mesh is not None else [])]
     of_data, *of_experts = ([(_AXES_OF_MESH[dim], mesh.get_group(dim)) for dim in _AXES_OF_MESH] for mesh in meshes)
-    own = [(axis.name, axis.group) for axis in groups.axes.values() if axis.group is not None]
-    axes = [*of_data, *own, *(("pp", group) for group in groups.channels.values()), *itertools.chain(*of_experts)]
+    layer_axes = [(axis.name, axis.group) for axis in groups.axes.values() if axis.group is not None]
+    axes = [
+        *of_data,
+        *layer_axes,
+        *(("pp", group) for group in groups.channels.values()),
+        *itertools.chain(*of_experts),
+    ]
     everyone = dist.get_world_size()
     of_all = next((axis for axis, group in axes if axis != "ep" and group.size() == everyone), "world")
     named: dict[str, str] = {group.group_name: axis for axis, group in reversed(axes)}
@@ -152,7 +157,7 @@ def axes_of(groups: Groups) -> dict[str, str]:
 
 
 def _group_name(args: tuple[Any, ...]) -> str | None:
-    """The group of a call. Functional collectives name it in their last text; the others pass the group itself."""
+    """Name of a call's group. Functional collectives pass it as their last string; the others pass the group itself."""
     for arg in reversed(args):
         if isinstance(arg, str):
             return arg

@@ -1,5 +1,5 @@
 """Fused operations of the transformer: the memory-bound parts between its matmuls.
 
-Each is one autograd function that saves the same tensors whichever backend computes it, so memory traced without a GPU
-is the GPU's. `backend` chooses between them; the Triton kernels are in ``triton_*.py`` and imported at first use.
+Each is one autograd function that saves the same tensors on every backend, so memory traced without a GPU equals the
+GPU's. `backend` chooses the backend; the Triton kernels are in ``triton_*.py`` and imported at first use.
 """

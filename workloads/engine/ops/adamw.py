@@ -5,7 +5,8 @@ With gradients ``g`` times a factor f, moments m and v, and t steps so far, this
     m = b1 m + (1 - b1) f g        v = b2 v + (1 - b2) (f g)^2
     w = w (1 - lr decay) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)
 
-On a GPU a pass of its own for the factor would read and write every gradient once more, a quarter of what AdamW moves.
+On a GPU a separate pass for the factor would read and write every gradient once more, a quarter of the traffic of
+AdamW.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from workloads.engine.ops.backend import Backend, backend_of
 
 
 class AdamW(torch.optim.AdamW):
-    """Torch's own, with its state and its fused step; on CUDA up to 32 bits with one kernel a tensor."""
+    """Torch's AdamW, with the same state and fused step; on CUDA with tensors of up to 32 bits it runs one kernel per
+    tensor."""
 
     @torch.no_grad()
     def update(self, factor: Tensor, skip: Tensor | None) -> None:
-        """One step with gradients times ``factor`` (0-dim). Nothing is updated where ``skip`` (0-dim) is 1. Gradients
-        have no meaning afterwards."""
+        """Update once with gradients times ``factor`` (0-dim), or not at all if ``skip`` (0-dim) is 1. Invalidates the
+        gradients."""
         (group,) = self.param_groups
         with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not with_gradient:

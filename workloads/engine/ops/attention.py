@@ -1,14 +1,14 @@
-"""The one place that calls an attention kernel: whole, or forward and backward apart with the log-sum-exp between.
+"""The only module that calls attention kernels: as a whole, or forward and backward separately with the log-sum-exp.
 
-Shapes: B sequences, N query heads, K key and value heads (N a multiple of K: query head n uses head n // (N / K)),
-S queries, T keys, H head size of queries and keys, V of values. For each head, with the scores of masked keys left out:
+Shapes: B sequences, N query heads, K key and value heads (N a multiple of K: query head n uses head n // (N / K)), S
+queries, T keys, H head size of queries and keys, V of values. For each head, with the scores of masked keys left out:
 
     z = q @ k^T / sqrt(H)     lse = log(sum over keys of exp(z))     p = exp(z - lse)     o = p @ v
     dv = p^T @ do     dz = p * (do @ v^T - rowsum(do * o)) / sqrt(H)     dq = dz @ k     dk = dz^T @ q
 
-Backward needs of the other keys of a row only ``lse`` and ``rowsum(do * o)`` (FlashAttention-2, arXiv:2307.08691,
+Of the other keys of a row, backward needs only ``lse`` and ``rowsum(do * o)`` (FlashAttention-2, arXiv:2307.08691,
 section 2.3). With ``o`` and ``lse`` of the whole row, the backward over a block of the keys is that block's exact part
-of the gradients, and parts add up. Every kernel here is of that kind: FlashAttention and torch's CPU kernel compute
+of the gradients, and parts add up. Every kernel here works this way: FlashAttention and torch's CPU kernel compute
 ``p`` from the given ``lse`` and the row sums from the given ``o``; so does memory-efficient attention (its "delta");
 cuDNN's backward takes ``o`` and the softmax statistics, which are ``lse``, as inputs.
 """
@@ -28,11 +28,11 @@ from workloads.engine.ops.backend import accumulation_dtype
 
 _aten = torch.ops.aten
 _EFFICIENT_ROWS = 32
-"""Memory-efficient attention pads the queries of its log-sum-exp to a multiple of this, with infinity."""
+"""Memory-efficient attention pads the queries of its log-sum-exp to a multiple of this number, with infinity."""
 
 
 def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> Tensor:
-    """Attention of every query over all keys (``causal``: those up to its own position; S = T). Result [B, N, S, V].
+    """Attention of every query over all keys: [B, N, S, V]. ``causal``: only over keys up to its position; needs S = T.
 
     Torch picks the kernel among those that the process allows (`workloads.engine.training.build.choose_attention`).
     """
@@ -47,8 +47,8 @@ def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -
 def _needs_equal_sizes(q: Tensor, v: Tensor) -> bool:
     """Whether values must be padded to the size of the queries for the kernel that will run.
 
-    FlashAttention and torch's CPU kernel know one head size. cuDNN, memory-efficient attention and the plain formulas
-    know two, and are taken where they are allowed. Columns of zeros change no other column of the output, nor a
+    FlashAttention and torch's CPU kernel support one head size. cuDNN, memory-efficient attention and the plain
+    formulas support two, and are used if they are allowed. Columns of zeros change no other column of the output, nor a
     gradient.
     """
     switches = torch.backends.cuda
@@ -63,24 +63,25 @@ def _padded(x: Tensor, q: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What `attention_backward` needs of its forward beside the tensors that the caller keeps."""
+    """Values that `attention_backward` needs from the forward, besides the tensors that the caller keeps."""
 
     kernel: Kernel
     repeats: int
-    """How often keys and values were repeated, for kernels that need as many of them as of queries; else 1."""
+    """Number of times keys and values were repeated, for kernels that need as many of their heads as of queries'; else
+    1."""
     random: tuple[Tensor, ...] = ()
-    """State of the random numbers for dropout, which the kernels ask for although there is no dropout."""
+    """Random state for dropout, which the kernels require although there is no dropout."""
     lse_dims: int = 3
     """cuDNN's log-sum-exp has a last dim of size 1 in some versions of torch."""
     padded: bool = False
-    """Values were padded to the size of the queries for a kernel that knows one size."""
+    """Whether values were padded to the size of the queries, for a kernel that supports one size."""
 
 
 def attention_forward(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Saved]:
-    """One kernel's forward without autograd: (o [B, N, S, V], lse [B, N, S], what its backward needs).
+    """One kernel's forward without autograd: (o [B, N, S, V], lse [B, N, S], state for its backward).
 
-    The kernel is the one that `attention` would use, ``lse`` is fp32 (fp64 for fp64 inputs). ``causal`` needs S = T,
-    because kernels differ in which corner of an oblong they put the diagonal.
+    The kernel is the one that `attention` would use; ``lse`` is fp32 (fp64 for fp64 inputs). ``causal`` needs S = T,
+    because kernels differ in the corner of a non-square matrix from which they draw the diagonal.
     """
     assert not causal or q_BNSH.shape[2] == k_BKTH.shape[2], "a causal block is square"
     value_size = v_BKTV.shape[-1]
@@ -96,8 +97,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of one block of keys, in the dtype of the inputs.
 
-    ``o`` and ``lse`` are those of the queries over all keys, of which ``k`` and ``v`` may be a part (see above).
-    ``saved`` is what `attention_forward` returned for the same block.
+    ``o`` and ``lse`` belong to the queries over all keys, of which ``k`` and ``v`` may be a part (see above). ``saved``
+    is the state that `attention_forward` returned for the same block.
     """
     repeats, value_size = saved.repeats, v.shape[-1]
     if saved.padded:
@@ -118,7 +119,7 @@ def _repeat(x_BKTH: Tensor, repeats: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel with its log-sum-exp as [B, N, S], whatever its own layout is."""
+    """A kernel with its log-sum-exp as [B, N, S], whatever layout the kernel uses."""
 
     name: str
     forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Saved]]
@@ -126,7 +127,7 @@ class Kernel:
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     """(grad_o, q, k, v, o, lse, saved, causal) -> (dq, dk, dv)."""
     grouped: bool
-    """Takes fewer heads of keys and values than of queries."""
+    """Whether it supports fewer heads of keys and values than of queries."""
 
 
 def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
@@ -169,7 +170,8 @@ def _efficient_backward(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = F.pad(lse, (0, -lse.shape[2] % _EFFICIENT_ROWS), value=math.inf).contiguous()
-    o = o.transpose(1, 2).contiguous().transpose(1, 2)  # read as the forward writes it, whatever its strides say
+    # the backward reads it in the layout that the forward writes, whatever its strides say
+    o = o.transpose(1, 2).contiguous().transpose(1, 2)
     wanted = [True, True, True, False]
     return _aten._scaled_dot_product_efficient_attention_backward(
         grad_o, q, k, v, None, o, lse, *saved.random, 0.0, wanted, causal
@@ -178,7 +180,7 @@ def _efficient_backward(
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
     o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    # On torch 2.11 the FakeTensor of fp64 inputs' log-sum-exp says fp32, which it is not.
+    # On torch 2.11 the FakeTensor of the log-sum-exp of fp64 inputs has the wrong dtype, fp32.
     return o, lse.to(accumulation_dtype(q.dtype)), Saved(CPU, 1)
 
 
@@ -189,7 +191,7 @@ def _cpu_backward(
 
 
 def _math_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
-    """All scores at once, in fp32 (fp64 for fp64): for what no kernel takes, and for ``attention=math``."""
+    """All scores at once, in fp32 (fp64 for fp64): for inputs that no kernel supports, and for ``attention=math``."""
     scores = _scores(q, k, causal)
     lse = scores.logsumexp(dim=-1)
     p_BKGST = torch.exp(scores - lse.unsqueeze(-1))
@@ -213,7 +215,7 @@ def _math_backward(
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """[B, K, N / K, S, T], -inf where a key comes after its query."""
+    """Scores [B, K, N / K, S, T], -inf where a key comes after its query."""
     dtype = accumulation_dtype(q.dtype)
     grouped = q.to(dtype).unflatten(1, (k.shape[1], -1)) / math.sqrt(q.shape[-1])
     scores = grouped @ k.to(dtype).unsqueeze(2).mT
@@ -238,14 +240,14 @@ _KERNELS = {
 
 
 def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Kernel, int]:
-    """The kernel that torch would pick for these tensors, and how often keys and values must be repeated for it."""
+    """(kernel that torch would pick for these tensors, number of times keys and values must be repeated for it)."""
     if _is_cpu(q) and torch.backends.cuda.flash_sdp_enabled():
-        return CPU, 1  # not asked of torch, which takes FakeTensors for tensors of another device
+        return CPU, 1  # torch is not asked, because it takes FakeTensors for tensors of another device
     repeats = q.shape[1] // k.shape[1]
     kernel = _picked(q, k, v, causal, grouped=repeats > 1)
     if kernel is MATH and repeats > 1:
-        # Memory-efficient attention is the only fused kernel for fp32 on a GPU and knows no groups: repeated keys and
-        # values are far smaller than all scores.
+        # Memory-efficient attention is the only fused kernel for fp32 on a GPU and does not support groups: repeated
+        # keys and values are far smaller than all scores.
         as_many = (-1, q.shape[1], -1, -1)
         kernel = _picked(q, k[:, :1].expand(as_many), v[:, :1].expand(as_many), causal, grouped=False)
     return kernel, 1 if kernel.grouped else repeats

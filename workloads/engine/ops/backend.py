@@ -1,4 +1,4 @@
-"""Chooses what computes an operation, and in which precision.
+"""Chooses the backend that computes an operation, and the precision of its sums.
 
 | tensors                    | backend  | what happens                                                  |
 |----------------------------|----------|---------------------------------------------------------------|
@@ -6,7 +6,7 @@
 | CUDA, up to 32 bits        | `TRITON` | one fused kernel a pass                                       |
 | others (CPU, CUDA float64) | `TORCH`  | torch operations on a block of rows at a time                 |
 
-All three allocate the same outputs and saved tensors. Under `torch.compile` none of them is used: RMSNorm, RoPE and
+All three allocate the same outputs and saved tensors. None of them is used under `torch.compile`: RMSNorm, RoPE and
 SwiGLU are then plain expressions, which Inductor fuses with their neighbours.
 """
 
@@ -24,7 +24,7 @@ BLOCK_ELEMENTS = 1 << 20
 
 ROW_ALIGNMENT = 16
 """Rows of the logits start at multiples of this many elements, and kernels may read and write up to the next one, so
-that every access is 16 bytes wide whatever the vocabulary. On every backend: the padding counts as memory."""
+that every access is 16 bytes wide whatever the vocabulary. Every backend pads: the padding counts as memory."""
 
 
 class Backend(Enum):
@@ -34,7 +34,7 @@ class Backend(Enum):
 
 
 def backend_of(*tensors: Tensor) -> Backend:
-    """The backend for an operation on ``tensors``, which share a device and a precision."""
+    """Backend for an operation on ``tensors``, which share a device and a precision."""
     if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
         return Backend.SHAPES
     first = tensors[0]
@@ -42,7 +42,7 @@ def backend_of(*tensors: Tensor) -> Backend:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of sums and transcendental functions: fp32, or fp64 for fp64 tensors."""
+    """Dtype of sums and transcendental functions: fp32, or fp64 for fp64 tensors."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

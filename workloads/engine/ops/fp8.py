@@ -2,16 +2,16 @@
 
 Shapes: an operand has R rows and C columns, of which C is contracted: ``product`` of (M, C) and (N, C) is (M, N).
 
-| recipe     | activations                  | weights      | gradients                    |
+| scaling    | activations                  | weights      | gradients                    |
 |------------|------------------------------|--------------|------------------------------|
 | tensorwise | e4m3, one scale              | e4m3, one    | e5m2, one scale              |
 | rowwise    | e4m3, one scale a row        | e4m3, a row  | e4m3, one scale a row        |
 | blockwise  | e4m3, 1 x 128                | e4m3, 128^2  | e4m3, 1 x 128                |
 
-A format's exponents are dear where one scale must do for a whole tensor of gradients, so these have e5m2 (Micikevicius
-et al., arXiv:2209.05433, section 3); with finer scales e4m3 has the more accurate significand everywhere, as in
-DeepSeek-V3 (arXiv:2412.19437, section 3.3). Scales are powers of two, so that scaling itself never rounds, and dynamic:
-of the values that are cast. Inf and NaN make the whole group of values that share their scale NaN.
+A whole tensor of gradients with one scale needs the wider exponent of e5m2 (Micikevicius et al., arXiv:2209.05433,
+section 3); with finer scales the significand of e4m3 is more accurate everywhere, as in DeepSeek-V3 (arXiv:2412.19437,
+section 3.3). Scales are powers of two, so that scaling itself never rounds, and dynamic: computed from the values that
+are cast. Inf and NaN make the whole group of values that share their scale NaN.
 
 A matrix is cast once for both directions in which it is contracted, see `workloads.engine.ops.triton_fp8`.
 """
@@ -27,20 +27,20 @@ from torch import Tensor
 
 from workloads.engine.ops.backend import Backend, backend_of, row_blocks
 
-Recipe = Literal["tensorwise", "rowwise", "blockwise"]
+Fp8Scaling = Literal["tensorwise", "rowwise", "blockwise"]
 Role = Literal["activation", "weight", "gradient"]
-RECIPES, ROLES = get_args(Recipe), get_args(Role)
+SCALINGS, ROLES = get_args(Fp8Scaling), get_args(Role)
 
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 EXPONENT = {E4M3: 8, E5M2: 15}
-"""Both formats' largest values are 1.75 times two to this power."""
+"""Exponent by format: its largest value is 1.75 times two to this power."""
 _Scaled = Literal["tensor", "row", "blocks", "squares"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in fp8, contracted dim last: ``values * factors`` is what was cast."""
+    """A matrix in fp8, contracted dim last: ``values * factors`` approximates the matrix that was cast."""
 
     values: Tensor
     """(R, C), contiguous."""
@@ -54,7 +54,7 @@ class Operand:
         return self.values, self.factors
 
     def wide(self, rows: slice = slice(None)) -> Tensor:
-        """Some rows as fp32: exact."""
+        """Some rows as fp32, exactly."""
         values = self.values[rows].float()
         if self.scaled == "tensor":
             return values * self.factors
@@ -66,24 +66,30 @@ class Operand:
         return values * factors.repeat_interleave(BLOCK, dim=0)[rows]
 
 
-def format_of(recipe: Recipe, role: Role) -> torch.dtype:
-    return E5M2 if recipe == "tensorwise" and role == "gradient" else E4M3
+def format_of(scaling: Fp8Scaling, role: Role) -> torch.dtype:
+    return E5M2 if scaling == "tensorwise" and role == "gradient" else E4M3
 
 
 def cast(
-    x_RC: Tensor, recipe: Recipe, role: Role, *, rows: bool = True, columns: bool = True, bits: Tensor | None = None
+    x_RC: Tensor,
+    scaling: Fp8Scaling,
+    role: Role,
+    *,
+    rows: bool = True,
+    columns: bool = True,
+    bits: Tensor | None = None,
 ) -> tuple[Operand | None, Operand | None]:
-    """``x`` to be contracted over its columns (C), and ``x^T`` to be contracted over the rows of ``x`` (R).
+    """(``x`` to be contracted over its columns (C), ``x^T`` to be contracted over the rows of ``x`` (R)).
 
-    ``rows``, ``columns``: which of the two are wanted. ``bits``: `largest` of ``x``, where that is known already and
-    there is one scale.
+    ``rows``, ``columns``: which of the two to compute; the other is None. ``bits``: `largest` of ``x`` if it is already
+    known; used only with one scale.
     """
-    kind = format_of(recipe, role)
-    if recipe == "tensorwise":
-        bits = largest(x_RC) if bits is None else bits  # before a copy is made, of which it is not known
+    kind = format_of(scaling, role)
+    if scaling == "tensorwise":
+        bits = largest(x_RC) if bits is None else bits  # before a copy is made, for which no largest value is recorded
         return cast_with(x_RC.contiguous(), bits, kind, rows=rows, columns=columns)
     x_RC = x_RC.contiguous()
-    if recipe == "rowwise":
+    if scaling == "rowwise":
         return (
             _cast_lines(x_RC, kind, transposed=False) if rows else None,
             _cast_lines(x_RC, kind, transposed=True) if columns else None,
@@ -92,8 +98,8 @@ def cast(
 
 
 def product(a_MC: Operand, b_NC: Operand, dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """``a b^T``, (M, N) in ``dtype``, accumulated in fp32. ``fast``: tensor cores may keep 14 bits of partial sums for
-    as long as a product runs, which for a forward is enough."""
+    """``a b^T``, (M, N) in ``dtype``, accumulated in fp32. ``fast``: tensor cores may keep partial sums in 14 bits for
+    the whole product, which is accurate enough for a forward."""
     backend = backend_of(a_MC.values)
     if backend is Backend.TRITON:
         return _product_on_cuda(a_MC, b_NC, dtype, fast)
@@ -106,9 +112,10 @@ def product(a_MC: Operand, b_NC: Operand, dtype: torch.dtype, *, fast: bool) -> 
     return out
 
 
-def noted(x: Tensor, bits: Tensor) -> Tensor:
-    """``x``, of which the kernel that made it has found the `largest`: it is known until ``x`` is changed in place."""
-    x._noted_largest = bits, x._version  # type: ignore[attr-defined]
+def record_largest(x: Tensor, bits: Tensor) -> Tensor:
+    """Record on ``x`` the `largest` that the kernel which made it has computed: it is used until ``x`` is changed in
+    place."""
+    x._recorded_largest = bits, x._version  # type: ignore[attr-defined]
     return x
 
 
@@ -118,14 +125,14 @@ def transposed(values_RC: Tensor) -> Tensor:
 
 
 def transposed_groups(values_RC: Tensor, groups: int) -> Tensor:
-    """The same of as many matrices, one under the other: [G, C, R / G]."""
+    """Transpose each of ``groups`` matrices that are stacked by rows: [G, C, R / G]."""
     rows, columns = values_RC.shape
     out = values_RC.new_empty(groups, columns, rows // groups)
     backend = backend_of(values_RC)
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8_lines
 
-        triton_fp8_lines.turn(values_RC, out)
+        triton_fp8_lines.transpose_groups(values_RC, out)
     elif backend is Backend.TORCH:
         out.copy_(values_RC.view(groups, -1, columns).transpose(1, 2))
     return out
@@ -133,7 +140,7 @@ def transposed_groups(values_RC: Tensor, groups: int) -> Tensor:
 
 def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """(scale, its inverse) for the bits (int32) of largest absolute values in fp32: the largest power of two that
-    brings them into the format's range. NaN inverses for Inf and NaN."""
+    brings them into the format's range. The inverse is NaN for Inf and NaN."""
     exponent = EXPONENT[kind]
     power = (bits.clamp(max=0x7F800000) + 0x1FFFFF >> 23).clamp(min=exponent + 1)
     scale = (exponent + 254 - power << 23).view(torch.float32)
@@ -142,8 +149,8 @@ def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def largest(x_RC: Tensor) -> Tensor:
-    """Bits of the largest absolute value, (1,) as int32: they order like the values, and NaN is above all."""
-    bits, version = getattr(x_RC, "_noted_largest", (None, None))
+    """Bits of the largest absolute value, (1,) as int32: they order like the values, and NaN is above all numbers."""
+    bits, version = getattr(x_RC, "_recorded_largest", (None, None))
     if bits is not None and version == x_RC._version:
         return cast_type(Tensor, bits)
     x, backend = x_RC.contiguous(), backend_of(x_RC)
@@ -161,7 +168,7 @@ def largest(x_RC: Tensor) -> Tensor:
 def cast_with(
     x: Tensor, bits: Tensor, kind: torch.dtype, *, rows: bool = True, columns: bool = True
 ) -> tuple[Operand | None, Operand | None]:
-    """As `cast` with one scale, for the given bits of the largest value, (1,)."""
+    """Like `cast` with one scale, for given bits of the largest value, (1,)."""
     as_rows = x.new_empty(x.shape, dtype=kind) if rows else None
     as_columns = x.new_empty(x.shape[::-1], dtype=kind) if columns else None
     factors = x.new_empty(1, dtype=torch.float32)
@@ -179,7 +186,8 @@ def cast_with(
 
 
 def cast_rows_with(x: Tensor, bits_R: Tensor, kind: torch.dtype) -> Tensor:
-    """``x`` (R, C) with a scale for each row, for the given bits of its largest value or of one above."""
+    """``x`` (R, C) with one scale for each row, for given bits of the row's largest absolute value or of an upper
+    bound."""
     values = x.new_empty(x.shape, dtype=kind)
     backend = backend_of(x)
     if backend is Backend.TRITON:
@@ -193,7 +201,7 @@ def cast_rows_with(x: Tensor, bits_R: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _cast_lines(x: Tensor, kind: torch.dtype, *, transposed: bool) -> Operand:
-    """One scale a row of ``x``, or of its transpose."""
+    """Cast with one scale for each row of ``x``, or of its transpose."""
     values = x.new_empty(x.shape[::-1] if transposed else x.shape, dtype=kind)
     factors = x.new_empty(values.shape[0], dtype=torch.float32)
     backend = backend_of(x)

@@ -1,15 +1,14 @@
-"""Products in fp8 of rows with the weight of the group that they are in: those of routed experts.
+"""Multiplies rows in fp8 by the weight of their group: products of routed experts.
 
 Shapes: N rows, sorted by group; G groups; I inputs, O outputs. The weights of all groups are one matrix, [G*O, I], in
 e4m3 with one scale for each group (`workloads.engine.training.fp8_gather`); rows are cast here, in e4m3 with one scale
-each. ``torch._scaled_grouped_mm``, which has no other kernel on Hopper, takes scales of rows for both: a group's is
-that of all its rows, and of all rows of its transpose. On other devices with fp8 each group is a product of its own,
-and the host must know the groups' sizes.
+each. ``torch._scaled_grouped_mm``, which has no other kernel on Hopper, takes scales of rows for both operands: a
+group's scale is repeated for all its rows, and for all rows of its transpose. On other devices with fp8 each group is a
+separate product, and the host must know the groups' sizes.
 
-In both directions what is contracted is features, so that groups may have any number of rows. Contracted over rows, as
-the weights' gradients are, every group's would have to be a multiple of 16 bytes, and each feature would need a scale
-of its own in each group: these stay bf16 products, as those of the recipe ``rowwise`` in dense layers
-(`workloads.engine.ops.fp8_linear`).
+Both products contract features, so groups may have any number of rows. The weights' gradients contract rows: every
+group's rows would have to be a multiple of 16 bytes, and each feature would need a separate scale in each group. These
+stay bf16 products, as with ``rowwise`` scaling in dense layers (`workloads.engine.ops.fp8_linear`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def rows_by_weights(
     *,
     turned: bool = False,
 ) -> Tensor:
-    """``x W_g^T`` of each group's rows, [N, I] to [N, O], or with ``turned`` ``x W_g``, [N, O] to [N, I].
+    """``x W_g^T`` for each group's rows, [N, I] to [N, O], or with ``turned`` ``x W_g``, [N, O] to [N, I].
 
-    ``factors_G``: fp32, the inverses of the weights' scales. ``ends_G``, ``sizes``: as of
+    ``factors_G``: fp32, the inverses of the weights' scales. ``ends_G`` and ``sizes`` as in
     `workloads.engine.ops.grouped_linear.RowGroups`.
     """
     groups = len(factors_G)
@@ -62,18 +61,19 @@ def rows_by_weights(
         return y
     first = 0
     for group, size in enumerate(sizes()):
-        own = slice(first, first := first + size)
+        group_rows = slice(first, first := first + size)
         if backend is Backend.TORCH:
             of_group = Operand(values[group], factors_G[group : group + 1], "tensor")
-            y[own] = (rows.wide(own) @ of_group.wide().t()).to(y.dtype)
+            y[group_rows] = (rows.wide(group_rows) @ of_group.wide().t()).to(y.dtype)
         elif size > 0:
             factors = factors_G[group].expand(values.shape[1]).contiguous()
-            # cuBLASLt takes scales from addresses that 16 divides: a group may begin at any of them
-            of_rows = Operand(rows.values[own], rows.factors[own].clone(), "row")
-            y[own] = product(of_rows, Operand(values[group], factors, "row"), y.dtype, fast=True)
+            # cuBLASLt needs scales at addresses that are multiples of 16; a group may begin at any address
+            of_rows = Operand(rows.values[group_rows], rows.factors[group_rows].clone(), "row")
+            y[group_rows] = product(of_rows, Operand(values[group], factors, "row"), y.dtype, fast=True)
     return y
 
 
 def _has_kernel(device: torch.device) -> bool:
-    """Whether ``torch._scaled_grouped_mm`` runs there: on compute capability 9.0 and 10.0 (PyTorch 2.11, 2.13)."""
+    """Whether ``torch._scaled_grouped_mm`` runs on the device: on compute capability 9.0 and 10.0 (PyTorch 2.11,
+    2.13)."""
     return torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))

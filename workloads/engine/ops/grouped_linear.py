@@ -1,10 +1,10 @@
-"""Multiplies rows by the weight of the group that they are in: the matrix products of routed experts.
+"""Multiplies rows by the weight of their group: the matrix products of routed experts.
 
 Shapes: N rows, sorted by group; G groups, of which group g has the rows from ``ends_G[g - 1]`` to ``ends_G[g]``; I
 inputs, O outputs. The weights of all groups are one matrix, [G*O, I].
 
-On CUDA in bf16 it is ``torch._grouped_mm``, which reads the ends from the device. Elsewhere each group is a product of
-its own, and the host must know the ends. In fp8: `workloads.engine.ops.fp8_grouped`.
+On CUDA in bf16 it is ``torch._grouped_mm``, which reads the ends from the device. Elsewhere each group is a separate
+product, and the host must know the ends. In fp8: `workloads.engine.ops.fp8_grouped`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from workloads.engine.ops.linear import DeferredGradients
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Which rows belong to which group."""
+    """Assignment of rows to groups."""
 
     ends_G: Tensor
-    """int32, on the device of the rows: the sum of the sizes of all groups up to this one."""
+    """End of each group's rows, int32 on the device of the rows: the sum of the sizes of all groups up to this one."""
     sizes: Callable[[], list[int]]
-    """The groups' sizes on the host, for where no kernel reads them from the device. It may wait for the device."""
+    """Returns the groups' sizes on the host, for products without a kernel that reads the ends. It may wait for the
+    device."""
 
     def __len__(self) -> int:
         return self.ends_G.shape[0]
@@ -43,8 +44,9 @@ def grouped_linear(
     *,
     factors_G: Tensor | None = None,
 ) -> Tensor:
-    """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`. ``factors_G``: of a
-    weight in fp8. Then this product and the inputs' gradients are in fp8 (`workloads.engine.ops.fp8_grouped`)."""
+    """``x W_g^T`` for each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`. ``factors_G``:
+    inverse scales of a weight in fp8; this product and the inputs' gradients are then in fp8
+    (`workloads.engine.ops.fp8_grouped`)."""
     if factors_G is not None:
         take_gradients_in(weight, x_NI.dtype)
     return _GroupedLinear.apply(x_NI, weight, groups, deferred, factors_G)
@@ -69,7 +71,7 @@ class _GroupedLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.groups, ctx.deferred, ctx.factors_G = groups, deferred, factors_G
-        # Not the saved one: the gradient belongs to this object, also when data parallelism has freed its storage.
+        # Not the saved tensor: the gradient belongs to this object, even after data parallelism has freed its storage.
         ctx.parameter = weight if deferred is not None else None
         return grouped_product(x, weight, groups, factors_G)
 
@@ -101,25 +103,25 @@ def _rows_by_weights(x_NI: Tensor, weights_GIO: Tensor, groups: RowGroups) -> Te
         return torch._grouped_mm(x_NI, weights_GIO, offs=groups.ends_G)
     y_NO = x_NI.new_empty(x_NI.shape[0], weights_GIO.shape[2])
     rows, outs = _parts(groups, x_NI, y_NO)
-    for own, weight, out in zip(rows, weights_GIO, outs, strict=True):
-        torch.mm(own, weight, out=out)
+    for group_rows, weight, out in zip(rows, weights_GIO, outs, strict=True):
+        torch.mm(group_rows, weight, out=out)
     return y_NO
 
 
 def _weight_gradients(grad_NO: Tensor, x_NI: Tensor, groups: RowGroups) -> Tensor:
-    """[G, O, I]; zeros for a group without rows."""
+    """Weight gradients [G, O, I]; zeros for a group without rows."""
     if backend_of(grad_NO, x_NI) is Backend.SHAPES:
         return x_NI.new_empty(len(groups), grad_NO.shape[1], x_NI.shape[1])
     if _has_kernel(x_NI):
         return torch._grouped_mm(grad_NO.t(), x_NI, offs=groups.ends_G)
     gradients = x_NI.new_empty(len(groups), grad_NO.shape[1], x_NI.shape[1])
     grads, rows = _parts(groups, grad_NO, x_NI)
-    for grad, own, out in zip(grads, rows, gradients, strict=True):
-        torch.mm(grad.t(), own, out=out)
+    for grad, group_rows, out in zip(grads, rows, gradients, strict=True):
+        torch.mm(grad.t(), group_rows, out=out)
     return gradients
 
 
 def _parts(groups: RowGroups, *tensors: Tensor) -> list[list[Tensor]]:
-    """Each tensor's rows by group."""
+    """Rows of each tensor by group."""
     sizes = groups.sizes()
     return [list(tensor.split(sizes)) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""The one place where an activation is multiplied by a weight matrix, and where the weight's gradient is made.
+"""The only module that multiplies an activation by a weight matrix and computes the weight's gradient.
 
-A schedule that splits the backward computes a stage's input gradients first, because the stage before waits for them,
-and the weights' gradients when there is nothing better to do (zero bubble, arXiv:2401.10241). Then a product's backward
+A schedule that splits the backward computes a stage's input gradients first, because the previous stage waits for them,
+and the weights' gradients when it would otherwise idle (zero bubble, arXiv:2401.10241). A product's backward then
 leaves its weight's gradient to a `DeferredGradients`, which computes it later.
 """
 
@@ -15,19 +15,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Make = Callable[[], Tensor]
-Made = Callable[[Tensor, int], None]
-"""Told of each weight whose gradient has been made, with the number of gradients that are still to come."""
+AfterGradient = Callable[[Tensor, int], None]
+"""Callback ``(weight, missing)`` for each weight whose gradient has been computed; ``missing``: gradients still to
+come."""
 
 
 class DeferredGradients:
-    """Weight gradients of one pipeline stage that are still to be computed, by micro-batch."""
+    """Weight gradients of one chunk that are still to be computed, by micro-batch."""
 
     def __init__(self) -> None:
         self._open: list[tuple[Tensor, Make]] | None = None
         self._waiting: dict[int, list[tuple[Tensor, Make]]] = {}
 
     def collect(self, microbatch: int) -> None:
-        """From now on defer, for this micro-batch."""
+        """Defer weight gradients of this micro-batch from now on."""
         assert microbatch not in self._waiting, f"micro-batch {microbatch} had its input gradients already"
         self._open = self._waiting[microbatch] = []
 
@@ -35,34 +36,35 @@ class DeferredGradients:
         self._open = None
 
     def add(self, weight: Tensor, make: Make) -> bool:
-        """Take the gradient that ``make`` computes for later. False: the caller is to compute it now."""
+        """Defer the gradient that ``make`` computes. False if the caller has to compute it now."""
         if self._open is None:
             return False
         self._open.append((weight, make))
         return True
 
     def weights(self, microbatch: int) -> list[Tensor]:
-        """The weights whose gradients of a micro-batch are still to be computed."""
+        """Weights whose gradients of a micro-batch are still to be computed."""
         return [weight for weight, _ in self._waiting[microbatch]]
 
     @torch.no_grad()
-    def compute(self, microbatch: int, made: Made = lambda weight, left: None) -> None:
-        """Add the deferred gradients of a micro-batch to their weights', in the order of their backward."""
+    def compute(self, microbatch: int, after_gradient: AfterGradient = lambda weight, missing: None) -> None:
+        """Compute the deferred gradients of a micro-batch and add them to their weights, in the order of their
+        backward."""
         waiting = self._waiting.pop(microbatch)
         waiting.reverse()
         while waiting:  # each frees its activations before the next one needs memory
             weight, make = waiting.pop()
             gradient = make()
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
-            del make, gradient  # what they hold is free before the gradient is handed on
-            made(weight, len(waiting))
+            del make, gradient  # free their tensors before the gradient is passed on
+            after_gradient(weight, len(waiting))
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, deferred: DeferredGradients) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # Not the saved one: the gradient belongs to this object, also when data parallelism has freed its storage.
+        # Not the saved tensor: the gradient belongs to this object, even after data parallelism has freed its storage.
         ctx.parameter, ctx.deferred = weight, deferred
         return x @ weight.t()
 
@@ -75,8 +77,8 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, deferred: DeferredGradients | None = None) -> Tensor:
-    """``x W^T`` of tokens (T, I) and a weight (O, I): (T, O). ``deferred``: where the backward may leave the weight's
-    gradient; None where no schedule splits it."""
+    """``x W^T`` of tokens (T, I) and a weight (O, I): (T, O). ``deferred``: takes the weight's gradient if the backward
+    is split; None if no schedule splits it."""
     if deferred is None:
         return F.linear(x_TI, weight_OI)
     return _Linear.apply(x_TI, weight_OI, deferred)

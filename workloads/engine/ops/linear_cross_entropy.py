@@ -37,17 +37,17 @@ def linear_cross_entropy(
     """``scale * sum_t cross_entropy(x_t @ W^T, target_t)`` as a 0-dim fp32 tensor (fp64 for fp64 inputs).
 
     Every rank of ``group`` passes the same ``x`` and global ``targets`` (each in the full vocabulary) and gets the same
-    loss. The gradient of ``x`` is the PARTIAL sum over this rank's vocabulary: the caller adds it up over ``group``
+    loss. The gradient of ``x`` is the PARTIAL sum over this rank's vocabulary: the caller sums it over ``group``
     (reduce-scatter or all-reduce). The gradient of ``weight`` is complete. ``group=None``: ``weight`` is the whole
     vocabulary.
 
-    ``grads_in_forward=True`` computes both gradients while a chunk's logits are there and saves them. ``False`` saves
-    ``x``, ``weight`` and one number a token and computes the logits again in backward: for schedules that hold many
-    micro-batches between their forward and backward. Memory beside what is saved: one chunk of logits, and with several
-    chunks an accumulator of the weight's gradient in fp32.
+    ``grads_in_forward=True`` computes both gradients while a chunk's logits exist and saves them. ``False`` saves
+    ``x``, ``weight`` and one number a token and recomputes the logits in backward: for schedules that hold many
+    micro-batches between their forward and backward. Memory besides the saved tensors: one chunk of logits, and with
+    several chunks an accumulator of the weight's gradient in fp32.
 
     ``gradient_scale`` (0-dim, fp32) multiplies both gradients, not the loss. It must act here, where gradients begin:
-    they are rounded to the dtype of ``x``, in which those of fp16 would underflow, before any caller sees them.
+    they are rounded to the dtype of ``x`` before any caller sees them, and in fp16 small ones would underflow.
     """
     in_forward = grads_in_forward and torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale)
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradients is not None:
                 _logits_to_gradient(logits, targets[chunk], first_row, lse[chunk], scale, gradient_scale)
                 gradients.add(logits, chunk)
-        del logits, buffer  # the gradient of the weight is about to be copied: do not hold all three
+        del logits, buffer  # the gradient of the weight is copied next: do not hold all three
         ctx.grads_in_forward = gradients is not None
         if gradients is not None:
             ctx.save_for_backward(*gradients.finish())
@@ -132,7 +132,7 @@ class _Gradients:
 
 
 def _accumulate(total_VD: Tensor, dz_CV: Tensor, x_CD: Tensor, *, first: bool) -> None:
-    """``total (+)= dz^T @ x``; the old content of ``total`` is ignored when ``first``."""
+    """``total (+)= dz^T @ x``; the old content of ``total`` is ignored if ``first``."""
     beta, backend = 0.0 if first else 1.0, backend_of(dz_CV)
     if total_VD.dtype == dz_CV.dtype:
         torch.addmm(total_VD, dz_CV.t(), x_CD, beta=beta, out=total_VD)
@@ -145,7 +145,8 @@ def _accumulate(total_VD: Tensor, dz_CV: Tensor, x_CD: Tensor, *, first: bool) -
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
-    """The fewest chunks of at most ``chunk_tokens``, all of nearly the same size: a matmul of a few rows is slow."""
+    """Split into as few chunks of at most ``chunk_tokens`` as possible, of nearly equal size: a matmul of a few rows is
+    slow."""
     count = -(-tokens // chunk_tokens)
     size = -(-tokens // count)
     for start in range(0, tokens, size):
@@ -219,7 +220,7 @@ def _local_targets(targets: Tensor, first_row: int, columns: int) -> tuple[Tenso
 
 
 def _multiply_(tensor: Tensor, factor: Tensor) -> None:
-    """``tensor *= factor`` (0-dim). On CUDA nothing is read or written when the factor is 1, as it is in training."""
+    """``tensor *= factor`` (0-dim). On CUDA nothing is read or written if the factor is 1, as in training."""
     if backend_of(tensor) is Backend.TRITON:
         from workloads.engine.ops import triton_cross_entropy
 

@@ -1,8 +1,8 @@
-"""Moves rows of activations to where an index says, and sums them back: tokens to experts, and their outputs home.
+"""Permutes rows of activations by an index, and sums them back: tokens to experts, and their outputs back to tokens.
 
 Shapes: T tokens, k copies of each, N rows of copies, D columns. Row r of the copies is copy ``order_N[r]`` of T*k, a
-copy of token ``order_N[r] // k``; copy j of token t is row ``place_Tk[t, j]``. A negative index stands for no row: such
-a row is zeros, such a copy adds nothing.
+copy of token ``order_N[r] // k``; copy j of token t is row ``place_Tk[t, j]``. A negative index means no row: such a
+row is zeros, such a copy adds nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
 
 
 def spread_rows(x_TD: Tensor, order_N: Tensor, place_Tk: Tensor) -> Tensor:
-    """Every copy's row: [T, D] to [N, D]. Backward sums the gradients of a token's copies."""
+    """Copy every token's row to the rows of its copies: [T, D] to [N, D]. Backward sums the gradients of a token's
+    copies."""
     return _Spread.apply(x_TD, order_N, place_Tk)
 
 
 def collect_rows(y_ND: Tensor, order_N: Tensor, place_Tk: Tensor) -> Tensor:
-    """The sum of each token's copies, rounded once: [N, D] to [T, D]. The adjoint of `spread_rows`."""
+    """Sum each token's copies, rounded once: [N, D] to [T, D]. The adjoint of `spread_rows`."""
     return _Collect.apply(y_ND, order_N, place_Tk)
 
 
 def reorder_rows(x_ND: Tensor, source_N: Tensor, target_N: Tensor) -> Tensor:
-    """Row r of the result is row ``source_N[r]``; ``target_N`` is the inverse permutation."""
+    """Permute rows: row r of the result is row ``source_N[r]``; ``target_N`` is the inverse permutation."""
     return _Spread.apply(x_ND, source_N, target_N.unsqueeze(1))
 
 
@@ -56,7 +57,7 @@ class _Collect(torch.autograd.Function):
 
 
 def _gather(x: Tensor, order: Tensor, copies: int) -> Tensor:
-    """Row r is row ``order[r] // copies`` of ``x``; zeros where the index is negative."""
+    """Returns rows of which row r is row ``order[r] // copies`` of ``x``; zeros where the index is negative."""
     x = x.contiguous()
     y = x.new_empty(order.shape[0], x.shape[1])
     backend = backend_of(x, order)
@@ -72,7 +73,7 @@ def _gather(x: Tensor, order: Tensor, copies: int) -> Tensor:
 
 
 def _gather_sum(y: Tensor, place: Tensor) -> Tensor:
-    """Row t is the sum of the rows ``place[t]`` of ``y`` that are not negative."""
+    """Returns rows of which row t is the sum of the rows ``place[t]`` of ``y`` that are not negative."""
     y = y.contiguous()
     tokens, copies = place.shape
     x = y.new_empty(tokens, y.shape[1])

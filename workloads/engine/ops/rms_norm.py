@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
-from workloads.engine.ops.fp8 import noted
+from workloads.engine.ops.fp8 import record_largest
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, for_fp8: bool = False) -> Tensor:
     """Normalise the last dim; computed in fp32 (fp64 for fp64) and rounded once, to the dtype of ``x``.
 
-    ``x`` may be [B, S, N, D], some heads of one fused projection: they are read where they lie, and the result is
-    contiguous. Saved for backward: ``x``, ``weight`` and one fp32 number a row. ``for_fp8``: it is going to be cast
-    with one scale, so that the kernel notes its largest value on the way.
+    ``x`` may be [B, S, N, D], some heads of one fused projection: they are read in place, and the result is contiguous.
+    Saved for backward: ``x``, ``weight`` and one fp32 number a row. ``for_fp8``: the result will be cast with one
+    scale, so the kernel also records its largest value.
     """
     if torch.compiler.is_compiling():
         return _expression(x, weight_D, eps)
     y: Tensor
     y, largest = _RMSNorm.apply(x, weight_D, eps, for_fp8)
-    return y if largest is None else noted(y, largest)
+    return y if largest is None else record_largest(y, largest)
 
 
 def _expression(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -83,12 +83,12 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _is_heads_of_projection(x: Tensor) -> bool:
-    """[B, S, N, D] in which heads follow each other and every token is equally far from the next."""
+    """Whether ``x`` is [B, S, N, D] with consecutive heads and the same distance between all consecutive tokens."""
     return x.dim() == 4 and x.stride()[2:] == (x.shape[3], 1) and x.stride(0) == x.shape[1] * x.stride(1)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """A view: [rows, D] where ``x`` is contiguous, else [tokens, heads, D]."""
+    """A view: [rows, D] if ``x`` is contiguous, else [tokens, heads, D]."""
     return x.flatten(0, -2) if x.is_contiguous() else x.flatten(0, 1)
 
 

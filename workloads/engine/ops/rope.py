@@ -1,11 +1,11 @@
-"""Rotary position embedding (arXiv:2104.09864), half-split convention (Llama weights as Hugging Face lays them out).
+"""Rotary position embedding (arXiv:2104.09864), half-split convention (the layout of Llama weights by Hugging Face).
 
 Shapes: B sequences, S tokens a sequence, N query heads, K key heads, H head size. Element ``i`` of the first half of a
-head turns with element ``i`` of the second half, by the angle of its position:
+head rotates with element ``i`` of the second half, by the angle of its position:
 
     y1 = x1 * cos - x2 * sin        y2 = x2 * cos + x1 * sin
 
-The backward is the same turn by the opposite angle.
+The backward is the rotation by the opposite angle.
 """
 
 from __future__ import annotations

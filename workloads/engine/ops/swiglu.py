@@ -13,20 +13,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
-from workloads.engine.ops.fp8 import noted
+from workloads.engine.ops.fp8 import record_largest
 
 
 def swiglu(gate_up_TF2: Tensor, *, for_fp8: bool = False) -> Tensor:
     """``silu(gate) * up`` of ``[gate | up]``, joined on the last dim: [T, 2F] to [T, F], rounded once.
 
-    Only ``gate_up`` is saved: one pass of its backward is cheaper than storing the activation. ``for_fp8``: output and
-    gradient are going to be cast with one scale each, so that kernels note their largest values on the way.
+    Only ``gate_up`` is saved: recomputing the activation in one pass of the backward is cheaper than storing it.
+    ``for_fp8``: output and gradient will be cast with one scale each, so the kernels also record their largest values.
     """
     if torch.compiler.is_compiling():
         return _expression(gate_up_TF2)
     y: Tensor
     y, largest = _SwiGLU.apply(gate_up_TF2, for_fp8)
-    return y if largest is None else noted(y, largest)
+    return y if largest is None else record_largest(y, largest)
 
 
 def _expression(gate_up: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class _SwiGLU(torch.autograd.Function):
             largest = gate_up.new_zeros(1, dtype=torch.int32) if ctx.for_fp8 else None
             triton_swiglu.backward(gate_up, dy, d_gate_up, largest)
             if largest is not None:
-                noted(d_gate_up, largest)
+                record_largest(d_gate_up, largest)
         elif backend is Backend.TORCH:
             _backward(gate_up.flatten(0, -2), dy.flatten(0, -2), d_gate_up.flatten(0, -2))
         return d_gate_up, None

@@ -23,7 +23,8 @@ def update(
     epsilon: float,
     decay: float,
 ) -> None:
-    """``step``, ``factor`` and ``skip`` are 0-dim tensors on the device; ``step`` counts this one."""
+    """Update in place. ``step``, ``factor`` and ``skip`` are 0-dim tensors on the device; ``step`` counts this
+    update."""
     size = weight.numel()
     assert weight.is_contiguous() and gradient.is_contiguous() and first.is_contiguous() and second.is_contiguous()
     _update_kernel[(triton.cdiv(size, _BLOCK),)](

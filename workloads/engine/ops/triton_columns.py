@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""How the Triton kernels that go through matrices by rows share one out: a program has some columns of one row."""
+"""Splits a matrix among the programs of the Triton kernels that work by rows: a program has some columns of one row."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def blocks_of(size: int) -> tuple[int, int]:
 
 @triton.jit
 def own_columns(size, blocks, BLOCK: tl.constexpr):
-    """(row, columns, which of them are in the row) of this program."""
+    """(row, columns, mask of the columns that are in the row) of this program."""
     program = tl.program_id(0)
     column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
     return (program // blocks).to(tl.int64), column, column < size

@@ -14,13 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE, _TILE_WARPS = 128, 4
-"""Rows and columns of a tile where its values share scales; 1 by 128 of them where scales are blockwise."""
+"""Rows and columns of a tile whose values share scales (1 by 128 of them if scales are blockwise), and its warps."""
 _CAST_TILE, _CAST_WARPS = 64, 8
 _FLAT, _FLAT_WARPS = 8192, 8
 _MAX_PROGRAMS = 528
-"""With these a cast and a search for the largest value reach 3.8 and 4.0 TB/s on an H200, of 4.3 of a copy."""
+"""Programs at most: with so many, a cast and a search for the largest value reach 3.8 and 4.0 TB/s on an H200; a copy
+reaches 4.3."""
 _SHARED = {"tensor": 0, "column": 1}
-"""Which values share a scale; those of a row: `workloads.engine.ops.triton_fp8_lines`."""
+"""Values that share a scale; `workloads.engine.ops.triton_fp8_lines` has scales by row."""
 
 
 def largest(x: Tensor, shared: str) -> Tensor:
@@ -41,10 +42,10 @@ def cast(
 ) -> None:
     """Write ``x`` times its scales to ``rows`` [R, C] and ``columns`` [C, R], and the scales' inverses to ``factors``.
 
-    ``bits``: of `largest`; ``exponent``: of the format's largest value.
+    ``bits``: result of `largest`; ``exponent``: that of the format's largest value.
     """
     tiles = triton.cdiv(x.shape[0], _CAST_TILE), triton.cdiv(x.shape[1], _CAST_TILE)
-    for pair in _at_once(x, rows, columns):
+    for pair in _results_per_launch(x, rows, columns):
         _cast_kernel[(tiles[0] * tiles[1],)](
             x, bits, *pair, factors, x.shape[0], x.shape[1], tiles[1],
             SHARED=_SHARED[shared], EXPONENT=exponent, TILE=_CAST_TILE, num_warps=_CAST_WARPS,
@@ -54,7 +55,8 @@ def cast(
 def cast_blocks(
     x: Tensor, exponent: int, rows: Tensor | None, columns: Tensor | None, row_factors: Tensor, column_factors: Tensor
 ) -> None:
-    """Scales of 1 by 128 values along the last dim of each result: of ``rows`` and of ``columns`` apart."""
+    """Cast with one scale for each 1 by 128 values along the last dim of each result: ``rows`` and ``columns``
+    separately."""
     tiles = triton.cdiv(x.shape[0], _TILE), triton.cdiv(x.shape[1], _TILE)
     _blocks_kernel[(tiles[0] * tiles[1],)](
         x, rows, columns, row_factors, column_factors, x.shape[0], x.shape[1], tiles[1],
@@ -65,17 +67,20 @@ def cast_blocks(
 def cast_squares(
     x: Tensor, exponent: int, rows: Tensor | None, columns: Tensor | None, row_factors: Tensor, column_factors: Tensor
 ) -> None:
-    """Scales of 128 by 128 values, which ``rows`` and ``columns`` share."""
+    """Cast with one scale for each 128 by 128 values, which ``rows`` and ``columns`` share."""
     tiles = triton.cdiv(x.shape[0], _TILE), triton.cdiv(x.shape[1], _TILE)
-    for pair in _at_once(x, rows, columns):
+    for pair in _results_per_launch(x, rows, columns):
         _squares_kernel[(tiles[0] * tiles[1],)](
             x, *pair, row_factors, column_factors, x.shape[0], x.shape[1], tiles[1],
             row_factors.stride(0), column_factors.stride(0), EXPONENT=exponent, TILE=_TILE, num_warps=_TILE_WARPS,
         )  # fmt: skip
 
 
-def _at_once(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
-    """What one kernel may write. Triton 3.6 on Hopper stores a tile that was cast from fp32 both ways round wrongly."""
+def _results_per_launch(
+    x: Tensor, rows: Tensor | None, columns: Tensor | None
+) -> list[tuple[Tensor | None, Tensor | None]]:
+    """Which results one kernel may write. Triton 3.6 on Hopper stores a tile that was cast from fp32 wrongly if it
+    writes both."""
     if x.dtype == torch.float32 and rows is not None and columns is not None:
         return [(rows, None), (None, columns)]
     return [(rows, columns)]
@@ -87,8 +92,8 @@ def bits_of(x):
 
 
 @triton.jit
-def note_largest(bits, out_ptr):
-    """Raise ``out`` to ``bits``, a scalar. Most programs find a larger one there: they need no atomic."""
+def raise_largest(bits, out_ptr):
+    """Raise ``out`` to ``bits``, a scalar. For most programs ``out`` is already larger: they need no atomic."""
     if bits > tl.load(out_ptr):
         tl.atomic_max(out_ptr, bits)
 
@@ -97,7 +102,7 @@ def note_largest(bits, out_ptr):
 def scale_of(bits, EXPONENT: tl.constexpr):
     """(scale, its inverse): the largest power of two that brings a value with these bits to at most 1.75 * 2^EXPONENT.
 
-    Adding 0x1FFFFF carries into the exponent exactly where the significand is above 1.75. Inf and NaN give NaN.
+    Adding 0x1FFFFF carries into the exponent exactly if the significand is above 1.75. Inf and NaN give NaN.
     """
     power = (tl.minimum(bits, 0x7F800000) + 0x1FFFFF) >> 23
     power = tl.maximum(power, EXPONENT + 1)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels that cast rows to fp8, each with a scale of its own, and that turn matrices in fp8.
+"""Triton kernels that cast rows to fp8, each row with its own scale, and that transpose matrices in fp8.
 
 Shapes: R rows, C columns; G groups of R rows.
 """
@@ -15,26 +15,26 @@ from workloads.engine.ops.triton_fp8 import bits_of, scale_of
 _WIDEST = 4096
 """Columns that a program reads at a time."""
 _SHORT, _LONG = (8192, 4), (4096, 8)
-"""Values at a time, and warps, for rows of up to so many columns and for longer ones: 4.0 TB/s with 2,048 columns and
-3.2 with 16,384 on an H200. A row is read twice, its largest value first: the second time it is still in a cache."""
+"""(values at a time, warps) for rows of up to `_WIDEST` columns and for longer ones: 4.0 TB/s with 2,048 columns and
+3.2 with 16,384 on an H200. A row is read twice, first for its largest value: the second time it is still in a cache."""
 _TILE, _TILE_WARPS = 128, 4
 
 
 def cast_rows(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None:
     """Write ``x`` [R, C] times one scale a row to ``values``, and the scales' inverses to ``factors`` [R].
 
-    ``exponent``: of the format's largest value.
+    ``exponent``: that of the format's largest value.
     """
     rows, columns = x.shape
     block, (at_once, warps) = min(triton.next_power_of_2(columns), _WIDEST), _LONG if columns > _WIDEST else _SHORT
-    own = at_once // block
-    _rows_kernel[(triton.cdiv(rows, own),)](
-        x, values, factors, rows, columns, EXPONENT=exponent, ROWS=own, BLOCK=block, num_warps=warps
+    rows_per_program = at_once // block
+    _rows_kernel[(triton.cdiv(rows, rows_per_program),)](
+        x, values, factors, rows, columns, EXPONENT=exponent, ROWS=rows_per_program, BLOCK=block, num_warps=warps
     )
 
 
 def cast_rows_with(x: Tensor, bits: Tensor, exponent: int, values: Tensor) -> None:
-    """As `cast_rows`, for bits of the largest value of each row that are known, [R]."""
+    """Like `cast_rows`, with given bits of the largest value of each row, [R]."""
     rows, columns = x.shape
     block, blocks = blocks_of(columns)
     _rows_with_kernel[(rows * blocks,)](
@@ -42,11 +42,11 @@ def cast_rows_with(x: Tensor, bits: Tensor, exponent: int, values: Tensor) -> No
     )
 
 
-def turn(x: Tensor, out: Tensor) -> None:
-    """The transpose of every group's rows in fp8, [G*R, C] to [G, C, R]."""
+def transpose_groups(x: Tensor, out: Tensor) -> None:
+    """Transpose every group's rows in fp8, [G*R, C] to [G, C, R]."""
     groups, columns, rows = out.shape
     tiles = triton.cdiv(rows, _TILE), triton.cdiv(columns, _TILE)
-    _turn_kernel[(groups * tiles[0] * tiles[1],)](
+    _transpose_kernel[(groups * tiles[0] * tiles[1],)](
         x.view(torch.uint8), out.view(torch.uint8), rows, columns, *tiles, TILE=_TILE, num_warps=_TILE_WARPS
     )
 
@@ -82,7 +82,7 @@ def _rows_with_kernel(x_ptr, bits_ptr, values_ptr, columns, blocks, EXPONENT: tl
 
 
 @triton.jit
-def _turn_kernel(x_ptr, out_ptr, rows, columns, row_tiles, column_tiles, TILE: tl.constexpr):
+def _transpose_kernel(x_ptr, out_ptr, rows, columns, row_tiles, column_tiles, TILE: tl.constexpr):
     program = tl.program_id(0)
     group = (program // (row_tiles * column_tiles)).to(tl.int64)
     row = program // column_tiles % row_tiles * TILE + tl.arange(0, TILE)

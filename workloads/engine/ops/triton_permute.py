@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels of `workloads.engine.ops.permute`. A program makes some columns of one row."""
+"""Triton kernels of `workloads.engine.ops.permute`. A program computes some columns of one row."""
 
 import triton
 import triton.language as tl

@@ -3,8 +3,8 @@
 
 Inputs are [rows, size], contiguous, or [tokens, heads, size], some heads of a fused projection; outputs are contiguous.
 
-Backward: a fixed number of programs walk over the tiles. Each keeps its share of the weight's gradient in registers and
-writes it once; a last reduction adds the shares up. No atomics, so the result does not change from run to run.
+Backward: a fixed number of programs loop over the tiles. Each keeps its share of the weight's gradient in registers and
+writes it once; a final reduction sums the shares. There are no atomics, so the result does not change from run to run.
 """
 
 from functools import cache
@@ -14,17 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workloads.engine.ops.triton_fp8 import bits_of, note_largest
+from workloads.engine.ops.triton_fp8 import bits_of, raise_largest
 
 _TILE = 4096
 _PIPELINED_TILE = 8192
-"""Largest tile whose successors are fetched while it is worked on; larger ones would not fit in shared memory."""
+"""Largest tile for which the following tiles are prefetched; larger ones would not fit in shared memory."""
 _BACKWARD_THREADS = 512
-"""Threads that run the backward on one multiprocessor: each needs about 120 of its 65,536 registers."""
+"""Threads per multiprocessor in the backward: each needs about 120 of its 65,536 registers."""
 
 
 def forward(x: Tensor, weight: Tensor, eps: float, y: Tensor, rstd: Tensor, largest: Tensor | None = None) -> None:
-    """``largest`` (1,), zero: becomes the bits of the largest absolute value of ``y``, as `triton_fp8.largest`."""
+    """``largest`` (1,) must be zero: it becomes the bits of the largest absolute value of ``y``, as in
+    `triton_fp8.largest`."""
     size = x.shape[-1]
     rows, tile_rows, block, warps = _tiling(x)
     heads, token_stride = _heads(x)
@@ -50,7 +51,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, dx: Tensor, dw
 
 
 def _heads(x: Tensor) -> tuple[int, int]:
-    """(heads of a token, elements from one token to the next); no heads: a matrix, whose rows follow each other."""
+    """(heads of a token, elements from one token to the next); 0 heads for a contiguous matrix of rows."""
     return (0 if x.dim() == 2 else x.shape[1]), x.stride(0)
 
 
@@ -64,7 +65,8 @@ def _tiling(x: Tensor) -> tuple[int, int, int, int]:
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side; on a CPU the kernels are interpreted, and two exercise the reduction."""
+    """Number of programs that run in parallel; on a CPU, where kernels are interpreted, two, to exercise the
+    reduction."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
@@ -103,7 +105,7 @@ def _forward_kernel(
     tl.store(y_ptr + offset, y, mask=mask)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     if largest_ptr is not None:
-        note_largest(tl.max(tl.max(bits_of(y.to(tl.float32)), axis=1), axis=0), largest_ptr)
+        raise_largest(tl.max(tl.max(bits_of(y.to(tl.float32)), axis=1), axis=0), largest_ptr)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ _TILE = 2048
 def rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotated_q: Tensor, rotated_k: Tensor, *, inverse: bool
 ) -> None:
-    """``q`` and ``k`` [B, S, heads, H] of any strides into contiguous outputs."""
+    """Rotate ``q`` and ``k`` [B, S, heads, H] of any strides into contiguous outputs."""
     if q.stride(3) != 1:
         q = q.contiguous()
     if k.stride(3) != 1:

@@ -6,17 +6,18 @@ import triton.language as tl
 from torch import Tensor
 
 from workloads.engine.ops.triton_columns import WARPS, blocks_of, own_columns
-from workloads.engine.ops.triton_fp8 import bits_of, note_largest
+from workloads.engine.ops.triton_fp8 import bits_of, raise_largest
 
 
 def forward(gate_up: Tensor, y: Tensor, largest: Tensor | None = None) -> None:
-    """``largest`` (1,), zero: becomes the bits of the largest absolute value of ``y``, as `triton_fp8.largest`."""
+    """``largest`` (1,) must be zero: it becomes the bits of the largest absolute value of ``y``, as in
+    `triton_fp8.largest`."""
     size, block, blocks, programs = _grid(y)
     _forward_kernel[(programs,)](gate_up, y, largest, size, blocks, BLOCK=block, num_warps=WARPS)
 
 
 def backward(gate_up: Tensor, dy: Tensor, d_gate_up: Tensor, largest: Tensor | None = None) -> None:
-    """``largest``: the same of ``d_gate_up``."""
+    """``largest``: as in `forward`, of ``d_gate_up``."""
     size, block, blocks, programs = _grid(dy)
     _backward_kernel[(programs,)](gate_up, dy, d_gate_up, largest, size, blocks, BLOCK=block, num_warps=WARPS)
 
@@ -37,7 +38,7 @@ def _forward_kernel(gate_up_ptr, y_ptr, largest_ptr, size, blocks, BLOCK: tl.con
     y = (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + row * size + column, y, mask=inside)
     if largest_ptr is not None:
-        note_largest(tl.max(bits_of(y.to(tl.float32)), axis=0), largest_ptr)
+        raise_largest(tl.max(bits_of(y.to(tl.float32)), axis=0), largest_ptr)
 
 
 @triton.jit
@@ -55,4 +56,4 @@ def _backward_kernel(gate_up_ptr, dy_ptr, d_gate_up_ptr, largest_ptr, size, bloc
     tl.store(d_gate_ptr + size + column, d_up, mask=inside)
     if largest_ptr is not None:
         both = tl.maximum(bits_of(d_gate.to(tl.float32)), bits_of(d_up.to(tl.float32)))
-        note_largest(tl.max(both, axis=0), largest_ptr)
+        raise_largest(tl.max(both, axis=0), largest_ptr)

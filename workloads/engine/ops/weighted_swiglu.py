@@ -1,6 +1,6 @@
 """SwiGLU of routed experts: every row's product is multiplied by the weight that its token gives to the expert.
 
-So the outputs of a token's experts only have to be added up, and backward needs none of them.
+The outputs of a token's experts then only have to be summed, and backward needs none of them.
 
 Shapes: N rows, F feed-forward columns of this rank.
 """
@@ -20,7 +20,7 @@ from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
 def weighted_swiglu(gate_up_NF2: Tensor, weights_N: Tensor) -> Tensor:
     """``silu(gate) * up * weight`` of ``[gate | up]``: [N, 2F] and [N] to [N, F], rounded once.
 
-    ``weights_N`` are fp32 (fp64 for fp64 rows). Saved are the two inputs.
+    ``weights_N`` are fp32 (fp64 for fp64 rows). The two inputs are saved for backward.
     """
     return _WeightedSwiGLU.apply(gate_up_NF2, weights_N)
 

@@ -1,1 +1,1 @@
-"""One training step: building, data parallelism, pipeline, optimizer."""
+"""One training step: building the engine, data parallelism, pipeline, optimizer."""

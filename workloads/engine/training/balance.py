@@ -1,4 +1,4 @@
-"""What is known of the experts' loads after a step: biases that follow it, and how uneven it was.
+"""Updates router biases from the experts' loads after a step, and measures how uneven the loads were.
 
 Shapes: L layers with routed experts on this rank, E experts.
 """
@@ -19,55 +19,59 @@ from workloads.engine.layers.transformer import Chunk, routers
 
 @torch.no_grad()
 def finish_routing(chunks: Sequence[Chunk], groups: Groups) -> None:
-    """After a step: move the biases that balance learned routing against the loads of the global batch."""
+    """Move the biases that balance learned routing against the loads of the global batch. Call it after a step."""
     e = groups.experiment
     if e.model.moe is None or e.routing != "learned" or groups.is_rehearsal:
         return
-    found = [router for chunk in chunks for router in routers(chunk)]
-    if not found:
+    layer_routers = [router for chunk in chunks for router in routers(chunk)]
+    if not layer_routers:
         return
-    step = torch.stack([router.load for router in found])
-    for router in found:
+    step = torch.stack([router.load for router in layer_routers])
+    for router in layer_routers:
         router.total += router.load
         router.load.zero_()
         router.host_waits_of_step, router.host_waits = router.host_waits, 0
     if e.model.moe.balance == "bias":
         loads = _over_stage(step, groups).double()
         moves = (loads.mean(1, keepdim=True) - loads).sign() * e.model.moe.balance_coefficient
-        for router, move in zip(found, moves, strict=True):
+        for router, move in zip(layer_routers, moves, strict=True):
             router.bias += move.to(router.bias.dtype)
 
 
 def _over_stage(loads_LE: Tensor, groups: Groups) -> Tensor:
-    """The sum over all ranks of this pipeline stage that have tokens of their own."""
+    """Sum over all ranks of this pipeline stage that have different tokens."""
     e = groups.experiment
     loads_LE = loads_LE.clone()
-    found = [groups.data_mesh.get_group(dim) for dim in ("replicate", "shard") if groups.data_mesh[dim].size() > 1]
+    groups_to_sum = [
+        groups.data_mesh.get_group(dim) for dim in ("replicate", "shard") if groups.data_mesh[dim].size() > 1
+    ]
     if e.tp > 1 and e.etp == 1:
         assert groups.axes["tp"].group is not None
-        found.append(groups.axes["tp"].group)
-    for group in found:
+        groups_to_sum.append(groups.axes["tp"].group)
+    for group in groups_to_sum:
         dist.all_reduce(loads_LE, group=group)
     return loads_LE
 
 
 @torch.no_grad()
 def routing_record(chunks: Sequence[Chunk], groups: Groups) -> RoutingRecord | None:
-    """How uneven the loads of this rank's layers were since their routers were filled; None without such layers.
+    """Imbalance of the loads of this rank's layers since their routers were last filled; None without such layers.
 
-    A collective of the pipeline stage's ranks. In a rehearsal it is that of the forced choice, of all tokens.
+    Collective over the ranks of the pipeline stage. A rehearsal returns the record of the forced choice of all tokens.
     """
     e, moe = groups.experiment, groups.experiment.model.moe
-    found: list[Router] = [router for chunk in chunks for router in routers(chunk)]
-    if moe is None or not found:
+    layer_routers: list[Router] = [router for chunk in chunks for router in routers(chunk)]
+    if moe is None or not layer_routers:
         return None
-    routing = found[0].routing
+    routing = layer_routers[0].routing
     if routing.is_learned:
-        loads = _over_stage(torch.stack([router.total for router in found]), groups).double().cpu()
-        dropped = _over_stage(torch.stack([router.dropped for router in found]).unsqueeze(1), groups).sum().item()
+        loads = _over_stage(torch.stack([router.total for router in layer_routers]), groups).double().cpu()
+        dropped = (
+            _over_stage(torch.stack([router.dropped for router in layer_routers]).unsqueeze(1), groups).sum().item()
+        )
     else:
         loads, dropped = routing.forced_loads().double().unsqueeze(0), 0
-    waits = sum(router.host_waits_of_step for router in found)
+    waits = sum(router.host_waits_of_step for router in layer_routers)
     of_ranks = loads.unflatten(1, (e.ep, -1)).sum(2)
     return RoutingRecord(
         expert_imbalance=_max_over_mean(loads),
@@ -79,12 +83,13 @@ def routing_record(chunks: Sequence[Chunk], groups: Groups) -> RoutingRecord | N
 
 
 def _max_over_mean(loads: Tensor) -> float:
-    """The mean over the layers."""
+    """Largest load over mean load, averaged over the layers."""
     return float((loads.amax(1) / loads.mean(1)).mean())
 
 
 def _entropy(loads: Tensor) -> float:
-    """Of the layers' mean distribution of copies over experts, over that of an even one: 1 is even, 0 one expert."""
+    """Entropy of the distribution of copies over experts, over that of an even one, averaged over the layers: 1 if the
+    load is even, 0 if one expert gets everything."""
     shares = loads / loads.sum(1, keepdim=True)
     if loads.shape[1] == 1:
         return 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,9 @@ from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
-from workloads.engine.training.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
+from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
 from workloads.engine.training.optimizer import ShardedAdamW
 from workloads.engine.training.pipeline import Pipeline
-from workloads.engine.training.recipe import Recipe
-from workloads.engine.training.text import training_text
 from workloads.spec.experiment import Experiment
 from workloads.spec.weights import routed
 
@@ -29,16 +28,17 @@ class Engine:
     experiment: Experiment
     groups: Groups
     chunks: list[Chunk]
-    """This rank's pipeline stages; one without virtual stages."""
+    """This rank's model chunks, in the order of their stages: one, or ``virtual_stages`` of them."""
     optimizer: ShardedAdamW
     pipeline: Pipeline
     clock: Clock
     source: Source | None = None
-    """Of the sequences that are trained on; None for synthetic tokens."""
+    """Source of the training sequences; None for synthetic tokens."""
 
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
-    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel."""
+    """Build this rank's sharded chunks on the meta device: pipeline split → TP, CP → recompute → compile → data
+    parallel."""
     return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
 
 
@@ -47,8 +47,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
-    if (recipe := fp8_recipe(experiment)) is not None:
-        chunk.use_fp8(recipe)
+    if (scaling := fp8_scaling(experiment)) is not None:
+        chunk.use_fp8(scaling)
     blocks = []
     for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
         recompute = experiment.recompute_of_layer(layer)
@@ -61,10 +61,16 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     return chunk
 
 
-def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) -> Engine:
-    """Build the sharded stages, allocate them on the device and fill them with the seed's weights.
+def build(
+    experiment: Experiment,
+    groups: Groups,
+    learning_rate: Callable[[int], float] | None = None,
+    source: Source | None = None,
+) -> Engine:
+    """Build the sharded chunks, allocate them on the device and fill them with the seed's weights.
 
-    ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
+    ``learning_rate``: the rate of each step, counted from 0; None for the one small rate of a sweep's runs. ``source``:
+    the training sequences; None for synthetic tokens.
     """
     chunks = shape_chunks(experiment, groups)
 
@@ -78,30 +84,36 @@ def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) 
         initialise(chunk, experiment.seed, groups.axes, place)
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
-    engine = assemble(experiment, groups, chunks, recipe)
+    engine = assemble(experiment, groups, chunks, learning_rate, source)
     if groups.device.type == "cuda" and experiment.pp > 1 and not groups.is_rehearsal:
         engine.pipeline.prepare()
     return engine
 
 
-def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: Recipe | None = None) -> Engine:
-    """The engine around stages that are built already."""
+def assemble(
+    experiment: Experiment,
+    groups: Groups,
+    chunks: list[Chunk],
+    learning_rate: Callable[[int], float] | None = None,
+    source: Source | None = None,
+) -> Engine:
+    """Make the engine from chunks that are already built; see `build`."""
     clock = Clock(groups.device)
-    optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
+    optimizer = ShardedAdamW(chunks, groups, learning_rate)
     if optimizer.loss_scale is not None:
         for chunk in chunks:
             if chunk.head is not None:
                 chunk.head.loss_scale = optimizer.loss_scale.value
             for router in routers(chunk):
                 router.loss_scale = optimizer.loss_scale.value
-    source = training_text if recipe is not None and recipe.data == "text" else None
     return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source)
 
 
 def choose_attention(experiment: Experiment) -> None:
     """Set the SDPA back ends of this process.
 
-    ``auto`` is cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, else torch's own order.
+    ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, otherwise torch's
+    default order.
     """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,

@@ -1,4 +1,4 @@
-"""Sets time marks during a step, CUDA events or the host's clock on a CPU, and reads them after it."""
+"""Records times during a step, as CUDA events or by the host's clock on a CPU, and reads them after the step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 import torch
 
 Mark = torch.cuda.Event | float
-"""A point of time on the device, or on the host without one."""
+"""Point in time on the device, or on the host without one."""
 
 
 class Clock:
-    """``mark()`` returns a token; ``seconds(a, b)`` is the time between two tokens, once the device has passed both."""
+    """``mark()`` returns a mark; ``seconds(a, b)`` is the time between two marks once the device has passed both."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"

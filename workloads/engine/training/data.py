@@ -1,8 +1,8 @@
-"""Makes batches, the same for every layout: by default of uniform random tokens.
+"""Makes batches, the same for every layout; by default of uniform random tokens.
 
-Sequence ``i`` of step ``s`` depends on (seed, s, i) alone, whichever `Source` it is of. Data-parallel rank ``d`` takes
-sequences ``(microbatch * dp + d) * micro_batch_size ...`` of the global batch. Context-parallel ranks share out their
-positions.
+Sequence ``i`` of step ``s`` depends on (seed, s, i) alone, for every `Source`. Data-parallel rank ``d`` takes sequences
+``(microbatch * dp + d) * micro_batch_size ...`` of the global batch. Context-parallel ranks take different positions of
+the same sequences.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ def step_batches(
 ) -> list[tuple[Tensor, Tensor]]:
     """(tokens_T, targets_T) of every micro-batch of one data- and context-parallel rank, on ``device``.
 
-    T = B*S flattened, S the tokens of a sequence that the rank holds, in the order of `local_positions`. ``source``:
-    None for synthetic tokens.
+    T = B*S flattened, where S is the number of tokens of a sequence that the rank holds, in the order of
+    `local_positions`. ``source``: None for synthetic tokens.
     """
     sequence = source or _sequence
     size, dp = experiment.micro_batch_size, experiment.dp
-    own = local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
+    positions = local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
     batches = []
     for microbatch in range(experiment.num_microbatches):
         first = (microbatch * dp + data_rank) * size
         rows = torch.stack([sequence(experiment, step, first + i) for i in range(size)])
-        tokens, targets = rows[:, :-1][:, own], rows[:, 1:][:, own]
+        tokens, targets = rows[:, :-1][:, positions], rows[:, 1:][:, positions]
         batches.append((tokens.reshape(-1).to(device), targets.reshape(-1).to(device)))
     return batches
 
 
 def generator_of(experiment: Experiment, step: int, index: int) -> torch.Generator:
-    """Random numbers that belong to one sequence."""
+    """Random generator that belongs to one sequence."""
     # Seeds of neighbouring sequences may be close to each other: manual_seed scrambles its argument.
     seed = (experiment.seed * 1_000_003 + step) * 1_000_003 + index
     return torch.Generator().manual_seed(seed & (2**63 - 1))

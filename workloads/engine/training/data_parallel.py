@@ -29,13 +29,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.layers.experts import Experts
 from workloads.engine.layers.transformer import Chunk
-from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.training.gradient_memory import InMemoryOfActivations, OwnPart
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 
 _COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-_FP8_RECIPES: dict[str, Recipe] = {
+_FP8_SCALINGS: dict[str, Fp8Scaling] = {
     "fp8_tensorwise": "tensorwise",
     "fp8_rowwise": "rowwise",
     "fp8_blockwise": "blockwise",
@@ -44,20 +44,20 @@ _FP8_RECIPES: dict[str, Recipe] = {
 
 def compute_dtype(experiment: Experiment) -> torch.dtype:
     """The dtype of activations and gathered weights. Raises `UnsupportedByEngine` for a precision without kernels."""
-    if experiment.precision in _FP8_RECIPES:
+    if experiment.precision in _FP8_SCALINGS:
         return torch.bfloat16
     dtype = _COMPUTE_DTYPES.get(experiment.precision)
     if dtype is None:
-        known = ", ".join((*_COMPUTE_DTYPES, *_FP8_RECIPES))
+        known = ", ".join((*_COMPUTE_DTYPES, *_FP8_SCALINGS))
         raise UnsupportedByEngine(
             f"the engine cannot run precision={experiment.precision} yet; it may be one of {known}"
         )
     return dtype
 
 
-def fp8_recipe(experiment: Experiment) -> Recipe | None:
-    """How the products of the blocks are cast to fp8; None where they are not."""
-    return _FP8_RECIPES.get(experiment.precision)
+def fp8_scaling(experiment: Experiment) -> Fp8Scaling | None:
+    """Scaling of the blocks' products in fp8; None for other precisions."""
+    return _FP8_SCALINGS.get(experiment.precision)
 
 
 def master_dtype(experiment: Experiment) -> torch.dtype:
@@ -65,8 +65,11 @@ def master_dtype(experiment: Experiment) -> torch.dtype:
 
 
 def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
-    """Wrap every block, in it the experts, the embedding, the head and the chunk itself; also done for one rank (mixed
-    precision). Experts are sharded over fewer ranks than the rest of their block: those that hold the same ones."""
+    """Wrap with FSDP, innermost first: the experts, every block, the embedding, the head and the chunk.
+
+    A single rank is wrapped too, for mixed precision. Experts are sharded over fewer ranks than the rest of their
+    block: those that hold the same experts.
+    """
     experiment = groups.experiment
     mesh = _without_single_replica(groups.data_mesh)
     experts_mesh = _without_single_replica(groups.expert_mesh) if groups.expert_mesh is not None else None
@@ -80,8 +83,8 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
     reshard = experiment.zero_stage == 3
 
     def shard(module: nn.Module, *, reshard_after_forward: bool, of_experts: bool = False) -> None:
-        own = experts_mesh if of_experts else mesh
-        fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        mesh_of_module = experts_mesh if of_experts else mesh
+        fully_shard(module, mesh=mesh_of_module, mp_policy=policy, reshard_after_forward=reshard_after_forward)
 
     for experts in [module for module in chunk.modules() if isinstance(module, Experts)]:
         shard(experts, reshard_after_forward=reshard, of_experts=True)
@@ -108,11 +111,11 @@ def _without_single_replica(mesh: DeviceMesh) -> DeviceMesh:
 
 
 _Gradient = tuple[Any, str, Tensor]
-"""Who has it, in which attribute, and the gradient."""
+"""(tensor or FSDP parameter that holds it, name of the attribute, gradient)"""
 
 
 class GradientSync:
-    """Tells FSDP, for every backward of one pipeline stage, what to reduce and what to keep gathered."""
+    """Tells FSDP, for every backward of one chunk, which gradients to reduce and which weights to keep gathered."""
 
     def __init__(self, chunk: Chunk, experiment: Experiment) -> None:
         assert isinstance(chunk, FSDPModule)
@@ -121,71 +124,77 @@ class GradientSync:
         self.ends: list[FSDPModule] = [end for end in ends if isinstance(end, FSDPModule)]
         self.every_microbatch = experiment.zero_stage >= 2
         self.keep_gathered = experiment.zero_stage <= 2
-        self._told: tuple[bool, bool] | None = None
-        self._kept: dict[int, list[_Gradient]] = {}
-        """By micro-batch: gradients of the first half of its backward."""
-        self._left: Counter[Any] = Counter()
-        """Gradients that each FSDP group still waits for in the second half of a backward."""
+        self._settings: tuple[bool, bool] | None = None
+        self._deferred: dict[int, list[_Gradient]] = {}
+        """Gradients of the input-gradient pass that wait for the weight-gradient pass, by micro-batch."""
+        self._missing: Counter[Any] = Counter()
+        """Number of gradients that each FSDP group still waits for in the current weight-gradient pass."""
         self._owners: dict[int, Any] = {}
         """FSDP groups by the ids of their gathered weights."""
 
     def before_backward(self, *, last: bool, last_through: bool) -> None:
-        """Before a whole backward. ``last``: this stage's last one of the step; ``last_through``: no input gradients
-        come after its."""
+        """Call before a whole backward.
+
+        ``last``: last backward of this chunk in this step. ``last_through``: last one that produces input gradients.
+        """
         self._tell(reduces=last or self.every_microbatch, last=last)
         self._tell_ends(last=last_through)
 
     def before_input_gradients(self, *, last_through: bool) -> None:
-        """Before the first half of a split backward, in which the products' weights get no gradients yet."""
+        """Call before the input-gradient pass of a split backward, in which the products' weights get no gradients
+        yet."""
         self._tell(reduces=False, last=False)
         self._tell_ends(last=last_through)
 
     def after_input_gradients(self, microbatch: int) -> None:
-        """After it. Where every micro-batch is reduced alone, the gradients that the first half made of blocks (of
-        their norms) wait apart for the second one, so that no other micro-batch takes them along."""
+        """Call after the input-gradient pass. With ZeRO 2 and 3 this pass's gradients of the blocks (those of their
+        norms) are set aside until the weight-gradient pass, so that they are not reduced with another micro-batch."""
         if self.every_microbatch:
-            self._kept[microbatch] = [taken for group in self._groups() for taken in _take_gradients(group)]
+            self._deferred[microbatch] = [taken for group in self._groups() for taken in _take_gradients(group)]
 
     def before_weight_gradients(self, microbatch: int, weights: Iterable[Tensor], *, last: bool) -> None:
-        """Before the second half, which makes gradients of ``weights``. ``last``: this stage's last one of the step."""
+        """Call before the weight-gradient pass, which makes gradients of ``weights``. ``last``: last one of this chunk
+        in this step."""
         self._tell(reduces=last or self.every_microbatch, last=last)
-        for parameter, attribute, gradient in self._kept.pop(microbatch, []):
+        for parameter, attribute, gradient in self._deferred.pop(microbatch, []):
             setattr(parameter, attribute, gradient)
-        self._left = Counter(self._group_of(weight) for weight in weights)
+        self._missing = Counter(self._group_of(weight) for weight in weights)
 
     def after_weight_gradient(self, weight: Tensor) -> None:
-        """When one of them is there: reduces its group if it was the last one that the group waited for, so that no
-        more than one group's gradients are whole and the reduction runs beside the next group's."""
+        """Call when the gradient of ``weight`` is complete. Reduces its group if it was the last one that the group
+        waited for: at most one group's gradients are unsharded at a time, and the reduction overlaps with the next
+        group's products."""
         group = self._group_of(weight)
-        self._left[group] -= 1
-        if not self._left[group]:
+        self._missing[group] -= 1
+        if not self._missing[group]:
             self._reduce(group)
 
     def after_weight_gradients(self, *, last: bool) -> None:
-        """After the second half: reduces groups that had all their gradients from the first one.
+        """Call after the weight-gradient pass. Reduces the groups that had all their gradients after the input-gradient
+        pass.
 
-        Where the first half has reduced them, FSDP is told only that they are done: it would wait here for the last
-        block's reduction, which can run beside what follows.
+        Groups that were already reduced in that pass are only marked as done: FSDP would wait here for the last block's
+        reduction, which can overlap with what follows.
         """
         reduced = [group for end in self.ends for group in param_groups_of(end)] if self.every_microbatch else []
         for group in self._groups():
             if group in reduced and not last:
                 group._training_state = TrainingState.POST_BACKWARD
-            elif group not in self._left:
+            elif group not in self._missing:
                 self._reduce(group)
         state: Any = self.chunk._get_fsdp_state()
         state._root_post_backward_final_callback()
 
     def _reduce(self, group: Any) -> None:
-        """FSDP reduces in hooks of autograd, which did not run in the second half: do here what they do."""
+        """Do what FSDP's autograd hooks do, which did not run in the weight-gradient pass."""
         with _as_if_gathered(group):
-            for parameter in group.fsdp_params:  # all of one dtype, as FSDP wants them: that of reductions
+            for parameter in group.fsdp_params:  # all of one dtype, the dtype of reductions, as FSDP requires
                 parameter.accumulate_unsharded_grad_if_needed()
                 parameter.to_accumulated_grad_if_needed()
             group.post_backward()
 
     def _group_of(self, weight: Tensor) -> Any:
-        """The group that shards a weight, here as FSDP gathers it. The same tensor in every step."""
+        """FSDP group that shards a weight, given as the tensor that FSDP gathers: the same one in every step."""
         if not self._owners:
             self._owners = {
                 id(parameter._unsharded_param): group
@@ -201,9 +210,9 @@ class GradientSync:
                 yield from param_groups_of(module)
 
     def _tell(self, *, reduces: bool, last: bool) -> None:
-        if self._told == (reduces, last):
+        if self._settings == (reduces, last):
             return
-        self._told = reduces, last
+        self._settings = reduces, last
         self.chunk.set_is_last_backward(last)
         self.chunk.set_requires_gradient_sync(reduces)
         self.chunk.set_requires_all_reduce(last)  # after the line above, which sets both
@@ -211,9 +220,12 @@ class GradientSync:
             self.chunk.set_reshard_after_backward(last)
 
     def _tell_ends(self, *, last: bool) -> None:
-        """The embedding and the head have their whole gradients after the first half, and they are large: where every
-        micro-batch is reduced alone they are reduced in it, else each one that waits for its second half would keep
-        them unsharded. They stay gathered: after the last first half FSDP would gather the head ahead once more."""
+        """Reduce the gradients of the embedding and the head, which are complete after the input-gradient pass.
+
+        With ZeRO 2 and 3 they are reduced there: they are large, and every micro-batch that waits for its
+        weight-gradient pass would hold them unsharded. The weights stay gathered, because FSDP's prefetch would gather
+        the head again after the last input-gradient pass.
+        """
         if not self.every_microbatch:
             return
         for end in self.ends:
@@ -230,7 +242,7 @@ def param_groups_of(module: FSDPModule) -> list[Any]:
 
 
 def _take_gradients(group: Any) -> Iterator[_Gradient]:
-    """The whole gradients that a group's parameters have, which have them no more."""
+    """Remove and return the unsharded gradients of a group's parameters."""
     for parameter in group.fsdp_params:
         if not hasattr(parameter, "_unsharded_param"):
             continue
@@ -242,8 +254,11 @@ def _take_gradients(group: Any) -> Iterator[_Gradient]:
 
 @contextmanager
 def _as_if_gathered(group: Any) -> Iterator[None]:
-    """With ZeRO 3 weights are freed before their gradients are complete. FSDP wants them gathered to hand out their
-    gradients, although it reads no weight: gathering them again would cost a collective."""
+    """Let FSDP treat a group's weights as gathered.
+
+    ZeRO 3 frees weights before their gradients are complete. FSDP requires gathered weights when it reduces gradients,
+    although it reads none of them: gathering them again would cost a collective.
+    """
     freed = [
         p for p in group.fsdp_params if p.sharded_state != ShardedState.UNSHARDED and hasattr(p, "_unsharded_param")
     ]

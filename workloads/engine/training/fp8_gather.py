@@ -1,15 +1,15 @@
-"""Gathers the weights of tensorwise fp8 layers and of routed experts in fp8: one byte an element on the way and in the
-gathered copy.
+"""Gathers the weights of tensorwise fp8 layers, and of routed experts in fp8, as fp8: one byte an element in the
+message and in the gathered copy.
 
-FSDP lets a sharded tensor say what is gathered of it (``fsdp_pre_all_gather``) and what becomes of that
+FSDP lets a sharded tensor choose what is gathered (``fsdp_pre_all_gather``) and what becomes of the result
 (``fsdp_post_all_gather``). It looks for both as attributes of the local tensor, so they are attached to the plain
-tensors that the optimizer updates; nothing else of the engine sees another kind of tensor.
+tensors that the optimizer updates; nothing else in the engine sees another kind of tensor.
 
-One scale is for a whole weight, of which every rank has a part. So the largest values of all weights are found once a
-step, before its first gather, and made the same on the ranks that share weights in one small all-reduce. Of a routed
-expert each matrix has a scale, whatever recipe the other layers follow. The matrices of all experts are one parameter,
-whose shards begin anywhere: so their largest values are found row by row, and made the same on the ranks that share
-experts.
+A scale belongs to a whole weight, of which every rank has a part. So the largest absolute values of all weights are
+computed once a step, before its first gather, and reduced over the ranks that share weights in one small all-reduce.
+Each matrix of a routed expert has a scale, whatever scaling the other layers use. The matrices of all experts are one
+parameter, whose shards may begin at any row: so their largest absolute values are computed row by row, and reduced over
+the ranks that share experts.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.layers.experts import Experts
 from workloads.engine.ops.fp8 import E4M3, cast_rows_with, cast_with, power_of_two
 from workloads.engine.ops.fp8_linear import Fp8Products
-from workloads.engine.training.data_parallel import fp8_recipe, param_groups_of
+from workloads.engine.training.data_parallel import fp8_scaling, param_groups_of
 
 _ALIGNED = 4
 """cuBLAS reads a scale only where its address is a multiple of 16 bytes."""
 
 
 class Fp8Weights:
-    """The scales of all weights of one rank that are gathered in fp8, but for those of routed experts."""
+    """Scales of all weights of one rank that are gathered in fp8, except those of routed experts."""
 
     def __init__(self, chunks: Sequence[nn.Module], groups: Groups) -> None:
         shards = groups.data_mesh["shard"]
         self._group = shards.get_group() if shards.size() > 1 else None
-        found = [pair for chunk in chunks for pair in _fp8_parameters(chunk)]
-        self._parameters = [parameter for parameter, _ in found]
+        weights_and_products = [pair for chunk in chunks for pair in _fp8_parameters(chunk)]
+        self._parameters = [parameter for parameter, _ in weights_and_products]
         device = groups.device
-        self._bits = torch.zeros(len(found), dtype=torch.int32, device=device)
-        self._factors = torch.zeros(len(found), _ALIGNED, dtype=torch.float32, device=device)
-        for index, (parameter, products) in enumerate(found):
+        self._bits = torch.zeros(len(weights_and_products), dtype=torch.int32, device=device)
+        self._factors = torch.zeros(len(weights_and_products), _ALIGNED, dtype=torch.float32, device=device)
+        for index, (parameter, products) in enumerate(weights_and_products):
             products.weight_factors = self._factors[index, :1]
             _gather_in_fp8(parameter, self._bits[index : index + 1])
 
     @torch.no_grad()
     def find_scales(self) -> None:
-        """To be called after the weights have changed and before they are gathered."""
+        """Compute the scales. Call it after the weights have changed and before they are gathered."""
         norms = torch._foreach_norm([parameter._sharded_param_data for parameter in self._parameters], float("inf"))
         torch.bitwise_and(torch.stack(norms).view(torch.int32), 0x7FFFFFFF, out=self._bits)
         if self._group is not None:
@@ -59,8 +59,10 @@ class Fp8Weights:
 
 
 class Fp8Experts:
-    """The scales of the routed experts of one rank, by parameter and expert. G experts, R rows of each in a parameter,
-    S rows of its shard on this rank."""
+    """Scales of one rank's routed experts, by parameter and expert.
+
+    Shapes: G experts, R rows of each in a parameter, S rows of the parameter's shard on this rank.
+    """
 
     def __init__(self, chunks: Sequence[nn.Module], groups: Groups) -> None:
         assert groups.expert_mesh is not None
@@ -83,7 +85,7 @@ class Fp8Experts:
 
     @torch.no_grad()
     def find_scales(self) -> None:
-        """To be called after the weights have changed and before they are gathered."""
+        """Compute the scales. Call it after the weights have changed and before they are gathered."""
         self._bits.zero_()
         for shard, bits_G, of_row_S in zip(self._shards, self._bits, self._expert_of_row, strict=True):
             largest_S = torch.linalg.vector_norm(shard, float("inf"), dim=1)
@@ -93,7 +95,7 @@ class Fp8Experts:
         self._factors.copy_(power_of_two(self._bits, E4M3)[1])
 
     def _experts_of_rows(self, parameter: Any) -> Tensor:
-        """Of each row of the shard, [S]. Rows that only pad it are zero: they count as the last expert's."""
+        """Expert of each row of the shard, [S]. Padding rows are zero and count as the last expert's."""
         rows = parameter.padded_sharded_param_size[0]
         first = parameter.mesh_info.shard_mesh_rank * rows
         index = torch.arange(first, first + rows, device=self._bits.device)
@@ -101,17 +103,17 @@ class Fp8Experts:
 
 
 def fp8_weights(chunks: Sequence[nn.Module], groups: Groups) -> list[Fp8Weights | Fp8Experts]:
-    """Let the chunks gather in fp8 where one scale is enough for a weight: tensorwise, and routed experts in every
-    recipe. Empty in other precisions."""
-    recipe = fp8_recipe(groups.experiment)
-    found: list[Fp8Weights | Fp8Experts] = [Fp8Weights(chunks, groups)] if recipe == "tensorwise" else []
-    if recipe is not None and groups.expert_mesh is not None:
-        found.append(Fp8Experts(chunks, groups))
-    return found
+    """Make the chunks gather in fp8 each weight that has one scale: with tensorwise scaling, and routed experts with
+    every scaling. Empty in other precisions."""
+    scaling = fp8_scaling(groups.experiment)
+    weights: list[Fp8Weights | Fp8Experts] = [Fp8Weights(chunks, groups)] if scaling == "tensorwise" else []
+    if scaling is not None and groups.expert_mesh is not None:
+        weights.append(Fp8Experts(chunks, groups))
+    return weights
 
 
 def _fp8_parameters(chunk: nn.Module) -> Iterator[tuple[Any, Fp8Products]]:
-    """FSDP's parameters that belong to fp8 products, routed experts' apart."""
+    """FSDP's parameters that belong to fp8 products, without routed experts."""
     for parameter in _parameters_of(chunk):
         products = getattr(parameter._module_info.module, "fp8", None)
         if isinstance(products, Fp8Products):
@@ -123,7 +125,7 @@ def _expert_parameters(chunk: nn.Module) -> Iterator[Any]:
 
 
 def _parameters_of(chunk: nn.Module) -> Iterator[Any]:
-    """FSDP's parameters. FSDP is started first: that may still move the shards."""
+    """FSDP's parameters. Initialises FSDP first, because that may still move the shards."""
     assert isinstance(chunk, FSDPModule)
     state: Any = chunk._get_fsdp_state()
     state._lazy_init()
@@ -134,14 +136,14 @@ def _parameters_of(chunk: nn.Module) -> Iterator[Any]:
 
 
 def _shard(parameter: Any) -> Tensor:
-    """The memory that is updated, with the rows that pad it."""
+    """Local shard that the optimizer updates, including padding rows."""
     return cast_type(Tensor, parameter._sharded_param_data.view(parameter.padded_sharded_param_size))
 
 
 def _gather_in_fp8(parameter: Any, bits: Tensor, expert_of_row_S: Tensor | None = None) -> None:
     """Attach FSDP's extension points to the local tensor of one of its parameters (torch 2.11 to 2.13).
 
-    ``bits``: of the largest value, (1,), or of each expert's with ``expert_of_row_S``.
+    ``bits``: bit pattern of the largest absolute value, [1]; with ``expert_of_row_S`` that of each expert, [G].
     """
     shard = _shard(parameter)
 

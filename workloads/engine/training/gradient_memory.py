@@ -1,9 +1,9 @@
-"""Lets reduced gradients take memory that activations have freed.
+"""Lets reduced gradients reuse memory that activations have freed.
 
-PyTorch's allocator keeps freed blocks for each stream apart, and FSDP allocates what it reduces on a stream of its own:
-4 bytes for each parameter of a rank's shard, which would come on top of the most that activations ever take, although a
-gradient is there only when the activations are gone that it was made from. Where a device is nearly full, its allocator
-then stops in every step to give blocks back and to take others (``allocator_retries``).
+PyTorch's allocator keeps freed blocks apart by stream, and FSDP allocates reduced gradients on its own stream: 4 bytes
+for each parameter of a rank's shard. They would come on top of the peak of activations, although a gradient exists only
+after the activations that it was computed from are freed. On a nearly full device the allocator would then free and
+allocate blocks in every step (``allocator_retries``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
 
 class InMemoryOfActivations(DefaultReduceScatter):
-    """The reduce-scatter of one FSDP group (an ``FSDPParamGroup``), with a result that is allocated for the stream of
-    compute, as its input is.
+    """Reduce-scatter of one FSDP group (an ``FSDPParamGroup``) whose result is allocated on the compute stream, like
+    its input.
 
-    Both streams may use it without further waiting: before FSDP allocates a result, it lets the stream of reductions
-    wait for all compute so far, and before the optimizer it lets compute wait for all reductions. In between the
-    result must not be freed, so that one which is added to something else is allocated on the stream of reductions,
-    and results must have the dtype of the shards, since FSDP would free one that it casts. True of torch 2.11 and 2.13.
+    Both streams may use the result without further waiting: before FSDP allocates a result, the reduce-scatter stream
+    waits for all compute so far, and before the optimizer, compute waits for all reductions. The result must not be
+    freed in between. A result that is added to another tensor is freed early, so it is still allocated on the
+    reduce-scatter stream; and results must have the dtype of the shards, since FSDP would free a result that it casts.
+    True of torch 2.11 and 2.13.
     """
 
     def __init__(self, group: Any) -> None:
@@ -33,7 +34,7 @@ class InMemoryOfActivations(DefaultReduceScatter):
         self.compute: torch.cuda.Stream | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor for an input, which FSDP allocates first, or for a result."""
+        """Allocate an input, which FSDP requests first, or a result."""
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device)
             if stream != self.group.comm_ctx.reduce_scatter_stream:
@@ -44,7 +45,8 @@ class InMemoryOfActivations(DefaultReduceScatter):
         return super().allocate(size, dtype=dtype, device=device)
 
     def _becomes_the_gradient(self) -> bool:
-        """False where earlier micro-batches have left a gradient, or where replicas are to be summed later (HSDP)."""
+        """Whether the result becomes the gradient itself. False if earlier micro-batches have left a gradient, or if
+        replicas are summed later (HSDP)."""
         if isinstance(self.group.mesh_info, DDPMeshInfo) and not self.group.all_reduce_grads:
             return False
         assert self.group._reduce_dtype in (None, self.group._orig_dtype), "a result would be cast, and freed"
@@ -52,7 +54,8 @@ class InMemoryOfActivations(DefaultReduceScatter):
 
 
 class OwnPart(InMemoryOfActivations):
-    """A reduce-scatter without other ranks: this rank's own part stands for the sum (see `Axis.is_alone`)."""
+    """Reduce-scatter of a rehearsal, without other ranks: this rank's own part stands for the sum (see
+    `Axis.is_rehearsal`)."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         work = super().__call__(output_tensor, input_tensor, *args, **kwargs)

@@ -18,8 +18,8 @@ from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training.loss_scale import LossScale
 
 LEARNING_RATE = 3e-5
-"""Of a sweep's runs. Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must
-not diverge. Training curves have a rate of their own (`workloads.engine.training.recipe`)."""
+"""Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
+compared, must not diverge. `workloads.engine.training.build.build` takes another."""
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
@@ -27,7 +27,7 @@ MAX_GRAD_NORM = 1.0
 
 
 class ShardedAdamW:
-    """AdamW over the shards that this rank holds. ``rate``: the learning rate of every update, counted from 0."""
+    """AdamW over the shards that this rank holds. ``rate``: learning rate by number of the update, from 0."""
 
     def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
         self.groups = groups
@@ -38,7 +38,7 @@ class ShardedAdamW:
         self.optimizer: AdamW | None = None
         fp16 = groups.experiment.precision == "fp16"
         self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
-        """By which the gradients are too large until `step` divides them."""
+        """Factor on the gradients until `step` divides by it."""
 
     def finish_gradients(self) -> None:
         """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads."""
@@ -65,8 +65,8 @@ class ShardedAdamW:
             dist.all_reduce(copies[0], group=self.groups.tied_embedding)
 
     def local_square_norm(self) -> Tensor:
-        """This rank's share of the squared norm, without the loss scale. In the sum over all ranks every element counts
-        once."""
+        """This rank's share of the squared gradient norm, without the loss scale. The sum over all ranks counts every
+        element once."""
         gradients = [p.gradient for p in self.parameters]
         norms = torch.stack(torch._foreach_norm(gradients, 2.0))
         if self._weights is None:
@@ -79,10 +79,10 @@ class ShardedAdamW:
     def step(self, norm: Tensor) -> None:
         """Scale gradients so that the global norm is at most MAX_GRAD_NORM, update, and free the gradients.
 
-        ``norm``: of the gradients without the loss scale. Where it is not finite, fp16 runs update nothing.
+        ``norm``: global norm of the gradients without the loss scale. If it is not finite, fp16 runs update nothing.
         """
         if self.optimizer is None:
-            # Only now: FSDP may move the shards when it starts lazily, in the first forward.
+            # Created only now: FSDP may move the shards when it initialises itself, in the first forward.
             self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
             self.optimizer = AdamW(
                 self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
@@ -115,7 +115,7 @@ class ShardedAdamW:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())
 
     def _share(self, named: NamedParameter) -> float:
-        """One over the number of times that a parameter's elements are held, over all ranks."""
+        """One over the number of copies of a parameter's elements on all ranks."""
         e = self.groups.experiment
         placement = named.spec.placement
         copies = self.groups.mesh_of(placement)["replicate"].size()

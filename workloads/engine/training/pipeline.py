@@ -1,7 +1,8 @@
-"""Runs one step's micro-batches through this rank's stages, in the order of `workloads.costs.shape.schedule`.
+"""Runs one step's micro-batches through this rank's model chunks, in the order of `workloads.costs.shape.schedule`.
 
-The loop is the same for one stage and for many, for whole and for split backwards. `torch.distributed.pipelining` is
-not used, for three reasons: it reduces gradients with the last micro-batch only, which is not ZeRO-2; it runs an extra
+A rank holds one chunk, or several under schedules with virtual stages; each chunk is one stage of the pipeline. The
+loop is the same for any number of stages, and for whole and split backwards. `torch.distributed.pipelining` is not
+used, for three reasons: it reduces gradients with the last micro-batch only, which is not ZeRO-2; it runs an extra
 forward to learn shapes; and its warm-up does not work under a fake process group without patching its internals, on
 torch 2.11 and on 2.13.
 """
@@ -33,19 +34,19 @@ class PipelineMarks:
     """Device-time marks of one step."""
 
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """Around each wait for another stage, up to the last backward."""
+    """Marks around each wait for another stage, up to the last backward."""
     late_waits: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """With several stages: around waiting for messages to leave and for sums over stages, after the last backward."""
+    """Marks, with several stages, after the last backward, around waits for pending sends and for sums over stages."""
     last_backward: Mark | None = None
-    """After the last backward's compute, before what is left of the gradient reduction."""
+    """Mark after the last backward's compute, before the rest of the gradient reduction."""
     last_backward_at: float | None = None
-    """When the host was there, by `time.perf_counter`."""
+    """Host time of that mark, by `time.perf_counter`, in seconds."""
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
-    """Every action, waits for other stages and the wait after the last backward excluded."""
+    """Start and end of every action, excluding waits for other stages and the wait after the last backward."""
 
 
 class _AtEndOfBackward(torch.autograd.Function):
-    """Identity on a stage's output. Its backward runs before all others, so its engine callback runs before FSDP's."""
+    """Identity on a chunk's output. Its backward runs before all others, so its engine callback runs before FSDP's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:
@@ -59,7 +60,7 @@ class _AtEndOfBackward(torch.autograd.Function):
 
 
 class Pipeline:
-    """One rank's stages and the order of their forwards and backwards."""
+    """One rank's model chunks and the order of their forwards and backwards."""
 
     def __init__(self, chunks: list[Chunk], groups: Groups, clock: Clock) -> None:
         e = groups.experiment
@@ -74,18 +75,18 @@ class Pipeline:
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)
         self.tokens = e.micro_batch_size * e.seq_len // e.cp
-        """Of one micro-batch on this rank."""
+        """Tokens of one micro-batch on this rank."""
         self.boundary_shape = (self.tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
         self.boundary_dtype = compute_dtype(e)
         self.running = ""
-        """Kind of the action under way, or of the last one."""
+        """Kind of the current action, or of the last one."""
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
         """Forward and backward of every micro-batch.
 
         Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
         """
-        step = _Step(self, self.actions, batches, alone=self.groups.is_rehearsal)
+        step = _Step(self, self.actions, batches, is_rehearsal=self.groups.is_rehearsal)
         step.run()
         marks = step.marks
         start = self.clock.mark()
@@ -99,15 +100,15 @@ class Pipeline:
         self.load_kernels()
 
     def load_kernels(self) -> None:
-        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients and what it
-        counted.
+        """Run one micro-batch through this rank's chunks, with placeholder inputs, and drop its gradients and router
+        counts.
 
-        Other axes than the pipeline take part as in a step, so their communicators are made, too.
+        The other axes communicate as in a step, so their communicators are created too.
         """
         e = self.groups.experiment
         actions = schedule_actions(e.pp_schedule, self.groups.position["pp"], e.pp, 1, e.virtual_stages)
         tokens = torch.zeros(self.tokens, dtype=torch.int64, device=self.groups.device)
-        _Step(self, actions, [(tokens, tokens)], alone=True).run()
+        _Step(self, actions, [(tokens, tokens)], is_rehearsal=True).run()
         self.clock.finish()
         for chunk in self.chunks:
             for named in named_parameters(chunk):
@@ -117,23 +118,28 @@ class Pipeline:
 
 
 class _Step:
-    """What one step holds between its actions."""
+    """State of one step between its actions."""
 
     def __init__(
-        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, alone: bool
+        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, is_rehearsal: bool
     ) -> None:
         self.pipeline, self.actions, self.batches = pipeline, actions, batches
         backwards = [action for action in actions if action.kind in ("B", "W")]
         self.last_of_chunk = {action.chunk: action for action in backwards}
-        """The action that completes each chunk's gradients."""
+        """Action that completes each chunk's gradients."""
         self.last_through_chunk = {action.chunk: action for action in actions if action.kind in ("B", "I")}
-        """The last action that makes input gradients of each chunk."""
+        """Last action that makes input gradients of each chunk."""
         self.marks = PipelineMarks()
         self.messages = Messages(
-            pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, alone, self.marks.waits
+            pipeline.groups,
+            pipeline.clock,
+            pipeline.boundary_shape,
+            pipeline.boundary_dtype,
+            is_rehearsal,
+            self.marks.waits,
         )
         self.held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        """(chunk, micro-batch) -> (stage input, stage output)"""
+        """(chunk, micro-batch) -> (chunk input, chunk output)"""
         self.losses: list[Tensor] = []
 
     def run(self) -> None:
@@ -155,7 +161,7 @@ class _Step:
             self._weight_gradients(action)
         else:
             self._backward(action, chunk, received)
-        # After the last backward FSDP waits for the gradients' reduction, which is counted apart from it.
+        # After the last backward FSDP waits for the gradient reduction, which is timed separately.
         end = self.marks.last_backward if action is self.actions[-1] else clock.mark()
         assert end is not None
         self.marks.actions.append((action, start, end))
@@ -198,14 +204,14 @@ class _Step:
         deferred, sync = pipeline.deferred[action.chunk], pipeline.sync[action.chunk]
         ends_step, microbatch = action == self.actions[-1], action.microbatch
 
-        def made(weight: Tensor, left: int) -> None:
-            if ends_step and not left:
+        def after_gradient(weight: Tensor, missing: int) -> None:
+            if ends_step and not missing:
                 self._note_last_backward()
             sync.after_weight_gradient(weight)
 
         last = action == self.last_of_chunk[action.chunk]
         sync.before_weight_gradients(microbatch, deferred.weights(microbatch), last=last)
-        deferred.compute(microbatch, made)
+        deferred.compute(microbatch, after_gradient)
         sync.after_weight_gradients(last=last)
 
     def _note_last_backward(self) -> None:

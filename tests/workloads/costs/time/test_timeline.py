@@ -284,14 +284,14 @@ def test_exchanges_are_exposed_but_for_shared_experts_beside_them() -> None:
         H200,
         Rates(matmul=1e15, head=1e15, attention=1e15, memory=1e12),
     )
-    assert (layer.there_s, layer.back_s) == (pytest.approx(rows + weights), pytest.approx(rows))
+    assert (layer.dispatch_s, layer.combine_s) == (pytest.approx(rows + weights), pytest.approx(rows))
     shared = dataclasses.replace(MIXTRAL, moe=dataclasses.replace(MIXTRAL.moe, num_shared_experts=1))
     beside = ExpertTimes.of(
         Experiment.canonical(model=shared, dp=8, ep=8, seq_len=4096, micro_batch_size=2, global_batch_size=16),
         H200,
         Rates(matmul=1e9, head=1e15, attention=1e15, memory=1e12),
     )
-    assert beside.there_s == pytest.approx(weights)
+    assert beside.dispatch_s == pytest.approx(weights)
 
 
 def test_products_of_few_rows_take_as_long_as_reading_their_weights() -> None:

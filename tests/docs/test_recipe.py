@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from workloads.engine.training.recipe import FINAL_SHARE, Recipe
+from docs.tools.curves.recipe import FINAL_SHARE, TrainingRecipe
 from workloads.spec.errors import InvalidExperiment
 
 
 def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
-    recipe = Recipe(learning_rate=1e-2, warmup_steps=10, steps=111)
+    recipe = TrainingRecipe(learning_rate=1e-2, warmup_steps=10, steps=111)
     assert [recipe.rate(step) for step in (0, 4, 9)] == pytest.approx([1e-3, 5e-3, 1e-2])
     assert recipe.rate(10) == pytest.approx(1e-2)
     assert recipe.rate(60) == pytest.approx(0.55e-2)  # half way between all and a tenth
@@ -22,7 +22,7 @@ def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
 
 @pytest.mark.parametrize(("steps", "warmup_steps"), [(1, 0), (1, 1), (2, 1), (3, 3)])
 def test_a_short_run_has_a_rate_at_every_step(steps: int, warmup_steps: int) -> None:
-    recipe = Recipe(learning_rate=1.0, warmup_steps=warmup_steps, steps=steps)
+    recipe = TrainingRecipe(learning_rate=1.0, warmup_steps=warmup_steps, steps=steps)
     assert all(0 < recipe.rate(step) <= 1.0 for step in range(steps))
 
 
@@ -37,4 +37,4 @@ def test_a_short_run_has_a_rate_at_every_step(steps: int, warmup_steps: int) -> 
 )
 def test_mistakes(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidExperiment, match=message):
-        Recipe(**fields)
+        TrainingRecipe(**fields)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from docs.tools.curves import book as text
 from tests.workloads.engine.parity import experiment
-from workloads.engine.training import text
 from workloads.engine.training.data import Source, step_batches
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
 
 CPU = torch.device("cpu")
-README = Path(text.__file__).parents[2] / "text" / "README.md"
+README = Path(text.__file__).with_name("README.md")
 
 
 def case(**layout: int) -> Experiment:

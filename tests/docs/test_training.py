@@ -15,6 +15,7 @@ from docs.tools.curves import __main__ as command
 from docs.tools.curves.__main__ import chosen, main
 from docs.tools.curves.curve_bands import WINDOW, collapsed, distances
 from docs.tools.curves.curve_table import read_curves
+from docs.tools.curves.recipe import TrainingRecipe
 from docs.tools.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run, all_runs, layouts_of, run_of
 from docs.tools.curves.train import entropy, held_out_loss, train_curve
 from sweep.composing.conffiles import ConfFolders
@@ -23,7 +24,6 @@ from tests.workloads.engine.parity import train_rank
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.transformer import routers
 from workloads.engine.training.build import build
-from workloads.engine.training.recipe import Recipe
 from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec.experiment import Experiment, Precision
 from workloads.spec.model_spec import ModelSpec
@@ -40,7 +40,7 @@ TINY = {
     ),
 }
 BATCH = {"global_batch_size": 16, "micro_batch_size": 4, "seq_len": 32}
-SHORT = Recipe(steps=30, learning_rate=3e-3, warmup_steps=10)
+SHORT = TrainingRecipe(steps=30, learning_rate=3e-3, warmup_steps=10)
 OTHERS = [(name, layout) for name, model in MODELS.items() for layout in layouts_of(model) if layout != REFERENCE]
 SHARPER = {"bytes": {"fp32": 1e-4, "bf16": 5e-3}, "bytes_moe": {"fp32": 1e-2, "bf16": 3e-2}}
 """What 30 steps of a tiny model stay in beside the bands: there is less that could amplify rounding. A token that goes
@@ -168,7 +168,7 @@ def test_it_learns_the_text_and_not_only_by_heart(gloo_pool: Pool, model: str) -
 @pytest.mark.slow
 def test_a_recipe_with_a_sweeps_rate_and_tokens_is_a_sweeps_run(gloo_pool: Pool) -> None:
     e = run_of(TINY["bytes"], "fp64", REFERENCE, BATCH).experiment
-    recipe = Recipe(data="synthetic", learning_rate=3e-5, warmup_steps=0, steps=2)
+    recipe = TrainingRecipe(data="synthetic", learning_rate=3e-5, warmup_steps=0, steps=2)
     (points,) = gloo_pool.run(train_curve, 1, e, recipe, "cpu")
     (trace,) = gloo_pool.run(train_rank, 1, e, 2)
     assert [point["loss"] for point in points] == trace.losses
@@ -200,7 +200,7 @@ def test_runs_are_chosen_by_parts_of_their_names() -> None:
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "curves.parquet")]
     for words, message in (
-        ([*out, "--only", "ep 3"], "error: --only 'ep 3': no run is called so; there are bytes fp32 one rank;"),
+        ([*out, "--only", "ep 3"], "error: --only 'ep 3': no run has this in its name; runs: bytes fp32 one rank;"),
         ([*out, "--steps", "0"], "error: recipe: steps=0 must be a whole number of at least 1"),
         ([*out, "--jobs", "0"], "error: --jobs=0 must be a whole number of at least 1"),
         ([], "error: the following arguments are required: --out"),

@@ -1,8 +1,8 @@
-"""How a model is trained where it shall learn something: which tokens, and what learning rate at which step.
+"""`TrainingRecipe`: tokens and learning rate by step of a run whose model shall learn something.
 
-A sweep measures how fast steps are, and has no such choice: its runs train on synthetic tokens at one small rate. That
-is why none of this is a field of an `Experiment`, whose id stands for everything that can change a number of a sweep.
-A training curve is named by its experiment and its recipe together.
+A sweep measures how fast steps are and needs no such choice: its runs train on synthetic tokens at one small rate. So
+none of this is a field of an `Experiment`, whose id stands for everything that can change a number of a sweep. A
+training curve is identified by its experiment and its recipe together.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from workloads.spec.errors import InvalidExperiment
 
 Data = Literal["synthetic", "text"]
 FINAL_SHARE = 0.1
-"""Of the learning rate, at the last step."""
+"""Learning rate of the last step, as a share of the highest one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """Linear warm-up to ``learning_rate`` over ``warmup_steps``, then half a cosine to a tenth of it."""
 
     data: Data = "text"
-    """``synthetic``: uniform random tokens, of which nothing can be learned. ``text``: bytes of the shipped book."""
+    """``synthetic``: uniform random tokens, from which nothing can be learned. ``text``: bytes of the shipped book."""
     learning_rate: float = 3e-3
     warmup_steps: int = 20
     steps: int = 300
@@ -36,7 +36,7 @@ class Recipe:
         whole_number("recipe: steps", self.steps, 1, error=InvalidExperiment)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0. Steps after the last one keep its rate."""
+        """Learning rate of a step, counted from 0. Steps after the last one keep its rate."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = min((step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1), 1.0)

@@ -1,14 +1,13 @@
-"""Sequences of real text: the shipped book (`workloads/text/README.md`), one token a byte.
+"""Sequences of real text: the shipped book (`docs/tools/curves/README.md`), one token per byte.
 
-The first nine tenths are trained on, from places drawn at random; the last tenth is held out and read from its start to
-its end.
+The first nine tenths are the training part, read from random positions; the last tenth is held out and read in order.
 """
 
 from __future__ import annotations
 
 import gzip
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,31 +18,31 @@ from workloads.spec.experiment import Experiment
 
 BYTES = 256
 _HELD_OUT = 10
-"""One part in so many."""
+"""One part in this many is held out."""
 MOST_HELD_OUT_STEPS = 16
-"""Global batches of held-out text that a loss is taken over at most: small ones would make it take long."""
+"""Largest number of global batches of held-out text in a loss: small batches would make it take long."""
 
 
 @cache
 def book() -> Tensor:
     """The whole text as int64 [bytes]."""
-    packed = (files("workloads") / "text" / "opticks.txt.gz").read_bytes()
+    packed = Path(__file__).with_name("opticks.txt.gz").read_bytes()
     return torch.frombuffer(bytearray(gzip.decompress(packed)), dtype=torch.uint8).long()
 
 
 def training_part() -> Tensor:
-    """The bytes that are trained on."""
+    """Bytes that are trained on."""
     return book()[: -(len(book()) // _HELD_OUT)]
 
 
 def held_out_part() -> Tensor:
-    """The bytes that are not."""
+    """Bytes that are held out."""
     return book()[-(len(book()) // _HELD_OUT) :]
 
 
 def training_text(experiment: Experiment, step: int, index: int) -> Tensor:
-    """A `workloads.engine.training.data.Source`: a piece of the training part, from a place that is the sequence's
-    own."""
+    """Training sequence at a random position that depends on the sequence. A
+    `workloads.engine.training.data.Source`."""
     part = _checked(experiment, training_part())
     places = len(part) - experiment.seq_len
     start = int(torch.randint(places, (), generator=generator_of(experiment, step, index)))
@@ -51,9 +50,9 @@ def training_text(experiment: Experiment, step: int, index: int) -> Tensor:
 
 
 def held_out_steps(experiment: Experiment) -> int:
-    """How many global batches the held-out loss is of: all that the held-out part fills, up to `MOST_HELD_OUT_STEPS`.
+    """Number of global batches in the held-out loss: all that fit in the held-out part, up to `MOST_HELD_OUT_STEPS`.
 
-    Raises `InvalidExperiment` where it does not fill one.
+    Raises `InvalidExperiment` if not even one fits.
     """
     steps = (len(held_out_part()) - 1) // experiment.tokens_per_step
     if steps == 0:
@@ -65,7 +64,8 @@ def held_out_steps(experiment: Experiment) -> int:
 
 
 def held_out_text(experiment: Experiment, step: int, index: int) -> Tensor:
-    """A `workloads.engine.training.data.Source`: the held-out part in its order, up to `held_out_steps`."""
+    """Sequence of the held-out part, read in order up to `held_out_steps`. A
+    `workloads.engine.training.data.Source`."""
     part = _checked(experiment, held_out_part())
     start = (step * experiment.global_batch_size + index) * experiment.seq_len
     return part[start : start + experiment.seq_len + 1]
