@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
 
 
 def code_lines(page: str) -> list[str]:
-    """The lines of a page's code blocks, without their comments; a line that ends in a backslash goes on in the next."""
+    """The lines of a page's code blocks, without comments; a line that ends in a backslash is joined to the next."""
     page = re.sub(r" *\\\n *", " ", page)
     fenced = re.findall(r"^ *```(?!yaml)\w*\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
     indented = re.findall(
