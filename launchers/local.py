@@ -23,7 +23,7 @@ from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
-from launchers.status.view import View, choose_view
+from launchers.status.view import StatusView, choose_view
 from results.errors import UltrasweepError
 from results.shared_filesystem.patience import patiently
 from results.tables.provenance import command_line
@@ -88,7 +88,7 @@ def _run_pilots(
     sweep: SweepDir,
     settings: LaunchSettings,
     reader: StatusReader,
-    view: View,
+    view: StatusView,
     command: str | None,
     feed: Callable[[], str],
 ) -> tuple[bool, str]:
@@ -120,7 +120,7 @@ def _run_pilot(
     sweep: SweepDir,
     settings: LaunchSettings,
     reader: StatusReader,
-    view: View,
+    view: StatusView,
     command: str | None,
     feed: Callable[[], str],
 ) -> tuple[str, int, bool]:
@@ -175,7 +175,7 @@ def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
                 write_json(path, killed)
 
 
-def _show(sweep: SweepDir, reader: StatusReader, view: View) -> OSError | None:
+def _show(sweep: SweepDir, reader: StatusReader, view: StatusView) -> OSError | None:
     """Show the current status. A failing file system costs one update, not the run; its error is returned."""
     try:
         view.show(reader.read(limit_s=0.0))

@@ -22,7 +22,7 @@ class Option:
 
 
 @dataclass(slots=True)
-class Section:
+class OptionSection:
     """Options between two blank lines."""
 
     heading: str = ""
@@ -34,7 +34,7 @@ class Section:
 class FileOptions:
     intro: str
     """The comment on the file's first lines."""
-    sections: tuple[Section, ...]
+    sections: tuple[OptionSection, ...]
 
     def by_name(self) -> dict[str, Option]:
         return {option.name: option for section in self.sections for option in section.options}
@@ -42,7 +42,7 @@ class FileOptions:
 
 def read_options(path: Path) -> FileOptions:
     """The options of one file in order, without Hydra's ``defaults`` list."""
-    sections = [Section()]
+    sections = [OptionSection()]
     intro = ""
     comment: list[str] = []
     above: list[tuple[int, str]] = []
@@ -54,7 +54,7 @@ def read_options(path: Path) -> FileOptions:
         if number == len(comment) and comment:  # only comments so far
             intro, comment = " ".join(comment), []
         if not stripped:
-            sections.append(Section())
+            sections.append(OptionSection())
             continue
         match = _OPTION.fullmatch(line)
         if match is None:  # an entry of a list, or a text over several lines

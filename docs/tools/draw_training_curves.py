@@ -21,7 +21,7 @@ from docs.tools.curves.curve_bands import (
     ONE_RANK,
     PRECISION_BANDS,
     WINDOW,
-    Band,
+    CurveBand,
     distances,
 )
 from docs.tools.curves.curve_table import by_run, read_curves
@@ -180,7 +180,7 @@ _PANELS: tuple[Callable[[Axes | None, Mapping[str, Rows]], bool], ...] = (_loss,
 """Functions that draw one panel each. They return whether there is anything to draw; without axes they draw nothing."""
 
 
-def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: Mapping[str, Band]) -> None:
+def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: Mapping[str, CurveBand]) -> None:
     """Draws means of differences over `WINDOW` steps, each single step faintly behind them, and the widest band in
     grey."""
     ends: list[tuple[float, str, str]] = []

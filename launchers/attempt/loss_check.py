@@ -24,7 +24,7 @@ from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class LossComparison:
     """Distance of one attempt from its reference; None where nothing was compared."""
 
     reference_id: str | None
@@ -37,7 +37,7 @@ class Comparison:
     """Whether both differences are within the tolerances of the precision (`results.statistics.agreement`)."""
 
 
-NOT_COMPARED = Comparison(reference_id=None, max_difference=None, max_norm_difference=None, agrees=None)
+NOT_COMPARED = LossComparison(reference_id=None, max_difference=None, max_norm_difference=None, agrees=None)
 
 
 _DROPPED_BY = ("micro_batch_size", "tp", "etp", "sequence_parallel", "cp", "cp_kind")
@@ -65,7 +65,7 @@ def loss_key(experiment: Experiment) -> str:
 
 def compare(
     folder: Path, experiment: Experiment, attempt_id: str, losses: Sequence[float], grad_norms: Sequence[float]
-) -> Comparison:
+) -> LossComparison:
     """Compare with the reference in ``folder``. The first attempt becomes the reference; of two at once only one
     does."""
     reference = folder / f"{loss_key(experiment)}.json"
@@ -83,7 +83,7 @@ def compare(
     if loss is None or norm is None:
         return NOT_COMPARED
     loss_tolerance, norm_tolerance = TOLERANCES[experiment.precision]
-    return Comparison(
+    return LossComparison(
         reference_id=other["attempt_id"],
         max_difference=loss,
         max_norm_difference=norm,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from launchers.attempt import series, spread, step_parts
 from launchers.attempt.attempt import Attempt
-from launchers.attempt.loss_check import Comparison
+from launchers.attempt.loss_check import LossComparison
 from launchers.attempt.outcome import Outcome
 from results.tables.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION, STEPS
 from workloads.contract.protocol import RankResult, StepRecord
@@ -67,7 +67,7 @@ def attempt_row(
     ended_at: float,
     will_retry: bool,
     gap_s: float | None,
-    comparison: Comparison | None,
+    comparison: LossComparison | None,
     rehearsed: RehearsedTimes | None,
     repeat_of: str | None = None,
 ) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def _config_of(sweep: SweepDir, pilot_id: str) -> PilotConfig | None:
 
 def _compared(
     sweep: SweepDir, attempt: Attempt, outcome: str, results: Mapping[int, Any]
-) -> loss_check.Comparison | None:
+) -> loss_check.LossComparison | None:
     losses = [loss for loss in rows.losses_of(results) if loss is not None]
     norms = [norm for norm in rows.grad_norms_of(results) if norm is not None]
     if outcome != "ok" or attempt.task.method != "measured" or not losses:

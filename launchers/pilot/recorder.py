@@ -100,7 +100,7 @@ class AttemptRecorder:
         ended_at: float,
         gap_s: float | None,
         still_held: str | None,
-        comparison: loss_check.Comparison | None,
+        comparison: loss_check.LossComparison | None,
     ) -> AttemptRecord:
         """Write the row and the record, and return the record. Raises `OSError`; it may then be called again."""
         held = claim.held
@@ -152,13 +152,13 @@ class AttemptRecorder:
         except (OSError, InvalidResults) as error:
             self._report(f"the tables are not compacted (nothing is lost): {error}")
 
-    def _compare(self, attempt: Attempt, done: Execution) -> loss_check.Comparison | None:
+    def _compare(self, attempt: Attempt, done: Execution) -> loss_check.LossComparison | None:
         known_losses = [loss for loss in rows.losses_of(done.results) if loss is not None]
         norms = [norm for norm in rows.grad_norms_of(done.results) if norm is not None]
         if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known_losses:
             return None
 
-        def compare() -> loss_check.Comparison:
+        def compare() -> loss_check.LossComparison:
             return loss_check.compare(
                 self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known_losses, norms
             )

@@ -28,7 +28,7 @@ from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
-from launchers.status.view import View, choose_view
+from launchers.status.view import StatusView, choose_view
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.provenance import command_line
 from results.text.numbers import format_duration, plural
@@ -104,7 +104,7 @@ class _SlurmRun:
         settings: LaunchSettings,
         options: SlurmOptions,
         reader: StatusReader,
-        view: View,
+        view: StatusView,
         signals: list[int],
         command: str,
         detach: bool,

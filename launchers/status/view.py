@@ -27,10 +27,10 @@ _MOST_ATTEMPTS, _MOST_RUNNING = 5, 8
 _COLOURS = {"ok": "green", "cancelled": "yellow", "preempted": "yellow", "oom": "magenta"}
 
 
-class View(Protocol):
+class StatusView(Protocol):
     """Shows one status after another between ``__enter__`` and ``__exit__``."""
 
-    def __enter__(self) -> View: ...
+    def __enter__(self) -> StatusView: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -41,7 +41,7 @@ class View(Protocol):
     def print_line(self, line: str) -> None: ...
 
 
-def choose_view(live: bool | None, status: SweepStatus) -> View:
+def choose_view(live: bool | None, status: SweepStatus) -> StatusView:
     """The live view or the plain one. ``live`` is None: live if standard output is a terminal. ``status``: the plain
     view does not show attempts that are already in it."""
     live = sys.stdout.isatty() if live is None else live

@@ -61,7 +61,7 @@ _OUTCOMES = {"Success": "ok", "OOM": "oom", "Other": UNKNOWN_OUTCOME}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StudyModel:
     label: str
     """The authors' name of the model."""
     ffn_hidden_size: int
@@ -69,11 +69,11 @@ class Shape:
 
 
 _SHAPES = {
-    (16, 2048, 32): Shape("1.34B", 8192),
-    (28, 3072, 32): Shape("3.57B", 8192),
-    (32, 4096, 32): Shape("8.86B", 14336),
-    (80, 8192, 64): Shape("80B", 28672),
-    (126, 16384, 128): Shape("469B", 53248),
+    (16, 2048, 32): StudyModel("1.34B", 8192),
+    (28, 3072, 32): StudyModel("3.57B", 8192),
+    (32, 4096, 32): StudyModel("8.86B", 14336),
+    (80, 8192, 64): StudyModel("80B", 28672),
+    (126, 16384, 128): StudyModel("469B", 53248),
 }
 """Shapes by number of layers, hidden size and number of heads."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sweep.advising.question import Goal, Question
 from sweep.advising.ranking import Ranked, RankedLayout, Ranking
-from sweep.advising.space import Space, space_of
+from sweep.advising.space import LayoutSpace, space_of
 from sweep.advising.times import Times
 from sweep.predicting.forecast import Known
 from workloads.costs.memory.estimate import StageMemory
@@ -53,9 +53,9 @@ class GoalAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Advice:
     question: Question
-    space: Space
+    space: LayoutSpace
     may_fit: int
     """Number of rows of the space that may fit in memory."""
     limit_bytes: int
@@ -75,7 +75,7 @@ class Answer:
         return tuple({one.experiment.id: one for one in layouts}.values())
 
 
-def answer(question: Question, top: int = TOP, known: Known | None = None) -> Answer:
+def answer(question: Question, top: int = TOP, known: Known | None = None) -> Advice:
     """Answers a question. ``known``: measurements on the cluster; None: read the question's results folder.
 
     Raises `InvalidSweep` if no layout obeys the rules, or if a device has too little memory for anything.
@@ -92,7 +92,7 @@ def answer(question: Question, top: int = TOP, known: Known | None = None) -> An
         for size in (size for size in question.sizes if size in there):
             ranked = ranking.best(size, top)
             sizes.append(SizeAnswer(ranked=ranked, smallest=None if ranked.best else ranking.smallest(size)))
-    return Answer(
+    return Advice(
         question=question,
         space=space,
         may_fit=len(ranking.rows),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sweep.advising.question import Question
-from sweep.advising.space import KINDS, Space
+from sweep.advising.space import KINDS, LayoutSpace
 from workloads.costs.memory.moments import Shared
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
 from workloads.predict.points import Floats
@@ -30,7 +30,7 @@ class Floor(NamedTuple):
     v_shaped: Floats
 
 
-def floor_of(space: Space, replicas: int = 1, saved: Floats | None = None) -> Floor:
+def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None) -> Floor:
     """Computes the bound. ``replicas``: replicas of ZeRO's shards. ``saved``: result of `saved_of`, if already
     computed."""
     q, model, x = space.question, space.question.model, space
@@ -60,7 +60,7 @@ def floor_of(space: Space, replicas: int = 1, saved: Floats | None = None) -> Fl
     return Floor(*(np.maximum(0.0, one - 4096.0 * (1 + held)[:, None]) for one in floors))
 
 
-def saved_of(space: Space) -> Floats:
+def saved_of(space: LayoutSpace) -> Floats:
     """Bytes that a layer saves per micro-batch, the least over kinds of layers; shape (rows, `KINDS`)."""
     x, q = space, space.question
     keys, where = np.unique(np.stack([x.tp, x.cp, x.mbs, x.ep, x.etp], axis=1), axis=0, return_inverse=True)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.advising.floor import Floor, floor_of, saved_of
-from sweep.advising.space import KINDS, Group, Ints, Space, is_v_shaped
+from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import StepTime
 from workloads.costs.memory.estimate import StageMemory, peak_stage
@@ -94,7 +94,7 @@ class _Search:
 
 @dataclass(slots=True)
 class Ranking:
-    space: Space
+    space: LayoutSpace
     times: Times
     limit_bytes: int
     most_timed: int = 12_000
@@ -150,7 +150,7 @@ class Ranking:
         best = sorted(search.kept.values(), key=lambda one: (one.time.step_time_s, one.experiment.id))[:top]
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
-    def _walk(self, size: int, search: _Search, groups: Sequence[Group], most: int) -> float | None:
+    def _walk(self, size: int, search: _Search, groups: Sequence[LayoutGroup], most: int) -> float | None:
         """Time the layouts of groups in the order of their bounds. Returns the bound at which it gave up, or None."""
         waiting: list[Experiment] = []
         for bound, one in self._ordered(size, groups, search):
@@ -165,7 +165,7 @@ class Ranking:
         self._look(waiting, search)
         return None
 
-    def _ordered(self, size: int, groups: Sequence[Group], search: _Search) -> Iterator[tuple[float, Experiment]]:
+    def _ordered(self, size: int, groups: Sequence[LayoutGroup], search: _Search) -> Iterator[tuple[float, Experiment]]:
         """Yields (estimate, layout) in non-decreasing order of the estimate.
 
         The factor for replicas, other kinds of context parallelism and routed experts is computed only when the row
@@ -199,7 +199,7 @@ class Ranking:
                 if math.isfinite(later := max(estimate, factor * float(plain[row, one]))) and later < search.worst_s:
                     heapq.heappush(waiting, (later, row, number, one))
 
-    def _factor(self, here: int, group: Group, ahead: Iterator[int]) -> float:
+    def _factor(self, here: int, group: LayoutGroup, ahead: Iterator[int]) -> float:
         """Factor on a row's time for groups with the same replicas and kind of context parallelism.
 
         ``ahead``: the rows that will be needed next, some of which are computed in the same batch.
@@ -223,10 +223,10 @@ class Ranking:
         """A row's layout with the schedule that bounds assume; None if it breaks a rule."""
         row = int(self.rows[here])
         schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-        experiment = self.space.layout(row, Group("selective", 1, schedule, 1, replicas, kind))
+        experiment = self.space.layout(row, LayoutGroup("selective", 1, schedule, 1, replicas, kind))
         return None if experiment is None or violations(experiment, self.space.question.cluster) else experiment
 
-    def _estimate(self, mine: Ints, group: Group) -> Floats:
+    def _estimate(self, mine: Ints, group: LayoutGroup) -> Floats:
         """Estimate of each row without its structure factor; infinite without a layout in the group that may fit."""
         rows, kind = self.rows[mine], KINDS.index(group.recompute)
         parts = self.bounds if group.cp_kind == "ring" else self.of_other_kinds
@@ -239,7 +239,7 @@ class Ranking:
         estimates[there] = MARGIN * (of_none + (of_kind - of_none) / group.every)[there]
         return estimates
 
-    def _least(self, mine: Ints, group: Group) -> Floats:
+    def _least(self, mine: Ints, group: LayoutGroup) -> Floats:
         """Estimate from the work alone, which no structure saves."""
         parts = self.bounds if group.cp_kind == "ring" else self.without_ring
         of_kind, of_none = (parts.work[mine, one] for one in (KINDS.index(group.recompute), 0))
@@ -250,7 +250,7 @@ class Ranking:
         estimates[there] = MARGIN * (of_none + (of_kind - of_none) / group.every)[there]
         return estimates
 
-    def _there(self, mine: Ints, rows: Ints, group: Group) -> Flags:
+    def _there(self, mine: Ints, rows: Ints, group: LayoutGroup) -> Flags:
         """Rows with a layout in the group that may fit."""
         pp, zero, cp, floor = (
             self.space.pp[rows],

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
-from sweep.advising.answer import Answer, Costed, GoalAnswer, SizeAnswer, settling_words
+from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
 from sweep.advising.question import Question
 from sweep.advising.ranking import RankedLayout
 from sweep.planning.price import price
@@ -23,7 +23,7 @@ ALIKE = 0.02
 _LEAST_SHARE = 0.005
 
 
-def print_answer(answer: Answer, console: Console) -> None:
+def print_answer(answer: Advice, console: Console) -> None:
     """Print the answer of ``advise``."""
 
     def say(text: str) -> None:
@@ -57,7 +57,7 @@ def print_answer(answer: Answer, console: Console) -> None:
         _print_settling(answer, console)
 
 
-def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
+def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
     ranked, q = one.ranked, answer.question
     title = f"{ranked.size:,} GPUs: the fastest that fit, {ranked.timed:,} layouts timed"
     if ranked.open_bound_s is not None:
@@ -86,7 +86,7 @@ def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
         )
 
 
-def _add_row(table: Table, answer: Answer, ranked_layout: RankedLayout) -> None:
+def _add_row(table: Table, answer: Advice, ranked_layout: RankedLayout) -> None:
     q, time, rate = answer.question, ranked_layout.time, ranked_layout.tokens_per_s_per_device
     table.add_row(
         f"{rate:,.0f}",
@@ -99,7 +99,7 @@ def _add_row(table: Table, answer: Answer, ranked_layout: RankedLayout) -> None:
     )
 
 
-def where_time_goes(answer: Answer, ranked_layout: RankedLayout) -> str:
+def where_time_goes(answer: Advice, ranked_layout: RankedLayout) -> str:
     """Shares of a predicted step: first the work, then the losses, largest first."""
     parts = answer.times.shares(ranked_layout.experiment)
     lost = sorted(
@@ -119,7 +119,7 @@ def _mfu(q: Question, rate: float) -> str:
     return f"{100 * rate * flops_per_token(q.model, q.seq_len, 'palm') / peak:.1f}"
 
 
-def _print_goal(answer: Answer, goal: GoalAnswer, console: Console) -> None:
+def _print_goal(answer: Advice, goal: GoalAnswer, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -144,7 +144,7 @@ def _print_goal(answer: Answer, goal: GoalAnswer, console: Console) -> None:
         say(f"money: {answer.question.price:g} a GPU-hour ({answer.question.price_source})")
 
 
-def _costs(answer: Answer, one: Costed) -> list[str]:
+def _costs(answer: Advice, one: Costed) -> list[str]:
     recommended, price = one.ranked_layout, answer.question.price
     fast = one.days * recommended.time.low_s / recommended.time.step_time_s
     return [
@@ -158,7 +158,7 @@ def _costs(answer: Answer, one: Costed) -> list[str]:
     ]
 
 
-def _print_settling(answer: Answer, console: Console) -> None:
+def _print_settling(answer: Advice, console: Console) -> None:
     q = answer.question
     runs = [
         price(one.experiment, one.time, "measured", q.config.measure, q.config.plan).expected_h for one in answer.best

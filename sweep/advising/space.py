@@ -38,7 +38,7 @@ _TWOS = tuple(2**power for power in range(17))
 MOST_ROWS = 3_000_000
 
 
-class Group(NamedTuple):
+class LayoutGroup(NamedTuple):
     """Layouts of a row that share one bound."""
 
     recompute: str
@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class LayoutSpace:
     """Rows that obey the rules; every array has one entry per row."""
 
     question: Question
@@ -101,18 +101,18 @@ class Space:
         return counts
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[LayoutGroup, ...]:
         """Groups tried for each row."""
         schedules = (*((("none", 1),) if self.unpiped else ()), *self.schedules)
         return tuple(
-            Group(kind, every, schedule, stages, replicas, cp_kind)
+            LayoutGroup(kind, every, schedule, stages, replicas, cp_kind)
             for kind, every in self.recomputations
             for schedule, stages in schedules
             for replicas in dict.fromkeys((1, *self.replicas))
             for cp_kind in dict.fromkeys(("ring", *self.kinds))
         )
 
-    def layout(self, row: int, group: Group) -> Experiment | None:
+    def layout(self, row: int, group: LayoutGroup) -> Experiment | None:
         """The layout of a row in a group, which may still break a rule; None: the row has none in this group."""
         q, dp, cp, zero = self.question, int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
         replicas = dp if zero == 0 else group.replicas
@@ -146,7 +146,7 @@ class Space:
         )
 
 
-def space_of(question: Question) -> Space:
+def space_of(question: Question) -> LayoutSpace:
     """Builds the space. Raises `InvalidSweep` with the limits of the degrees if no layout obeys the rules."""
     q, model = question, question.model
     axes = _axes(question)
@@ -190,7 +190,7 @@ def space_of(question: Question) -> Space:
     )
     schedules, replicas, kinds = _schedules(question), axes["dp_replicate"], axes["cp_kind"]
     inner = len(recomputations) * max(1, len(schedules)) * len(replicas) * len(kinds)
-    return Space(
+    return LayoutSpace(
         question=question,
         **rows,
         recomputations=recomputations,

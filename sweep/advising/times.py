@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sweep.advising.question import Question
-from sweep.advising.space import KINDS, Ints, Space
+from sweep.advising.space import KINDS, Ints, LayoutSpace
 from sweep.grids.step_time import StepTime
 from sweep.predicting.forecast import Forecast, Known, known_of
 from workloads.predict import layouts
@@ -37,7 +37,7 @@ class Times:
         """Predictions as in a plan."""
         return self.forecast.times(experiments)
 
-    def bounds(self, space: Space, rows: Ints, *, context: bool = True, ring: bool = True) -> Bounds:
+    def bounds(self, space: LayoutSpace, rows: Ints, *, context: bool = True, ring: bool = True) -> Bounds:
         """Parts of a step for these rows, divided by what a structure may save.
 
         ``context``: include the messages of a ring of context-parallel ranks, which other kinds may not send. ``ring``:
@@ -88,7 +88,7 @@ class Times:
         ratios: Floats = factors * of_form / (layouts.EXPERTS if experiments[0].model.moe is not None else 1.0)
         return ratios
 
-    def _peak(self, space: Space) -> float:
+    def _peak(self, space: LayoutSpace) -> float:
         device = self.forecast.cluster.device
         peak = device.peak_of("bf16") or device.peak_of(space.question.precision)
         assert peak is not None
@@ -123,7 +123,7 @@ _CHUNK = 20_000
 """Rows per batch: their stages are arrays as wide as the longest pipeline."""
 
 
-def _columns(space: Space, rows: Ints, kind: int) -> dict[str, Floats]:
+def _columns(space: LayoutSpace, rows: Ints, kind: int) -> dict[str, Floats]:
     q, model = space.question, layouts.plain_model(space.question.model)
 
     def same(value: float) -> Floats:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from results.text.numbers import plural
 from sweep.grids.columns import field_of, shape_of
-from sweep.grids.grid import CHECKED_FIELDS, Axis, GridSpec
+from sweep.grids.grid import CHECKED_FIELDS, GridAxis, GridSpec
 from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import Experiment
@@ -128,7 +128,7 @@ def _failed_condition(grid: GridSpec, experiment: Experiment) -> str | None:
     return None
 
 
-def _model_names(axis: Axis) -> Iterator[str]:
+def _model_names(axis: GridAxis) -> Iterator[str]:
     if "model" in axis.names:
         column = axis.names.index("model")
         yield from (str(row[column]) for row in axis.rows)

@@ -39,7 +39,7 @@ class Subsample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class GridAxis:
     """Names that change together; an ordinary axis has one name."""
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Axis:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSpec:
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     derive: Mapping[str, Expression]
     where: Mapping[str, Expression]
     """Conditions on axes, derived values and the model, by their labels in messages."""
@@ -72,7 +72,9 @@ def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[s
     for section in fields:
         if section not in _SECTIONS:
             raise InvalidSweep(f"{label}: no section {section!r}{suggest(section, _SECTIONS)}")
-    axes = [Axis(names=(axis,), rows=_values(label, axis, value)) for axis, value in _mapping(label, fields, "axes")]
+    axes = [
+        GridAxis(names=(axis,), rows=_values(label, axis, value)) for axis, value in _mapping(label, fields, "axes")
+    ]
     axes += [_zipped(label, zip_name, members) for zip_name, members in _mapping(label, fields, "zip")]
     if not axes:
         raise InvalidSweep(f"{label} has no axes")
@@ -177,7 +179,7 @@ def _values(label: str, axis: str, value: Any) -> tuple[tuple[Scalar, ...], ...]
     return tuple((entry,) for entry in values)
 
 
-def _zipped(label: str, zip_name: str, members: Any) -> Axis:
+def _zipped(label: str, zip_name: str, members: Any) -> GridAxis:
     if not isinstance(members, Mapping) or not members:
         raise InvalidSweep(f"{label}: zip.{zip_name} must map names to lists of one length, not {shown(members)}")
     columns = {str(name): _values(label, str(name), value) for name, value in members.items()}
@@ -186,7 +188,7 @@ def _zipped(label: str, zip_name: str, members: Any) -> Axis:
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise InvalidSweep(f"{label}: zip.{zip_name} pairs lists of different lengths: {counts}")
     rows = tuple(tuple(cell[0] for cell in row) for row in zip(*columns.values(), strict=True))
-    return Axis(names=tuple(columns), rows=rows)
+    return GridAxis(names=tuple(columns), rows=rows)
 
 
 def _subsample(label: str, value: Any) -> Subsample | None:

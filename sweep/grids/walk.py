@@ -18,7 +18,7 @@ from typing import Any
 
 from results.text.numbers import plural
 from sweep.grids.columns import SHAPE_NAMES
-from sweep.grids.grid import CHECKED_FIELDS, COUNTED, POINT_FIELDS, Axis, GridSpec
+from sweep.grids.grid import CHECKED_FIELDS, COUNTED, POINT_FIELDS, GridAxis, GridSpec
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import AXES
 from workloads.spec.expressions import Expression, namespace, source_of
@@ -111,7 +111,7 @@ class Walk:
     def found_sought(self) -> None:
         raise _Found
 
-    def columns_of(self, axis: Axis) -> tuple[tuple[str, ...], list[Values]]:
+    def columns_of(self, axis: GridAxis) -> tuple[tuple[str, ...], list[Values]]:
         """The names of an axis, and the tuples of values that they take. A model axis also gets the shape values that
         expressions use."""
         if "model" not in axis.names:
@@ -224,7 +224,7 @@ class _Source:
     def _add(self, line: str, deeper: int = 0) -> None:
         self.lines.append("    " * (self._indent + deeper) + line)
 
-    def _axis(self, number: int, axis: Axis, weight: int) -> list[str]:
+    def _axis(self, number: int, axis: GridAxis, weight: int) -> list[str]:
         """Adds a loop over the axis, or plain assignments if it has one row.
 
         If the loops continue in a nested function, returns the call to append after the whole source.

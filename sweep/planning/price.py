@@ -44,7 +44,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class JobShape:
     """The size of an allocation: ``devices`` in all, on ``nodes``."""
 
     nodes: int
@@ -88,12 +88,12 @@ def _rehearsed_steps_s(
     return measure.steps_of(step_s) * step_s
 
 
-def shape(experiment: Experiment, method: Method, cluster: ClusterSpec) -> Shape:
+def shape(experiment: Experiment, method: Method, cluster: ClusterSpec) -> JobShape:
     """The allocation that a point runs in."""
     if method != "measured":
-        return Shape(nodes=1, devices=1)
+        return JobShape(nodes=1, devices=1)
     size = experiment.world_size
-    return Shape(nodes=-(-size // cluster.devices_per_node), devices=size)
+    return JobShape(nodes=-(-size // cluster.devices_per_node), devices=size)
 
 
 def information_order(

@@ -14,7 +14,7 @@ from results.text.numbers import format_hours, name_routing, plural
 from results.text.terminal import plain_table
 from sweep.grids.expand import ruled_out
 from sweep.planning.plan import Plan, PlannedPoint
-from sweep.planning.price import Shape, shape
+from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.spec.experiment import ENGINE, Experiment
@@ -140,7 +140,7 @@ def _verdicts(plan: Plan) -> Table:
 
 def _shapes(plan: Plan) -> Table:
     table = plain_table(title="", show_footer=True)
-    by_shape: dict[Shape, list[PlannedPoint]] = defaultdict(list)
+    by_shape: dict[JobShape, list[PlannedPoint]] = defaultdict(list)
     for point in plan.to_run:
         by_shape[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
     unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"

@@ -35,7 +35,7 @@ _STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TablePrediction:
     predictions: pd.DataFrame
     """Columns `OUT`."""
     mistakes: tuple[str, ...]
@@ -68,7 +68,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
 
 
-def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outcome:
+def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> TablePrediction:
     """Predictions for every row of ``frame``, fitted only on the rows of ``calibration``.
 
     Raises `UltrasweepError` for a calibration without a measured column, or without a usable row.
@@ -114,7 +114,7 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
             predictions.loc[row, list(OUT[:-1])] = pd.NA  # experiment_id stays
             predictions.loc[row, OUT[-1]] = reason
             mistakes.append(f"row {row + 1}: {reason}")
-    return Outcome(predictions, tuple(mistakes), fitted)
+    return TablePrediction(predictions, tuple(mistakes), fitted)
 
 
 def _in_columns(frame: pd.DataFrame) -> pd.DataFrame:

@@ -28,7 +28,7 @@ from workloads.spec.model_spec import MODEL_SIZES, ModelSpec, model_from_dict
 
 if TYPE_CHECKING:
     from workloads.parity.compare import Difference
-    from workloads.parity.run import Comparison
+    from workloads.parity.run import ParityComparison
 
 SHARED = ("model", "seq_len", "global_batch_size", "precision", "seed")
 """Options that define the computation, equal for both layouts."""
@@ -168,7 +168,7 @@ def _kept_bytes(experiment: Experiment, steps: int) -> int:
     return weights * (1 + copies) + 2 * streams
 
 
-def print_comparison(compared: Comparison, console: Console) -> None:
+def print_comparison(compared: ParityComparison, console: Console) -> None:
     """Print both layouts, the worst tensor of every phase of every step, and the verdict."""
     for side, experiment in (("left", compared.left), ("right", compared.right)):
         console.print(f"{side:6} {plural(experiment.world_size, 'rank')}: {experiment.id}", highlight=False)
@@ -204,7 +204,7 @@ def _excess(difference: Difference) -> float:
     return difference.relative / difference.allowed if difference.allowed else float("inf")
 
 
-def verdict(compared: Comparison) -> str:
+def verdict(compared: ParityComparison) -> str:
     """One line: the layouts agree, or the first tensor that differs."""
     first = compared.first
     if first is None:

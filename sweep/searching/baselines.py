@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sweep.searching.recorded import Recorded
+from sweep.searching.recorded import RecordedSpace
 from sweep.searching.replay import CellReplay, CellResult
 from sweep.searching.space import Ints
 
@@ -16,7 +16,7 @@ HAND_AXES = ("tp", "pp", "mbs", "zero")
 
 
 def in_order(
-    recorded: Recorded,
+    recorded: RecordedSpace,
     order: Order,
     *,
     most: int | None = None,
@@ -41,7 +41,7 @@ def in_order(
     return results
 
 
-def by_prediction(recorded: Recorded) -> Order:
+def by_prediction(recorded: RecordedSpace) -> Order:
     """Candidates that are predicted to fit, fastest first; then the rest, lowest predicted memory first."""
 
     def order(cell: int) -> Ints:
@@ -53,7 +53,7 @@ def by_prediction(recorded: Recorded) -> Order:
     return order
 
 
-def at_random(recorded: Recorded, seed: int) -> Order:
+def at_random(recorded: RecordedSpace, seed: int) -> Order:
     random = np.random.default_rng(seed)
 
     def order(cell: int) -> Ints:
@@ -63,13 +63,13 @@ def at_random(recorded: Recorded, seed: int) -> Order:
     return order
 
 
-def by_hand(recorded: Recorded, slow: float | None = None) -> list[CellResult]:
+def by_hand(recorded: RecordedSpace, slow: float | None = None) -> list[CellResult]:
     """Optimizes one axis at a time, as by hand: from the least model parallelism that runs, vary tp, pp, micro-batch
     and ZeRO in turn, each starting from the best so far."""
     return [_by_hand(recorded, cell, slow) for cell in recorded.space.cells]
 
 
-def _by_hand(recorded: Recorded, cell: int, slow: float | None) -> CellResult:
+def _by_hand(recorded: RecordedSpace, cell: int, slow: float | None) -> CellResult:
     candidates, points = recorded.space.of(cell), recorded.points
     axes = np.stack([getattr(points, name)[candidates] for name in HAND_AXES], axis=1)
     ran, tried = CellReplay(recorded, cell, slow), set[int]()

@@ -16,7 +16,7 @@ from math import log, pi, sqrt
 import numpy as np
 
 from sweep.searching.fitting import fit_probability, normal_cdf
-from sweep.searching.space import OK, OOM, OTHER, RUNNING, UNTRIED, Flags, Floats, Ints, Seen, Space
+from sweep.searching.space import OK, OOM, OTHER, RUNNING, UNTRIED, Flags, Floats, Ints, SearchSpace, Seen
 from sweep.searching.surrogate import KERNEL, Belief, believe, condition
 
 LEAST_FIT = 0.02
@@ -42,7 +42,7 @@ TIED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CellView:
     """Current state of one cell."""
 
     places: Ints
@@ -56,7 +56,7 @@ class View:
     best_log_time: float
     """NaN if none ran."""
 
-    def only(self, these: Flags) -> View:
+    def only(self, these: Flags) -> CellView:
         """The view restricted to some of its candidates."""
         belief = Belief(self.belief.mean[these], self.belief.covariance[np.ix_(these, these)])
         return dataclasses.replace(
@@ -64,7 +64,7 @@ class View:
         )
 
 
-def look(space: Space, seen: Seen, cell: int) -> View:
+def look(space: SearchSpace, seen: Seen, cell: int) -> CellView:
     """The posterior view of a cell, given all results so far."""
     candidates = space.of(cell)
     places = candidates[np.isin(seen.state[candidates], (UNTRIED, RUNNING))]
@@ -74,7 +74,7 @@ def look(space: Space, seen: Seen, cell: int) -> View:
     places, fits, running = places[may], fits[may], running[may]
     belief = believe(space, seen, places, inflation(seen))
     best = seen.best(candidates)
-    return View(places, running, belief, fits, best, float("nan") if best is None else float(seen.log_time[best]))
+    return CellView(places, running, belief, fits, best, float("nan") if best is None else float(seen.log_time[best]))
 
 
 def inflation(seen: Seen) -> float:
@@ -90,7 +90,7 @@ def expected_improvement(mean: Floats, spread: Floats, best: float) -> Floats:
     return improvement
 
 
-def choose(space: Space, seen: Seen, view: View, count: int) -> list[int]:
+def choose(space: SearchSpace, seen: Seen, view: CellView, count: int) -> list[int]:
     """The next ``count`` candidates of the cell to run, as indices into the space; fewer if there are no more."""
     chosen: list[int] = []
     belief, left, best = view.belief, ~view.running, view.best_log_time
@@ -119,14 +119,14 @@ def choose(space: Space, seen: Seen, view: View, count: int) -> list[int]:
     return chosen
 
 
-def in_order(view: View, count: int) -> list[int]:
+def in_order(view: CellView, count: int) -> list[int]:
     """The ``count`` candidates with the lowest expected time, where a failure costs as much as doubling the time."""
     score = -view.belief.mean + np.log(np.maximum(view.fits, 1e-9))
     order = np.argsort(-score, kind="stable")
     return [int(view.places[one]) for one in order if not view.running[one]][:count]
 
 
-def _untried_families(space: Space, seen: Seen, view: View, left: Flags, chosen: list[int]) -> Flags:
+def _untried_families(space: SearchSpace, seen: Seen, view: CellView, left: Flags, chosen: list[int]) -> Flags:
     """Marks the fastest candidate of each family that has no run in this cell, unless it is expected to be far
     slower."""
     family_leaders = np.zeros(len(view.places), bool)
@@ -142,7 +142,7 @@ def _untried_families(space: Space, seen: Seen, view: View, left: Flags, chosen:
     return family_leaders
 
 
-def beaten(view: View, within: float) -> float:
+def beaten(view: CellView, within: float) -> float:
     """Probability that an unfinished candidate fits and is faster than the best by more than ``within``."""
     if not len(view.places):
         return 0.0
@@ -163,7 +163,7 @@ def beaten(view: View, within: float) -> float:
     return float(1 - (1 - better) * np.prod(1 - alone[rest]))
 
 
-def to_repeat(space: Space, seen: Seen, cell: int) -> list[int]:
+def to_repeat(space: SearchSpace, seen: Seen, cell: int) -> list[int]:
     """The fastest candidates of a cell that noise may have put in the wrong order, fastest first.
 
     Empty if the fastest has no close competitor.

@@ -13,7 +13,7 @@ from sweep.composing.search_settings import Settings
 from sweep.planning.price import within_budget
 from sweep.running.run import point_of
 from sweep.searching.planned import PlannedSpace
-from sweep.searching.rounds import Round, Wanted, next_points, read_round
+from sweep.searching.rounds import SearchRound, Wanted, next_points, read_round
 from workloads.contract.protocol import Method
 
 
@@ -21,7 +21,7 @@ from workloads.contract.protocol import Method
 class Look:
     """State of a search at one moment, and the changes to its queue."""
 
-    round: Round
+    round: SearchRound
     probabilities: dict[int, float]
     """Probability of a better layout, by cell."""
     chosen: tuple[Wanted, ...]
@@ -83,7 +83,7 @@ class Feeder:
         seconds = exp(float(look.round.session.seen.log_time[best]))
         return f"{line}; fastest so far {seconds:.4g} s a step, a better one {look.probabilities[cells[0]]:.2f}"
 
-    def _change_queue(self, now: Round, chosen: Sequence[Wanted]) -> int:
+    def _change_queue(self, now: SearchRound, chosen: Sequence[Wanted]) -> int:
         """Replaces waiting points that were not chosen again, and keeps the order in which points were chosen.
 
         Returns the number of added points that did not wait before.
@@ -113,7 +113,7 @@ class Feeder:
         return wanted.slow_step_s if self._method == "measured" else None
 
 
-def _cost_h(now: Round, cell: int, place: int) -> float:
+def _cost_h(now: SearchRound, cell: int, place: int) -> float:
     """GPU-hours that a run may cost: as planned, or if unknown the mean cost of runs of its cell so far."""
     price = now.planned.points[place].price
     assert price is not None

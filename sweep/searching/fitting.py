@@ -10,7 +10,7 @@ from math import erf, sqrt
 
 import numpy as np
 
-from sweep.searching.space import OK, OOM, Floats, Ints, Seen, Space
+from sweep.searching.space import OK, OOM, Floats, Ints, SearchSpace, Seen
 
 SHARED = 0.6
 """Share of a prediction's spread that all candidates of a cell have in common."""
@@ -25,7 +25,7 @@ def normal_cdf(z: Floats) -> Floats:
     return probability
 
 
-def fit_probability(space: Space, seen: Seen, cell: int, places: Ints) -> Floats:
+def fit_probability(space: SearchSpace, seen: Seen, cell: int, places: Ints) -> Floats:
     """Probability that each candidate at ``places`` (all of this cell) fits.
 
     It is zero if an otherwise equal candidate with the same or lower predicted memory ran out of memory.

@@ -18,7 +18,7 @@ from results.text.numbers import name_routing
 from sweep.grids.step_time import StepTime
 from sweep.planning.plan import Plan, PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
-from sweep.searching.space import Flags, Floats, Space
+from sweep.searching.space import Flags, Floats, SearchSpace
 from workloads.predict.predictor import NORMAL_90
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment, from_dict, layout_id
@@ -54,7 +54,7 @@ class KnownRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpace:
     cluster: ClusterSpec
-    space: Space
+    space: SearchSpace
     """Candidates, followed by the rows of other sweeps."""
     points: tuple[PlannedPoint, ...]
     """Planned points of the candidates."""
@@ -106,7 +106,7 @@ def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
     predicted = [point.time.step_time_s if point.time is not None else 1.0 for point in points]
     blind = np.array([point.time is None for point in points] + [False] * len(known))
     spreads = [_time_spread(time) for time in (*(point.time for point in points), *(one.predicted for one in known))]
-    space = Space(
+    space = SearchSpace(
         cell=np.array(cells, dtype=np.int64),
         model=np.array([models[e.model.name] for e in experiments], dtype=np.int64),
         gpus=np.array([e.world_size for e in experiments], dtype=float),
@@ -153,7 +153,7 @@ def _but_memory(experiment: Experiment) -> str:
 
 
 def _features(experiments: Sequence[Experiment]) -> Floats:
-    """Features of experiments in the form of `Space.layout`: degrees, and every other choice that differs between
+    """Features of experiments in the form of `SearchSpace.layout`: degrees, and every other choice that differs between
     them."""
     if not experiments:
         return np.empty((0, 0))

@@ -18,7 +18,7 @@ from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.measured_tables import is_attempts, study_table, table_of_attempts
 from sweep.predicting.predict_table import measured_of, numeric, read_table
 from sweep.searching.features import families, layout_features
-from sweep.searching.space import Floats, Space, Texts
+from sweep.searching.space import Floats, SearchSpace, Texts
 from workloads.predict.points import Points
 from workloads.predict.predictor import Measured, Predictor
 from workloads.predict.table import read_points
@@ -47,10 +47,10 @@ _NORMAL_90 = 2 * 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedSpace:
     """A space whose candidates all ran once; its arrays have one entry per candidate."""
 
-    space: Space
+    space: SearchSpace
     outcome: Texts
     """``ok``, ``oom`` or ``other``."""
     step_time_s: Floats
@@ -102,7 +102,7 @@ def study_regime(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(code_version=version, candidate=~ran | (slow & (version == REWRITTEN)))
 
 
-def recorded_space(frame: pd.DataFrame, calibrated: bool) -> Recorded:
+def recorded_space(frame: pd.DataFrame, calibrated: bool) -> RecordedSpace:
     """Builds the space. ``calibrated``: predict each model from the rows of all other models; otherwise without rows.
 
     Predictions before a run use the median bandwidths for its number of devices. A layout with several runs counts
@@ -118,7 +118,7 @@ def recorded_space(frame: pd.DataFrame, calibrated: bool) -> Recorded:
     model_of = rows.groupby([name for name in MODEL if name in rows], sort=True, dropna=False).ngroup()
     points = before.points
     degrees = zip(cell_of, points.dp, points.tp, points.pp, points.cp, points.recompute, strict=True)
-    space = Space(
+    space = SearchSpace(
         cell=cell_of.to_numpy(np.int64),
         model=model_of.to_numpy(np.int64),
         gpus=points.gpus,
@@ -132,7 +132,7 @@ def recorded_space(frame: pd.DataFrame, calibrated: bool) -> Recorded:
     )
     first = np.unique(cell_of, return_index=True)[1]
     names = tuple(f"{points.params[one] / 1e9:.3g}B on {points.gpus[one]:g}" for one in first)
-    return Recorded(
+    return RecordedSpace(
         space=space,
         outcome=rows["status"].to_numpy(),
         step_time_s=rows["step_time_s"].where(rows["status"] == "ok").to_numpy(float),

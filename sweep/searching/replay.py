@@ -12,7 +12,7 @@ import numpy as np
 
 from sweep.composing.search_settings import Settings
 from sweep.searching.choice import to_repeat
-from sweep.searching.recorded import Recorded
+from sweep.searching.recorded import RecordedSpace
 from sweep.searching.session import Session
 from sweep.searching.space import RUNNING, UNTRIED, Floats
 from workloads.contract.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
@@ -48,7 +48,7 @@ class CellResult:
 class CellReplay:
     """Replayed runs of one cell, with added noise."""
 
-    recorded: Recorded
+    recorded: RecordedSpace
     cell: int
     slow: float | None = None
     """As `Settings.slow`."""
@@ -94,13 +94,13 @@ class CellReplay:
         )
 
 
-def cell_best(recorded: Recorded, cell: int) -> float:
+def cell_best(recorded: RecordedSpace, cell: int) -> float:
     """Step time of the cell's fastest run, in seconds."""
     return float(np.nanmin(recorded.step_time_s[recorded.space.of(cell)]))
 
 
 def replay(
-    recorded: Recorded, settings: Settings, *, noise: float = 0.0, repeats: int = 0, seed: int = 0
+    recorded: RecordedSpace, settings: Settings, *, noise: float = 0.0, repeats: int = 0, seed: int = 0
 ) -> list[CellResult]:
     """Searches cell after cell, smaller sizes first; later cells learn from rows of earlier ones.
 
@@ -119,7 +119,7 @@ def replay(
     return results
 
 
-def _search_cell(recorded: Recorded, session: Session, cell: int, ran: CellReplay) -> list[tuple[float, bool]]:
+def _search_cell(recorded: RecordedSpace, session: Session, cell: int, ran: CellReplay) -> list[tuple[float, bool]]:
     """Runs a batch at a time until the session ends the cell; each finished run is followed by another.
 
     Returns, for every decision, the estimated probability of a better layout and whether there was one.
@@ -148,7 +148,7 @@ def _or_0(step_time_s: float) -> float:
     return step_time_s if np.isfinite(step_time_s) else 0.0
 
 
-def _fastest_left(recorded: Recorded, session: Session, cell: int) -> float:
+def _fastest_left(recorded: RecordedSpace, session: Session, cell: int) -> float:
     candidates = recorded.space.of(cell)
     times = recorded.step_time_s[candidates][np.isin(session.seen.state[candidates], (UNTRIED, RUNNING))]
     return float(np.nanmin(times)) if np.isfinite(times).any() else inf

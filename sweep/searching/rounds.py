@@ -33,7 +33,7 @@ _HOUR_S = 3600.0
 
 
 @dataclass(slots=True)
-class Round:
+class SearchRound:
     """Current state of a search, from its folder."""
 
     session: Session
@@ -57,10 +57,10 @@ class Round:
         return sum(self.gpu_hours.values())
 
 
-def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings, method: str) -> Round:
+def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings, method: str) -> SearchRound:
     """Reads the state of a search. ``sweep`` None: nothing has run yet."""
     session = Session(planned.space, settings)
-    now = Round(session, planned)
+    now = SearchRound(session, planned)
     for place, row in enumerate(planned.known, start=len(planned.points)):
         session.seen.ended(place, "ok", row.step_time_s, float(planned.space.log_time[place]))
     if sweep is None:
@@ -74,7 +74,7 @@ def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings
     return now
 
 
-def _add_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
+def _add_row(now: SearchRound, row: Mapping[str, Any], checks: Checks) -> None:
     place = _place(now.planned, row["config_json"])
     if place is None:
         return
@@ -98,7 +98,7 @@ def _add_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
         now.session.tell(place, "oom")
 
 
-def _add_queue(now: Round, sweep: SweepDir) -> None:
+def _add_queue(now: SearchRound, sweep: SweepDir) -> None:
     """Adds points that wait or run, and points that ended without a usable row."""
     reader = QueueReader(sweep, "", lambda line: None)
     waiting = reader.waiting()
@@ -152,7 +152,7 @@ class Wanted:
     """For a repeat: nodes on which the layout ran before."""
 
 
-def next_points(now: Round, probabilities: Mapping[int, float], settings: Settings) -> list[Wanted]:
+def next_points(now: SearchRound, probabilities: Mapping[int, float], settings: Settings) -> list[Wanted]:
     """Points that should wait in the queue, most promising of each cell first.
 
     These are new candidates of unfinished cells, to fill each batch in addition to running points, and repeats of the
@@ -176,7 +176,7 @@ def next_points(now: Round, probabilities: Mapping[int, float], settings: Settin
     return wanted
 
 
-def _repeats(now: Round, cell: int, repeats: int) -> list[Wanted]:
+def _repeats(now: SearchRound, cell: int, repeats: int) -> list[Wanted]:
     """Repeats of the top candidates of a finished cell, in turn."""
     repeated = []
     for one in to_repeat(now.planned.space, now.session.seen, cell) if repeats else ():

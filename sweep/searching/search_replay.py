@@ -17,7 +17,7 @@ from results.errors import UltrasweepError
 from results.text.numbers import plural
 from sweep.composing.search_settings import Settings
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
-from sweep.searching.recorded import Recorded, read_recorded, recorded_space
+from sweep.searching.recorded import RecordedSpace, read_recorded, recorded_space
 from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
 
 CALIBRATED, COLD, UNFITTED = "other models", "nothing", "–"
@@ -42,7 +42,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    spaces: dict[str, Recorded]
+    spaces: dict[str, RecordedSpace]
     """Search spaces by the rows on which the predictions were fitted."""
     strategies: tuple[Strategy, ...]
     noisy: dict[str, tuple[float, float, float]]
@@ -77,7 +77,7 @@ def replay_table(path: Path, settings: Settings) -> Replayed:
     return Replayed(spaces, tuple(strategies), noisy)
 
 
-def _noisy(recorded: Recorded, settings: Settings) -> tuple[float, float, float]:
+def _noisy(recorded: RecordedSpace, settings: Settings) -> tuple[float, float, float]:
     def mean(repeats: int, value: Callable[[list[CellResult]], float]) -> float:
         runs = [replay(recorded, settings, noise=NOISE, repeats=repeats, seed=seed) for seed in range(NOISY_DRAWS)]
         return float(np.mean([value(one) for one in runs]))

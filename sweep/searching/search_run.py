@@ -19,7 +19,7 @@ from sweep.planning.summary import layout
 from sweep.running.run import Prepared, Queued, enqueue, prepare
 from sweep.searching.feeding import Feeder
 from sweep.searching.planned import PlannedSpace, known_rows, planned_space
-from sweep.searching.rounds import Round, read_round
+from sweep.searching.rounds import SearchRound, read_round
 from sweep.searching.space import RUNNING, UNTRIED
 
 Feed = Callable[[], str]
@@ -51,7 +51,7 @@ class Search:
 class SearchOutcome:
     """Result of a search."""
 
-    round: Round
+    round: SearchRound
     probabilities: dict[int, float]
     summary: RunSummary | None
     """Summary of its last round; None: nothing had to run."""
@@ -109,7 +109,7 @@ def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Se
         summary = launch(queued, feeder.feed)
 
 
-def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
+def _found(search: Search, now: SearchRound, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
     """Result at the end. Candidates that were chosen, but wait or exceed the budget, count as not tried."""
     state = now.session.seen.state
     state[state == RUNNING] = UNTRIED

@@ -10,7 +10,7 @@ import numpy as np
 
 from sweep.composing.search_settings import Settings
 from sweep.searching.choice import beaten, choose, in_order, inflation, look
-from sweep.searching.space import RUNNING, Outcome, Seen, Space
+from sweep.searching.space import RUNNING, Outcome, SearchSpace, Seen
 from sweep.searching.surrogate import KERNEL, believe
 
 End = Literal["settled", "patience", "exhausted"]
@@ -20,7 +20,7 @@ fit has run."""
 
 @dataclass(slots=True)
 class Session:
-    space: Space
+    space: SearchSpace
     settings: Settings
     seen: Seen = field(init=False)
     _expected: dict[int, tuple[float, float]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ _STATES = {"ok": OK, "oom": OOM, "other": OTHER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class SearchSpace:
     """Candidates of all cells, with their predictions from before any run."""
 
     cell: Ints

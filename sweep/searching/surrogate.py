@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweep.searching.space import Floats, Ints, Seen, Space
+from sweep.searching.space import Floats, Ints, SearchSpace, Seen
 
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Factors on the predictor's spreads to choose from."""
@@ -21,7 +21,7 @@ FACTOR_SPREAD = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class LayoutKernel:
     """Shares of a candidate's variance that it has in common with others, and length scales."""
 
     cluster: float = 0.15
@@ -37,7 +37,7 @@ class Kernel:
     """Standard deviation of log step time between two runs of one layout."""
 
 
-KERNEL = Kernel()
+KERNEL = LayoutKernel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Belief:
         return standard_deviation
 
 
-def covariance(space: Space, a: Ints, b: Ints, k: Kernel) -> Floats:
+def covariance(space: SearchSpace, a: Ints, b: Ints, k: LayoutKernel) -> Floats:
     """Prior covariance, shape (a, b), without noise and without the factor of `FACTORS`."""
     x, y = space.layout[a], space.layout[b]
     square = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * x @ y.T
@@ -67,7 +67,9 @@ def covariance(space: Space, a: Ints, b: Ints, k: Kernel) -> Floats:
     return scaled
 
 
-def believe(space: Space, seen: Seen, places: Ints, inflate: float = 1.0, kernel: Kernel = KERNEL) -> Belief:
+def believe(
+    space: SearchSpace, seen: Seen, places: Ints, inflate: float = 1.0, kernel: LayoutKernel = KERNEL
+) -> Belief:
     """Posterior of the candidates at ``places``. ``inflate``: factor on the variance."""
     rows = seen.ran()
     prior = covariance(space, places, places, kernel)

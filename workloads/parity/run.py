@@ -12,7 +12,7 @@ from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ParityComparison:
     left: Experiment
     right: Experiment
     computed: tuple[Sequence[Computed], Sequence[Computed]]
@@ -40,7 +40,7 @@ class Comparison:
             yield (left[loss].item(), right[loss].item()), (left[norm].item(), right[norm].item())
 
 
-def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str) -> Comparison:
+def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str) -> ParityComparison:
     """Train each layout for ``steps`` steps on ``device`` (``cpu`` or ``cuda``), one after the other.
 
     Raises `workloads.measuring.processes.RankFailed` if a rank fails.
@@ -51,4 +51,4 @@ def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str
         higher = left.replace(precision=precision, attention="auto")
         noise = noise_of(left_values, in_order(higher, train(higher, steps, device)))
     right_values = in_order(right, train(right, steps, device))
-    return Comparison(left, right, (left_values, right_values), compare(left_values, right_values, right, noise))
+    return ParityComparison(left, right, (left_values, right_values), compare(left_values, right_values, right, noise))

@@ -13,7 +13,7 @@ from workloads.predict.fit import Fitted, derivatives, fit
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
-from workloads.predict.residuals import Kernel, Residuals
+from workloads.predict.residuals import ResidualKernel, Residuals
 from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
 
 SPREAD = 0.05
@@ -60,7 +60,7 @@ def learn_time(
     target: Floats,
     profiles: Mapping[str, Profile],
     name: str,
-    kernel: Kernel,
+    kernel: ResidualKernel,
     near: Mapping[str, float] | None = None,
 ) -> LearnedTime:
     """Fits the form and learns its residuals. ``target``: measured seconds of the points, all of the code base
@@ -107,7 +107,7 @@ def widening(
     target: Floats,
     profiles: Mapping[str, Profile],
     name: str,
-    kernel: Kernel,
+    kernel: ResidualKernel,
     near: Mapping[str, float],
 ) -> Widening:
     """Refits without a tenth of the rows at a time and, with enough models, without one group of models at a time."""
@@ -131,7 +131,7 @@ def _missed(
     target: Floats,
     profiles: Mapping[str, Profile],
     name: str,
-    kernel: Kernel,
+    kernel: ResidualKernel,
     near: Mapping[str, float],
     fold: Floats,
 ) -> float:

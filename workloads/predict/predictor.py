@@ -18,8 +18,8 @@ from workloads.predict.memory_terms import GIB, MEMORY, peaks, reserved
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
-from workloads.predict.residuals import Kernel
-from workloads.predict.time_terms import Parts, facts_of, host_bound, step_parts
+from workloads.predict.residuals import ResidualKernel
+from workloads.predict.time_terms import TimeTerms, facts_of, host_bound, step_parts
 
 NORMAL_90 = 1.645
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
@@ -67,7 +67,7 @@ class Predictor:
         cls,
         measured: Measured | None,
         profiles: Mapping[str, Profile],
-        kernel: Kernel | None = None,
+        kernel: ResidualKernel | None = None,
         *,
         widened: bool = True,
     ) -> Predictor:
@@ -81,12 +81,12 @@ class Predictor:
         for name in sorted(set(measured.points.codebase.tolist())):
             of_codebase = measured.points.codebase == name
             predictor._learn_time(
-                name, measured, of_codebase & np.isfinite(measured.step_time_s), kernel or Kernel(), widened
+                name, measured, of_codebase & np.isfinite(measured.step_time_s), kernel or ResidualKernel(), widened
             )
             predictor._learn_memory(name, measured, of_codebase)
         return predictor
 
-    def _learn_time(self, name: str, measured: Measured, rows: Floats, kernel: Kernel, widened: bool) -> None:
+    def _learn_time(self, name: str, measured: Measured, rows: Floats, kernel: ResidualKernel, widened: bool) -> None:
         if not rows.any():
             return
         points, target = measured.points.take(rows), measured.step_time_s[rows]
@@ -146,12 +146,12 @@ class Predictor:
             least[rows] = (step.issued + step.seen + step.after) / whole
         return busy, after, least
 
-    def seconds(self, points: Points, changed: Mapping[str, float] | None = None) -> Parts:
+    def seconds(self, points: Points, changed: Mapping[str, float] | None = None) -> TimeTerms:
         """Seconds of a step by component, without an interval; this takes a third of the time of `predict`.
 
         ``changed``: values of `workloads.predict.parameters.TIME` that replace the known ones.
         """
-        seconds = [np.full(len(points), np.nan) for _ in Parts._fields]
+        seconds = [np.full(len(points), np.nan) for _ in TimeTerms._fields]
         for name in sorted(set(points.codebase.tolist())):
             rows = points.codebase == name
             part = points.take(rows)
@@ -160,7 +160,7 @@ class Predictor:
             parts = step_parts(part, facts, {**self._time_values(name), **(changed or {})})
             for array, of_these in zip(seconds, parts, strict=True):
                 array[rows] = factor * of_these
-        return Parts(*seconds)
+        return TimeTerms(*seconds)
 
     def host_share(self, points: Points) -> Floats:
         """Degree to which a layer is host-bound, from 0 to 1."""

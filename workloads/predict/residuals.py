@@ -15,7 +15,7 @@ from workloads.predict.points import Floats, Points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class ResidualKernel:
     """Standard deviations of the parts, in logarithms of time."""
 
     common: float = 0.05
@@ -69,7 +69,7 @@ def features(x: Points) -> Floats:
     return np.stack([np.nan_to_num(columns[name]) / length for name, length in LENGTHS.items()], axis=1)
 
 
-def covariance(a: Points, b: Points, k: Kernel) -> Floats:
+def covariance(a: Points, b: Points, k: ResidualKernel) -> Floats:
     """Covariance of shape (rows of a, rows of b), without noise."""
     x, y = features(a) / k.reach, features(b) / k.reach
     square = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * x @ y.T
@@ -84,7 +84,7 @@ def covariance(a: Points, b: Points, k: Kernel) -> Floats:
     return total
 
 
-def prior_variance(k: Kernel) -> float:
+def prior_variance(k: ResidualKernel) -> float:
     return k.common**2 + k.device**2 + k.version**2 + k.near**2
 
 
@@ -93,12 +93,12 @@ class Residuals:
     """Gaussian process of residuals in logarithms, learned from rows."""
 
     rows: Points
-    kernel: Kernel
+    kernel: ResidualKernel
     weights: Floats
     inverse: Floats
 
     @classmethod
-    def learn(cls, rows: Points, residual: Floats, kernel: Kernel, noise: Floats | float = 1.0) -> Residuals:
+    def learn(cls, rows: Points, residual: Floats, kernel: ResidualKernel, noise: Floats | float = 1.0) -> Residuals:
         """Learns from residuals in logarithms. ``noise``: factor on the kernel's noise, for all rows or by row."""
         robust = robust_noise(residual, kernel.noise) * noise
         matrix = covariance(rows, rows, kernel) + np.diag(robust**2)

@@ -114,7 +114,7 @@ def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, floa
     return np.where(size <= local, inside, np.minimum(inside, local * each))
 
 
-class Parts(NamedTuple):
+class TimeTerms(NamedTuple):
     """Seconds of a step. The first three add up to the step."""
 
     pipeline: Floats
@@ -137,7 +137,7 @@ def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     return step
 
 
-def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
+def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerms:
     """Components of `step_time`. ``p``: values of `workloads.predict.parameters.TIME`."""
     x, stages = points, facts.stages
     tokens, tp = x.tokens, x.tp
@@ -185,7 +185,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
-    return Parts(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, busy, issued)
+    return TimeTerms(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, busy, issued)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

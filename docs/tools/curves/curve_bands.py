@@ -26,7 +26,7 @@ WINDOW = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class CurveBand:
     """The largest differences from the other run's loss, in nats per token."""
 
     first: float
@@ -37,12 +37,12 @@ class Band:
     """Largest difference of means over the last `WINDOW` steps, and of the held-out loss."""
 
 
-LAYOUT_BANDS: Mapping[str, Band] = {"fp32": Band(1e-4, 0.12, 0.08), "bf16": Band(1e-3, 0.12, 0.08)}
+LAYOUT_BANDS: Mapping[str, CurveBand] = {"fp32": CurveBand(1e-4, 0.12, 0.08), "bf16": CurveBand(1e-3, 0.12, 0.08)}
 """Bands by precision for a layout against one rank. Largest measured in bf16: 0.0002, 0.082 and 0.061."""
-PRECISION_BANDS: Mapping[str, Band] = {
-    "bf16": Band(3e-3, 0.12, 0.08),
-    "fp16": Band(1e-3, 0.12, 0.08),
-    **dict.fromkeys(("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), Band(0.02, 0.15, 0.10)),
+PRECISION_BANDS: Mapping[str, CurveBand] = {
+    "bf16": CurveBand(3e-3, 0.12, 0.08),
+    "fp16": CurveBand(1e-3, 0.12, 0.08),
+    **dict.fromkeys(("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), CurveBand(0.02, 0.15, 0.10)),
 }
 """Bands by precision, on one rank, against fp32. Largest measured: bf16 0.0009, 0.032 and 0.016; fp16 0.0003, 0.075 and
 0.052; fp8 0.0093, 0.116 and 0.076.
@@ -61,7 +61,7 @@ class Distance:
 
     run: str
     reference: str
-    band: Band
+    band: CurveBand
     first: float
     mean: float | None
     """None if no run was that long."""
@@ -98,7 +98,7 @@ def _distances(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Dist
             yield distance(rows_of_run, runs[reference], band)
 
 
-def distance(own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], band: Band) -> Distance:
+def distance(own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], band: CurveBand) -> Distance:
     """Differences of two runs at the steps that both have."""
     pairs = list(zip(own, other, strict=False))
     assert pairs and all(a["step"] == b["step"] for a, b in pairs)

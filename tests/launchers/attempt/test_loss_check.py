@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from launchers.attempt.loss_check import Comparison, compare, loss_key
+from launchers.attempt.loss_check import LossComparison, compare, loss_key
 from tests.pool import Pool
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import Engine, build, choose_attention
@@ -150,7 +150,7 @@ def test_losses_with_a_capacity_are_compared_where_the_same_tokens_are_dropped()
     assert len({routed(**limited, **layout) for layout in other} | {routed(**limited)}) == 5
 
 
-def compared(folder: Path, reference: Numbers, other: Numbers) -> Comparison:
+def compared(folder: Path, reference: Numbers, other: Numbers) -> LossComparison:
     compare(folder, experiment(), "reference", *reference)
     return compare(folder, experiment(), "other", *other)
 

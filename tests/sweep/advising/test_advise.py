@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from sweep.__main__ import main
-from sweep.advising.answer import Answer, answer, settling_words
+from sweep.advising.answer import Advice, answer, settling_words
 from sweep.advising.question import read_question
 from sweep.advising.ranking import Ranking, family_of
 from sweep.advising.report import print_answer
@@ -44,17 +44,17 @@ SHORT_MIXTURE = (*MIXTURE[:4], "seq_len=512")
 SMALL = ("tp=[1,2,4]", "pp=[1,2]", "micro_batch_size=[1,2,4]", "cp=1", "dp_replicate=[1,2]", "recompute_every=1")
 
 
-def asked(*words: str, top: int = 3) -> Answer:
+def asked(*words: str, top: int = 3) -> Advice:
     return answer(read_question(words), top, Known())
 
 
-def printed(found: Answer) -> str:
+def printed(found: Advice) -> str:
     file = io.StringIO()
     print_answer(found, Console(file=file, width=200))
     return file.getvalue()
 
 
-def every_layout(found: Answer) -> list[Experiment]:
+def every_layout(found: Advice) -> list[Experiment]:
     """All layouts of the space that break no rule, one by one."""
     space, cluster = found.space, found.question.cluster
     spelled = (space.layout(row, group) for row in range(len(space)) for group in space.groups)

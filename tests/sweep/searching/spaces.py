@@ -6,18 +6,18 @@ import numpy as np
 import pandas as pd
 
 from sweep.predicting.predict_table import predict_frame
-from sweep.searching.space import Floats, Space
+from sweep.searching.space import Floats, SearchSpace
 from tests.workloads.predict.tables import row
 
 
-def space(count: int = 40, cells: int = 2, seed: int = 0, spread: float = 0.2) -> tuple[Space, Floats]:
+def space(count: int = 40, cells: int = 2, seed: int = 0, spread: float = 0.2) -> tuple[SearchSpace, Floats]:
     """Candidates with a prior, and the logarithms of their true step times: the prior off by something smooth."""
     random = np.random.default_rng(seed)
     cell = np.repeat(np.arange(cells), count)
     layout = random.integers(0, 5, size=(count * cells, 3)).astype(float)
     log_time = random.normal(0.0, 0.5, count * cells)
     wrong = 0.15 * np.sin(layout @ np.array([0.5, 0.3, 0.2]) + cell) + 0.1 * cell
-    found = Space(
+    found = SearchSpace(
         cell=cell,
         model=np.zeros(count * cells, np.int64),
         gpus=np.full(count * cells, 8.0),

@@ -11,19 +11,19 @@ import pytest
 
 from sweep.composing.search_settings import Settings
 from sweep.searching import choice
-from sweep.searching.choice import View, beaten, choose, expected_improvement, inflation, look, to_repeat
+from sweep.searching.choice import CellView, beaten, choose, expected_improvement, inflation, look, to_repeat
 from sweep.searching.fitting import fit_probability
 from sweep.searching.session import Session
-from sweep.searching.space import OOM, UNTRIED, Floats, Seen, Space
+from sweep.searching.space import OOM, UNTRIED, Floats, SearchSpace, Seen
 from sweep.searching.surrogate import Belief, believe
 from tests.sweep.searching.spaces import space as some_space
 
 
-def changed(space: Space, **arrays: Any) -> Space:
+def changed(space: SearchSpace, **arrays: Any) -> SearchSpace:
     return dataclasses.replace(space, **arrays)
 
 
-def seen_of(space: Space, truth: Floats, places: list[int]) -> Seen:
+def seen_of(space: SearchSpace, truth: Floats, places: list[int]) -> Seen:
     seen = Seen.nothing(len(space))
     for one in places:
         seen.ended(one, "ok", exp(truth[one]), float(space.log_time[one]))
@@ -100,7 +100,7 @@ def test_expected_improvement_by_hand() -> None:
 def test_probability_of_a_better_one_by_hand() -> None:
     # Two independent candidates, each 1 % below the best on average: each is better with 1/2, one of both with 3/4.
     goal = log(0.99)
-    view = View(np.array([0, 1]), np.zeros(2, bool), Belief(np.full(2, goal), np.eye(2) * 0.01), np.ones(2), 5, 0.0)
+    view = CellView(np.array([0, 1]), np.zeros(2, bool), Belief(np.full(2, goal), np.eye(2) * 0.01), np.ones(2), 5, 0.0)
     assert beaten(view, 0.01) == pytest.approx(0.75, abs=0.03)
     # Fully correlated: 1/2. Half as likely to fit each, independent: 1 - (3/4)^2.
     together = dataclasses.replace(view, belief=Belief(np.full(2, goal), np.full((2, 2), 0.01)))
@@ -111,7 +111,7 @@ def test_probability_of_a_better_one_by_hand() -> None:
 
 def test_candidates_beyond_the_joint_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     mean = np.full(6, 0.05)
-    view = View(np.arange(6), np.zeros(6, bool), Belief(mean, np.eye(6) * 0.01), np.ones(6), 9, 0.0)
+    view = CellView(np.arange(6), np.zeros(6, bool), Belief(mean, np.eye(6) * 0.01), np.ones(6), 9, 0.0)
     whole = beaten(view, 0.01)
     monkeypatch.setattr(choice, "JOINT", 2)
     each = 0.5 * (1 + erf((log(0.99) - 0.05) / 0.1 / sqrt(2)))

@@ -15,7 +15,7 @@ from sweep.__main__ import main
 from sweep.composing.search_settings import Settings
 from sweep.predicting.measured_tables import RECORDED
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
-from sweep.searching.recorded import Recorded, read_recorded, recorded_space
+from sweep.searching.recorded import RecordedSpace, read_recorded, recorded_space
 from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
 from sweep.searching.search_replay import SEARCH
 from tests.sweep.searching.spaces import table
@@ -31,11 +31,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded(written: Path) -> Recorded:
+def recorded(written: Path) -> RecordedSpace:
     return recorded_space(read_recorded(written), calibrated=False)
 
 
-def test_a_space_has_every_layout_of_the_table_once(written: Path, recorded: Recorded) -> None:
+def test_a_space_has_every_layout_of_the_table_once(written: Path, recorded: RecordedSpace) -> None:
     frame = pd.read_csv(written)
     assert len(recorded.space) == len(frame)
     assert len(recorded.names) == len(recorded.space.cells) == 6
@@ -46,7 +46,7 @@ def test_a_space_has_every_layout_of_the_table_once(written: Path, recorded: Rec
     assert len(recorded_space(twice, calibrated=False).space) == len(frame), "the run that went well counts"
 
 
-def test_a_search_needs_fewer_runs_than_others(recorded: Recorded) -> None:
+def test_a_search_needs_fewer_runs_than_others(recorded: RecordedSpace) -> None:
     search = replay(recorded, Settings())
     assert settled(search, 0.01) == 6
     assert sum(len(one.runs) for one in search) < 0.4 * len(recorded.space)
@@ -60,7 +60,7 @@ def test_a_search_needs_fewer_runs_than_others(recorded: Recorded) -> None:
         assert all(recorded.space.cell[run] == one.cell for run in one.runs)
 
 
-def test_the_price_of_runs_by_hand(recorded: Recorded) -> None:
+def test_the_price_of_runs_by_hand(recorded: RecordedSpace) -> None:
     order = by_prediction(recorded)
     whole = in_order(recorded, order)[0]
     steps = np.nansum([8 * recorded.step_time_s[one] for one in whole.runs])
@@ -75,7 +75,7 @@ def test_the_price_of_runs_by_hand(recorded: Recorded) -> None:
     assert saved and early.gpu_hours[-1] == pytest.approx(whole.gpu_hours[-1] - gpus * saved / 3600)
 
 
-def test_noise_is_mended_by_repeats_and_judged_by_the_truth(recorded: Recorded) -> None:
+def test_noise_is_mended_by_repeats_and_judged_by_the_truth(recorded: RecordedSpace) -> None:
     quiet = replay(recorded, Settings())
     noisy = replay(recorded, Settings(), noise=0.05, repeats=2, seed=1)
     assert noisy == replay(recorded, Settings(), noise=0.05, repeats=2, seed=1)

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.workloads.engine.attention_checks import inputs, relative_error, textbook_gradients
 from workloads.engine.ops import attention as ops
-from workloads.engine.ops.attention import Kernel, attention, attention_backward, attention_forward
+from workloads.engine.ops.attention import AttentionKernel, attention, attention_backward, attention_forward
 
 GROUPS = [(2, 4, 4, 13, 8), (2, 6, 2, 13, 8), (1, 4, 1, 40, 16), (2, 4, 4, 13, 24, 16), (1, 4, 2, 40, 16, 8)]
 """(B, N, K, S, H) or with the size of values: as many keys as queries, groups, one key head for all, two sizes."""
@@ -26,7 +26,7 @@ CUDA_KERNELS = {
 }
 
 
-def check(shape: tuple[int, ...], dtype: torch.dtype, causal: bool, device: str = "cpu") -> Kernel:
+def check(shape: tuple[int, ...], dtype: torch.dtype, causal: bool, device: str = "cpu") -> AttentionKernel:
     """One kernel's forward and backward against the textbook; returns the kernel."""
     q, k, v, grad = inputs(shape, dtype, device, keys=0 if causal else shape[3] + 8)
     o, lse, saved = attention_forward(q, k, v, causal=causal)
@@ -43,7 +43,7 @@ def compare(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance:
     assert max(errors) <= tolerance, dict(zip(("o", "lse", "dq", "dk", "dv"), errors, strict=True))
 
 
-def check_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> Kernel:
+def check_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> AttentionKernel:
     """Backwards over two halves of the keys, given output and log-sum-exp over all keys, add up to the gradients."""
     q, k, v, grad = inputs(shape, dtype, device, keys=2 * shape[3])
     half = shape[3]
@@ -69,20 +69,20 @@ def kernel(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", GROUPS, ids=str)
-def test_forward_and_backward(shape: Any, causal: bool, dtype: torch.dtype, kernel: Kernel) -> None:
+def test_forward_and_backward(shape: Any, causal: bool, dtype: torch.dtype, kernel: AttentionKernel) -> None:
     assert check(shape, dtype, causal) is kernel
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", GROUPS, ids=str)
 def test_backward_of_a_block_of_keys_is_its_part_of_the_gradient(
-    shape: Any, dtype: torch.dtype, kernel: Kernel
+    shape: Any, dtype: torch.dtype, kernel: AttentionKernel
 ) -> None:
     assert check_blocks(shape, dtype) is kernel
 
 
 @pytest.mark.parametrize("shape", GROUPS, ids=str)
-def test_whole_attention(shape: Any, kernel: Kernel) -> None:
+def test_whole_attention(shape: Any, kernel: AttentionKernel) -> None:
     q, k, v, grad = inputs(shape)
     wide = [x.requires_grad_() for x in (q, k, v)]
     o = attention(*wide, causal=True)
@@ -105,7 +105,7 @@ def test_without_its_switch_a_kernel_is_not_used() -> None:
 
 @pytest.mark.parametrize("shape", GROUPS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_fake_tensors_take_the_same_kernel_and_shapes(shape: Any, dtype: torch.dtype, kernel: Kernel) -> None:
+def test_fake_tensors_take_the_same_kernel_and_shapes(shape: Any, dtype: torch.dtype, kernel: AttentionKernel) -> None:
     real = inputs(shape, dtype)
     with FakeTensorMode() as mode:
         q, k, v, grad = (mode.from_tensor(x) for x in real)
@@ -122,7 +122,7 @@ def test_fake_tensors_take_the_same_kernel_and_shapes(shape: Any, dtype: torch.d
 
 @pytest.mark.parametrize("kernel", [ops.CUDNN, ops.FLASH, ops.EFFICIENT], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("causal", [True, False])
-def test_calls_fit_the_operators(kernel: Kernel, causal: bool) -> None:
+def test_calls_fit_the_operators(kernel: AttentionKernel, causal: bool) -> None:
     """On meta tensors torch checks every argument and gives the results' shapes."""
     q, k, v, grad = inputs((2, 4, 4, 40, 16), torch.bfloat16, "meta", keys=40 if causal else 56)
     o, lse, saved = kernel.forward(q, k, v, causal)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from workloads.contract.protocol import AxisTime, Breakdown
-from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE, Kind, Span, break_down, kind_of
+from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE, KernelSpan, Kind, break_down, kind_of
 from workloads.engine.observing.trace import read_step
 
 PARTS = ("matmul", "attention", "optimizer", "memory_bound", "comm_exposed", "bubble", "launch_gaps")
 
 
-def span(kind: Kind, start: float, end: float, axis: str | None = None) -> Span:
-    return Span(name=kind, start_s=start, end_s=end, kind=kind, axis=axis)
+def span(kind: Kind, start: float, end: float, axis: str | None = None) -> KernelSpan:
+    return KernelSpan(name=kind, start_s=start, end_s=end, kind=kind, axis=axis)
 
 
 def parts(found: Breakdown) -> dict[str, float]:

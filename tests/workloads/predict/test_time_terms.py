@@ -13,7 +13,7 @@ from tests.workloads.predict.tables import row
 from tests.workloads.predict.test_predictor import points
 from workloads.costs.time.pipeline import pipeline_time_s
 from workloads.predict.parameters import TIME
-from workloads.predict.time_terms import Parts, facts_of, step_parts
+from workloads.predict.time_terms import TimeTerms, facts_of, step_parts
 
 PROFILES = read_profiles()
 NOTHING = 1e-12
@@ -29,7 +29,7 @@ HOST = {**BARE, "host": 1.0, "host_launch": 2.0}
 """A layer takes the host a second, and the device next to nothing."""
 
 
-def parts(rows: list[dict[str, Any]], values: dict[str, float], **facts: float) -> Parts:
+def parts(rows: list[dict[str, Any]], values: dict[str, float], **facts: float) -> TimeTerms:
     found = points(rows)
     known = facts_of(found, PROFILES)
     changed = {name: np.full(len(found), value) for name, value in facts.items()}

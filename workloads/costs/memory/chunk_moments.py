@@ -15,10 +15,10 @@ from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.memory.end_moments import end_moment, head_moments
 from workloads.costs.memory.expert_activations import expert_tensors
 from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
-from workloads.costs.memory.moments import Moment, Round, Shared, Units
+from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
 from workloads.costs.shape.params import local_params
 from workloads.costs.shape.partition import StageParams, experiment_chunks
-from workloads.costs.shape.schedule import SPLIT_BACKWARD, Backwards, Chunk, Held, held_by_chunk
+from workloads.costs.shape.schedule import SPLIT_BACKWARD, Backwards, ChunkState, Held, held_by_chunk
 from workloads.spec.experiment import Experiment
 
 
@@ -46,20 +46,22 @@ class _Bytes(NamedTuple):
     deferred: int
     """Bytes held between the two passes of one split backward."""
 
-    def others_hold(self, at: Chunk, zero_stage: int) -> Moment:
+    def others_hold(self, at: ChunkState, zero_stage: int) -> Moment:
         """Bytes that this chunk, in state ``at``, holds besides activations while another chunk runs."""
-        gathered = self.whole if zero_stage < 3 and Chunk.GATHERED <= at < Chunk.DONE else 0
-        gradients = self.accumulated if at >= Chunk.ALL_REDUCED else self.of_ends if at >= Chunk.ENDS_REDUCED else 0
-        if at == Chunk.DONE:
+        gathered = self.whole if zero_stage < 3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
+        gradients = (
+            self.accumulated if at >= ChunkState.ALL_REDUCED else self.of_ends if at >= ChunkState.ENDS_REDUCED else 0
+        )
+        if at == ChunkState.DONE:
             gradients = self.shard
-        return gathered, gradients, self.flat if Chunk.ENDS_REDUCED <= at < Chunk.DONE else 0
+        return gathered, gradients, self.flat if ChunkState.ENDS_REDUCED <= at < ChunkState.DONE else 0
 
 
 def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
     """Moments of every chunk's backwards, including what all chunks hold when they start."""
     chunks = [_bytes_of(e, x, held) for held in experiment_chunks(e)[stage]]
     saved, deferred = [one.saved + one.of_head for one in chunks], [one.deferred for one in chunks]
-    holds = [[one.others_hold(at, e.zero_stage) for at in Chunk] for one in chunks]
+    holds = [[one.others_hold(at, e.zero_stage) for at in ChunkState] for one in chunks]
     splits, second = e.pp_schedule in SPLIT_BACKWARD, _in_second_half(e, x)
     moments: list[Moment] = []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
@@ -70,9 +72,9 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
                 for held in held_at_start
             )
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
-            own_prior = 0 if kind == "W" and at[number] < Chunk.ALL_REDUCED else holds[number][at[number]][1]
+            own_prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else holds[number][at[number]][1]
             chunk, layers = (own_bytes._replace(saved=own_bytes.deferred), second) if kind == "W" else (own_bytes, x)
-            turn = Round(
+            turn = MicroBatchBackward(
                 in_flight=1,
                 deferred=activations - (own_bytes.deferred if kind == "W" else saved[number]),
                 prior=own_prior,
@@ -116,17 +118,17 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     )
 
 
-def _forward(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+def _forward(e: Experiment, x: Shared, chunk: _Bytes, turn: MicroBatchBackward) -> Sequence[Moment]:
     """Moment of a forward. Only the head's counts: in other chunks the backward that follows holds more."""
     return head_moments(e, x, chunk.units, turn, chunk.whole, chunk.saved)[:1] if chunk.held.has_head else ()
 
 
-def _backward(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+def _backward(e: Experiment, x: Shared, chunk: _Bytes, turn: MicroBatchBackward) -> Sequence[Moment]:
     of_head = head_moments(e, x, chunk.units, turn, chunk.whole, chunk.saved)[1:] if chunk.held.has_head else ()
     return [*of_head, *_blocks(e, x, chunk, turn)]
 
 
-def _second_half(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+def _second_half(e: Experiment, x: Shared, chunk: _Bytes, turn: MicroBatchBackward) -> Sequence[Moment]:
     """Moments of the weight-gradient pass of a split backward.
 
     Embedding and head have their gradients from the input-gradient pass. If they were not reduced there, they are
@@ -147,7 +149,7 @@ def _second_half(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequen
     return result
 
 
-def _blocks(e: Experiment, x: Shared, chunk: _Bytes, turn: Round) -> Sequence[Moment]:
+def _blocks(e: Experiment, x: Shared, chunk: _Bytes, turn: MicroBatchBackward) -> Sequence[Moment]:
     units, held, whole = chunk.units, chunk.held, chunk.whole
     return [
         *block_moments(e, x, units, turn, whole, chunk.saved, held),
@@ -225,9 +227,9 @@ def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
     )
 
 
-def _is_more(one: Chunk, other: Chunk) -> bool:
+def _is_more(one: ChunkState, other: ChunkState) -> bool:
     """Whether a chunk in state ``one`` holds at least as much as a chunk in state ``other``."""
-    return one == other or other < one < Chunk.DONE or (one == Chunk.ALL_REDUCED and other == Chunk.DONE)
+    return one == other or other < one < ChunkState.DONE or (one == ChunkState.ALL_REDUCED and other == ChunkState.DONE)
 
 
 def _holds(a: Backwards, one: Held) -> bool:

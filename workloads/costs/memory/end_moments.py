@@ -6,8 +6,8 @@ Symbols are those of `workloads.costs.memory.estimate`.
 from __future__ import annotations
 
 from workloads.costs.memory.moments import (
+    MicroBatchBackward,
     Moment,
-    Round,
     Shared,
     Units,
     held_bytes,
@@ -20,7 +20,9 @@ from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.spec.experiment import Experiment
 
 
-def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int) -> tuple[Moment, ...]:
+def head_moments(
+    e: Experiment, x: Shared, units: Units, turn: MicroBatchBackward, whole: int, saved: int
+) -> tuple[Moment, ...]:
     """Moments of the head: its forward (under GPipe its backward), and the reduction of its gradient afterwards.
 
     The forward holds one chunk of logits and both gradients. With S > 1 a unit is gathered into a flat buffer of c
@@ -53,7 +55,9 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int
     return forward, (copies, gradients, held + x.stream + reduce_bytes(x, units.head, turn))
 
 
-def tied_moment(x: Shared, units: Units, turn: Round, params: int, whole: int, shard: int, *, zero3: bool) -> Moment:
+def tied_moment(
+    x: Shared, units: Units, turn: MicroBatchBackward, params: int, whole: int, shard: int, *, zero3: bool
+) -> Moment:
     """Moment of the backward of a tied embedding: both of its gradients exist, and autograd adds one to the other in
     place (on FakeTensors it creates a third).
 
@@ -72,7 +76,7 @@ def end_moment(
     e: Experiment,
     x: Shared,
     units: Units,
-    turn: Round,
+    turn: MicroBatchBackward,
     held: StageParams,
     params: int,
     whole: int,
@@ -128,7 +132,7 @@ def end_moment(
 
 
 def _embedding(
-    x: Shared, units: Units, turn: Round, held: StageParams, ahead: int, shard: int, others: int
+    x: Shared, units: Units, turn: MicroBatchBackward, held: StageParams, ahead: int, shard: int, others: int
 ) -> tuple[Moment, ...]:
     """Moment of the backward of an untied embedding with ZeRO 3, while the first block's flat reduce-scatter buffer
     exists. ``ahead``: bytes that FSDP has gathered ahead."""

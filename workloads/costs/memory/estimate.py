@@ -31,7 +31,7 @@ from functools import lru_cache
 from workloads.costs.memory.chunk_moments import covers, moments_of_chunks
 from workloads.costs.memory.end_moments import end_moment, head_moments, tied_moment
 from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
-from workloads.costs.memory.moments import Moment, Round, Shared, Units
+from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
 from workloads.costs.shape.params import MASTER_BYTES, local_params
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
@@ -92,8 +92,8 @@ def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int
 
     Ranks with equal layers and equal moments need equal memory. Without split backwards a moment is a number of
     micro-batches in flight, and every term of `_stage_memory` is non-decreasing in it, provided that the same rounds
-    are followed by a forward (`Round.forward_follows`). So only the rank with most micro-batches in flight is
-    evaluated. Earlier ranks never have fewer in flight than later ones.
+    are followed by a forward (`MicroBatchBackward.forward_follows`). So only the rank with most micro-batches in flight
+    is evaluated. Earlier ranks never have fewer in flight than later ones.
     """
     if v > 1:
         return _uncovered(alike, schedule, m, v)
@@ -189,15 +189,21 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     return _highest(stage, x, shard, moments)
 
 
-def _rounds(x: Shared, in_flight: float, deferred: int, accumulated: int, own_deferred: int) -> list[Round]:
+def _rounds(
+    x: Shared, in_flight: float, deferred: int, accumulated: int, own_deferred: int
+) -> list[MicroBatchBackward]:
     """Backwards to evaluate: the first (no gradients yet), the second (as many in flight, gradients exist) and the last
     (no other micro-batch in flight except those whose weight-gradient pass is pending)."""
     m = x.num_microbatches
-    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own_deferred=own_deferred)]
+    rounds = [
+        MicroBatchBackward(
+            in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own_deferred=own_deferred
+        )
+    ]
     if m > 2:
         more = m - 1 > in_flight
         rounds.append(
-            Round(
+            MicroBatchBackward(
                 min(in_flight, m - 1),
                 deferred,
                 accumulated,
@@ -208,7 +214,9 @@ def _rounds(x: Shared, in_flight: float, deferred: int, accumulated: int, own_de
         )
     if m > 1:
         deferred = deferred if own_deferred and not x.unsharded else 0
-        rounds.append(Round(1, deferred, accumulated, last=True, forward_follows=False, own_deferred=own_deferred))
+        rounds.append(
+            MicroBatchBackward(1, deferred, accumulated, last=True, forward_follows=False, own_deferred=own_deferred)
+        )
     return rounds
 
 

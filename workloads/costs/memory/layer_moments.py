@@ -5,14 +5,22 @@ Symbols are those of `workloads.costs.memory.estimate`.
 
 from __future__ import annotations
 
-from workloads.costs.memory.moments import Moment, Round, Shared, Units, held_bytes, pending_reduce_buffer, reduces
+from workloads.costs.memory.moments import (
+    MicroBatchBackward,
+    Moment,
+    Shared,
+    Units,
+    held_bytes,
+    pending_reduce_buffer,
+    reduces,
+)
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
 
 
 def block_moments(
-    e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int, held: StageParams
+    e: Experiment, x: Shared, units: Units, turn: MicroBatchBackward, whole: int, saved: int, held: StageParams
 ) -> tuple[Moment, ...]:
     """Moments of the last block's backward: its gradients, recomputed tensors and the head's gradient exist.
 
@@ -63,7 +71,7 @@ def block_moments(
 
 
 def _reduction(
-    e: Experiment, x: Shared, turn: Round, held: StageParams, copies: int, gradients: int, all_held: int
+    e: Experiment, x: Shared, turn: MicroBatchBackward, held: StageParams, copies: int, gradients: int, all_held: int
 ) -> tuple[Moment, ...]:
     """Moment of the reduction of the last block's gradient, after its backward. ``copies``, ``gradients``: bytes during
     its backward.
@@ -91,7 +99,14 @@ def _reduction(
 
 
 def first_block_moments(
-    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, whole: int, saved: int
+    e: Experiment,
+    x: Shared,
+    units: Units,
+    turn: MicroBatchBackward,
+    held: StageParams,
+    params: int,
+    whole: int,
+    saved: int,
 ) -> tuple[Moment, ...]:
     """Moments of the first block's backward, the last of its stage: all other blocks and the head have their gradients.
     If dense layers precede layers with experts, also the moment of the first layer with experts, unless there is only
@@ -107,7 +122,7 @@ def _first_block(
     e: Experiment,
     x: Shared,
     units: Units,
-    turn: Round,
+    turn: MicroBatchBackward,
     held: StageParams,
     params: int,
     whole: int,
@@ -153,7 +168,7 @@ def _first_block(
 
 
 def expert_moments(
-    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, whole: int, saved: int
+    e: Experiment, x: Shared, units: Units, turn: MicroBatchBackward, held: StageParams, whole: int, saved: int
 ) -> tuple[Moment, ...]:
     """Moments of the reduction of expert gradients: in the last layer with experts (reduced first) and in the first.
 

@@ -166,7 +166,7 @@ class Units(NamedTuple):
     """Routed experts of all layers."""
 
 
-class Round(NamedTuple):
+class MicroBatchBackward(NamedTuple):
     """The backward of one micro-batch."""
 
     in_flight: float
@@ -192,11 +192,11 @@ Moment = tuple[int, int, int]
 """Bytes of (gathered parameters, gradients, activations)."""
 
 
-def reduces(x: Shared, turn: Round) -> bool:
+def reduces(x: Shared, turn: MicroBatchBackward) -> bool:
     return turn.last or not x.unsharded
 
 
-def reduce_bytes(x: Shared, unit: int, turn: Round) -> int:
+def reduce_bytes(x: Shared, unit: int, turn: MicroBatchBackward) -> int:
     """Bytes of buffers while FSDP reduces a unit, besides gradients that stay.
 
     These are a flat copy of g bytes per element and, with one shard, a scaled copy of it. With several shards a
@@ -208,12 +208,12 @@ def reduce_bytes(x: Shared, unit: int, turn: Round) -> int:
     return (x.g + x.c) * unit + (x.g * unit // x.shards if turn.prior else 0)
 
 
-def pending_reduce_buffer(x: Shared, units: Units, turn: Round) -> int:
+def pending_reduce_buffer(x: Shared, units: Units, turn: MicroBatchBackward) -> int:
     """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
     reduction."""
     return x.g * units.first if turn.prior and not x.unsharded else 0
 
 
-def held_bytes(x: Shared, turn: Round, saved: int, has_head: bool) -> int:
+def held_bytes(x: Shared, turn: MicroBatchBackward, saved: int, has_head: bool) -> int:
     """Bytes of saved activations at the start of a backward, without those that the head saves for this micro-batch."""
     return turn.deferred + int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))

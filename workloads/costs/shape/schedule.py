@@ -284,7 +284,7 @@ def held_by_rank(
     return held(schedule_actions(name, rank, num_ranks, filling, virtual_stages))
 
 
-class Chunk(IntEnum):
+class ChunkState(IntEnum):
     """Progress of one chunk of a rank in its step. It only increases."""
 
     UNTOUCHED = 0
@@ -307,7 +307,7 @@ class Backwards(NamedTuple):
     """Whether it completes the chunk's gradients."""
     forward_follows: bool
     """Whether another forward of the rank comes later."""
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ChunkState, ...]
     """Progress of each chunk."""
     held: tuple[Held, ...]
     """Maximal states: no other of these moments has more of everything."""
@@ -327,13 +327,13 @@ def held_by_chunk(
     last_forward = max(place for place, action in enumerate(actions) if action.kind == "F")
     last_of_chunk = {action.chunk: place for place, action in enumerate(actions) if action.kind in ("B", "W")}
     now, for_weights = [0] * virtual_stages, [0] * virtual_stages
-    chunks = [Chunk.UNTOUCHED] * virtual_stages
-    moments: list[dict[tuple[Kind, bool, bool, tuple[Chunk, ...]], dict[Held, None]]] = [{} for _ in chunks]
+    chunks = [ChunkState.UNTOUCHED] * virtual_stages
+    moments: list[dict[tuple[Kind, bool, bool, tuple[ChunkState, ...]], dict[Held, None]]] = [{} for _ in chunks]
     for place, action in enumerate(actions):
         chunk, last = action.chunk, place == last_of_chunk[action.chunk]
         if action.kind == "F":
             now[chunk] += 1
-            chunks[chunk] = max(chunks[chunk], Chunk.GATHERED)
+            chunks[chunk] = max(chunks[chunk], ChunkState.GATHERED)
         if action.kind != "F" or chunk == virtual_stages - 1:
             of = action.kind, last, place < last_forward, tuple(chunks)
             moments[chunk].setdefault(of, {})[Held(tuple(now), tuple(for_weights))] = None
@@ -342,7 +342,9 @@ def held_by_chunk(
         if action.kind in ("I", "W"):
             for_weights[chunk] += 1 if action.kind == "I" else -1
         if action.kind != "F":
-            reduced = Chunk.ENDS_REDUCED if action.kind == "I" else Chunk.DONE if last else Chunk.ALL_REDUCED
+            reduced = (
+                ChunkState.ENDS_REDUCED if action.kind == "I" else ChunkState.DONE if last else ChunkState.ALL_REDUCED
+            )
             chunks[chunk] = max(chunks[chunk], reduced)
     return tuple(tuple(Backwards(*of, _most(tuple(states))) for of, states in of_chunk.items()) for of_chunk in moments)
 

@@ -24,10 +24,10 @@ ALIKE = 1e-12
 
 
 Step = tuple[int, int, int]
-"""(rank, relative index of the awaited action, `place_in`): see `Steps`."""
+"""(rank, relative index of the awaited action, `place_in`): see `ActionOrder`."""
 
 
-class Steps(NamedTuple):
+class ActionOrder(NamedTuple):
     """All actions of a schedule in an order in which they can be executed: ``before``, ``rounds`` times ``round``,
     ``after``. Each step has its rank, a negative index of the action that it waits for (counted back from the latest
     action; 0: none), and its `place_in`."""
@@ -38,7 +38,7 @@ class Steps(NamedTuple):
     after: tuple[Step, ...]
 
 
-def executed_s(steps: Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
+def executed_s(steps: ActionOrder, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
     """Total seconds of `pipeline.simulate`, without its other results; written for speed.
 
     Once all ends in a round are later than in the previous round by the same amount, so are those of all following
@@ -83,7 +83,7 @@ _FEW_ROUNDS = 8
 
 
 @lru_cache(maxsize=1024)
-def steps_of(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Steps:
+def steps_of(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> ActionOrder:
     """Steps of all actions; p more micro-batches add one round to the middle."""
     written = fewest_written(name, num_ranks, num_microbatches, chunks)
     steps = written_steps(name, num_ranks, written, chunks)
@@ -98,7 +98,7 @@ def fewest_written(name: str, num_ranks: int, num_microbatches: int, chunks: int
 
 
 @lru_cache(maxsize=1024)
-def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Steps:
+def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> ActionOrder:
     """Steps of all actions, ordered by their starts if F, I and W take equally long.
 
     In this order the middle of a schedule repeats after at most p micro-batches.
@@ -114,7 +114,7 @@ def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int)
     steps = [once.setdefault(step, step) for step in map(tuple, columns.tolist())]
     first, size, rounds = _repeated(columns, len(steps) // num_microbatches * num_ranks)
     last = first + size * rounds
-    return Steps(tuple(steps[:first]), tuple(steps[first : first + size]), rounds, tuple(steps[last:]))
+    return ActionOrder(tuple(steps[:first]), tuple(steps[first : first + size]), rounds, tuple(steps[last:]))
 
 
 def _unit_order(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Sequence[Sequence[int]]:

@@ -73,7 +73,7 @@ class EndTimes(NamedTuple):
         return cls(forward * product, backward * product, exposed)
 
 
-class Held(NamedTuple):
+class HeldLayers(NamedTuple):
     """`StageParams` of chunks or ranks, as arrays."""
 
     dense_layers: Ints
@@ -90,7 +90,7 @@ class Held(NamedTuple):
     final_norm: Ints
 
     @classmethod
-    def of(cls, stages: Sequence[StageParams]) -> Held:
+    def of(cls, stages: Sequence[StageParams]) -> HeldLayers:
         rows = [
             (
                 *(s.dense_layers, s.moe_layers, s.dense_recomputed, s.moe_recomputed),
@@ -103,7 +103,7 @@ class Held(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """All other inputs of a chunk's times, which its layout determines; arrays as in `Held`."""
+    """All other inputs of a chunk's times, which its layout determines; arrays as in `HeldLayers`."""
 
     tp: Ints
     expert_ranks: Ints
@@ -157,7 +157,7 @@ class ChunkTimes(NamedTuple):
         return ChunkWork(forward, backward, inputs, self.weight_s, *sharding)
 
 
-def chunk_times(x: Setting, held: Held) -> ChunkTimes:
+def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     c, g = x.compute_bytes, x.master_bytes
     d, r = held.dense_layers, held.moe_layers
     params, experts = _held_params(x, held)
@@ -197,7 +197,7 @@ def chunk_times(x: Setting, held: Held) -> ChunkTimes:
     )
 
 
-def optimizer_s(x: Setting, held: Held) -> Floats:
+def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
     """Seconds by rank for updating the shard of master weights (`parameter_shard_bytes`) and casting it."""
     c, g = x.compute_bytes, x.master_bytes
     params, experts = _held_params(x, held)
@@ -205,13 +205,13 @@ def optimizer_s(x: Setting, held: Held) -> Floats:
     return (OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / x.memory
 
 
-def tied_s(x: Setting, held: Held) -> Floats:
+def tied_s(x: Setting, held: HeldLayers) -> Floats:
     """Seconds by rank for summing the two copies of a tied embedding over the first and the last stage."""
     copied = (x.tied > 0) & (held.has_head > 0) & (held.head > 0)
     return np.where(copied, x.of_ends.reduced_s(x.master_bytes * held.head / x.tp / x.shards, np.minimum), 0.0)
 
 
-def _held_params(x: Setting, held: Held) -> tuple[Ints, Ints]:
+def _held_params(x: Setting, held: HeldLayers) -> tuple[Ints, Ints]:
     """(all, experts): parameters on one rank of a stage, or of all its stages."""
     experts = held.experts // x.expert_ranks
     layers = held.split // x.tp + held.replicated + experts

@@ -19,7 +19,7 @@ from workloads.costs.time.rank_times import Floats, Ints
 from workloads.costs.time.step_simulation import ChunkWork, gathered_s, reduced_s
 
 
-class Steps(NamedTuple):
+class LayoutSteps(NamedTuple):
     """Components of the steps of many layouts."""
 
     chunks: ChunkWork
@@ -28,7 +28,7 @@ class Steps(NamedTuple):
     """ZeRO stage by chunk."""
     splits: Ints
     """1 if the chunk's backwards are split into I and W."""
-    schedules: Sequence[Pipeline]
+    schedules: Sequence[PipelineShape]
     """Pipeline by layout. The following fields are by layout, too."""
     first: Ints
     """Index of a layout's first chunk."""
@@ -39,7 +39,7 @@ class Steps(NamedTuple):
     """Seconds of the slowest rank's optimizer."""
 
 
-class Pipeline(NamedTuple):
+class PipelineShape(NamedTuple):
     schedule: str
     num_microbatches: int
     num_ranks: int
@@ -59,7 +59,7 @@ class Steady(NamedTuple):
     """Wait for the previous backward's reduction with ZeRO 3, in a forward or in a backward after another."""
 
 
-def step_bounds_s(steps: Steps) -> Floats:
+def step_bounds_s(steps: LayoutSteps) -> Floats:
     """Upper bounds of the seconds of steps, by layout.
 
     The time of single actions beyond steady times can delay the end by no more than its sum: the first gathers and the
@@ -76,7 +76,7 @@ def step_bounds_s(steps: Steps) -> Floats:
     return seconds
 
 
-def _alike(schedules: Sequence[Pipeline]) -> list[tuple[list[int], Pipeline]]:
+def _alike(schedules: Sequence[PipelineShape]) -> list[tuple[list[int], PipelineShape]]:
     """Groups of layouts with the same actions; without a pipeline, numbers of micro-batches may differ in a group."""
     groups: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
     for at, one in enumerate(schedules):
@@ -86,7 +86,7 @@ def _alike(schedules: Sequence[Pipeline]) -> list[tuple[list[int], Pipeline]]:
     return [(layouts, schedules[layouts[0]]) for layouts in groups.values()]
 
 
-def _pipelines_s(one: Pipeline, m: Ints, steady: Steady, places: Ints, hop_s: Floats) -> Floats:
+def _pipelines_s(one: PipelineShape, m: Ints, steady: Steady, places: Ints, hop_s: Floats) -> Floats:
     """Seconds of pipelines with steady action times and messages, by layout. ``places`` has the shape (layouts, chunks
     of all ranks)."""
     forward, backward, inputs, weight, wait = (times[places].T for times in steady)
@@ -126,7 +126,7 @@ def steady_times(chunk: ChunkWork, zero_stage: Ints) -> Steady:
     return Steady(forward, backward, inputs, weight, scatter * zero3 / n)
 
 
-def once_s(steps: Steps) -> Floats:
+def once_s(steps: LayoutSteps) -> Floats:
     """Seconds beyond steady times of a chunk's first forward and of its last B or W, with the wait for the
     reduction."""
     chunk, zero_stage = steps.chunks, steps.zero_stage

@@ -23,7 +23,7 @@ from workloads.costs.time.rank_times import (
     ChunkTimes,
     EndTimes,
     Floats,
-    Held,
+    HeldLayers,
     Ints,
     LayerTimes,
     Setting,
@@ -31,7 +31,7 @@ from workloads.costs.time.rank_times import (
     optimizer_s,
     tied_s,
 )
-from workloads.costs.time.step_bounds import Pipeline, Steps, step_bounds_s
+from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, step_bounds_s
 from workloads.costs.traffic.collectives import Group, group_of, slowest_link
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -42,11 +42,11 @@ _AT_ONCE = 2048
 _MOST_KEPT = 20_000
 
 
-class Parts(NamedTuple):
-    """Times of several layouts, by kind of chunk as in `Steps`."""
+class StepParts(NamedTuple):
+    """Times of several layouts, by kind of chunk as in `LayoutSteps`."""
 
     times: ChunkTimes
-    steps: Steps
+    steps: LayoutSteps
     ranks_s: Floats
     """Optimizer seconds by kind of rank."""
     latency_s: Floats
@@ -78,24 +78,24 @@ class StepTimes:
         """Whether the cluster's device has a known rate for the precision."""
         return self._layer(experiment) is not None
 
-    def parts(self, experiments: Sequence[Experiment]) -> Parts:
+    def parts(self, experiments: Sequence[Experiment]) -> StepParts:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
         held = [self._kinds(e) for e in experiments]
         table = np.array([(*(self._layer(e) or ()), *self._group(e), e.zero_stage) for e in experiments])
         of_chunk = np.repeat(np.arange(len(experiments)), [one.chunks.shape[1] for one in held])
         of_rank = np.repeat(np.arange(len(experiments)), [one.ranks.shape[1] for one in held])
-        chunks = Held(*np.concatenate([one.chunks for one in held], axis=1))
-        ranks = Held(*np.concatenate([one.ranks for one in held], axis=1))
+        chunks = HeldLayers(*np.concatenate([one.chunks for one in held], axis=1))
+        ranks = HeldLayers(*np.concatenate([one.ranks for one in held], axis=1))
         x, of_ranks = (_setting(table[rows]) for rows in (of_chunk, of_rank))
         times, optimizers_s, first = chunk_times(x, chunks), optimizer_s(of_ranks, ranks), _starts(of_rank)
         message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
         splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
-        steps = Steps(
+        steps = LayoutSteps(
             chunks=times.work(),
             zero_stage=table[of_chunk, -1].astype(np.int64),
             splits=splits[of_chunk].astype(np.int64),
             schedules=[
-                Pipeline(e.pp_schedule, e.num_microbatches, e.pp, e.virtual_stages, one.places)
+                PipelineShape(e.pp_schedule, e.num_microbatches, e.pp, e.virtual_stages, one.places)
                 for e, one in zip(experiments, held, strict=True)
             ],
             first=_starts(of_chunk),
@@ -103,7 +103,7 @@ class StepTimes:
             tied_s=np.maximum.reduceat(tied_s(of_ranks, ranks), first),
             optimizer_s=np.maximum.reduceat(optimizers_s, first),
         )
-        return Parts(times, steps, optimizers_s, latency)
+        return StepParts(times, steps, optimizers_s, latency)
 
     def _layer(self, e: Experiment) -> tuple[float, ...] | None:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
@@ -180,23 +180,23 @@ _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_spli
 
 
 class _Kinds(NamedTuple):
-    """`Held` of a layout's kinds of ranks and of their chunks, as tables of shape (fields, kinds)."""
+    """`HeldLayers` of a layout's kinds of ranks and of their chunks, as tables of shape (fields, kinds)."""
 
     ranks: Ints
     chunks: Ints
     places: Ints
-    """Index of each chunk, as in `Pipeline`."""
+    """Index of each chunk, as in `PipelineShape`."""
 
     @classmethod
     def of(cls, e: Experiment) -> _Kinds:
         alike, whole, chunks = ranks_alike(e), experiment_stages(e), experiment_chunks(e)
         kinds = list(dict.fromkeys(alike))
         place = {kind: at for at, kind in enumerate(kinds)}
-        held = Held.of([chunk for kind in kinds for chunk in chunks[kind]])
+        held = HeldLayers.of([chunk for kind in kinds for chunk in chunks[kind]])
         places = np.array(
             [place[kind] * e.virtual_stages + chunk for kind in alike for chunk in range(e.virtual_stages)]
         )
-        return cls(np.stack(Held.of([whole[kind] for kind in kinds])), np.stack(held), places)
+        return cls(np.stack(HeldLayers.of([whole[kind] for kind in kinds])), np.stack(held), places)
 
 
 _WHOLE = 7

@@ -35,7 +35,7 @@ from workloads.spec.experiment import ContextKind
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class AttentionMessages:
     """Calls of one kind and size."""
 
     op: Literal["send", "all_gather", "reduce_scatter", "all_to_all"]
@@ -56,7 +56,7 @@ def context_messages(
     value_dim: int,
     compute_bytes: int,
     sum_bytes: int = 4,
-) -> list[Messages]:
+) -> list[AttentionMessages]:
     """Messages of one layer's attention in the forward or the backward of one micro-batch (the table above), in order.
 
     ``tokens``, ``heads`` and ``kv_heads`` are those of one rank. ``compute_bytes`` and ``sum_bytes`` are bytes per
@@ -68,12 +68,12 @@ def context_messages(
         one = (cp - 1) * tokens * compute_bytes
         heads, kv_heads = heads // cp, kv_heads // cp
         inputs = heads * head_dim + kv_heads * (head_dim + value_dim)
-        calls = [Messages("all_to_all", 1, numbers * one) for numbers in (inputs, heads * value_dim)]
+        calls = [AttentionMessages("all_to_all", 1, numbers * one) for numbers in (inputs, heads * value_dim)]
         return calls[::-1] if backward else calls
     sum_bytes = compute_bytes if cp == 2 else sum_bytes
     numbers = tokens * kv_heads * (head_dim + value_dim)
     if kind == "ring":
-        calls = [Messages("send", cp - 1, numbers * compute_bytes)]
-        return calls + [Messages("send", cp - 1, numbers * sum_bytes)] * backward
-    calls = [Messages("all_gather", 1, (cp - 1) * numbers * compute_bytes)]
-    return calls + [Messages("reduce_scatter", 1, (cp - 1) * numbers * sum_bytes)] * backward
+        calls = [AttentionMessages("send", cp - 1, numbers * compute_bytes)]
+        return calls + [AttentionMessages("send", cp - 1, numbers * sum_bytes)] * backward
+    calls = [AttentionMessages("all_gather", 1, (cp - 1) * numbers * compute_bytes)]
+    return calls + [AttentionMessages("reduce_scatter", 1, (cp - 1) * numbers * sum_bytes)] * backward

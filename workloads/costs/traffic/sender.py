@@ -34,7 +34,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Tally:
+class SentTally:
     """Sums up the traffic of one rank. ``devices_per_node``: ranks fill one node after the other; None: unknown."""
 
     rank: int
@@ -85,7 +85,7 @@ class Sender:
 
     experiment: Experiment
     rank: int
-    tally: Tally
+    tally: SentTally
     position: dict[str, int] = field(init=False)
     stages: list[Stage] = field(init=False)
     """Stages by chunk."""

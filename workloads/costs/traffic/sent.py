@@ -44,12 +44,12 @@ from workloads.costs.traffic.collectives import Collective
 from workloads.costs.traffic.context_parallel import context_messages
 from workloads.costs.traffic.expert_traffic import routed_experts
 from workloads.costs.traffic.fsdp import FsdpWalk, Unit
-from workloads.costs.traffic.sender import Sender, Stage, Tally, Traffic
+from workloads.costs.traffic.sender import Sender, SentTally, Stage, Traffic
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import attention_parameters, experts, final_norm, fused_shape, norm
 
-__all__ = ["Tally", "Traffic", "step_traffic"]
+__all__ = ["SentTally", "Traffic", "step_traffic"]
 
 _FP8_SCALE_BYTES = 4
 
@@ -61,7 +61,7 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
     (`workloads.costs.traffic.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule
     without a list.
     """
-    sender = Sender(experiment, rank, Tally(rank, devices_per_node))
+    sender = Sender(experiment, rank, SentTally(rank, devices_per_node))
     for term in _TERMS:
         term(sender)
     return sender.tally.result()

@@ -39,7 +39,7 @@ _MATMUL = re.compile(r"gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|splitk|triton_t
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KernelSpan:
     """One kernel or copy on the device."""
 
     name: str
@@ -68,7 +68,9 @@ def kind_of(name: str, *, in_optimizer: bool = False) -> Kind:
     return "matmul" if _MATMUL.search(name) else "memory_bound"
 
 
-def break_down(spans: Iterable[Span], start_s: float, end_s: float, waiting: Collection[str] = ("pp",)) -> Breakdown:
+def break_down(
+    spans: Iterable[KernelSpan], start_s: float, end_s: float, waiting: Collection[str] = ("pp",)
+) -> Breakdown:
     """Breakdown of the time from ``start_s`` to ``end_s``. ``waiting``: axes whose exposed time is the bubble."""
     changes: list[tuple[float, int, Kind, str | None]] = []
     for span in spans:

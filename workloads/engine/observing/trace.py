@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from results.text.numbers import plural
-from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE, Span, kind_of
+from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE, KernelSpan, kind_of
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -25,17 +25,17 @@ _US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class TracedStep:
     """The last step of a trace on the device."""
 
-    spans: list[Span]
+    spans: list[KernelSpan]
     """All kernels and copies in the trace, of any step."""
     start_s: float
     """The end of the previous step, if it is in the trace, else the start of the step's first kernel."""
     end_s: float
 
 
-def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
+def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> TracedStep:
     """Read the last `STEP_RANGE` of a trace. ``axes``: axis of every process group, by its registered name.
 
     Raises ValueError for a trace without such a range, or without a kernel in it.
@@ -47,8 +47,8 @@ def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
         if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
     }
     steps, updates = _ranges(events, STEP_RANGE), _ranges(events, OPTIMIZER_RANGE)
-    spans: list[Span] = []
-    of_step: list[list[Span]] = [[] for _ in steps]
+    spans: list[KernelSpan] = []
+    of_step: list[list[KernelSpan]] = [[] for _ in steps]
     for event in events:
         if event.get("cat") not in _ON_DEVICE:
             continue
@@ -57,7 +57,7 @@ def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
         kind = kind_of(event["name"], in_optimizer=at is not None and _place(updates, at) is not None)
         axis = axes.get(str(args.get("Process Group Name"))) if kind == "communication" else None
         start = float(event["ts"])
-        span = Span(event["name"], start * _US, (start + float(event.get("dur", 0))) * _US, kind, axis)
+        span = KernelSpan(event["name"], start * _US, (start + float(event.get("dur", 0))) * _US, kind, axis)
         spans.append(span)
         if at is not None and (step := _place(steps, at)) is not None:
             of_step[step].append(span)
@@ -66,7 +66,7 @@ def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
     start_s = min(span.start_s for span in of_step[-1])
     if len(of_step) > 1 and of_step[-2]:
         start_s = max(span.end_s for span in of_step[-2])
-    return Recorded(spans, start_s, max(span.end_s for span in of_step[-1]))
+    return TracedStep(spans, start_s, max(span.end_s for span in of_step[-1]))
 
 
 def _ranges(events: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from workloads.costs.traffic.collectives import Collective
-from workloads.costs.traffic.sent import Tally, Traffic
+from workloads.costs.traffic.sent import SentTally, Traffic
 from workloads.engine.collectives.groups import Groups
 
 _AXES_OF_MESH = {"replicate": "dp_replicate", "shard": "dp_shard"}
@@ -81,7 +81,7 @@ class TrafficCounter(TorchDispatchMode):
 
     def __init__(self, axes: Mapping[str, str], devices_per_node: int | None = None) -> None:
         super().__init__()
-        self._tally = Tally(dist.get_rank(), devices_per_node)
+        self._tally = SentTally(dist.get_rank(), devices_per_node)
         self._groups = {
             name: (axis, dist.get_process_group_ranks(_resolve_process_group(cast(Any, name))))
             for name, axis in axes.items()

@@ -65,7 +65,7 @@ def _padded(x: Tensor, q: Tensor) -> Tensor:
 class Saved:
     """Values that `attention_backward` needs from the forward, besides the tensors that the caller keeps."""
 
-    kernel: Kernel
+    kernel: AttentionKernel
     repeats: int
     """Number of times keys and values were repeated, for kernels that need as many of their heads as of queries'; else
     1."""
@@ -118,7 +118,7 @@ def _repeat(x_BKTH: Tensor, repeats: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class AttentionKernel:
     """A kernel with its log-sum-exp as [B, N, S], whatever layout the kernel uses."""
 
     name: str
@@ -225,11 +225,11 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return scores
 
 
-CUDNN = Kernel("cudnn", _cudnn_forward, _cudnn_backward, grouped=True)
-FLASH = Kernel("flash", _flash_forward, _flash_backward, grouped=True)
-EFFICIENT = Kernel("efficient", _efficient_forward, _efficient_backward, grouped=False)
-CPU = Kernel("cpu", _cpu_forward, _cpu_backward, grouped=True)
-MATH = Kernel("math", _math_forward, _math_backward, grouped=True)
+CUDNN = AttentionKernel("cudnn", _cudnn_forward, _cudnn_backward, grouped=True)
+FLASH = AttentionKernel("flash", _flash_forward, _flash_backward, grouped=True)
+EFFICIENT = AttentionKernel("efficient", _efficient_forward, _efficient_backward, grouped=False)
+CPU = AttentionKernel("cpu", _cpu_forward, _cpu_backward, grouped=True)
+MATH = AttentionKernel("math", _math_forward, _math_backward, grouped=True)
 
 _KERNELS = {
     SDPBackend.CUDNN_ATTENTION.value: CUDNN,
@@ -239,7 +239,7 @@ _KERNELS = {
 }
 
 
-def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Kernel, int]:
+def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[AttentionKernel, int]:
     """(kernel that torch would pick for these tensors, number of times keys and values must be repeated for it)."""
     if _is_cpu(q) and torch.backends.cuda.flash_sdp_enabled():
         return CPU, 1  # torch is not asked, because it takes FakeTensors for tensors of another device
@@ -253,7 +253,7 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Kernel, int]
     return kernel, 1 if kernel.grouped else repeats
 
 
-def _picked(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, grouped: bool) -> Kernel:
+def _picked(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, grouped: bool) -> AttentionKernel:
     kernel = _KERNELS.get(torch._fused_sdp_choice(q, k, v, None, 0.0, causal, enable_gqa=grouped))
     if kernel is None:
         raise RuntimeError(f"none of the allowed attention kernels takes heads of {q.shape[-1]} in {q.dtype}")

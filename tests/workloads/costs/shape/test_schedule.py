@@ -17,7 +17,7 @@ from workloads.costs.shape.schedule import (
     SPLIT_BACKWARD,
     V_SHAPED,
     Action,
-    Chunk,
+    ChunkState,
     held,
     held_by_chunk,
     held_by_rank,
@@ -354,8 +354,10 @@ def test_backwards_of_a_chunk_start_with_what_the_rank_holds(name: str, p: int) 
         for number, of_chunk in enumerate(found):
             backwards = [one for one in of_chunk if one.kind in ("B", "W")]
             assert {one.last for one in backwards} == {False, True}
-            assert {one.chunks[number] for one in of_chunk} >= {Chunk.GATHERED, Chunk.ALL_REDUCED}
-            assert all(one.chunks[number] in (Chunk.ALL_REDUCED, Chunk.ENDS_REDUCED) for one in backwards if one.last)
+            assert {one.chunks[number] for one in of_chunk} >= {ChunkState.GATHERED, ChunkState.ALL_REDUCED}
+            assert all(
+                one.chunks[number] in (ChunkState.ALL_REDUCED, ChunkState.ENDS_REDUCED) for one in backwards if one.last
+            )
             states = [state for one in of_chunk for state in one.held]
             assert any(state.activations[number] > 0 for state in states)
             for state in states:

@@ -13,7 +13,7 @@ import pytest
 from tests.workloads.costs.shape.test_schedule import NAMES, chunks_of
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, stage_at
 from workloads.costs.time.pipeline import pipeline_time_s
-from workloads.costs.time.step_bounds import Pipeline, Steps, step_bounds_s
+from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, step_bounds_s
 from workloads.costs.time.step_simulation import ChunkWork, StepWork, Timeline, simulate_step
 from workloads.costs.traffic import collectives
 
@@ -189,16 +189,16 @@ def test_what_holds_for_any_times(name: str) -> None:
         assert bound >= found.step_s * (1 - 1e-9)
 
 
-def steps_of(works: list[StepWork]) -> Steps:
+def steps_of(works: list[StepWork]) -> LayoutSteps:
     """Every chunk of every rank as a kind of its own."""
     chunks = [[chunk for own in work.chunks for chunk in own] for work in works]
     sizes = [len(own) for own in chunks]
-    return Steps(
+    return LayoutSteps(
         chunks=ChunkWork(*np.array([chunk for own in chunks for chunk in own]).T),
         zero_stage=np.repeat([work.zero_stage for work in works], sizes),
         splits=np.repeat([int(work.schedule in SPLIT_BACKWARD) for work in works], sizes),
         schedules=[
-            Pipeline(work.schedule, work.num_microbatches, len(work.chunks), len(work.chunks[0]), np.arange(size))
+            PipelineShape(work.schedule, work.num_microbatches, len(work.chunks), len(work.chunks[0]), np.arange(size))
             for work, size in zip(works, sizes, strict=True)
         ],
         first=np.cumsum([0, *sizes[:-1]]),
