@@ -44,7 +44,8 @@ def name_of(path: Path) -> str:
 
 
 def code_lines(page: str) -> list[str]:
-    """The lines of a page's code blocks, without their comments."""
+    """The lines of a page's code blocks, without comments; a line that ends in a backslash is joined to the next."""
+    page = re.sub(r" *\\\n *", " ", page)
     fenced = re.findall(r"^ *```(?!yaml)\w*\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
     indented = re.findall(
         r"^ {4,}(?!\|)(.+)$", re.sub(r"^ *```.*?^ *```", "", page, flags=re.DOTALL | re.MULTILINE), re.M
@@ -179,7 +180,8 @@ def compose(words: list[str]) -> SweepConfig:
         if word == "--where":
             where.append(next(arguments))
         elif word == "--conf":
-            folders.append(Path(next(arguments)))
+            folder = Path(next(arguments))
+            folders.append(folder if folder.is_dir() else ROOT / folder)
         elif word in ("--out", "--top", "--sort", "--show"):
             next(arguments)
         elif not word.startswith("--"):

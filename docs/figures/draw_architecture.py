@@ -79,7 +79,7 @@ def draw_flow() -> Figure:
     wide, high = 2.75, 1.3
     x, y = [0.15, 3.62, 7.09, 10.56], [4.55, 2.6, 0.65]
     box(ax, x[0], y[0], "user", "Grid, model, cluster", "YAML files:\nsweep/conf/ and --conf DIR")
-    box(ax, x[1], y[0], "sweep", "Experiments", "one frozen description a point,\nwith an id;\nsweep/expand.py")
+    box(ax, x[1], y[0], "sweep", "Experiments", "one frozen description a point,\nwith an id;\nsweep/grids/expand.py")
     box(
         ax,
         x[2],
@@ -105,7 +105,7 @@ def draw_flow() -> Figure:
         y[1],
         "workloads",
         "attempts/ID/",
-        "task, heartbeats, results,\nerrors and logs:\nworkloads/protocol.py",
+        "task, heartbeats, results,\nerrors and logs:\nworkloads/contract/protocol.py",
     )
     box(
         ax,
@@ -116,7 +116,7 @@ def draw_flow() -> Figure:
         "of the pilot: outcome with\nevidence, one attempt row,\none step row a rank and step",
     )
     box(ax, x[1], y[2], "results", "parts/", "one Parquet file an attempt\nand table, written by\ntemp + rename")
-    box(ax, x[2], y[2], "results", "Tables", "attempts.parquet,\nsteps.parquet;\nresults/schema.py")
+    box(ax, x[2], y[2], "results", "Tables", "attempts.parquet,\nsteps.parquet;\nresults/tables/schema.py")
     box(ax, x[3], y[2], "analysis", "Report", "page, figures, explorer,\ntables, claims, comparison")
     middle = [row + high / 2 for row in y]
     for left, label in ((0, "expand"), (1, "judge"), (2, "verdict\nrun")):
