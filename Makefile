@@ -36,7 +36,7 @@ check-all: lint typecheck
 # About PART_SECONDS of the tests that only check-all runs, drawn by a seed: what CI adds to `make test`.
 PART_SECONDS ?= 120
 part: setup
-	$(PYTEST) $(WORKERS) --exhaustive-part "$(PART_SECONDS)/$(or $(SEED),$(shell date +%F))"
+	$(PYTEST) $(WORKERS) --exhaustive-part "$(PART_SECONDS)/$(or $(TESTS_SEED),$(shell date +%F))"
 
 # A minute's answer while you change code: style, and a part of the tests from every folder.
 quick: setup

@@ -18,10 +18,12 @@ USUAL_SECONDS = 3.0
 
 
 def sampled(values: Sequence[Any], count: int, *, seconds: float = USUAL_SECONDS) -> list[ParameterSet]:
-    """Parameters of a test: ``count`` of them, drawn by the seed, in every run, the others only in exhaustive ones."""
+    """Parameters of a test (a tuple: of several arguments): ``count`` of them, drawn by the seed, in every run, the
+    others only in exhaustive ones."""
     drawn = random.Random(SEED).sample(range(len(values)), min(count, len(values)))
     others = pytest.mark.exhaustive(seconds=seconds)
-    return [pytest.param(value, marks=() if n in drawn else others) for n, value in enumerate(values)]
+    words = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*of_one, marks=() if n in drawn else others) for n, of_one in enumerate(words)]
 
 
 def seconds_of(item: pytest.Item) -> float:
