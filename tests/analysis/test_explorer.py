@@ -78,8 +78,7 @@ def test_opens_from_disk_without_a_request_or_an_error(browser: Browser, tmp_pat
         assert HOSTILE in browser.text("#runs-facets") + browser.text("#runs-table")
 
 
-COUNT_WORK = """
-(filters => {
+COUNT_WORK = """(filters => {
   window.work = { rows: 0, counts: 0, elements: 0 };
   const { passes, counts } = Object.getPrototypeOf(filters), make = document.createElement;
   filters.passes = function (row) { work.rows++; return passes.call(this, row); };
