@@ -232,7 +232,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     assert (cancelled["outcome"], cancelled["phase"], cancelled["will_retry"]) == ("cancelled", "warmup", True)
     assert (sweep_status(sweep).todo, sweep_status(sweep).claimed, sweep_status(sweep).pilots) == (2, 0, ())
 
-    summary = run_local(sweep, settings(phase_limits_s={}, point_deadline_s=0.5), live=False)
+    summary = run_local(sweep, settings(phase_limits_s={}, point_deadline_s=6.0), live=False)
     assert summary.outcomes == {"ok": 2, "timeout": 1}
     assert [row["attempt_number"] for row in rows_of(sweep) if row["model"] == "slow"] == [1, 2]
 
@@ -294,10 +294,10 @@ def test_a_killed_pilot_leaves_no_rank_and_its_point_is_taken_over(sweep: SweepD
     assert len(pids) == 2
     pilot.kill()
     pilot.wait()
-    until(lambda: not any(alive(pid) for pid in pids), 5)
+    until(lambda: not any(alive(pid) for pid in pids))
     assert sweep_status(sweep).claimed == 1
 
-    summary = run_local(sweep, settings(phase_limits_s={}, point_deadline_s=0.5), live=False)
+    summary = run_local(sweep, settings(phase_limits_s={}, point_deadline_s=6.0), live=False)
     assert summary.outcomes == {"ok": 1, "timeout": 1}
     slow = [row for row in rows_of(sweep) if row["model"] == "slow"]
     assert [(row["outcome"], row["attempt_number"]) for row in slow] == [("node_failure", 1), ("timeout", 2)]
