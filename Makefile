@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Processes that compute tests at the same time. Where a Slurm is installed one more waits for its clusters.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+WAITING := $(if $(shell PATH="$$PATH:/usr/sbin" command -v slurmctld 2>/dev/null),1,0)
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --numprocesses
 
 # Compiled tests are kept between runs, also where the environment says otherwise: compiling them takes several seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test quick lint typecheck check format redraw notebooks clean
+.PHONY: setup demo test quick check-all part lint typecheck check format redraw notebooks clean
 
 setup: $(READY)
 
@@ -23,15 +25,24 @@ demo: setup
 	$(BIN)/python -m sweep run +grid=tiny name=demo launcher=local
 	$(BIN)/python -m analysis.report results/demo --out report/demo
 
-# Every test. WORKERS: processes that run tests at the same time.
+# All that a change can break: every proof, on samples drawn by a seed where there are very many cases.
 test: setup
-	$(PYTEST)
+	$(PYTEST) $$(($(WORKERS) + $(WAITING))) -m "not exhaustive"
+
+# Everything: style, types, every pair of larger layouts, every recorded sweep, what writes pages, notebooks and curves.
+check-all: lint typecheck
+	$(PYTEST) $$(($(WORKERS) + $(WAITING)))
+
+# About PART_SECONDS of the tests that only check-all runs, drawn by a seed: what CI adds to `make test`.
+PART_SECONDS ?= 120
+part: setup
+	$(PYTEST) $(WORKERS) --exhaustive-part "$(PART_SECONDS)/$(or $(TESTS_SEED),$(shell date +%F))"
 
 # A minute's answer while you change code: style, and a part of the tests from every folder.
 quick: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(PYTEST) -m "not slow and not browser and not slurm and not gpu and not multi_gpu"
+	$(PYTEST) $(WORKERS) -m "not slow and not browser and not slurm and not gpu and not multi_gpu and not exhaustive"
 
 lint: setup
 	$(BIN)/ruff check .

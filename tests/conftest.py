@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 
 from tests.pool import Pool
+from tests.sampling import SEED, drawn_part, seconds_of
 
 MARK_OF_FIXTURE = {"lab": "slurm", "plain_lab": "slurm", "browser": "browser"}
 """A test that uses the fixture, directly or through another one, carries the mark."""
+SEEDED_PART = pytest.StashKey[str]()
+"""Which exhaustive tests were drawn, for the end of the report."""
 
 
 @cache
@@ -23,6 +27,15 @@ def device_count() -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-reliability", action="store_true", help="write docs/reliability.md from this run")
+    parser.addoption(
+        "--exhaustive-part",
+        metavar="SECONDS/SEED",
+        help="only tests marked exhaustive: about so many seconds of them, drawn by the seed",
+    )
+
+
+def pytest_report_header() -> str:
+    return f"seeded samples: TESTS_SEED={SEED}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -37,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
         if needed and device_count() < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA device(s), {device_count()} here"))
+    if part := config.getoption("--exhaustive-part"):
+        _keep_part(config, items, part)
     if hasattr(config, "workerinput"):  # workers take groups in this order: the long ones first
         weights = {group: sum(map(_weight, of_group)) for group, of_group in _by_group(items).items()}
         items.sort(key=lambda item: -weights[group_of(item)])
@@ -49,8 +64,34 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pytest.exit(f"pytest {pytest.__version__} and pytest-xdist do not keep groups together: {scattered[0]}", 3)
 
 
+def _keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> None:
+    exhaustive = [
+        item for item in items if item.get_closest_marker("exhaustive") and not item.get_closest_marker("skip")
+    ]
+    drawn = drawn_part(exhaustive, part)
+    names = ", ".join(sorted(item.nodeid for item in drawn))
+    seed = part.partition("/")[2]
+    config.stash[SEEDED_PART] = f"seeded part: seed {seed}, {len(drawn)} of {len(exhaustive)} exhaustive tests: {names}"
+    chosen = set(drawn)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist tells the process that reports which part it has drawn."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["seeded_part"] = session.config.stash.get(SEEDED_PART, "")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[SEEDED_PART] = getattr(node, "workeroutput", {}).get("seeded_part", "")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many layouts were compared with the unsharded model, and in how much time."""
+    """Say which part was drawn, how many layouts were compared with the unsharded model, and in how much time."""
+    if drawn := terminalreporter.config.stash.get(SEEDED_PART, ""):
+        terminalreporter.write_line(drawn)
     compared = [
         report
         for outcome in ("passed", "failed")
@@ -82,7 +123,10 @@ def _weight(item: pytest.Item) -> int:
     """A rough measure of how long a test takes: 0 if it is skipped."""
     if item.get_closest_marker("skip"):
         return 0
-    return 1000 if item.get_closest_marker("slurm") else 20 if item.get_closest_marker("slow") else 1
+    if item.get_closest_marker("exhaustive"):
+        return int(10 * seconds_of(item))
+    weights = {"slurm": 1000, "slow": 20, "browser": 10}
+    return next((weight for mark, weight in weights.items() if item.get_closest_marker(mark)), 1)
 
 
 def _skip_without_slurm(items: list[pytest.Item]) -> None:

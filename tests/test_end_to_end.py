@@ -78,7 +78,7 @@ def sweep(conf: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def pid_of_training_rank(
-    attempts: Path, rank: int, point: str = "pp2", phases: tuple[str, ...] = ("warmup", "step"), limit_s: float = 60.0
+    attempts: Path, rank: int, point: str = "pp2", phases: tuple[str, ...] = ("warmup", "step"), limit_s: float = 200.0
 ) -> int:
     """Process of ``rank`` of the point with ``point`` in its id, once it is in one of ``phases``."""
     end = time.monotonic() + limit_s
@@ -125,7 +125,7 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
     assert set(steps.attempt_id) == {good.attempt_id}
     assert len(steps) == 2 * (good.warmup_steps + good.timed_steps)
 
-    again, _ = sweep(conf).communicate(timeout=60)
+    again, _ = sweep(conf).communicate(timeout=150)
     assert "nothing to run" in again, again
 
     report = conf.parent / "report"

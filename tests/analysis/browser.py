@@ -20,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """How long a page may take to reach what a test waits for, on a busy machine."""
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

@@ -35,7 +35,7 @@ def test_every_option_is_described(command: str) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     )
     options = set(re.findall(r"--[a-z][a-z-]+", done.stdout)) - {"--help"}
     assert len(options) >= 5

@@ -94,6 +94,7 @@ def test_shipped_files_are_small_and_name_no_machine(name: str) -> None:
         assert set(output.get("metadata", {})) == set()
 
 
+@pytest.mark.exhaustive(seconds=20)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_shipped_outputs_are_those_of_a_fresh_run(name: str) -> None:
     """``make notebooks`` writes them anew."""
@@ -114,6 +115,7 @@ def test_stale_outputs_are_told() -> None:
     assert differences(text, text + " 3") != []
 
 
+@pytest.mark.exhaustive(seconds=20)
 def test_a_second_run_writes_the_same_file() -> None:
     name = "choosing_a_layout"
     again = tidy(fresh(name))
@@ -121,6 +123,7 @@ def test_a_second_run_writes_the_same_file() -> None:
     assert again.metadata == read(name).metadata
 
 
+@pytest.mark.exhaustive(seconds=20)
 def test_study_from_the_published_table() -> None:
     text = "\n".join(texts(fresh("study")))
     assert "32 / 65" in text
@@ -128,12 +131,14 @@ def test_study_from_the_published_table() -> None:
     assert "27 of 27" in text
 
 
+@pytest.mark.exhaustive(seconds=20)
 def test_your_own_sweep_on_another_part() -> None:
     methods = [part.frame["method"].iloc[0] for part in split(load(RECORDED).attempts)]
     text = "\n".join(texts(executed("your_own_sweep", part=methods.index("rehearsed"))))
     assert "These are not measurements of a whole run" in text
 
 
+@pytest.mark.exhaustive(seconds=20)
 def test_choosing_a_layout_puts_rows_beside_predictions() -> None:
     text = "\n".join(texts(fresh("choosing_a_layout")))
     found = re.search(r"(\d+) points; the two orders agree by a rank correlation \(Spearman's\) of (\d\.\d+)", text)

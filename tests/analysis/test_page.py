@@ -265,21 +265,17 @@ def test_without_the_newest_browser_the_tables_stay(study: Path, tmp_path: Path,
     assert "dp32 z1 pp2 · mbs 1×8" in browser.text(".static")
 
 
-def test_budgets_of_the_study(study: Path, browser: Browser) -> None:
+def test_the_studys_page_is_small_and_another_cell_draws_little_anew(study: Path, browser: Browser) -> None:
+    """Elements that a click makes are counted; ``python -m tests.speeds`` holds the milliseconds to their budget."""
     assert study.stat().st_size < 800_000
-    times = []
-    for _ in range(3):  # the machine is shared: the quickest of three
-        opened(browser, study)
-        times.append(browser.js("[Report.timing.answer, Report.timing.all]"))
-    assert min(first for first, _ in times) < 1000
-    assert min(last for _, last in times) < 2000
-    took = []
-    for size in 3 * (8, 64, 512):
-        began = browser.js("(window.began = performance.now(), 0)")
+    opened(browser, study)
+    browser.js(
+        "window.made = 0; for (const name of ['createElement', 'createElementNS']) { const make = document[name];"
+        " document[name] = function (...words) { window.made++; return make.apply(this, words); }; }"
+    )
+    for size in (8, 64, 512):
         browser.click(cell("8.86B", size))
-        took.append(browser.js("performance.now() - window.began"))
-        assert began == 0
-    assert min(took) < 200
+    assert browser.js("window.made") < 3 * 5000
 
 
 AXE = "node_modules/axe-core/axe.min.js"

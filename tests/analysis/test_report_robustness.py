@@ -257,7 +257,7 @@ def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path:
     while not list((out / ".unfinished" / "figures").glob("*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=150)
     assert running.returncode == 130
     assert told.splitlines()[-1] == "error: interrupted; an earlier report is unchanged"
     assert "Traceback" not in told

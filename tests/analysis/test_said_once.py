@@ -35,6 +35,7 @@ from tests.analysis import compared
 from tests.analysis.compared import RECORDED, STUDY
 from tests.analysis.conftest import frame_of
 from tests.analysis.run_notebooks import read, texts
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +163,7 @@ def test_a_comparison_has_the_winners_throughput(cohorts: list[Cohort]) -> None:
                 assert close(rate, row[metrics.RANK_BY]) or cohort.frame["seed"].nunique() > 1
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", sampled(SWEEPS, 6, seconds=1))
 def test_the_end_of_a_run_says_what_the_report_says(name: str) -> None:
     cells = best_layouts(read_attempts(RECORDED / name).to_pylist())
     keys = [(c.key.model, c.key.routing, c.key.engine, c.key.seq_len, c.key.world_size) for c in cells]

@@ -20,6 +20,7 @@ from docs.tools.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run
 from docs.tools.curves.train import entropy, held_out_loss, train_curve
 from sweep.composing.conffiles import ConfFolders
 from tests.pool import Pool
+from tests.sampling import sampled
 from tests.workloads.engine.parity import train_rank
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.transformer import routers
@@ -64,15 +65,15 @@ def _named(run: Run) -> dict[str, Any]:
     return {"run": run.name, "model": e.model.name, "precision": e.precision, "layout": run.layout}
 
 
+IN_BANDS = [
+    *((model, "fp32", layout) for model, layout in OTHERS),
+    *(("bytes", "bf16", layout) for model, layout in OTHERS if model == "bytes"),
+    *(("bytes_moe", "bf16", layout) for layout in ("ep 2 ZeRO 3", "pp 2 ZB-V")),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "precision", "layout"),
-    [
-        *((model, "fp32", layout) for model, layout in OTHERS),
-        *(("bytes", "bf16", layout) for model, layout in OTHERS if model == "bytes"),
-        *(("bytes_moe", "bf16", layout) for layout in ("ep 2 ZeRO 3", "pp 2 ZB-V")),
-    ],
-)
+@pytest.mark.parametrize(("model", "precision", "layout"), sampled(IN_BANDS, 2))
 def test_a_layout_stays_in_its_band(gloo_pool: Pool, model: str, precision: Precision, layout: str) -> None:
     rows = [*curve(gloo_pool, model, precision), *curve(gloo_pool, model, precision, layout)]
     (found,) = distances(rows)
@@ -80,6 +81,7 @@ def test_a_layout_stays_in_its_band(gloo_pool: Pool, model: str, precision: Prec
     assert found.any_step < SHARPER[model][precision]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -90,6 +92,7 @@ def test_a_precision_stays_in_its_band(gloo_pool: Pool, model: str, precision: P
     assert all((row["loss_scale"] is not None) is (row["skipped"] is not None) is (precision == "fp16") for row in rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_learned_routing_does_not_collapse(gloo_pool: Pool) -> None:
     model = TINY["bytes_moe"]
@@ -104,6 +107,7 @@ def test_learned_routing_does_not_collapse(gloo_pool: Pool) -> None:
     assert all(row["load_entropy"] is None for row in curve(gloo_pool, "bytes", "bf16"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_biases_spread_the_load(gloo_pool: Pool) -> None:
     """Against the same model whose biases stay where they are: nothing else spreads its load."""
@@ -119,6 +123,7 @@ def test_biases_spread_the_load(gloo_pool: Pool) -> None:
     assert entropy_at_end(curve(gloo_pool, "bytes_moe_bias", "bf16")) > entropy_at_end(left) + 0.15
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ep 2", "etp 2", "pp 2 ZB-V"])
 def test_loads_are_of_the_whole_model_and_batch(gloo_pool: Pool, layout: str) -> None:
@@ -133,6 +138,7 @@ def test_entropy_by_hand() -> None:
     assert entropy([1, 1, 0, 0]) == pytest.approx(0.5)  # one bit of two
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_held_out_text_leaves_nothing_behind(gloo_pool: Pool) -> None:
     case = run_of(TINY["bytes_moe"], "fp32", "ep 2", BATCH).experiment
@@ -153,6 +159,7 @@ def _loads_around_held_out_text(rank: int, case: Experiment) -> tuple[list[Any],
     return before, state()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_it_learns_the_text_and_not_only_by_heart(gloo_pool: Pool, model: str) -> None:
@@ -165,6 +172,7 @@ def test_it_learns_the_text_and_not_only_by_heart(gloo_pool: Pool, model: str) -
     assert all(row["held_out_loss"] is None for row in rows[:-1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_recipe_with_a_sweeps_rate_and_tokens_is_a_sweeps_run(gloo_pool: Pool) -> None:
     e = run_of(TINY["bytes"], "fp64", REFERENCE, BATCH).experiment
@@ -210,6 +218,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert told.startswith(message) and told.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_writes_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -226,6 +235,7 @@ def test_the_command_writes_the_table(
     assert "bytes fp32 tp 2: loss 5." in told and "outside" not in told
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_fails_does_not_take_the_others_along(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -130,6 +130,7 @@ def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
     assert curve[72.0] == (0, 1, 0.75)
 
 
+@pytest.mark.exhaustive(seconds=15)
 @pytest.mark.slow
 def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says() -> None:
     points = accuracy_of_plans.points_of(accuracy_of_plans.recorded_attempts())
@@ -152,6 +153,7 @@ def test_sections_of_the_page_can_be_filled() -> None:
         put_section(text, "nothing", "new")
 
 
+@pytest.mark.exhaustive(seconds=15)
 @pytest.mark.slow
 def test_launches_tell_how_slow_hosts_are() -> None:
     """Of hosts that the law was set from: that it holds shows only that nothing went wrong since."""

@@ -95,7 +95,7 @@ class ScenarioRunner:
 
     lab: Lab
     folder: Path
-    at_once: int = 6
+    at_once: int = 8
     _free: list[str] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _count: Iterator[int] = field(default_factory=itertools.count)

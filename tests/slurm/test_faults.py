@@ -16,7 +16,7 @@ from tests.slurm.scenarios import SCENARIOS, Isolation, ScenarioResult, Scenario
 for kind in ("points", "cluster", "nodes", "users", "submission"):  # in the order of the table
     importlib.import_module(f"tests.slurm.faults_{kind}")
 TITLES = [title for scenario in SCENARIOS for title in scenario.titles]
-AT_ONCE = 6
+AT_ONCE = 8
 
 
 @pytest.fixture(scope="module")

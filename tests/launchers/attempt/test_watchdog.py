@@ -88,11 +88,11 @@ def test_ranks_are_ended_although_no_answer_comes_about_a_result(
     answers, real = threading.Event(), Path.exists
 
     def exists(self: Path, **options: Any) -> bool:
-        return real(self, **options) if answers.wait(20) else False
+        return answers.wait() and real(self, **options)  # who waits for it is ended by the time-out of tests
 
     monkeypatch.setattr(watchdog, "FILES_WAIT_S", 0.1)
     monkeypatch.setattr(Path, "exists", exists)
-    group, began = EndedAndRunning(), time.monotonic()
+    group = EndedAndRunning()
     result = watchdog.watch(
         tmp_path,
         group,
@@ -103,7 +103,7 @@ def test_ranks_are_ended_although_no_answer_comes_about_a_result(
         on_progress=lambda progress: None,
     )
     answers.set()
-    assert result.end == end and group.killed and time.monotonic() - began < 5
+    assert result.end == end and group.killed
 
 
 def test_a_rank_without_a_result_has_failed_as_soon_as_the_file_system_answers(

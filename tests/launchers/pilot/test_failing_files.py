@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,8 +189,8 @@ def test_a_pilot_gives_up_on_a_queue_that_stays_unreadable(
 
 
 def test_a_pilot_whose_sweep_is_removed_ends_at_once(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not wait for files that cannot be read, as it does for a quarter of an hour where the folder is there."""
     shutil.rmtree(sweep.path)
-    started = time.monotonic()
     assert run_pilot(sweep, "p") == pilot_module.TROUBLE
-    assert time.monotonic() - started < 5
-    assert f"stopping: {sweep.path} was removed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"stopping: {sweep.path} was removed" in said and "trying again" not in said

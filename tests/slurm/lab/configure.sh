@@ -76,7 +76,7 @@ MaxArraySize=$MAX_ARRAY
 MaxStepCount=1000000
 JobRequeue=1
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5,default_queue_depth=1000,bf_max_job_test=1000,max_rpc_cnt=0
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,default_queue_depth=1000,bf_max_job_test=1000,max_rpc_cnt=0
 PriorityType=priority/basic
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

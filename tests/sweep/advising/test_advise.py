@@ -21,6 +21,7 @@ from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.plan import make_plan
 from sweep.predicting.forecast import Known
+from tests.sampling import sampled
 from workloads.costs.memory.estimate import peak_stage
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import Experiment
@@ -63,7 +64,9 @@ def every_layout(found: Advice) -> list[Experiment]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [LLAMA, MIXTURE, LONG, DEEP, SHORT, SHORT_PARTS, SHORT_MIXTURE])
+@pytest.mark.parametrize(
+    "words", sampled([(one,) for one in (LLAMA, MIXTURE, LONG, DEEP, SHORT, SHORT_PARTS, SHORT_MIXTURE)], 3, seconds=5)
+)
 def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
     narrowed = {word.partition("=")[0] for word in words}
     found = asked(*words, *(word for word in SMALL if word.partition("=")[0] not in narrowed))

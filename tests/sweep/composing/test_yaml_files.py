@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -34,9 +33,7 @@ def test_aliases_that_explode_are_refused_at_once(tmp_path: Path) -> None:
     levels = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     write(tmp_path, "grid/bomb.yaml", AXES + "\n".join(levels))
-    began = time.perf_counter()
-    message = told(tmp_path, "+grid=bomb")
-    assert time.perf_counter() - began < 5
+    message = told(tmp_path, "+grid=bomb")  # to expand it would take hours, more than a test may
     assert (
         f"bomb.yaml: with its aliases (*NAME) expanded it holds about 4e+09 values; at most {MOST_VALUES:,}" in message
     )

@@ -13,6 +13,7 @@ from launchers.status.archived import archived_status
 from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.running.run import enqueue, prepare
+from tests.sampling import sampled
 
 RECORDED = Path(__file__).resolve().parents[3] / "results" / "recorded"
 SWEEPS = sorted(path.parent.name for path in RECORDED.glob("*/sweep.json"))
@@ -36,7 +37,7 @@ def test_status_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.count("archived") == len(SWEEPS)
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", sampled(SWEEPS, 4, seconds=1))
 def test_status_of_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", f"results/recorded/{name}"]) == 0
     told = capsys.readouterr().out

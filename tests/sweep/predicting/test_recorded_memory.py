@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -12,12 +14,14 @@ import pytest
 from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.store import read_attempts
 from sweep.composing.config import compose_sweep
+from tests.sampling import SEED
 from workloads.costs.memory import expert_activations
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import from_json
 
 RECORDED = Path(__file__).resolve().parents[3] / "results" / "recorded"
 
+MOST_OFF = 0.0124
 OF_AN_OLDER_ENGINE = {
     # 2.9 % more than predicted: with a host half a step ahead, the engine of that time held ten messages that had left
     # (docs/tools/rows_of_other_hosts/h200x2_messages).
@@ -28,26 +32,46 @@ OF_AN_OLDER_ENGINE = {
 }
 
 
-@pytest.mark.slow
-def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
+@pytest.fixture(scope="module")
+def measured() -> list[dict[str, Any]]:
+    columns = ["attempt_id", "experiment_id", "method", "outcome", "cluster", "engine", "peak_allocated_bytes"]
+    rows = read_attempts(RECORDED).select([*columns, "config_json"]).to_pylist()
+    return [row for row in rows if (row["method"], row["outcome"], row["engine"]) == ("measured", "ok", "ultrasweep")]
+
+
+def errors_of(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+    """How far off the predicted peaks are by attempt, and of those in `OF_AN_OLDER_ENGINE`."""
     workspaces = {
         name: compose_sweep(["+grid=tiny", f"cluster={name}"]).cluster.device.workspace_bytes
         for name in ("h200", "h100_ib400")
     }
     errors: dict[str, float] = {}
     odd: dict[str, float] = {}
-    columns = ["attempt_id", "experiment_id", "method", "outcome", "cluster", "engine", "peak_allocated_bytes"]
-    for row in read_attempts(RECORDED).select([*columns, "config_json"]).to_pylist():
-        if (row["method"], row["outcome"], row["engine"]) == ("measured", "ok", "ultrasweep"):
-            predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspaces[row["cluster"]]
-            where = odd if row["experiment_id"] in OF_AN_OLDER_ENGINE else errors
-            where[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
+    for row in rows:
+        predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspaces[row["cluster"]]
+        where = odd if row["experiment_id"] in OF_AN_OLDER_ENGINE else errors
+        where[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
+    return errors, odd
+
+
+@pytest.mark.slow
+def test_predicted_peaks_of_a_sample_are_those_of_the_recorded_runs(measured: list[dict[str, Any]]) -> None:
+    errors, _ = errors_of(random.Random(SEED).sample(measured, 120))
+    worst = max(errors, key=lambda name: abs(errors[name]))
+    assert abs(errors[worst]) < MOST_OFF, worst
+    assert median(map(abs, errors.values())) < 0.001
+
+
+@pytest.mark.exhaustive(seconds=10)
+@pytest.mark.slow
+def test_predicted_peaks_are_those_of_the_recorded_runs(measured: list[dict[str, Any]]) -> None:
+    errors, odd = errors_of(measured)
     assert len(errors) >= 943 and len(odd) == len(OF_AN_OLDER_ENGINE)
     assert all(0.015 < abs(error) < 0.03 for error in odd.values()), "what runs as predicted is no exception"
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
     assert mean(found) < 0.00075
-    assert found[-1] < 0.0124, max(errors, key=lambda name: abs(errors[name]))
+    assert found[-1] < MOST_OFF, max(errors, key=lambda name: abs(errors[name]))
 
 
 def test_learned_routing_needs_more_by_the_rows_that_a_rank_received(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class Terminal:
         """Without colours."""
         return STYLE.sub("", self.raw).replace("\r\n", "\n")
 
-    def until(self, condition: Any, limit_s: float = 30.0) -> None:
+    def until(self, condition: Any, limit_s: float = 100.0) -> None:
         end = time.monotonic() + limit_s
         while not (condition in self.told if isinstance(condition, str) else condition()):
             assert time.monotonic() < end, f"waited for {condition} too long:\n{self.told}"
@@ -104,7 +104,7 @@ class Terminal:
     def press_ctrl_c(self) -> None:
         os.write(self._ours, b"\x03")
 
-    def end(self, limit_s: float = 40.0) -> int:
+    def end(self, limit_s: float = 120.0) -> int:
         status = self.process.wait(limit_s)
         self._reader.join(2)
         return status
@@ -143,7 +143,7 @@ def slow_runs(folder: Path) -> bool:
     return False
 
 
-def until(condition: Any, limit_s: float = 20.0) -> None:
+def until(condition: Any, limit_s: float = 100.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "waited too long"

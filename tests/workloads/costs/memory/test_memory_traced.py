@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.memory.traced import experiment, in_fresh_process, shortened
+from tests.workloads.costs.memory.traced import experiment, shortened, traced
 from tests.workloads.costs.shapes import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
@@ -294,8 +294,8 @@ def test_peak_equals_the_traced_engine(name: str) -> None:
     case = CASES[name]
     estimate = estimate_memory(case)
     for stage in range(case.pp):
-        traced = in_fresh_process(case, rank_of(case, pp=stage))
-        assert estimate.stages[stage].peak_bytes == pytest.approx(traced, rel=0.01), f"stage {stage}"
+        peak = traced(case, rank_of(case, pp=stage))
+        assert estimate.stages[stage].peak_bytes == pytest.approx(peak, rel=0.01), f"stage {stage}"
 
 
 @pytest.mark.parametrize("name", ROUTED)
@@ -303,8 +303,8 @@ def test_peak_with_routed_experts_is_near_the_traced_engine(name: str) -> None:
     case = ROUTED[name]
     estimate = estimate_memory(case)
     for stage in range(case.pp):
-        traced = in_fresh_process(case, rank_of(case, pp=stage))
-        assert estimate.stages[stage].peak_bytes == pytest.approx(traced, rel=0.02), f"stage {stage}"
+        peak = traced(case, rank_of(case, pp=stage))
+        assert estimate.stages[stage].peak_bytes == pytest.approx(peak, rel=0.02), f"stage {stage}"
 
 
 def test_a_shortened_step_peaks_as_the_whole_one() -> None:
@@ -313,6 +313,6 @@ def test_a_shortened_step_peaks_as_the_whole_one() -> None:
     short = stages.shortened(case)
     assert short.num_microbatches == 3
     inputs = 16 * 4 * 4096 * (case.num_microbatches - short.num_microbatches)  # ids and targets of every micro-batch
-    assert in_fresh_process(case, 0) - in_fresh_process(short, 0) == pytest.approx(inputs, abs=64)  # and counters
+    assert traced(case, 0) - traced(short, 0) == pytest.approx(inputs, abs=64)  # and counters
     two = short.replace(global_batch_size=short.global_batch_size * 2 // 3)
-    assert in_fresh_process(two, 0) < 0.97 * in_fresh_process(short, 0)
+    assert traced(two, 0) < 0.97 * traced(short, 0)

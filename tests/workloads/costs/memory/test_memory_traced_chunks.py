@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.memory.traced import experiment, in_fresh_process, shortened
+from tests.workloads.costs.memory.traced import experiment, shortened, traced
 from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, LLAMA_8B, MIXTRAL, QWEN3_30B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
@@ -170,5 +170,5 @@ NEAR = {
     ],
 )
 def test_peak_is_near_the_traced_engine(case: Experiment, within: float) -> None:
-    traced = [in_fresh_process(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
-    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(traced, rel=within)
+    peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=within)

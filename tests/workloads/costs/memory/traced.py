@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
-import multiprocessing
+import multiprocessing.pool
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
+
+import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec, model_from_dict
+
+CASES_A_PROCESS = 40
+"""Then another process goes on, so that nothing which one leaves behind grows without end."""
 
 
 def shortened(model: ModelSpec, num_layers: int = 2) -> ModelSpec:
@@ -20,31 +29,46 @@ def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, layers: int =
     return Experiment.canonical(model=shortened(model, layers), seq_len=4096, global_batch_size=sequences, **fields)
 
 
-def in_fresh_process(case: Experiment, rank: int) -> int:
+def traced(case: Experiment, rank: int) -> int:
+    """Peak of the second step of one rank in bytes, from a process that traces one case after the other."""
+    return _tracer().apply(_traced_peak_bytes, (case, rank))
+
+
+@cache
+def _tracer() -> multiprocessing.pool.Pool:
+    """The process that traces, apart from this one since fake groups would be in the way of other tests' groups."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["workloads.rehearse"])  # torch is imported once
-    with context.Pool(1) as pool:
-        return pool.apply(traced_peak_bytes, (case, rank))
+    pool = context.Pool(1, maxtasksperchild=CASES_A_PROCESS)
+    atexit.register(pool.terminate)
+    return pool
 
 
-def traced_peak_bytes(case: Experiment, rank: int) -> int:
+def _traced_peak_bytes(case: Experiment, rank: int) -> int:
     """Peak of the second step (the optimizer state is there) of one rank under a fake process group."""
-    import torch
     import torch.distributed as dist
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
+    try:
+        with _attention_as_on_a_gpu() if case.model.mla is not None else nullcontext():
+            return _peak_bytes(case, rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def _peak_bytes(case: Experiment, rank: int) -> int:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from workloads.engine.collectives.groups import make_groups
     from workloads.engine.collectives.parameters import local_shard
     from workloads.engine.observing.memory import StorageTracker, tracked_storages
     from workloads.engine.training.build import assemble, shape_chunks
 
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
     groups = make_groups(case, rank, torch.device("cpu"))
     chunks = shape_chunks(case, groups)
     tokens = case.micro_batch_size * case.seq_len // case.cp
-    if case.model.mla is not None:
-        _attend_as_on_a_gpu()
 
     def step() -> None:
         batches = [
@@ -68,8 +92,9 @@ def traced_peak_bytes(case: Experiment, rank: int) -> int:
     return there + tracker.peak
 
 
-def _attend_as_on_a_gpu() -> None:
-    """Latent attention in this process keeps what cuDNN keeps; the fused kernel of a CPU needs padded values."""
+@contextmanager
+def _attention_as_on_a_gpu() -> Iterator[None]:
+    """Latent attention keeps what cuDNN keeps; the fused kernel of a CPU needs padded values."""
     import torch
 
     from workloads.engine.layers import latent_attention
@@ -89,4 +114,6 @@ def _attend_as_on_a_gpu() -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
         return Kernel.apply(q, k, v)
 
-    latent_attention.attention = attend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latent_attention, "attention", attend)
+        yield
