@@ -69,8 +69,8 @@ def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) 
     chunks = shape_chunks(experiment, groups)
 
     def place(spec: ParameterSpec) -> tuple[int, int]:
-        shards = groups.mesh_of(spec.placement)["shard"]
-        return shards.size(), shards.get_local_rank()
+        group = groups.mesh_of(spec.placement).get_group("shard")
+        return group.size(), group.rank()
 
     for chunk in chunks:
         chunk.to_empty(device=groups.device)
