@@ -1,4 +1,5 @@
-"""The pool of processes: ranks that a machine stopped for long or killed get a second attempt, faults get none."""
+"""The pool of processes: ranks that a machine stopped for long or killed get a second attempt, faults get none; what
+ranks return arrives as it was."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.pool import Pool, RankDied, RankFailed, RankTimedOut
 
@@ -88,3 +90,24 @@ def test_a_fault_is_not_tried_again(tmp_path: Path) -> None:
     finally:
         pool.close()
     assert (tmp_path / "calls").read_text() == "called\n"
+
+
+def tensors(rank: int) -> dict[str, torch.Tensor]:
+    values = torch.arange(6.0).view(2, 3)
+    return {
+        "turned": values.t(),
+        "number": torch.tensor(0.1, dtype=torch.float64),
+        "bf16": values.bfloat16(),
+        "fp8": values.to(torch.float8_e4m3fn),
+        "whether": values > 2,
+        "empty": torch.empty(0, 4, dtype=torch.int64),
+        "weight": values.clone().requires_grad_(),
+    }
+
+
+@pytest.mark.slow
+def test_tensors_come_back_as_they_are(gloo_pool: Pool) -> None:
+    for found in gloo_pool.run(tensors, 2):
+        for name, tensor in tensors(0).items():
+            assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+            assert torch.equal(found[name].double(), tensor.double()), name

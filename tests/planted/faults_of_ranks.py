@@ -227,7 +227,7 @@ _SHARE = OPTIMIZER + "ShardedAdamW._share"
 _CLAMP = "torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)"
 _COUPLED = f"self.optimizer.param_groups[0].update(decoupled_weight_decay=False); {_UPDATE}"
 _COPIES = 'copies *= placement.copies({"tp": e.tp})'
-_REPLICAS = 'self.groups.mesh_of(placement)["replicate"].size()'
+_REPLICAS = 'self.groups.mesh_of(placement).get_group("replicate").size()'
 _OWN_NORM = "(self.local_square_norm().sqrt() + 1e-6)"
 NORM = [
     *faults_of(

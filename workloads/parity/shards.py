@@ -62,7 +62,7 @@ def shards_of(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> lis
     """Apply ``values`` to each parameter of this rank and copy the results to the host."""
     groups = engine.groups
     mesh = groups.data_mesh
-    data = {name: mesh[name].get_local_rank() for name in ("replicate", "shard")}
+    data = {name: mesh.get_local_rank(name) for name in ("replicate", "shard")}
     of_experts = expert_coordinates(groups.experiment, groups.rank) if groups.expert_mesh is not None else {}
     seen: Counter[tuple[str, ...]] = Counter()
     shards = []

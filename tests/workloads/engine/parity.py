@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor
 
+from tests.conftest import device_count
 from tests.pool import Pool
 from tests.workloads.engine import reference
+from tests.workloads.engine.traffic_checks import Count, check_counts, counting
 from workloads.engine.training import optimizer
 from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
@@ -39,6 +43,13 @@ def train_rank(
         return training.train_rank(rank, case, steps, device, gradient_scale=gradient_scale, **how)
     finally:
         optimizer.MAX_GRAD_NORM = largest_norm
+
+
+def train_and_count(rank: int, body: Callable[..., RankTrace], *args: Any) -> tuple[RankTrace, Count]:
+    """``body(rank, *args)``, which trains, and what this rank has sent in the second step."""
+    with counting() as counts:
+        trace = body(rank, *args)
+    return trace, counts[0]
 
 
 def whole(case: Experiment, ranks: list[list[Shard]], spread: float = TOLERANCE) -> dict[str, Tensor]:
@@ -132,13 +143,44 @@ def check(
     body: Callable[..., RankTrace] = train_rank,
     gradient_scale: float = 1.0,
     clip_at: float | None = None,
+    counts: bool = False,
 ) -> None:
-    """Train the layout and the reference, and compare losses, gradient norms, gradients and the final weights."""
+    """Train the layout and the reference, and compare losses, gradient norms, gradients and the final weights.
+
+    ``counts``: in the same run, what every rank sends in the second step is counted and compared with the closed form.
+    """
     how = gradient_scale, clip_at
     routed = {"routing": case.routing, "routing_imbalance": case.routing_imbalance}
     expected = trained_reference(pool, device, case.model, case.global_batch_size, case.seq_len, *how, **routed)
-    traces = pool.run(body, case.world_size, case, STEPS, device, *how, timeout_s=150)
-    check_traces(case, traces, expected)
+    arguments = (case, STEPS, device, *how)
+    if counts:
+        ranks = pool.run(train_and_count, case.world_size, body, *arguments, timeout_s=150)
+        check_traces(case, [trace for trace, _ in ranks], expected)
+        check_counts(case, [count for _, count in ranks])
+    else:
+        check_traces(case, pool.run(body, case.world_size, *arguments, timeout_s=150), expected)
+
+
+def on_backends(gloo: Iterable[Experiment | ParameterSet], nccl: Iterable[Experiment]) -> list[ParameterSet]:
+    """Parameters (backend, case) of a test. Those on NCCL are collected only where there are devices for their ranks,
+    two or more."""
+    devices, parameters = device_count(), []
+    for case in gloo:
+        (value,), marks = (case.values, case.marks) if isinstance(case, ParameterSet) else ((case,), ())
+        parameters.append(pytest.param("gloo", value, id=f"gloo-{value.id}", marks=(pytest.mark.slow, *marks)))
+    for value in nccl:
+        if value.world_size <= devices > 1:
+            marks = (pytest.mark.gpu, pytest.mark.multi_gpu)
+            parameters.append(pytest.param("nccl", value, id=f"nccl-{value.id}", marks=marks))
+    return parameters
+
+
+def check_on(request: pytest.FixtureRequest, backend: str, case: Experiment, clip_at: float) -> None:
+    """`check` on the pool of a backend: on gloo with what is sent, on NCCL on GPUs."""
+    pool = request.getfixturevalue(f"{backend}_pool")
+    # With the plain formula of attention, latents that the closed form expects twice are gathered once.
+    counts = backend == "gloo" and case.attention != "math"
+    check(pool, case, "cpu" if backend == "gloo" else "cuda", clip_at=clip_at, counts=counts)
 
 
 def check_traces(case: Experiment, traces: list[RankTrace], expected: reference.Trace) -> None:

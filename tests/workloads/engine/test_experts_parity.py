@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
-from tests.workloads.engine.parity import check, experiment, experts
+from tests.workloads.engine.parity import check, check_on, experiment, experts, on_backends
 from tests.workloads.engine.test_parity import train_compiled_rank, train_prepared_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
@@ -96,19 +96,17 @@ MORE_RANKS = [
 CASES = ONE_RANK + FEW_RANKS + MORE_RANKS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
-def test_layout_equals_single_process_on_gloo(gloo_pool: Pool, case: Experiment) -> None:
-    check(gloo_pool, case, "cpu", clip_at=CLIP_AT)
+OF_MESSAGES = [
+    routed(dp=2, tp=2, etp=1, ep=4, routing="skewed", routing_imbalance=2.0, zero_stage=3),
+    routed(cp=2, tp=2, etp=1, ep=4, routing="skewed", routing_imbalance=2.0, cp_kind="ulysses", num_kv_heads=4),
+    routed(tp=2, etp=2, recompute="full", micro_batch_size=2, sequence_parallel=False, qk_norm=True),
+]
 
 
-@pytest.mark.gpu
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
-def test_layout_equals_single_process_on_nccl(nccl_pool: Pool, case: Experiment) -> None:
-    if case.world_size > nccl_pool.size:
-        pytest.skip(f"{case.world_size} ranks, {nccl_pool.size} devices")
-    check(nccl_pool, case, "cuda", clip_at=CLIP_AT)
+@pytest.mark.parametrize(("backend", "case"), on_backends(CASES + OF_MESSAGES, CASES))
+def test_layout_equals_single_process(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
+    """What it computes; on gloo also what every rank sends, which is what the closed form says, to the byte."""
+    check_on(request, backend, case, CLIP_AT)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from tests.pool import Pool
 from tests.workloads.engine.op_checks import check_fp8_casts, check_largest_values, randn, relative_error
-from tests.workloads.engine.parity import experts, model, train_rank
-from tests.workloads.engine.test_traffic import check as check_traffic
+from tests.workloads.engine.parity import experts, model, train_and_count, train_rank
+from tests.workloads.engine.traffic_checks import built, check_counts
 from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.ops import fp8
 from workloads.engine.ops.fp8 import E4M3, E5M2, Fp8Scaling, Operand, Role
@@ -22,6 +23,7 @@ from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.fp8_gather import _fp8_parameters
 from workloads.parity.shards import put_together
+from workloads.parity.training import RankTrace
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MLASpec, ModelSpec
 
@@ -218,15 +220,24 @@ other orders, and processors too, which moves a value next to a rounding boundar
 a hundred do. The gradients of norms' weights are sums of terms that nearly cancel, and show most of it."""
 
 
+@cache
+def on_one_rank(pool: Pool, case: Experiment) -> RankTrace:
+    (trace,) = pool.run(train_rank, 1, case, 2)
+    return trace
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "layout"), EVERY, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_layouts_agree(gloo_pool: Pool, recipe: Fp8Scaling, shape: str, layout: dict[str, Any]) -> None:
+    """Layouts compute nearly what one rank computes, and send what the closed form says, to the byte."""
     precision = f"fp8_{recipe}"
     one = small(precision, shape, micro_batch_size=4)
     case = small(precision, shape, **layout)
-    (expected,) = gloo_pool.run(train_rank, 1, one, 2)
-    traces = gloo_pool.run(train_rank, case.world_size, case, 2)
+    expected = on_one_rank(gloo_pool, one)
+    ranks = gloo_pool.run(train_and_count, case.world_size, train_rank, case, 2)
+    traces = [trace for trace, _ in ranks]
+    check_counts(case, [count for _, count in ranks])
     bounds = (1e-6, 1e-4, 0.02) if "recompute" in layout else BOUNDS  # here every product is of the same numbers
     for step in range(2):
         for trace in traces:
@@ -241,8 +252,6 @@ def test_layouts_agree(gloo_pool: Pool, recipe: Fp8Scaling, shape: str, layout: 
 
 def gathered(rank: int, case: Experiment) -> list[tuple[bool, float, float]]:
     """Of each fp8 weight: whether the gathered copy is that of one cast of the whole, its factor, and its bytes."""
-    from tests.workloads.engine.test_traffic import built
-
     engine = built(rank, case)
     chunk = engine.chunks[0]
     found = list(_fp8_parameters(chunk))
@@ -271,15 +280,6 @@ def gathered(rank: int, case: Experiment) -> list[tuple[bool, float, float]]:
 def test_a_gathered_weight_is_one_cast_of_the_whole_weight(gloo_pool: Pool, zero_stage: int) -> None:
     for found in gloo_pool.run(gathered, 2, small("fp8_tensorwise", dp=2, zero_stage=zero_stage)):
         assert len(found) == 4 * 3 and set(found) == {(True, 1.0, 1)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("shape", "layout"), [case for case in EVERY if "recompute" not in case[1]], ids=str)
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_sent_is_counted_to_the_byte(
-    gloo_pool: Pool, recipe: Fp8Scaling, shape: str, layout: dict[str, Any]
-) -> None:
-    check_traffic(gloo_pool, small(f"fp8_{recipe}", shape, **layout))
 
 
 @pytest.mark.gpu

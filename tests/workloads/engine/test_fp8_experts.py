@@ -12,7 +12,7 @@ from tests.pool import Pool
 from tests.workloads.engine.op_checks import check_casts_of_groups, randn, relative_error
 from tests.workloads.engine.test_expert_ops import groups
 from tests.workloads.engine.test_fp8 import TINY, UNIT, matrix, small
-from tests.workloads.engine.test_traffic import built
+from tests.workloads.engine.traffic_checks import built
 from workloads.engine.ops import fp8, fp8_grouped
 from workloads.engine.ops.backend import Backend
 from workloads.engine.ops.fp8_grouped import rows_by_weights

@@ -1,11 +1,13 @@
-"""What a step sends, counted call by call, is what the closed form says: on every rank, to the byte."""
+"""What a step sends in bf16, and the counter itself. Every layout is counted in float64 in `test_parity`.
+
+In float64 all values have 8 bytes. In bf16 activations and gathered weights have 2, gradients and sums 4: one layout
+for each message shows which size it has, and how many there are in other layouts float64 shows.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import shutil
-from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
@@ -15,117 +17,42 @@ import torch.distributed as dist
 
 from tests.pool import Pool
 from tests.workloads.engine.parity import experiment, experts
-from tests.workloads.engine.test_parity import CASES
+from tests.workloads.engine.test_parity import FEW_RANKS, ODD, OF_MESSAGES
+from tests.workloads.engine.traffic_checks import DEVICES_PER_NODE, Count, Counted, built, check
 from workloads.contract.protocol import MeasureSpec
 from workloads.costs.traffic.sent import Traffic, step_traffic
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.observing.traffic import TrafficCounter, axes_of
-from workloads.engine.training.build import Engine, build, choose_attention
-from workloads.measuring.step import _batches, measure, run_step
+from workloads.measuring.step import measure
 from workloads.spec.experiment import Experiment
 
-DEVICES_PER_NODE = 2
-Counted = list[Traffic] | None
-
-
-def built(rank: int, case: Experiment) -> Engine:
-    choose_attention(case)
-    return build(case, make_groups(case, rank, torch.device("cpu")))
-
-
-def count(rank: int, case: Experiment) -> tuple[Counted, str | None]:
-    """What this rank sends in its second step."""
-    torch.set_default_dtype(torch.float64 if case.precision == "fp64" else torch.float32)
-    try:
-        engine = built(rank, case)
-        counter = TrafficCounter(axes_of(engine.groups), DEVICES_PER_NODE)
-        run_step(engine, 0, _batches(engine, 0), is_warmup=True)
-        with counter:
-            run_step(engine, 1, _batches(engine, 1), is_warmup=True)
-        return counter.traffic, counter.problem
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def check(pool: Pool, case: Experiment, body: Callable[..., tuple[Counted, str | None]] = count) -> None:
-    for rank, (counted, problem) in enumerate(pool.run(body, case.world_size, case)):
-        assert problem is None
-        assert counted == step_traffic(case, rank, DEVICES_PER_NODE), f"rank {rank}"
-
-
-def _with_both_precisions(cases: list[Experiment]) -> list[Experiment]:
-    """The cases in turns as they are and in bf16, so that each kind of layout is counted with both sizes of values."""
-    return [case.replace(precision="bf16") if number % 2 else case for number, case in enumerate(cases)]
-
-
-def with_equal_heads(case: Experiment) -> Experiment:
-    """Values as large as queries and keys: else the CPU's kernel pads the values, so that what it saves is no longer
-    what the up-projection made, and nothing is made again. A GPU's kernels take them as they are."""
-    mla = case.model.mla
-    assert mla is not None
-    equal = dataclasses.replace(mla, v_head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    return case.replace(model=dataclasses.replace(case.model, mla=equal))
-
-
-MORE = [
-    # With several micro-batches FSDP gathers what it does not need any more.
-    *(experiment(dp=2, zero_stage=zero, micro_batch_size=1, precision="bf16") for zero in range(4)),
-    experiment(dp=2, zero_stage=3, micro_batch_size=1, tie=True),
-    experiment(dp=2, zero_stage=2, micro_batch_size=1, tie=True, tp=2),
-    *(
-        experiment(dp=2, zero_stage=zero, pp=2, pp_schedule=schedule, micro_batch_size=1)
-        for zero in (1, 3)
-        for schedule in ("gpipe", "1f1b")
-    ),
-    experiment(dp=2, zero_stage=3, pp=3, micro_batch_size=1, recompute="full"),
-    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, tp=2, micro_batch_size=1, qk_norm=True),
-    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, micro_batch_size=1, tie=True),
-    experiment(dp=2, tp=2, pp=2, sequence_parallel=False, micro_batch_size=2, recompute="full", qk_norm=True),
-    experiment(tp=2, recompute="full", micro_batch_size=2),
-    experiment(tp=2, recompute="selective", micro_batch_size=2, sequence_parallel=False),
-    # Of 5 layers on two stages, those of the second are not recomputed.
-    *(
-        experiment(tp=2, pp=2, pp_split="even", recompute="full", recompute_every=5, sequence_parallel=sp, rounds=2)
-        for sp in (True, False)
-    ),
-    experiment(cp=2, dp=2, zero_stage=3, recompute="full", recompute_every=3, micro_batch_size=2),
-    experiment(tp=2, recompute="norm+rope", micro_batch_size=2),
-    experiment(tp=2, micro_batch_size=2, sequence_parallel=False),
-    *(
-        experiment(latent=queries, tp=2, micro_batch_size=2, sequence_parallel=sp, recompute=kind)
-        for queries in (16, 0)
-        for sp in (True, False)
-        for kind in ("none", "selective", "full")
-    ),
-    *(
-        with_equal_heads(experiment(latent=queries, tp=2, micro_batch_size=2, recompute=kind, recompute_every=2))
-        for queries in (16, 0)
-        for kind in ("mla_up", "norm+mla_up", "selective+mla_up")
-    ),
-    *(
-        experiment(latent=16, cp=2, cp_kind=kind, tp=2, zero_stage=3, micro_batch_size=2)
-        for kind in ("ring", "allgather", "ulysses")
-    ),
-    experiment(latent=16, dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, precision="bf16"),
+IN_BF16 = [
+    *(case for case in FEW_RANKS + ODD[1::2] if case.world_size > 1 and case.attention != "math"),
+    # With several micro-batches FSDP gathers units that it does not need any more.
+    *(experiment(dp=2, zero_stage=zero, micro_batch_size=1) for zero in range(4)),
+    *OF_MESSAGES[3::6],
+    experiment(latent=16, dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2),
     # Shards of unequal size; more tokens than one chunk of the loss.
-    experiment(dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, qk_norm=True, precision="bf16"),
-    experiment(tp=2, global_batch_size=2, micro_batch_size=2, precision="bf16").replace(seq_len=2500),
+    experiment(dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, qk_norm=True),
+    experiment(tp=2, global_batch_size=2, micro_batch_size=2).replace(seq_len=2500),
 ]
+CASES = [case.replace(precision="bf16") for case in IN_BF16]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", _with_both_precisions(CASES[::2]) + MORE, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_every_rank_sends_what_the_closed_form_says(gloo_pool: Pool, case: Experiment) -> None:
     check(gloo_pool, case)
 
 
-def test_the_matrix_has_every_choice() -> None:
-    cases = _with_both_precisions(CASES[::2]) + MORE
-    assert {(c.zero_stage, c.precision) for c in cases} == {(z, p) for z in range(4) for p in ("fp64", "bf16")}
-    assert {(c.tp > 1, c.recompute, c.sequence_parallel) for c in cases} >= {
-        (True, recompute, sp) for recompute in ("none", "selective", "full") for sp in (True, False)
-    }
-    assert any(c.model.tie_embeddings and c.pp > 1 and c.zero_stage for c in cases)
+def test_the_cases_have_every_kind_of_message() -> None:
+    assert {case.zero_stage for case in CASES if case.dp > 1} == set(range(4))
+    assert {case.sequence_parallel for case in CASES if case.tp > 1} == {True, False}
+    assert {case.cp_kind for case in CASES if case.cp > 1} == {"ring", "allgather", "ulysses"}
+    assert {case.model.mla is None for case in CASES if case.tp > 1} == {True, False}
+    assert any(case.dp_replicate > 1 for case in CASES)
+    assert any(case.model.tie_embeddings and case.pp > 1 for case in CASES)
+    assert any(case.recompute == "full" and case.tp > 1 for case in CASES)
 
 
 def count_alone(case: Experiment, rank: int, answer: Any) -> None:
@@ -291,7 +218,7 @@ def test_a_step_in_which_blocks_are_compiled_is_not_counted(gloo_pool: Pool) -> 
         assert frames["at the end"]["ok"] > 0
 
 
-def call_in_unknown_group(rank: int) -> tuple[Counted, str | None]:
+def call_in_unknown_group(rank: int) -> Count:
     other = dist.new_group([0, 1])
     with TrafficCounter({dist.group.WORLD.group_name: "world"}) as counter:
         dist.all_reduce(torch.ones(3))
@@ -299,13 +226,13 @@ def call_in_unknown_group(rank: int) -> tuple[Counted, str | None]:
     return counter.traffic, counter.problem
 
 
-def call_unknown_kind(rank: int) -> tuple[Counted, str | None]:
+def call_unknown_kind(rank: int) -> Count:
     with TrafficCounter({dist.group.WORLD.group_name: "world"}) as counter:
         dist.broadcast(torch.ones(3), src=0)
     return counter.traffic, counter.problem
 
 
-def every_kind(rank: int) -> tuple[Counted, str | None]:
+def every_kind(rank: int) -> Count:
     name = dist.group.WORLD.group_name
     ops, x = torch.ops._c10d_functional, torch.ones(4, dtype=torch.bfloat16)
     with TrafficCounter({name: "world"}, 1) as counter:

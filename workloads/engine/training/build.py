@@ -75,8 +75,8 @@ def build(
     chunks = shape_chunks(experiment, groups)
 
     def place(spec: ParameterSpec) -> tuple[int, int]:
-        shards = groups.mesh_of(spec.placement)["shard"]
-        return shards.size(), shards.get_local_rank()
+        group = groups.mesh_of(spec.placement).get_group("shard")
+        return group.size(), group.rank()
 
     for chunk in chunks:
         chunk.to_empty(device=groups.device)

@@ -118,7 +118,7 @@ class ShardedAdamW:
         """One over the number of copies of a parameter's elements on all ranks."""
         e = self.groups.experiment
         placement = named.spec.placement
-        copies = self.groups.mesh_of(placement)["replicate"].size()
+        copies = self.groups.mesh_of(placement).get_group("replicate").size()
         if not placement.is_expert:
             copies *= placement.copies({"tp": e.tp})
         if e.model.tie_embeddings and e.num_stages > 1 and named.spec.parts[0].name == "embedding":

@@ -1,4 +1,4 @@
-"""What a step sends, worked out by hand. That the engine sends the same: `tests/workloads/engine/test_traffic.py`."""
+"""What a step sends, worked out by hand. That the engine sends the same: `tests/workloads/engine/test_parity.py`."""
 
 from __future__ import annotations
 
