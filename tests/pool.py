@@ -181,10 +181,10 @@ def _serve(pipe: Connection, folder: str) -> None:
         except EOFError:
             return
         try:
-            answer = True, _in_group(body, rank, world_size, backend, store, args)
+            answer = _packed((True, _in_group(body, rank, world_size, backend, store, args)))
         except BaseException:
-            answer = False, traceback.format_exc()
-        pipe.send_bytes(_packed(answer))
+            answer = _packed((False, traceback.format_exc()))
+        pipe.send_bytes(answer)
 
 
 def _packed(value: Any) -> bytes:
