@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B, MIXTRAL, TINY
-from workloads.costs.traffic.sent import Tally, Traffic, step_traffic
+from workloads.costs.traffic.sent import SentTally, Traffic, step_traffic
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
@@ -146,7 +146,7 @@ def test_experts_by_hand() -> None:
 
 
 def test_a_tally_leaves_out_what_stays_on_one_rank() -> None:
-    tally = Tally(rank=3, devices_per_node=4)
+    tally = SentTally(rank=3, devices_per_node=4)
     tally.add("tp", "all_reduce", 100, [3])
     tally.add("pp", "p2p", 10, [4], calls=2)
     tally.add("pp", "p2p", 5, [4])
