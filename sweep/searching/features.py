@@ -15,7 +15,7 @@ FAMILY_AXES = ("tp", "pp", "cp", "ep")
 
 
 def layout_features(points: Points) -> Floats:
-    """Features of points, in the form of `Space.layout`."""
+    """Features of points, in the form of `SearchSpace.layout`."""
     columns = [np.log2(getattr(points, name)) / length for name, length in LENGTHS.items()]
     return np.stack([*columns, points.zero / ZERO, points.recompute / RECOMPUTE], axis=1)
 
