@@ -9,7 +9,6 @@ from datetime import date
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 SEED = os.environ.setdefault("TESTS_SEED", date.today().isoformat())
 """Today's date unless ``TESTS_SEED`` is given. Workers of pytest-xdist get that of the process that starts them."""
@@ -17,7 +16,7 @@ USUAL_SECONDS = 3.0
 """How long a test marked ``exhaustive`` takes unless the mark says so: ``exhaustive(seconds=20)``."""
 
 
-def sampled(values: Sequence[Any], count: int, *, seconds: float = USUAL_SECONDS) -> list[ParameterSet]:
+def sampled(values: Sequence[Any], count: int, *, seconds: float = USUAL_SECONDS) -> list[Any]:
     """Parameters of a test (a tuple: of several arguments): ``count`` of them, drawn by the seed, in every run, the
     others only in exhaustive ones."""
     drawn = random.Random(SEED).sample(range(len(values)), min(count, len(values)))

@@ -117,7 +117,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         raise style.NothingToDraw(_UNTIMED)
     profiled = frame.loc[frame["breakdown_step_time_s"].notna(), "attempt_id"]
     if rows["attempt_id"].isin(set(profiled)).all():
-        raise style.NothingToDraw("every run has a profiled step: breakdown_by_kind divides these further")
+        raise style.NothingToDraw("no run lacks a profiled step: breakdown_by_kind divides these further")
     return shares.draw_shares(frame, rows, style.STEP_PARTS)
 
 

@@ -56,7 +56,9 @@ def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
 def test_what_the_engine_cannot_run_is_predicted_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this engine had no fp8."""
     lacks = Violation("engine_support", "this engine cannot run fp8 yet")
-    monkeypatch.setattr(sweep.plan, "violations", lambda experiment, cluster: [*violations(experiment, cluster), lacks])
+    monkeypatch.setattr(
+        sweep.planning.plan, "violations", lambda experiment, cluster: [*violations(experiment, cluster), lacks]
+    )
     plan = plan_of(["+grid=deepseek_v3_2048gpu", "grid.axes.precision=fp8_rowwise", "grid.axes.ep=64"])
     refused = [point for point in plan.points if point.rule == "engine_support"]
     assert refused

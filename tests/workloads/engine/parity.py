@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from torch import Tensor
 
 from tests.conftest import device_count
@@ -161,7 +160,7 @@ def check(
         check_traces(case, pool.run(body, case.world_size, *arguments, timeout_s=150), expected)
 
 
-def on_backends(gloo: Iterable[Experiment | ParameterSet], nccl: Iterable[Experiment]) -> list[ParameterSet]:
+def on_backends(gloo: Iterable[Experiment | ParameterSet], nccl: Iterable[Experiment]) -> list[Any]:
     """Parameters (backend, case) of a test. Those on NCCL are collected only where there are devices for their ranks,
     two or more."""
     devices, parameters = device_count(), []
