@@ -160,12 +160,12 @@ def check(
         check_traces(case, pool.run(body, case.world_size, *arguments, timeout_s=150), expected)
 
 
-def on_backends(gloo: Iterable[Experiment | ParameterSet], nccl: Iterable[Experiment]) -> list[Any]:
-    """Parameters (backend, case) of a test. Those on NCCL are collected only where there are devices for their ranks,
-    two or more."""
+def on_backends(gloo: Iterable[Any], nccl: Iterable[Experiment]) -> list[Any]:
+    """Parameters (backend, case) of a test, of experiments or of parameters of them (`tests.sampling.sampled`). Those
+    on NCCL are collected only where there are devices for their ranks, two or more."""
     devices, parameters = device_count(), []
     for case in gloo:
-        (value,), marks = (case.values, case.marks) if isinstance(case, ParameterSet) else ((case,), ())
+        (value,), marks = ((case,), ()) if isinstance(case, Experiment) else (case.values, case.marks)
         parameters.append(pytest.param("gloo", value, id=f"gloo-{value.id}", marks=(pytest.mark.slow, *marks)))
     for value in nccl:
         if value.world_size <= devices > 1:
