@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.sampling import sampled
 from tests.workloads.adapters.cuda_stand_in import cuda_on_cpu
 from tests.workloads.test_worker import MODEL
 from workloads.adapters.seam import engine_of
@@ -105,7 +106,7 @@ def ours() -> Callable[..., Told]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(list(LAYOUTS), 8, seconds=8))
 def test_losses_and_norms_equal_ours(ours: Callable[..., Told], layout: str) -> None:
     experiment = of(**LAYOUTS[layout])
     expected = ours(experiment)
