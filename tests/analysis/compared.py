@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pandas as pd
 from analysis.compare import matching, moved
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
+from tests.sampling import SEED
 from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +37,14 @@ def run(experiment: Experiment, rate: float, index: int = 0, *, spread: float = 
         "grad_norms": [2.0, 1.9, 1.8],
     }
     return synthetic.attempt(experiment, index, **(told | columns))
+
+
+def copy_drawn_sweeps(folder: Path, count: int = 8) -> Path:
+    """Copies ``count`` of the recorded sweeps, drawn by the seed, into ``folder``."""
+    sweeps = sorted(path.parent for path in RECORDED.glob("*/sweep.json"))
+    for sweep in random.Random(SEED).sample(sweeps, count):
+        shutil.copytree(sweep, folder / sweep.name)
+    return folder
 
 
 def points_of(*rows: dict[str, Any], **kwargs: Any) -> pd.DataFrame:

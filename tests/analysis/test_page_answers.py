@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,26 @@ from analysis.rows.cohorts import Cohort
 from results.statistics import ranking
 from sweep.__main__ import main as sweep_main
 from tests.analysis.browser import Browser
+from tests.analysis.compared import copy_drawn_sweeps
 from tests.analysis.report_page import RECORDED, STUDY, answers, built, cell, choose, opened, parts_of
 
 pytestmark = pytest.mark.slow
 
-SOURCES = {"study": STUDY, "recorded": RECORDED}
+SOURCES = ["study", "some recorded", pytest.param("recorded", marks=pytest.mark.exhaustive(seconds=25))]
+Pages = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("pages")
-    return {name: built(source, folder / name) for name, source in SOURCES.items()}
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    drawn = copy_drawn_sweeps(tmp_path_factory.mktemp("drawn"))
+    return {"study": STUDY, "recorded": RECORDED, "some recorded": drawn}
+
+
+@pytest.fixture(scope="module")
+def pages(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    """Draws the page of a folder when it is first asked for."""
+    out = tmp_path_factory.mktemp("pages")
+    return cache(lambda name: built(folders[name], out / name))
 
 
 def asked(query: answer.Query) -> dict[str, Any]:
@@ -79,10 +90,10 @@ def same(there: float | None, here: float | None) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_cell_under_random_limits(name: str, pages: dict[str, Path], browser: Browser) -> None:
+def test_every_cell_under_random_limits(name: str, folders: dict[str, Path], pages: Pages, browser: Browser) -> None:
     draw = random.Random(7)
-    opened(browser, pages[name])
-    for part in parts_of(SOURCES[name]):
+    opened(browser, pages(name))
+    for part in parts_of(folders[name]):
         choose(browser, "part", part.slug)
         queries = []
         for workload, size in answer.cells(part.frame):
@@ -101,20 +112,20 @@ def test_every_cell_under_random_limits(name: str, pages: dict[str, Path], brows
     assert browser.console() == []
 
 
-CELLS = {"study": (51, 33), "recorded": None}
-"""Cells on the map and those in which something finished, where they never change."""
+CELLS_OF_STUDY = (51, 33)
+"""Cells on the map, and those in which something finished."""
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_answer_of_every_cell_is_the_first_row_of_its_batch(
-    name: str, pages: dict[str, Path], browser: Browser
+    name: str, folders: dict[str, Path], pages: Pages, browser: Browser
 ) -> None:
     """As `tables/ranked.csv` has it, of dense models and of mixtures alike."""
-    ranked = pd.read_csv(pages[name].parent / "tables" / "ranked.csv", low_memory=False)
+    ranked = pd.read_csv(pages(name).parent / "tables" / "ranked.csv", low_memory=False)
     ranked = ranked[ranked["rank"].notna()].sort_values("rank")
-    opened(browser, pages[name])
+    opened(browser, pages(name))
     seen, won = 0, set()
-    for part in parts_of(SOURCES[name]):
+    for part in parts_of(folders[name]):
         choose(browser, "part", part.slug)
         if browser.all("#minor"):
             browser.click("#minor")
@@ -137,16 +148,16 @@ def test_the_answer_of_every_cell_is_the_first_row_of_its_batch(
             assert layout == first["layout"]
             if pd.notna(first["mfu_palm"]):
                 assert f"{100 * first['mfu_palm']:.1f} %" in browser.text(cell(workload, size))
-    assert seen >= len(won) > 25
-    if CELLS[name]:
-        assert (seen, len(won)) == CELLS[name]
-    else:
+    assert seen >= len(won) > 5
+    if name == "study":
+        assert (seen, len(won)) == CELLS_OF_STUDY
+    elif name == "recorded":
         assert {"measured-h200", "rehearsed-h200"} <= {slug for slug, *_ in won}
         assert any("mixtral" in workload and "learned routing" in workload for _, workload, _ in won)
 
 
-def test_regret_and_money_by_hand(pages: dict[str, Path], browser: Browser) -> None:
-    opened(browser, pages["study"], "#m=8.86B&g=64&price=2.5&tok=1")
+def test_regret_and_money_by_hand(pages: Pages, browser: Browser) -> None:
+    opened(browser, pages("study"), "#m=8.86B&g=64&price=2.5&tok=1")
     raw = pd.read_csv(STUDY)
     raw = raw[raw["name"].str.startswith("8.86G_") & (raw["nodes"] == 8) & (raw["gbs"] == 256)]
     best, second = raw["tok/s/gpu"].dropna().sort_values().iloc[[-1, -2]]
@@ -161,8 +172,8 @@ def test_regret_and_money_by_hand(pages: dict[str, Path], browser: Browser) -> N
     assert f"{100 * (1 - second / best):.1f}" in row
 
 
-def test_nothing_fits_is_said_with_a_way_out(pages: dict[str, Path], browser: Browser) -> None:
-    opened(browser, pages["study"], "#m=469B&g=256")
+def test_nothing_fits_is_said_with_a_way_out(pages: Pages, browser: Browser) -> None:
+    opened(browser, pages("study"), "#m=469B&g=256")
     assert "Nothing finished here" in browser.text("#winner")
     assert "This model finished on 512 GPUs" in browser.text("#winner")
     browser.click("#winner .callout button")
@@ -173,16 +184,16 @@ def test_nothing_fits_is_said_with_a_way_out(pages: dict[str, Path], browser: Br
     assert "Fastest for 469B on 512 × H100" in browser.text("#h-answer")
 
 
-@pytest.mark.parametrize(("name", "fragment"), [("study", "#m=8.86B&g=64"), ("recorded", "")])
+@pytest.mark.parametrize(("name", "fragment"), [("study", "#m=8.86B&g=64"), ("some recorded", "")])
 def test_the_command_that_is_shown_plans(
     name: str,
     fragment: str,
-    pages: dict[str, Path],
+    pages: Pages,
     browser: Browser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    opened(browser, pages[name], fragment)
+    opened(browser, pages(name), fragment)
     best = "Report.found(Report.state.cell).best.row"
     words = browser.js(f"Report.command({best}).words")
     assert browser.text("#command").split()[:4] == words[:4] == ["python", "-m", "sweep", "run"]
@@ -198,10 +209,10 @@ def test_the_command_that_is_shown_plans(
     assert [ledger[axis].iloc[0] for axis in ("tp", "pp", "micro_batch_size", "zero_stage")] == wanted
 
 
-def test_report_json_has_the_numbers_of_the_page(pages: dict[str, Path], browser: Browser) -> None:
-    told = json.loads((pages["study"].parent / "report.json").read_text())
+def test_report_json_has_the_numbers_of_the_page(pages: Pages, browser: Browser) -> None:
+    told = json.loads((pages("study").parent / "report.json").read_text())
     [part] = told["parts"]
-    opened(browser, pages["study"])
+    opened(browser, pages("study"))
     queries = [
         {"workload": one["workload"], "size": one["world_size"], "memory": None, "batch": None, "only": {}}
         for one in part["cells"]

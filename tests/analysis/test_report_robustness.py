@@ -264,6 +264,7 @@ def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path:
     assert files_of(out) == before
 
 
+@pytest.mark.exhaustive(seconds=20)
 def test_five_thousand_rows_are_drawn_quickly(tmp_path: Path) -> None:
     points = list(synthetic.experiments(world_sizes=(1, 2, 4, 8, 16, 32), micro_batch_sizes=(1, 2, 4, 8)))
     rows = [row for seed in range(4) for row in synthetic.attempts(points, seed=seed)][:5000]

@@ -44,25 +44,31 @@ WITH_WINNERS = ("all_runs", "best_configurations", "efficiency", "pareto", "trai
 """Figures whose tables name a throughput of the fastest layout of every model and size."""
 
 
-def source(name: str) -> Path:
-    path = RECORDED if name == "recorded" else STUDY
+SOURCES = ["some recorded", pytest.param("recorded", marks=pytest.mark.exhaustive(seconds=15)), "study"]
+
+
+@pytest.fixture(scope="module")
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "some recorded":
+        return compared.copy_drawn_sweeps(tmp_path_factory.mktemp("drawn"))
+    path = RECORDED if request.param == "recorded" else STUDY
     if not path.exists():
         pytest.skip(f"the study's raw table is not at {path}")
     return path
 
 
-@pytest.fixture(scope="module", params=["recorded", "study"])
-def cohorts(request: pytest.FixtureRequest) -> list[Cohort]:
-    return split(load(source(request.param)).attempts)
+@pytest.fixture(scope="module")
+def cohorts(source: Path) -> list[Cohort]:
+    return split(load(source).attempts)
 
 
-@pytest.fixture(scope="module", params=["recorded", "study"])
-def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Cohort], Path]:
+@pytest.fixture(scope="module")
+def written(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Cohort], Path]:
     """The cohorts of a folder and the tables of its report."""
-    path, out = source(request.param), tmp_path_factory.mktemp("report")
+    out = tmp_path_factory.mktemp("report")
     figures = ("best_configurations", "effects", "training_cost", "pareto")
-    build(path, out, Options(figures=figures, formats=("svg",)))
-    return split(load(path).attempts), out / "tables"
+    build(source, out, Options(figures=figures, formats=("svg",)))
+    return split(load(source).attempts), out / "tables"
 
 
 def close(one: Any, two: Any) -> bool:
@@ -79,6 +85,7 @@ def of_cohort(table: pd.DataFrame, cohort: Cohort) -> pd.DataFrame:
     return table
 
 
+@pytest.mark.parametrize("source", SOURCES, indirect=True)
 def test_tables_of_the_report_name_the_winners(written: tuple[list[Cohort], Path]) -> None:
     cohorts, folder = written
     ranked, winning = (pd.read_csv(folder / f"{name}.csv") for name in ("ranked", "best_configurations"))
@@ -107,6 +114,7 @@ def test_tables_of_the_report_name_the_winners(written: tuple[list[Cohort], Path
             assert set(own["attempt_id"]) == set(by_id.index)
 
 
+@pytest.mark.parametrize("source", SOURCES, indirect=True)
 def test_tables_of_figures_have_the_same_fastest(cohorts: list[Cohort]) -> None:
     for cohort in cohorts:
         own = metrics.best_configurations(cohort.frame).set_index(metrics.GROUP)
@@ -131,6 +139,7 @@ def test_tables_of_figures_have_the_same_fastest(cohorts: list[Cohort]) -> None:
                    for key in own.index)  # fmt: skip
 
 
+@pytest.mark.parametrize("source", SOURCES, indirect=True)
 def test_the_page_answers_with_these_winners(cohorts: list[Cohort]) -> None:
     """At the batch of most layouts: the winner, how far the second is behind, and the tie."""
     for cohort in cohorts:
@@ -151,6 +160,7 @@ def test_the_page_answers_with_these_winners(cohorts: list[Cohort]) -> None:
             assert [layout["attempt_id"] for layout in found.layouts[:1]] == cell["attempt_id"].head(1).tolist()
 
 
+@pytest.mark.parametrize("source", SOURCES, indirect=True)
 def test_a_comparison_has_the_winners_throughput(cohorts: list[Cohort]) -> None:
     for cohort in cohorts:
         points = matching.points(cohort.frame.drop(columns=["workload", "layout", "degrees", "batching"]))
@@ -200,6 +210,7 @@ def test_the_terminal_prints_these_numbers() -> None:
         assert lead in text
 
 
+@pytest.mark.parametrize("source", SOURCES, indirect=True)
 def test_effects_and_claims_say_the_same_of_zero(cohorts: list[Cohort]) -> None:
     for cohort in cohorts:
         table = effects.data(cohort.frame).set_index("effect")
@@ -219,6 +230,7 @@ def test_effects_and_claims_say_the_same_of_zero(cohorts: list[Cohort]) -> None:
             assert told["holds_in"].endswith(f" of {len(both)}")
 
 
+@pytest.mark.parametrize("source", SOURCES, indirect=True)
 def test_both_rankings_agree_where_labels_and_models_are_one(cohorts: list[Cohort]) -> None:
     for cohort in cohorts:
         own = metrics.best_configurations(cohort.frame).set_index("attempt_id")
@@ -242,8 +254,9 @@ def test_shipped_notebooks_say_the_same() -> None:
             assert pd.isna(row[name]) or f"{row[name]:.3f}" in said, (line, name)
 
 
-def test_the_shipped_notebook_of_the_study_says_the_same() -> None:
-    [cohort] = split(load(source("study")).attempts)
+@pytest.mark.parametrize("source", ["study"], indirect=True)
+def test_the_shipped_notebook_of_the_study_says_the_same(cohorts: list[Cohort]) -> None:
+    [cohort] = cohorts
     said = "\n".join(texts(read("study")))
     zero = effects.data(cohort.frame).set_index("effect").loc["ZeRO 0 → 1"]
     for name in ("throughput_ratio", "throughput_low", "memory_ratio", "best_ratio"):

@@ -14,6 +14,7 @@ from tests.planted.faults_of_ranks import FAULTS
 from tests.planted.plant import CannotBePlanted, Fault, planted
 from tests.planted.run import Detector
 from tests.pool import Pool
+from tests.sampling import sampled
 
 CHECKS = sorted({fault.check for fault in FAULTS} - {"parity"})
 NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times", "choices"}
@@ -86,7 +87,7 @@ def detector(gloo_pool: Pool) -> Detector:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("fault", sampled(FAULTS, 60), ids=str)
 def test_a_planted_fault_is_found(detector: Detector, fault: Fault) -> None:
     found = detector.find(fault)
     assert found.found_by == fault.check

@@ -22,7 +22,7 @@ from tests.slurm.sweeps import brief
 STUDY = Path(__file__).resolve().parents[3] / "shared" / "study" / "bench_final2_mfu2.csv"
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.slow,
+    pytest.mark.exhaustive(seconds=90),
     pytest.mark.skipif(not STUDY.exists(), reason="the study's raw table is not beside the checkout"),
 ]
 

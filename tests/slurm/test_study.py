@@ -26,6 +26,7 @@ def test_every_layout_of_a_cut_of_the_study_has_one_last_row(lab: Lab, tmp_path:
 
 @pytest.mark.slurm
 @pytest.mark.timeout(400)
+@pytest.mark.exhaustive(seconds=90)
 def test_pilots_cost_less_than_one_job_a_point(lab: Lab) -> None:
     """With more points (``python -m tests.slurm.overhead``) the start of the pilots weighs even less."""
     measured = measure_overhead(lab, lab.state / "overhead", points=40, nodes=2)

@@ -105,6 +105,7 @@ def test_layouts_over_two_nodes_compute_what_they_compute_on_one(lab: Lab, conf:
 
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive(seconds=90)
 def test_two_nodes_are_probed_and_checked(lab: Lab, conf: Path) -> None:
     words = ["cluster=two_a_node", "launcher=slurm", "launcher.time_min=30", f"results_dir={conf.parent}"]
     command = [sys.executable, "-m", "sweep", "probe", "--plain", "--conf", str(conf), "--nodes", "2", *words]

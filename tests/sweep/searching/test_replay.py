@@ -155,7 +155,7 @@ def test_rows_of_a_sweep_are_a_table() -> None:
     assert set(rows["status"]) <= {"ok", "oom"} and (rows["step_time_s"] > 0).any()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=45)
 def test_the_study_needs_two_hundred_runs() -> None:
     if not STUDY.exists():
         pytest.skip(f"the study's raw table is not at {STUDY}")

@@ -117,16 +117,17 @@ def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole = searched(tmp_path, name="whole")
+    small = ("grid.axes.tp=[1,2]", "grid.axes.pp=[1]", "grid.axes.micro_batch_size=[1,2]")
+    whole = searched(tmp_path, *small, name="whole")
     at_once = Cluster(whole, off)
     run_search(whole, at_once, lambda line: None)
-    first = searched(tmp_path / "else", name="parts")
+    first = searched(tmp_path / "else", *small, name="parts")
     begun = Cluster(first, off, most=6)
     found = run_search(first, begun, lambda line: None)
     assert found.summary is not None and found.summary.interrupted and len(begun.ran) == 6
     count = len(first.planned.points)
     assert f"6 runs, 0.8 GPU-hours; {count - 6} of {count} layouts not tried" in said(first, found)
-    second = searched(tmp_path / "else", name="parts")
+    second = searched(tmp_path / "else", *small, name="parts")
     rest = Cluster(second, off)
     run_search(second, rest, lambda line: None)
     assert not set(begun.ran) & set(rest.ran)
@@ -164,7 +165,7 @@ def test_what_runs_out_of_memory_is_learned_from(tmp_path: Path) -> None:
     assert len(cluster.ran) <= 85, "of more than 600"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=45)
 def test_close_ones_run_again_with_other_seeds(tmp_path: Path) -> None:
     search = searched(tmp_path, "grid.axes.tp=[1,2]", "grid.axes.pp=[1]")
 
@@ -184,7 +185,7 @@ def test_close_ones_run_again_with_other_seeds(tmp_path: Path) -> None:
     assert run_search(again, Cluster(again, flat), lambda line: None).summary is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=70)
 def test_a_search_without_predictions_takes_its_scale_from_the_first_run(tmp_path: Path) -> None:
     search = searched(tmp_path, "grid.axes.tp=[1,2]")
     points = tuple(dataclasses.replace(point, time=None) for point in search.prepared.plan.points)

@@ -13,11 +13,14 @@ from launchers.state.sweep_dir import Point, SweepDir
 from results.tables import store
 from tests.launchers.scripted import settings
 from tests.workloads.adapters.faulty import FAULTS
-from tests.workloads.adapters.test_torchtitan import pytestmark as pytestmark
+from tests.workloads.adapters.test_torchtitan import pytestmark as needs_torchtitan
 from tests.workloads.test_worker import MODEL
 from workloads.spec.experiment import ENGINES, Experiment
 
+pytestmark = needs_torchtitan
 
+
+@pytest.mark.exhaustive(seconds=35)
 def test_faults_of_its_step_become_rows_and_the_points_after_them_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

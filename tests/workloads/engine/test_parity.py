@@ -121,7 +121,7 @@ OF_MESSAGES = [
     ),
 ]
 """Layouts whose messages are special: with several micro-batches FSDP gathers units that it does not need any more."""
-ON_GLOO = [*FEW_RANKS, *ODD, *OF_MESSAGES, *sampled(LARGER, 40)]
+ON_GLOO = [*FEW_RANKS, *ODD, *sampled(OF_MESSAGES, 12), *sampled(LARGER, 25)]
 
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(ON_GLOO, CASES))
@@ -130,7 +130,7 @@ def test_layout_equals_single_process(request: pytest.FixtureRequest, backend: s
     check_on(request, backend, case, CLIP_AT)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=15)
 def test_four_dimensions_equal_single_process_on_gloo() -> None:
     pool = Pool(16, "gloo")
     try:
@@ -140,24 +140,23 @@ def test_four_dimensions_equal_single_process_on_gloo() -> None:
         pool.close()
 
 
+IN_BF16: list[dict[str, Any]] = [
+    {"dp": 2, "zero_stage": 0, "micro_batch_size": 2, "recompute": "selective"},
+    {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
+    {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full"},
+    {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
+    {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2, "micro_batch_size": 1},
+    {"tp": 2, "pp": 2, "micro_batch_size": 2},
+    {"qk_norm": True, "tp": 2, "micro_batch_size": 2, "recompute": "selective"},
+    {"cp": 2, "cp_kind": "ring", "tp": 2, "micro_batch_size": 2},
+    {"cp": 2, "cp_kind": "allgather", "dp": 2, "zero_stage": 3, "micro_batch_size": 2},
+    {"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2, "dp": 2, "zero_stage": 2, "rounds": 4},
+    {"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 2, "dp": 2, "zero_stage": 3, "rounds": 4},
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp": 2, "zero_stage": 0, "micro_batch_size": 2, "recompute": "selective"},
-        {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
-        {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full"},
-        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
-        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2, "micro_batch_size": 1},
-        {"tp": 2, "pp": 2, "micro_batch_size": 2},
-        {"qk_norm": True, "tp": 2, "micro_batch_size": 2, "recompute": "selective"},
-        {"cp": 2, "cp_kind": "ring", "tp": 2, "micro_batch_size": 2},
-        {"cp": 2, "cp_kind": "allgather", "dp": 2, "zero_stage": 3, "micro_batch_size": 2},
-        {"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2, "dp": 2, "zero_stage": 2, "rounds": 4},
-        {"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 2, "dp": 2, "zero_stage": 3, "rounds": 4},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", sampled(IN_BF16, 4), ids=str)
 def test_bf16_stays_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     """Mixed precision has paths of its own: master weights, and gradients reduced and accumulated in fp32."""
     case = experiment(**layout).replace(precision="bf16")
@@ -178,29 +177,28 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
         torch._dynamo.reset()
 
 
+TRACED_BLOCKS: list[dict[str, Any]] = [
+    {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
+    {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+    {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
+    {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
+    {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full", "recompute_every": 2},
+    {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
+    {"qk_norm": True, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+    {"latent": 16, "micro_batch_size": 4},
+    {"latent": 0, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+    {"latent": 16, "tp": 2, "micro_batch_size": 4, "sequence_parallel": False, "recompute": "full"},
+    {"latent": 16, "cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
+    {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
+    {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
+    {"cp": 4, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
+    {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "full"},
+    {"latent": 16, "cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
-        {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
-        {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full", "recompute_every": 2},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
-        {"qk_norm": True, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
-        {"latent": 16, "micro_batch_size": 4},
-        {"latent": 0, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
-        {"latent": 16, "tp": 2, "micro_batch_size": 4, "sequence_parallel": False, "recompute": "full"},
-        {"latent": 16, "cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
-        {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
-        {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
-        {"cp": 4, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
-        {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "full"},
-        {"latent": 16, "cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", sampled(TRACED_BLOCKS, 5, seconds=5), ids=str)
 def test_compiled_blocks_equal_single_process(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     case = experiment(**layout, compile="block")
     check(gloo_pool, case, "cpu", body=train_compiled_rank)
@@ -224,7 +222,7 @@ COMPILED = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("layout", COMPILED, ids=str)
+@pytest.mark.parametrize("layout", sampled(COMPILED, 2, seconds=12), ids=str)
 def test_blocks_that_inductor_compiles_stay_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     case = experiment(**layout, compile="block").replace(precision="bf16")
     expected = trained_reference(gloo_pool, "cpu", case.model, case.global_batch_size)

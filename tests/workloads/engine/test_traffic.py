@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pool import Pool
+from tests.sampling import sampled
 from tests.workloads.engine.parity import experiment, experts
 from tests.workloads.engine.test_parity import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.traffic_checks import DEVICES_PER_NODE, Count, Counted, built, check
@@ -40,7 +41,7 @@ CASES = [case.replace(precision="bf16") for case in IN_BF16]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", sampled(CASES, 14), ids=lambda c: c.id)
 def test_every_rank_sends_what_the_closed_form_says(gloo_pool: Pool, case: Experiment) -> None:
     check(gloo_pool, case)
 
@@ -124,23 +125,27 @@ def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: in
 @pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.parametrize(
     "layout",
-    [
-        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
-        {"tp": 2, "micro_batch_size": 4},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "sequence_parallel": False},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
-        {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
-        {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective", "recompute_every": 2},
-        {
-            "tp": 2,
-            "micro_batch_size": 4,
-            "latent": 16,
-            "moe": experts(),
-            "recompute": "selective",
-            "recompute_every": 2,
-        },
-    ],
+    sampled(
+        [
+            {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
+            {"tp": 2, "micro_batch_size": 4},
+            {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+            {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "sequence_parallel": False},
+            {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
+            {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
+            {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective", "recompute_every": 2},
+            {
+                "tp": 2,
+                "micro_batch_size": 4,
+                "latent": 16,
+                "moe": experts(),
+                "recompute": "selective",
+                "recompute_every": 2,
+            },
+        ],
+        2,
+        seconds=12,
+    ),
     ids=str,
 )
 def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, layout: dict[str, Any]) -> None:

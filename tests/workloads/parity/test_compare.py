@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from results.statistics.agreement import TOLERANCES
 from tests.planted.faults_of_ranks import FAULTS
 from tests.planted.plant import with_fault
 from tests.pool import Pool
+from tests.sampling import sampled
 from tests.workloads.engine.layouts import larger
 from tests.workloads.engine.parity import experiment
 from workloads.parity.compare import (
@@ -121,8 +123,9 @@ def compared(pool: Pool, case: Experiment, precision: Precision) -> list[Differe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "precision"), sampled(list(product(LAYOUTS, ("fp64", "fp32", "bf16"))), 8, seconds=4), ids=str
+)
 def test_right_layouts_agree(gloo_pool: Pool, layout: dict, precision: Precision) -> None:
     differences = compared(gloo_pool, experiment(**layout), precision)
     assert len(differences) > 150
@@ -135,9 +138,11 @@ def test_right_layouts_of_several_axes_agree(gloo_pool: Pool) -> None:
         assert first_that_differs(compared(gloo_pool, case, "fp64")) is None, case.id
 
 
+WRONG = ("loss_by_own_tokens", "norms_not_summed", "ring_own_dq", "shard_not_updated")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["loss_by_own_tokens", "norms_not_summed", "ring_own_dq", "shard_not_updated"])
+@pytest.mark.parametrize(("name", "precision"), sampled(list(product(WRONG, ("fp32", "bf16"))), 3, seconds=4))
 def test_wrong_layouts_differ_in_low_precision_too(gloo_pool: Pool, name: str, precision: Precision) -> None:
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     case = experiment(**fault.layout).replace(precision=precision)
