@@ -18,6 +18,8 @@ from tests.analysis.conftest import frame_of
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "study" / "bench_final2_mfu2.csv"
 MODEL = synthetic.MODELS[0]
 

@@ -23,6 +23,8 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.pages import QUICK, text_of
 from workloads.spec.experiment import ENGINES, Experiment
 
+pytestmark = pytest.mark.slow
+
 POINTS = [point for point in synthetic.experiments(synthetic.MODELS[:2], (4,), (1,)) if point.zero_stage in (1, 3)][:6]
 
 

@@ -25,6 +25,8 @@ from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.params import num_params
 from workloads.spec.experiment import Experiment, from_json
 
+pytestmark = pytest.mark.slow
+
 
 def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> None:
     found = [memory_timeline.timeline(cohort.frame) for cohort in split(load(RECORDED).attempts)]

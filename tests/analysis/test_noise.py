@@ -19,6 +19,8 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import words
 from workloads.spec.experiment import Experiment
 
+pytestmark = pytest.mark.slow
+
 ONE_B = synthetic.MODELS[0]
 TRUE_RATES = (1000.0, 995.0, 985.0, 960.0, 900.0, 700.0)
 """Of the six layouts of every simulated sweep."""

@@ -28,6 +28,7 @@ def planted(rate: float, index: int = 0, **columns: Any) -> dict[str, Any]:
     return run(POINTS[0], rate, index, **(QUIET | columns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "expected", "reason"),
     [

@@ -30,6 +30,8 @@ from tests.analysis.test_figures import assert_texts_fit, words
 from tests.analysis.test_study import study  # noqa: F401
 from workloads.spec.experiment import Experiment, PipelineSchedule
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 MODEL = synthetic.MODELS[2]
 NAMES = {spec.name: spec for spec in registry.FIGURES}

@@ -17,6 +17,8 @@ from sweep.predicting.measured_tables import RECORDED, recorded_table
 from workloads.contract.protocol import HOST_WAIT
 from workloads.predict.table import COLUMNS, MEASURED
 
+pytestmark = pytest.mark.slow
+
 
 def test_shipped_rows_are_a_table_to_predict_and_to_calibrate_with() -> None:
     rows = recorded_table()

@@ -122,14 +122,8 @@ def test_dense_peaks() -> None:
     assert "fp8" not in peaks["a100_80gb"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(grid, marks=pytest.mark.slow) if grid == "playbook" else grid
-        for grid in FOLDERS.names("grid")
-        if grid != "playbook_5d"
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [grid for grid in FOLDERS.names("grid") if grid != "playbook_5d"])
 def test_grids_have_points_to_run(name: str) -> None:
     config = compose_sweep([f"+grid={name}"])
     assert config.grids[0].description

@@ -26,6 +26,8 @@ from tests.sweep.helpers import plan_of, store_attempt
 from workloads.spec.experiment import Experiment
 from workloads.spec.record import config_columns
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def planned() -> list[Experiment]:

@@ -25,6 +25,8 @@ from workloads.predict.layouts import plain
 from workloads.predict.probed import LAUNCH_S
 from workloads.spec.experiment import ENGINES, Experiment, layout_id, to_json
 
+pytestmark = pytest.mark.slow
+
 H200 = read_clusters()["h200"]
 
 

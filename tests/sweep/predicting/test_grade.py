@@ -12,6 +12,8 @@ from results.errors import InvalidResults, UltrasweepError
 from sweep.cli.commands import run_command
 from tests.sweep.helpers import plan_of, store_attempt
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parents[3] / "results" / "recorded"
 
 

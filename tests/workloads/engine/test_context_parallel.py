@@ -20,6 +20,8 @@ from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.context_parallel import context_attention, local_positions
 from workloads.spec.experiment import ContextKind
 
+pytestmark = pytest.mark.slow
+
 KINDS: tuple[ContextKind, ...] = ("ring", "allgather", "ulysses")
 HALF, SIZE = 5, 8
 """Tokens in one of the 2 cp parts of a sequence, and in a head."""

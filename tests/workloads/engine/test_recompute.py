@@ -39,6 +39,8 @@ from workloads.engine.training.build import shape_chunks
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recomputation import Recompute, operations_of
 
+pytestmark = pytest.mark.slow
+
 MODEL = ModelSpec(
     name="block",
     num_layers=1,
