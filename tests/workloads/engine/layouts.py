@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from tests.workloads.engine.parity import experiment
@@ -58,6 +59,10 @@ AXES: dict[str, list[Layout]] = {
 }
 """The values of each axis. ``rounds`` are micro-batches of one sequence."""
 
+DEGREES = ("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp")
+TRIES = 12
+"""Random layouts among which `every_pair` chooses the one with most new pairs."""
+
 
 def every_pair(most_ranks: int, seed: int = 0) -> list[Experiment]:
     """Layouts of at most ``most_ranks`` ranks in which every pair meets that can meet; greedily few."""
@@ -66,11 +71,11 @@ def every_pair(most_ranks: int, seed: int = 0) -> list[Experiment]:
     layouts = []
     while missing:
         wanted = min(missing)
-        tries = [_completed(dict(wanted), draw, most_ranks) for _ in range(30)]
+        tries = [_completed(dict(wanted), draw, most_ranks) for _ in range(TRIES)]
         best = max((choice for choice in tries if choice), key=lambda choice: len(missing & met_by(choice)))
         missing -= met_by(best)
         layouts.append(best)
-    return [_experiment(choice) for choice in layouts]
+    return [experiment(**_fields(choice)) for choice in layouts]
 
 
 def larger(count: int, most_ranks: int, fewest_axes: int, seed: int = 1) -> list[Experiment]:
@@ -107,14 +112,17 @@ def _completed(fixed: dict[str, int], draw: random.Random, most_ranks: int) -> d
 def _allowed(choice: dict[str, int], most_ranks: int) -> Experiment | None:
     if choice["latent"] and (choice["heads"] or choice["qk_norm"]):
         return None  # latent attention has neither groups of heads nor norms of them
-    case = _experiment(choice)
-    if case.world_size > most_ranks or layout_violations(case) or lacking(case):
+    fields = _fields(choice)
+    if prod(fields.get(name, 1) for name in DEGREES) > most_ranks:  # before an experiment is made, which takes longer
+        return None
+    case = experiment(**fields)
+    if layout_violations(case) or lacking(case):
         return None
     return case
 
 
-def _experiment(choice: dict[str, int]) -> Experiment:
+def _fields(choice: dict[str, int]) -> Layout:
     fields: Layout = {}
     for axis, at in choice.items():
         fields |= AXES[axis][at]
-    return experiment(**fields)
+    return fields
