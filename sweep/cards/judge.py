@@ -78,13 +78,10 @@ def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
 
 
 def _remark(column: str, band: Band) -> str:
-    """Says of a band that it is wide: its worse end is more than `WIDEST` from the value, as `make` no longer writes."""
+    """Says of a band that it is wide: its worse end is further than `WIDEST` from the value."""
     assert band.low is not None and band.high is not None
-    if column in _LESS_IS_WORSE:
-        wide = band.low < band.value / (1 + WIDEST)
-    else:
-        wide = band.high > band.value * (1 + WIDEST)
-    return " (a wide band, in which nearly any run lies)" if wide else ""
+    reach = band.value / (1 + WIDEST) - band.low if column in _LESS_IS_WORSE else band.high - band.value * (1 + WIDEST)
+    return " (a wide band, in which nearly any run lies)" if reach > 0 else ""
 
 
 def differences(card: Card, row: Mapping[str, Any]) -> tuple[str, ...]:

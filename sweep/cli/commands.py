@@ -266,12 +266,13 @@ def _grade(options: Namespace) -> int:
 
 
 def _predict(options: Namespace) -> int:
+    from sweep.composing.conffiles import ConfFolders
     from sweep.predicting.predict_table import check_out, predict_frame, read_table, unread_columns, write_predictions
 
     check_out(options.out, [path for path in (options.table, options.calibrate) if path is not None])
     frame = read_table(options.table)
     calibration = read_table(options.calibrate) if options.calibrate is not None else None
-    outcome = predict_frame(frame, calibration)
+    outcome = predict_frame(frame, calibration, ConfFolders(tuple(options.conf)) if options.conf else None)
     write_predictions(outcome.predictions, options.out)
     console = open_console(soft_wrap=True)
     if unread := unread_columns(frame):
