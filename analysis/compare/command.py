@@ -54,7 +54,7 @@ def _gate(comparison: Comparison, fraction: float) -> int:
     """Returns 1 if a point of B has regressed by more than ``fraction`` or no longer finishes, otherwise 0."""
     from analysis.compare import comparison as comparing
     from analysis.compare import verdicts
-    from analysis.compare.moved import DIFFERS
+    from analysis.compare.moved import DIFFERS, LOUDEST, percent
 
     pairs = comparison.pairs
     if not (pairs["outcome_a"] == "ok").any():
@@ -63,6 +63,11 @@ def _gate(comparison: Comparison, fraction: float) -> int:
         raise InvalidResults(
             f"--fail-if-slower: every matched point has the verdict {verdicts.METHOD_CHANGED!r}, so there is no "
             "baseline for B"
+        )
+    if not comparison.noise.judges:
+        raise InvalidResults(
+            f"--fail-if-slower: equal runs differ by {percent(comparison.noise.fraction)}, and beyond "
+            f"{percent(LOUDEST)} no change of throughput is judged; repeat the runs, or give --noise PERCENT"
         )
     if len(open_ones := comparing.not_held(pairs, fraction)):
         verdict_counts = listed([f"{count:,} {verdict}" for verdict, count in verdicts.counts(open_ones)])

@@ -24,6 +24,9 @@ DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not fin
 CLASSES = (FASTER, SLOWER, SAME, DIFFERS, UNKNOWN, UNFINISHED)
 DEFAULT_THRESHOLD = 0.05
 """Change of throughput that is reported if the spread of runs is unknown, as a fraction."""
+LOUDEST = 0.5
+"""Largest estimated noise at which changes are judged. If equal runs differ by more, too little is known of either side
+to call a change real, or to call it none."""
 GRANULARITY_BYTES = {"allocated": 2 * 2**20, "reserved": 20 * 2**20}
 """Differences up to this come from the allocator: PyTorch's caching allocator takes 2 MiB from the device for small
 blocks and at least 20 MiB for large ones, and splits them into blocks (``kSmallBuffer`` and ``kLargeBuffer``)."""
@@ -51,6 +54,11 @@ class Noise:
     asked: bool = False
     """Whether the user gave the number; it then also judges points of unknown spread."""
 
+    @property
+    def judges(self) -> bool:
+        """Whether changes can be judged by it: the user gave it, or it is at most `LOUDEST`."""
+        return self.asked or self.fraction <= LOUDEST
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryKind:
@@ -69,7 +77,7 @@ def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> No
     median over runs of slowest over fastest minus 1, at the upper end of its bootstrap interval. The larger one counts.
     """
     if asked is not None:
-        return Noise(asked, f"Noise: {_percent(asked)}, as asked.", asked=True)
+        return Noise(asked, f"Noise: {percent(asked)}, as asked.", asked=True)
     reasons, fraction = [], 0.0
     pairs = [
         abs(log(one / two))
@@ -79,27 +87,32 @@ def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> No
     ]
     if pairs:
         fraction = float(np.quantile(pairs, 0.95))
-        reasons.append(
-            f"95 % of {plural(len(pairs), 'pair')} of repeated runs differ by less than {_percent(fraction)}"
-        )
+        reasons.append(f"95 % of {plural(len(pairs), 'pair')} of repeated runs differ by less than {percent(fraction)}")
     spread = median_interval([*a["step_spread"], *b["step_spread"]])
     if spread is not None:
         typical = spread.high if spread.high is not None else spread.median
         fraction = max(fraction, typical)
-        interval = "" if spread.low is None else f", 95 % interval {_percent(spread.low)} to {_percent(typical)}"
+        interval = "" if spread.low is None else f", 95 % interval {percent(spread.low)} to {percent(typical)}"
         reasons.append(
-            f"the timed steps of a run typically spread by {_percent(spread.median)} (median of "
+            f"the timed steps of a run typically spread by {percent(spread.median)} (median of "
             f"{plural(spread.n, 'point')}{interval})"
         )
     if not reasons:
         return Noise(
             DEFAULT_THRESHOLD,
             "Noise: unknown, because runs have one timed step (or no recorded spread) and no repeats. Changes above "
-            f"{_percent(DEFAULT_THRESHOLD)} are listed as differing, none as faster or slower; --noise "
+            f"{percent(DEFAULT_THRESHOLD)} are listed as differing, none as faster or slower; --noise "
             "PERCENT sets the noise.",
         )
     unseen = "" if pairs else " Neither side has repeats, so variation between runs is not included."
-    return Noise(fraction, f"Noise: {_percent(fraction)}; {'; '.join(reasons)}.{unseen}")
+    noise = Noise(fraction, f"Noise: {percent(fraction)}; {'; '.join(reasons)}.{unseen}")
+    if noise.judges:
+        return noise
+    return Noise(
+        fraction,
+        f"{noise.why} That is more than {percent(LOUDEST)}: no change of throughput is judged. Runs with more timed "
+        "steps or repeats may be steadier; --noise PERCENT sets the noise.",
+    )
 
 
 def memory_kind(pairs: pd.DataFrame) -> MemoryKind:
@@ -126,9 +139,10 @@ def judged(pairs: pd.DataFrame, noise: Noise, compare_losses: bool = True) -> pd
     up = (ratio > 1 + noise.fraction) & ~(low <= 1)
     down = (ratio < 1 - noise.fraction) & ~(high >= 1)
     sure = spread_known | noise.asked
+    loud = pd.Series(not noise.judges, index=pairs.index)
     threshold = max(noise.fraction, DEFAULT_THRESHOLD)
     speed = np.select(
-        [~both, ratio.isna(), sure & up, sure & down, sure, (ratio - 1).abs() > threshold],
+        [~both, ratio.isna() | loud, sure & up, sure & down, sure, (ratio - 1).abs() > threshold],
         [UNFINISHED, UNKNOWN, FASTER, SLOWER, SAME, DIFFERS],
         UNKNOWN,
     )
@@ -245,8 +259,9 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{change(low)} to {change(high)}"
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.2g} %"
+def percent(fraction: float) -> str:
+    """A fraction as a percentage of two digits, or as a whole one."""
+    return f"{round(100 * fraction):,} %" if fraction >= 1 else f"{100 * fraction:.2g} %"
 
 
 def leading_axes(table: pd.DataFrame, least: float = 0.1, most: int = 2) -> Sequence[str]:

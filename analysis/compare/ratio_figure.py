@@ -115,5 +115,5 @@ def _handles(rows: pd.DataFrame, noise: moved.Noise) -> list[Line2D | Patch]:
                 mark = Line2D([], [], label=words.get(name, name), linestyle="", marker=marker, color=colour)
                 mark.set(fillstyle=fill, markersize=4.5)
                 handles.append(mark)
-    handles.append(Patch(color="#e8e8e8", label=f"noise, ± {100 * noise.fraction:.2g} %"))
+    handles.append(Patch(color="#e8e8e8", label=f"noise, ± {moved.percent(noise.fraction)}"))
     return handles

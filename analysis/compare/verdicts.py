@@ -8,7 +8,8 @@
 3. *noise*: the throughput changed by no more than noise, or the point's interval includes no change.
 4. *hardware changed*: the machine differs (`HARDWARE`), its power limit differs, or its clocks account for the whole
    change.
-5. *unknown*: the spread of runs is unknown; a run was ended from outside; or B is faster with other losses.
+5. *unknown*: the spread of runs is unknown, or so large that no change can be judged (`moved.LOUDEST`); a run was
+   ended from outside; or B is faster with other losses.
 6. *regression* or *improvement*: slower or faster, no longer finishes or finishes now. The reason names what changed in
    the software (`SOFTWARE`): a slower release of PyTorch is a regression.
 
@@ -25,7 +26,7 @@ import pandas as pd
 
 from analysis.compare import moved
 from analysis.compare.facts import HARDWARE, METHOD, SOFTWARE
-from analysis.compare.moved import change
+from analysis.compare.moved import change, percent
 from analysis.rows import labels
 from results.text.numbers import listed, plural
 
@@ -44,7 +45,7 @@ _WORSE, _BETTER, _STILL, _OPEN = "worse", "better", "still", "open"
 def with_verdicts(pairs: pd.DataFrame, noise: moved.Noise) -> pd.DataFrame:
     """``pairs`` of `moved.judged` with ``verdict`` (of `VERDICTS`; None if it finished on neither side) and
     ``verdict_reason``."""
-    decisions = [decide(row, noise.fraction) for row in labels.records(pairs)]
+    decisions = [decide(row, noise) for row in labels.records(pairs)]
     columns = ("verdict", "verdict_reason")
     return pairs.assign(
         **{
@@ -54,8 +55,8 @@ def with_verdicts(pairs: pd.DataFrame, noise: moved.Noise) -> pd.DataFrame:
     )
 
 
-def decide(pair: Mapping[str, Any], noise: float) -> tuple[str | None, str]:
-    """Verdict on one judged pair and its reason. ``noise``: relative change that counts as no change."""
+def decide(pair: Mapping[str, Any], noise: moved.Noise) -> tuple[str | None, str]:
+    """Verdict on one judged pair and its reason."""
     movement, what = _movement(pair, noise)
     if movement is None:
         return None, what
@@ -103,7 +104,7 @@ def differences(pair: Mapping[str, Any], facts: Mapping[str, str]) -> list[str]:
     return changes
 
 
-def _movement(pair: Mapping[str, Any], noise: float) -> tuple[str | None, str]:
+def _movement(pair: Mapping[str, Any], noise: moved.Noise) -> tuple[str | None, str]:
     """Direction of a pair's change (None: finished on neither side) and its description."""
     before, after = str(pair["outcome_a"]), str(pair["outcome_b"])
     names = labels.OUTCOME_NAMES
@@ -121,11 +122,13 @@ def _movement(pair: Mapping[str, Any], noise: float) -> tuple[str | None, str]:
         return _OPEN, f"did not finish in A ({ended}), which the layout did not cause"
     if not np.isfinite(pair["ratio"]):
         return _OPEN, "no throughput on one side"
-    moving, band = f"throughput {change(pair['ratio'])}", f"noise of ± {100 * noise:.2g} %"
+    moving, band = f"throughput {change(pair['ratio'])}", f"noise of ± {percent(noise.fraction)}"
+    if not noise.judges:
+        return _OPEN, f"{moving}, not judged: {band}, more than {percent(moved.LOUDEST)}, would hide nearly any change"
     match pair["speed"]:
         case moved.SLOWER | moved.FASTER as speed:
             return (_WORSE if speed == moved.SLOWER else _BETTER), f"{moving}, beyond {band}"
-        case moved.SAME if abs(pair["ratio"] - 1) <= noise:
+        case moved.SAME if abs(pair["ratio"] - 1) <= noise.fraction:
             return _STILL, f"{moving}, within {band}"
         case moved.SAME:
             low, high = change(pair["ratio_low"]), change(pair["ratio_high"])
@@ -140,7 +143,7 @@ def _limit(pair: Mapping[str, Any]) -> list[str]:
     return [f"power limit {one:,.0f} → {two:,.0f} W"]
 
 
-def _clock(pair: Mapping[str, Any], noise: float) -> str | None:
+def _clock(pair: Mapping[str, Any], noise: moved.Noise) -> str | None:
     """Sentence on the clocks if they account for the change up to noise; otherwise None."""
     one, two, ratio = (_number(pair, name) for name in ("sm_clock_mhz_a", "sm_clock_mhz_b", "ratio"))
     if one is None or two is None or ratio is None:
@@ -148,7 +151,7 @@ def _clock(pair: Mapping[str, Any], noise: float) -> str | None:
     clocks = two / one
     if abs(clocks - 1) <= CLOCKS_APART or (clocks > 1) != (ratio > 1):
         return None
-    within = abs(ratio / clocks - 1) <= noise
+    within = abs(ratio / clocks - 1) <= noise.fraction
     beyond = (clocks < ratio) == (clocks < 1)  # the clocks changed more than the throughput
     return f"SM clock {one:,.0f} → {two:,.0f} MHz accounts for it" if within or beyond else None
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.rows.labels import add_labels, tell_collectives_apart
 from results.text.numbers import listed, plural
-from workloads.spec.experiment import ENGINE
+from workloads.spec.experiment import ENGINE, limits_of
 
 METHOD_NAMES = {
     "measured": "Measured",
@@ -77,8 +77,9 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
     for key, rows in keyed.groupby(["method", "_cluster", "_engine", "_version"], sort=True):
         method, cluster, engine, version = cast("tuple[str, str, str, float]", key)
         title, slug = f"{METHOD_NAMES.get(method, method)}: {cluster}", f"{method}-{cluster}"
+        limits = engine_limits(rows)
         if engine != ENGINE:
-            title, slug = f"{title}, by {engine}", f"{slug}-{engine}"
+            title, slug = f"{title}, by {engine} {limits}".rstrip(), f"{slug}-{engine}"
         if versions:
             label = "unknown" if version < 0 else f"{int(version)}"
             title, slug = f"{title}, measurement version {label}", f"{slug}-v{label}"
@@ -87,19 +88,18 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
             frame = tell_collectives_apart(frame)
         meaning = METHOD_MEANING.get(method, "")
         stamp = METHOD_STAMPS.get(method, "")
-        if limits := engine_limits(frame):
-            title = title.replace(f", by {engine}", f", by {engine} {limits}")
+        if limits:
             stamp = "; ".join(filter(None, (f"{engine} {limits}", stamp)))
         cohorts.append(Cohort(slug=_slug(slug), title=title, meaning=meaning, frame=frame, stamp=stamp))
     return sorted(cohorts, key=lambda c: (list(METHOD_NAMES).index(c.frame["method"].iloc[0]), -len(c.frame), c.slug))
 
 
 def engine_limits(frame: pd.DataFrame) -> str:
-    """Limits of an engine, e.g. missing packages: the part of its versions after the first space; empty if there is
-    none."""
-    return listed(
-        sorted({str(version).partition(" ")[2] for version in frame["engine_version"].dropna().unique()} - {""})
-    )
+    """What the engine of these rows ran without, as its versions say; empty if they name nothing, and ``partly`` if
+    only some do."""
+    limits = {limits_of(str(version)) for version in frame["engine_version"].dropna().unique()}
+    named = listed(sorted(limits - {""}))
+    return f"partly {named}" if named and "" in limits else named
 
 
 def mixtures(frame: pd.DataFrame) -> list[str]:

@@ -17,6 +17,9 @@ from workloads.spec import experiment as ex
 from workloads.spec.experiment import Experiment
 
 FORMAT = 1
+WIDEST = 0.5
+"""Widest relative half of a band that says anything about a run: at this one a run that takes half as long again
+passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from results.text.numbers import format_bytes
-from sweep.cards.card import Card
+from sweep.cards.card import WIDEST, Band, Card
 from sweep.cards.make import CHECKS, CODE, ENVIRONMENT, canonical
 from workloads.spec import experiment as ex
 
@@ -37,6 +37,8 @@ class Judgement:
     passed: bool
     lines: tuple[str, ...]
     """Each expected value next to the measured one."""
+    not_judged: tuple[str, ...]
+    """Names of expected values for which the card has no band."""
     reasons: tuple[str, ...]
     """Differences from the card: possible reasons if the run failed."""
 
@@ -45,8 +47,8 @@ def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
     """Judges a run: slower or more memory than the band fails; faster or less memory passes with a remark."""
     if row["outcome"] != "ok":
         why = f"{row['outcome']}, not ok: {row.get('evidence') or 'no evidence'}"
-        return Judgement(card=card, passed=False, lines=(why,), reasons=differences(card, row))
-    lines, passed, judged = [], True, False
+        return Judgement(card=card, passed=False, lines=(why,), not_judged=(), reasons=differences(card, row))
+    lines, not_judged, passed, judged = [], [], True, False
     for column, band in card.expected.items():
         measured = row.get(column)
         name = _WORDS.get(column, column)
@@ -56,18 +58,30 @@ def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
             continue
         change = f"{measured / band.value - 1:+.1%}"
         comparison = f"{name}: {_shown(column, measured)}, the card {_shown(column, band.value)} ({change})"
-        if band.low is None or band.high is None:
-            lines.append(f"{comparison}; no band: not judged")
+        if band.low is None or band.high is None or band.low < 0:
+            why = "no band" if band.low is None or band.high is None else "no band, since its low end is below 0"
+            lines.append(f"{comparison}; {why}: not judged")
+            not_judged.append(name)
             continue
         judged = True
         worse = measured < band.low if column in _LESS_IS_WORSE else measured > band.high
         better = measured > band.high if column in _LESS_IS_WORSE else measured < band.low
-        edges = f"{_shown(column, band.low)} to {_shown(column, band.high)}"
+        edges = f"{_shown(column, band.low)} to {_shown(column, band.high)}{_remark(column, band)}"
         lines.append(f"{comparison}; {'outside' if worse else 'better than' if better else 'within'} {edges}")
         passed = passed and not worse
     if not judged:
-        lines.append("nothing could be judged: the card has no bands")
-    return Judgement(card=card, passed=passed and judged, lines=tuple(lines), reasons=differences(card, row))
+        lines.append(f"nothing could be judged: the card has no bands ({card.bands_from})")
+    reasons = differences(card, row)
+    return Judgement(
+        card=card, passed=passed and judged, lines=tuple(lines), not_judged=tuple(not_judged), reasons=reasons
+    )
+
+
+def _remark(column: str, band: Band) -> str:
+    """Says of a band that it is wide: its worse end is further than `WIDEST` from the value."""
+    assert band.low is not None and band.high is not None
+    reach = band.value / (1 + WIDEST) - band.low if column in _LESS_IS_WORSE else band.high - band.value * (1 + WIDEST)
+    return " (a wide band, in which nearly any run lies)" if reach > 0 else ""
 
 
 def differences(card: Card, row: Mapping[str, Any]) -> tuple[str, ...]:

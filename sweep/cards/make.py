@@ -15,7 +15,7 @@ import numpy as np
 from results.errors import InvalidResults
 from results.statistics.noise import FEWEST_FREEDOM, quantiles
 from results.text.numbers import plural
-from sweep.cards.card import Band, Card
+from sweep.cards.card import WIDEST, Band, Card
 from sweep.inspecting.lookup import Record, Results
 from workloads.spec import experiment as ex
 from workloads.spec.experiment import FIELDS, Experiment
@@ -67,7 +67,7 @@ def make_card(record: Record) -> Card:
     kind = ("method", "device_name", "engine_version", "measurement_version")
     alike = [row for row in finished if all(row[name] == newest[name] for name in kind) and not row["repeat_of"]]
     alike = alike or [newest]
-    width, bands_from = _spread(alike)
+    width, bands_from = _width(alike)
     step = statistics.median(row["step_time_s"] for row in alike)
     rate = record.experiment.tokens_per_step / record.experiment.world_size
     expected = {
@@ -75,14 +75,15 @@ def make_card(record: Record) -> Card:
         "tokens_per_s_per_gpu": Band(
             value=rate / step,
             low=rate / (step * (1 + width)) if width is not None else None,
-            high=rate / (step * (1 - width)) if width is not None and width < 1 else None,
+            high=rate / (step * (1 - width)) if width is not None else None,
         ),
     }
     for column in MEMORY:
         peaks = [row[column] for row in alike if row[column]]
         if peaks:
             middle = statistics.median(peaks)
-            expected[column] = _band(middle, max(LEAST_OF_MEMORY, *(abs(peak / middle - 1) for peak in peaks)))
+            apart = max(LEAST_OF_MEMORY, *(abs(peak / middle - 1) for peak in peaks))
+            expected[column] = _band(middle, apart if apart <= WIDEST else None)
     hosts = newest["nodes"] or newest["hosts"]
     device = newest["device_name"] or newest["backend"] or "not known"
     return Card(
@@ -125,6 +126,17 @@ def canonical(experiment: Experiment) -> Experiment:
     return Experiment.canonical(**{f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment)})
 
 
+def _width(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
+    """`_spread`, but (None, reason) if it is wider than `WIDEST`: such a band would hold nearly any run."""
+    width, source = _spread(rows)
+    if width is None or width <= WIDEST:
+        return width, source
+    return None, (
+        f"no band: {source} give ± {width:.0%}, and beyond ± {WIDEST:.0%} nearly any run would pass; more timed steps "
+        "(measure.timed_steps=10) or five repeats narrow it"
+    )
+
+
 def _spread(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
     """Relative half-width of the band, and its source: repeats, or the steps of one run; (None, reason) without either.
 
@@ -138,7 +150,7 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
     else:
         of_steps = [(share, row["timed_steps"] - 1) for row in rows if (share := _of_steps(row)) is not None]
         if not of_steps:
-            return None, "no spread is known: one timed step, no repeats"
+            return None, "no band: one timed step and no repeats, so no spread is known"
         freedom = sum(steps for _, steps in of_steps)
         deviation = math.sqrt(sum(share**2 * steps for share, steps in of_steps) / freedom)
         if len(times) > 1:

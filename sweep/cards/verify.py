@@ -111,7 +111,8 @@ def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], r
 
 
 def print_judgement(judgement: Judgement) -> None:
-    print(printable(f"{'pass' if judgement.passed else 'FAIL'}: {judgement.card.id}"))
+    alone = f" (not judged: {', '.join(judgement.not_judged)})" if judgement.passed and judgement.not_judged else ""
+    print(printable(f"{'pass' if judgement.passed else 'FAIL'}: {judgement.card.id}{alone}"))
     for line in judgement.lines:
         print(printable(f"  {line}"))
     for reason in judgement.reasons:

@@ -5,6 +5,7 @@ Each command imports the modules that it needs, so that it starts fast; only ``p
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 
@@ -194,6 +195,11 @@ def _card(options: Namespace) -> int:
     results = Results(options.results)
     cards = make_cards(results) if options.all else [make_card(results.find(options.id))]
     text = to_yaml(cards)
+    without = [card for card in cards if card.expected["step_time_s"].high is None]
+    for card in without[:3]:
+        print(printable(f"warning: {card.id}: {card.bands_from}; verify cannot judge its speed"), file=sys.stderr)
+    if len(without) > 3:
+        print(f"warning: {len(without) - 3:,} more cards have no band of the step time", file=sys.stderr)
     if options.out is None:
         print(printable(text, keep="\n"), end="")
         return 0
@@ -260,12 +266,13 @@ def _grade(options: Namespace) -> int:
 
 
 def _predict(options: Namespace) -> int:
+    from sweep.composing.conffiles import ConfFolders
     from sweep.predicting.predict_table import check_out, predict_frame, read_table, unread_columns, write_predictions
 
     check_out(options.out, [path for path in (options.table, options.calibrate) if path is not None])
     frame = read_table(options.table)
     calibration = read_table(options.calibrate) if options.calibrate is not None else None
-    outcome = predict_frame(frame, calibration)
+    outcome = predict_frame(frame, calibration, ConfFolders(tuple(options.conf)) if options.conf else None)
     write_predictions(outcome.predictions, options.out)
     console = open_console(soft_wrap=True)
     if unread := unread_columns(frame):

@@ -256,6 +256,9 @@ def _predict() -> Parser:
         help="rows with the same columns and status, step_time_s, reserved_gib: the prediction is fitted only on these",
     )
     parser.add_argument("--out", type=path, metavar="FILE", required=True, help="FILE.parquet or FILE.csv")
+    parser.add_argument(
+        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own cluster/ files"
+    )
     return parser
 
 

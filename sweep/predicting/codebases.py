@@ -1,4 +1,4 @@
-"""Reads the shipped profiles of code bases and the shipped clusters, which `predict` needs in addition to a table."""
+"""Reads the profiles of code bases and the clusters, which `predict` needs in addition to a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sweep.composing.conffiles import PACKAGED, ConfFolders
 from sweep.composing.yaml_files import read_yaml
 from workloads.predict.profiles import Profile
 from workloads.spec.checks import build
-from workloads.spec.cluster import ClusterSpec, cluster_from_dict
+from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict
 
 FOLDER = PACKAGED / "codebase"
 GENERAL = "general"
@@ -27,10 +27,13 @@ def read_profiles() -> dict[str, Profile]:
     return profiles
 
 
-@lru_cache(maxsize=1)
-def read_clusters() -> dict[str, ClusterSpec]:
-    """Every shipped cluster, with its device, by the name of its file."""
-    folders, clusters = ConfFolders(), {}
+@lru_cache(maxsize=8)
+def read_clusters(folders: ConfFolders | None = None) -> dict[str, ClusterSpec]:
+    """Every shipped cluster, with its device, by the name of its file, and those of the user's ``folders``.
+
+    Raises `InvalidSweep` for a cluster of the user that cannot be built.
+    """
+    folders, clusters = folders or ConfFolders(), {}
     for name in folders.names("cluster"):
         fields: dict[str, object] = {}
         for file in folders.lineage("cluster", name):
@@ -38,5 +41,5 @@ def read_clusters() -> dict[str, ClusterSpec]:
                 fields["device"] = file.fields
             else:
                 fields.update(file.fields)
-        clusters[name] = cluster_from_dict(fields)
+        clusters[name] = check_cluster(cluster_from_dict(fields))
     return clusters

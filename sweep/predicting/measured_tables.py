@@ -43,19 +43,36 @@ def is_attempts(frame: pd.DataFrame) -> bool:
 
 
 def has_experts(attempts: pd.DataFrame) -> pd.Series[bool]:
-    """True for rows whose model routes tokens to experts, for which ``predict`` has no columns."""
-    return attempts["config_json"].map(_routes).astype(bool)
+    """True for rows whose model routes tokens to experts."""
+    return attempts["config_json"].map(lambda text: bool(_part_of_model(text, "moe"))).astype(bool)
 
 
-def _routes(config_json: object) -> bool:
+def has_latents(attempts: pd.DataFrame) -> pd.Series[bool]:
+    """True for rows whose model has latent attention, for which ``predict`` has no columns."""
+    return attempts["config_json"].map(lambda text: bool(_part_of_model(text, "mla"))).astype(bool)
+
+
+def _part_of_model(config_json: object, name: str) -> dict[str, Any]:
+    """A part of a stored model; empty if the model has none or cannot be read."""
     try:
-        return bool(json.loads(str(config_json))["model"].get("moe"))
+        return json.loads(str(config_json))["model"].get(name) or {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return {}
+
+
+_OF_EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "experts_per_token",
+    "expert_ffn": "expert_hidden_size",
+    "shared_experts": "num_shared_experts",
+    "dense_layers": "num_dense_layers",
+}
+"""Columns of ``predict`` about experts and the fields of a stored model."""
 
 
 def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Every row of attempts in the columns of ``predict``; the code base is the engine that ran it."""
+    experts = [_part_of_model(text, "moe") for text in rows["config_json"]]
     return pd.DataFrame(
         {
             "gpu": _devices(rows),
@@ -77,6 +94,10 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "vpp": rows["virtual_stages"],
             "cp": rows["cp"],
             "ep": rows["ep"],
+            **{
+                name: pd.Series([of_row.get(field) for of_row in experts], index=rows.index, dtype=object)
+                for name, field in _OF_EXPERTS.items()
+            },
             "sharding": "zero" + rows["zero_stage"].astype(str),
             "recompute": _recomputed(rows),
             "precision": rows["precision"],
@@ -119,6 +140,7 @@ def study_table(path: Path) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "gpu": "H100",
+            "cluster": "h100_efa",
             "gpus": gpus,
             "layers": raw["num_layers"],
             "hidden": raw["hidden_size"],

@@ -9,24 +9,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from results.errors import UltrasweepError
 from sweep.predicting.measured_tables import is_attempts
 from workloads.costs.memory.estimate import peak_stage
+from workloads.predict.experts import experiment_of
 from workloads.predict.memory_terms import GIB, MEMORY
 from workloads.predict.points import Floats
 from workloads.predict.table import Table
-from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE, Experiment, from_json
-from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recomputation import CHOICES, canonical_recompute
 
-_RECOMPUTE = ("none", "selective", "full")
-"""Recomputation by its number in table rows."""
 _LEAST_ROWS = 3
 _SCALES = ("tensorwise", "rowwise", "blockwise")
 
@@ -50,7 +46,7 @@ def reserved_over_form(known: Mapping[int, OwnMemory], reserved_bytes: Floats) -
     return statistics.median(finite_ratios) if len(finite_ratios) >= _LEAST_ROWS else 1.0
 
 
-def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, ClusterSpec]) -> dict[int, OwnMemory]:
+def own_memory(frame: pd.DataFrame, table: Table) -> dict[int, OwnMemory]:
     """Memory of rows of this engine that describe a layout completely, by their index in ``table``.
 
     ``frame``: the data that ``table`` was read from, or the attempts that it was made from.
@@ -71,7 +67,7 @@ def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, Cluster
                 experiment = _experiment(table, place, *words)
         except (UltrasweepError, ValueError, KeyError, TypeError):
             continue  # no layout of this engine: the general form predicts it
-        cluster = clusters[str(table.points.device[place])]
+        cluster = table.clusters[place]
         peak = peak_stage(experiment).peak_bytes + cluster.device.workspace_bytes
         usable = cluster.usable_bytes
         memory_by_place[place] = OwnMemory(peak, None if usable is None else peak <= usable)
@@ -84,59 +80,8 @@ def _experiment(table: Table, place: int, precision: str, recompute: str) -> Exp
 
     Raises `UltrasweepError` or `ValueError` if the row is no layout of this engine.
     """
-    number = {
-        name: float(getattr(table.points, name)[place])
-        for name in (
-            *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches"),
-            *("dp", "tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "fp8", "fp16"),
-        )
-    }
-    if any(not math.isfinite(value) or value != round(value) for value in number.values()) or number["ep"] > 1:
-        raise ValueError("not in whole numbers, or with experts, which no column says")
-    n = {name: round(value) for name, value in number.items()}
-    if n["hidden"] % n["heads"]:
-        raise ValueError("heads do not divide the hidden size")
     kind, _, every = recompute.partition(".every")
-    if canonical_recompute(kind) not in CHOICES:
-        kind, every = _RECOMPUTE[n["recompute"]], ""
-    model = _model(*(n[name] for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")))
-    fields: dict[str, Any] = {"pp_schedule": "interleaved_1f1b" if n["vpp"] > 1 else "1f1b"} if n["pp"] > 1 else {}
-    return Experiment.canonical(
-        model=model,
-        dp=n["dp"],
-        tp=n["tp"],
-        pp=n["pp"],
-        cp=n["cp"],
-        virtual_stages=n["vpp"],
-        zero_stage=n["zero"],
-        micro_batch_size=n["mbs"],
-        global_batch_size=n["dp"] * n["mbs"] * n["micro_batches"],
-        seq_len=n["seq"],
-        recompute=kind,
-        recompute_every=int(every or 1),
-        precision=_precision(precision, n),
-        **fields,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: int) -> ModelSpec:
-    """Returns the same object for equal shapes, under a name of its own: other caches use the model's name as key."""
-    return ModelSpec(
-        name=f"{layers}x{hidden}, {heads}:{kv_heads} heads, {ffn}, {vocab}, {tied}",
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        ffn_hidden_size=ffn,
-        vocab_size=vocab,
-        tie_embeddings=bool(tied),
-    )
-
-
-def _precision(word: str, n: Mapping[str, int]) -> str:
-    if n["fp8"]:
-        scale = next((name for name in _SCALES if name.removesuffix("wise") in word), "tensorwise")
-        return f"fp8_{scale}"
-    return "fp16" if n["fp16"] else "bf16"
+    known = {"recompute": kind, "recompute_every": int(every or 1)} if canonical_recompute(kind) in CHOICES else {}
+    scale = next((name for name in _SCALES if name.removesuffix("wise") in precision), "tensorwise")
+    fp8 = {"precision": f"fp8_{scale}"} if table.points.fp8[place] else {}
+    return experiment_of(table.points, place, table.experts[place], **known, **fp8)

@@ -17,12 +17,15 @@ import numpy as np
 import pandas as pd
 
 from results.errors import UltrasweepError
+from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
-from sweep.predicting.measured_tables import columns_of_attempts, has_experts, is_attempts, measured_attempts
+from sweep.predicting.measured_tables import columns_of_attempts, has_latents, is_attempts, measured_attempts
 from sweep.predicting.predict_own_memory import own_memory, reserved_over_form
 from workloads.predict.predictor import GIB, Measured, Predictor
 from workloads.predict.profiles import Profile, find_profile
+from workloads.predict.routed import routed_rows
 from workloads.predict.table import COLUMNS, MEASURED, Table, read_points
+from workloads.predict.words import text_of
 from workloads.spec.experiment import ENGINE
 
 OUT = (
@@ -32,6 +35,8 @@ OUT = (
 """Columns written, in this order; one row per row of the table, in the same order. A column ``experiment_id`` of the
 table is appended, so that ``grade`` can match the rows."""
 _STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
+_NO_STATUS = ("other", "", "nan", "none", "<na>")
+"""Words of a status that teaches nothing, beside those of `_STATUS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +73,35 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
 
 
-def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> TablePrediction:
-    """Predictions for every row of ``frame``, fitted only on the rows of ``calibration``.
+def predict_frame(
+    frame: pd.DataFrame, calibration: pd.DataFrame | None, folders: ConfFolders | None = None
+) -> TablePrediction:
+    """Predictions for every row of ``frame``, fitted only on the rows of ``calibration``. ``folders``: where the user's
+    clusters are.
 
     Raises `UltrasweepError` for a calibration without a measured column, or without a usable row.
     """
-    clusters, profiles = read_clusters(), read_profiles()
+    clusters, profiles = read_clusters(folders), read_profiles()
     general = profiles[GENERAL]
     read, attempts = frame, frame if is_attempts(frame) else None
     rows = None if calibration is None else _measured_rows(calibration)
     frame, calibration = _in_columns(frame), None if rows is None else _in_columns(rows)
-    routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
-    table = read_points(frame, clusters, profiles, general, routed=routed)
+    wide = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
+    table = read_points(frame, clusters, profiles, general, routed=wide)
+    routed = routed_rows(table, None if attempts is None else attempts["config_json"].tolist())
     mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
-    given = measured = None
-    if calibration is not None:
+    measured, cached = None, 1.0
+    if calibration is not None and rows is not None:
         given = read_points(calibration, clusters, profiles, general)
         mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
-        measured = measured_of(calibration, given)
+        mistakes += _unread_measurements(calibration)
+        of_rows, as_measured = routed_rows(given), measured_of(calibration, given)
+        measured = of_rows.without_experts(as_measured, Predictor.learn(None, profiles))
+        cached = reserved_over_form(own_memory(rows, given), as_measured.reserved_bytes)
+        mistakes += [f"calibration row {given.rows[place] + 1}: {why}" for place, why in of_rows.refused.items()]
     predictor = Predictor.learn(measured, profiles)
-    prediction = predictor.predict(table.points)
-    cached = 1.0
-    if rows is not None and given is not None and measured is not None:
-        cached = reserved_over_form(own_memory(rows, given, clusters), measured.reserved_bytes)
-    for place, memory in own_memory(frame if attempts is None else attempts, table, clusters).items():
+    prediction = routed.predict(predictor)
+    for place, memory in own_memory(frame if attempts is None else attempts, table).items():
         prediction.allocated_bytes[place] = memory.peak_bytes
         prediction.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
         if memory.fits is not None:
@@ -109,11 +119,13 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Tabl
     predictions = pd.DataFrame(columns)
     if "experiment_id" in read:
         predictions["experiment_id"] = read["experiment_id"].to_numpy()
+    unknown = {int(table.rows[place]): reason for place, reason in routed.refused.items()}
     if attempts is not None:
-        for row, reason in _unknown(attempts, predictor, profiles).items():
-            predictions.loc[row, list(OUT[:-1])] = pd.NA  # experiment_id stays
-            predictions.loc[row, OUT[-1]] = reason
-            mistakes.append(f"row {row + 1}: {reason}")
+        unknown |= _unknown(attempts, predictor, profiles)
+    for row, reason in unknown.items():
+        predictions.loc[row, list(OUT[:-1])] = pd.NA  # experiment_id stays
+        predictions.loc[row, OUT[-1]] = reason
+        mistakes.append(f"row {row + 1}: {reason}")
     return TablePrediction(predictions, tuple(mistakes), fitted)
 
 
@@ -129,14 +141,14 @@ def _measured_rows(calibration: pd.DataFrame) -> pd.DataFrame:
 def _unknown(attempts: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
     """Reasons why complete rows of attempts are not predicted, by row index.
 
-    No column describes experts, and another engine is predicted only after a fit to rows of that engine.
+    No column describes latent attention, and another engine is predicted only after a fit to rows of that engine.
     """
     fitted = {name for name in profiles if name in predictor.time}
     reasons = {}
-    routed = has_experts(attempts).tolist()
+    latents = has_latents(attempts).tolist()
     for row, engine in enumerate(attempts["engine"].fillna(ENGINE)):
-        if routed[row]:
-            reasons[row] = "models with routed experts cannot be predicted from a table"
+        if latents[row]:
+            reasons[row] = "models with latent attention cannot be predicted from a table"
         elif engine != ENGINE and find_profile(engine, profiles.values(), profiles[GENERAL]).name not in fitted:
             reasons[row] = f"engine {engine} is unknown: --calibrate with rows that it ran"
     return reasons
@@ -174,6 +186,27 @@ def measured_of(frame: pd.DataFrame, table: Table) -> Measured:
             "no row of the calibration can be used: none has a status, a step time or reserved memory"
         )
     return Measured(table.points, step, reserved, failed)
+
+
+def _unread_measurements(frame: pd.DataFrame) -> list[str]:
+    """One line for each measurement of a calibration that is not understood, and therefore not used."""
+    lines = []
+    if "status" in frame:
+        words = frame["status"].astype(str).str.strip()
+        for row, word in enumerate(words.tolist()):
+            if word.lower() not in (*_STATUS, *_NO_STATUS):
+                lines.append(
+                    f"calibration row {row + 1}: status {word!r} is not known, so it is not used; known: ok, oom, other"
+                )
+    for name in MEASURED[1:]:
+        if name in frame:
+            unread = numeric(frame[name]).isna().to_numpy()
+            for row, cell in enumerate(frame[name].tolist()):
+                if unread[row] and text_of(cell):
+                    lines.append(
+                        f"calibration row {row + 1}: {name} = {str(cell)!r} is not a number, so it is not used"
+                    )
+    return lines
 
 
 def _spread(table: Table, values: Any, count: int) -> pd.Series[Any]:

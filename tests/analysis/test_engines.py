@@ -122,6 +122,30 @@ def test_what_an_engine_ran_without_is_in_every_title_and_on_every_figure(tmp_pa
         assert table.rows[1][table.header.index(column)] == "megatron 0.16.1+1 without Transformer Engine"
 
 
+@pytest.mark.parametrize(
+    ("version", "limits"),
+    [
+        ("0.16.1+1 without Transformer Engine", "without Transformer Engine"),
+        ("0.16.1+1", ""),
+        ("after the pipeline rewrite", ""),
+        ("1.2 (nightly of May)", ""),
+        ("2 without", ""),
+        ("built without optimisation", ""),
+    ],
+)
+def test_only_words_after_without_limit_an_engine(version: str, limits: str) -> None:
+    rows = rows_of((0, "megatron", 900.0))
+    [part] = cohorts.split(frame_of(rows).assign(engine_version=version))
+    assert part.title == f"Measured: h200, by megatron {limits}".rstrip()
+    assert part.stamp == (f"megatron {limits}" if limits else "")
+
+
+def test_a_limit_of_some_rows_is_not_one_of_all() -> None:
+    rows = rows_of((0, "megatron", 900.0), (1, "megatron", 800.0))
+    [part] = cohorts.split(frame_of(rows).assign(engine_version=["0.16.1+1", "0.16.1+1 without Transformer Engine"]))
+    assert part.title == "Measured: h200, by megatron partly without Transformer Engine"
+
+
 def rates_of(*rates: tuple[str, str, float], **columns: object) -> pd.DataFrame:
     """Rows to draw: model, layout and our throughput; torchtitan has 0.9 of it."""
     common = {"method": "measured", "cluster": "h200", "measurement_version": 1, "world_size": 2} | columns

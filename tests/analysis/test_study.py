@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 import subprocess
 import sys
@@ -11,12 +13,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis import report
 from analysis.claims.published import WINNERS
 from analysis.figures import best_configurations, bubble, registry, style
+from analysis.options import Options
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics, winners
 from analysis.rows.cohorts import split
 from analysis.rows.load import load
+from tests.analysis.pages import text_of
 from tests.analysis.test_figures import assert_texts_fit, words
+from tests.results.tables.test_reference import ROW, write
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT.parent / "shared" / "study"
@@ -39,6 +45,18 @@ def study() -> pd.DataFrame:
         pytest.skip(f"the study's raw table is not at {TABLE}")
     [cohort] = split(load(TABLE).attempts)
     return cohort.frame
+
+
+def test_labels_of_the_study_name_its_engine_alone(tmp_path: Path) -> None:
+    """On the page, on its parts and in its pictures; the versions of the study are texts of its own."""
+    before = ROW | {"after_pp_fix": False, "dp": 4, "pp": 2, "batch_accum": "32.0"}
+    table, options = write(tmp_path / "study.csv", ROW, before), Options(figures=("outcomes",), formats=("svg",))
+    page = report.build(table, tmp_path / "out", options)
+    [part] = json.loads((page.parent / "report.json").read_text())["parts"]
+    assert (part["title"], part["stamp"]) == ("Measured: h100_efa, by nanotron", None)
+    assert set(re.findall(r"by nanotron[^\"<.,·]*", page.read_text())) == {"by nanotron"}
+    [picture] = page.parent.glob("figures/*.svg")
+    assert "nanotron" not in picture.read_text()
 
 
 @pytest.mark.slow
@@ -213,6 +231,9 @@ def test_the_report_takes_the_published_file(study: pd.DataFrame, tmp_path: Path
     assert used < 500 * yardstick  # 200 to 240 times on idle cores
     assert not any(line.endswith(("| torch", "  torch")) for line in done.stderr.splitlines())
     assert "peak memory" in done.stderr
+    shown = text_of(tmp_path / "out" / "index.html") + text_of(tmp_path / "out" / "claims.html")
+    assert "Measured: h100_efa, by nanotron" in shown and "nanotron the pipeline" not in shown
+    assert not any("nanotron" in path.read_text() for path in (tmp_path / "out" / "figures").glob("*.svg"))
     table = pd.read_csv(tmp_path / "out" / "tables" / "best_configurations.csv")
     assert table.columns[:12].tolist() == [
         *("model", "nodes", "rank_by", "mfu_percent", "memory_gb", "dp", "tp", "pp", "acc", "mbs", "zero"),

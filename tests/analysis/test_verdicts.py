@@ -88,6 +88,21 @@ def test_verdict_on_planted_rows(before: dict[str, Any], after: dict[str, Any], 
     assert reason in said
 
 
+@pytest.mark.parametrize("rate", [330.0, 130.0, 30.0])
+def test_noise_above_half_judges_no_change(rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even one that is beyond it, unless the user gives the noise."""
+    one, two = (planted(each, spread=2.1 / 2.05) for each in (100.0, rate))  # slowest over fastest step is 3.1
+    found, said = verdict(one, two)
+    assert found == verdicts.UNKNOWN
+    assert said.endswith("not judged: noise of ± 210 %, more than 50 %, would hide nearly any change")
+    assert "no change of throughput is judged" in moved.noise_of(points_of(one), points_of(two)).why
+    assert verdict(planted(100.0, spread=0.02), planted(330.0), 1.0)[0] == verdicts.IMPROVEMENT
+    folders = [str(sweep(tmp_path / name, row)) for name, row in (("a", one), ("b", two))]
+    gate = ("--fail-if-slower", "5", "--format", "svg", "--out", str(tmp_path / "out"))
+    assert command.main([*folders, *gate]) == 2
+    assert "equal runs differ by 210 %" in capsys.readouterr().err
+
+
 def test_a_restless_point_is_noise_beyond_the_others_noise() -> None:
     a = points_of(*(run(point, 100.0, i, spread=0.01) for i, point in enumerate(POINTS[:5])))
     b = points_of(*(run(point, 120.0 if i == 0 else 100.0, i, spread=0.6 if i == 0 else 0.01)

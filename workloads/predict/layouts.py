@@ -211,8 +211,8 @@ def points_of(
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
-            fp8_kind(e.precision), e.precision == "fp16", e.cp_kind == "ring", _routed(e), _waits(e),
-            e.model.mla is not None,
+            fp8_kind(e.precision), e.precision == "fp16", e.cp_kind == "ring", host_work_of_experts(e),
+            host_waits_of_experts(e), e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
@@ -256,7 +256,7 @@ def _again(e: Experiment) -> float:
     return of_layer / e.recompute_every
 
 
-def _routed(e: Experiment) -> float:
+def host_work_of_experts(e: Experiment) -> float:
     """Host work for routed experts: 1 if expert products are one grouped kernel; more if each expert's products are
     launched separately, or if tokens go to other ranks; 0 without experts."""
     if e.model.moe is None:
@@ -266,7 +266,7 @@ def _routed(e: Experiment) -> float:
     return work if grouped else work + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
 
 
-def _waits(e: Experiment) -> float:
+def host_waits_of_experts(e: Experiment) -> float:
     """Number of times per layer and micro-batch that the host waits for the token counts of ranks: once per forward of
     learned routing over several ranks without a capacity factor."""
     if e.model.moe is None or e.routing != "learned" or e.ep == 1 or e.capacity_factor is not None:

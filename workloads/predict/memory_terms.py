@@ -62,8 +62,7 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)
     kept = x.recomputed * kept + (1 - x.recomputed) * layer
     working = np.where(x.recompute == 2, layer, 0.0)
-    in_flight = stages.in_flight * (1 + (x.vpp - 1) / x.vpp * (1 - 1 / np.maximum(x.pp, 1)))[:, None]
-    activations = in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]
+    activations = stages.in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]
     logits = p["loss"] * tokens * x.vocab / x.tp + p["head"] * tokens * x.hidden
     embedding = p["embedding"] * tokens * x.hidden
     total = state + activations + stages.head * logits[:, None] + embedding[:, None]

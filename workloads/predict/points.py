@@ -5,6 +5,7 @@ Predictions work on whole arrays, so that a table of thousands of rows takes a f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,10 +20,11 @@ Texts = NDArray[Any]
 RECOMPUTE = ("none", "selective", "full")
 UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
-    "recomputed": 1.0, "doubt": 0.0,
+    "recomputed": 1.0, "doubt": 0.0, "ends": 0.0, "unfused": math.nan, "kernel": 1.0, "clock": 1.0,
 }  # fmt: skip
 """Values of `Points` that a table need not state: dense layers with equal recomputation, a ring for context
-parallelism, a usual host, and no factor by which a row was divided."""
+parallelism, a usual host, no factor by which a row was divided, pipelines of layers alone, the attention kernel of the
+code base, and the usual power limit."""
 
 
 def fp8_kind(precision: str) -> float:
@@ -86,6 +88,14 @@ class Points:
     doubt: Floats
     """Training rows only: standard deviation of log(structure factor) by which the measured time was divided. Added to
     the row's noise in the fit."""
+    ends: Floats
+    """1: a pipeline counts the embedding and the loss as layers when it divides them over chunks."""
+    unfused: Floats
+    """1: attention writes its scores to memory, 0: it does not; NaN: as the code base does."""
+    kernel: Floats
+    """Rate of the attention kernel over that of the code base's usual one."""
+    clock: Floats
+    """Rate of products and attention over that at the device's usual power limit."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

@@ -17,6 +17,8 @@ class Profile:
     """Other names of the code base; case, punctuation and suffixes are ignored."""
     partition: str = "equal"
     """Name of a rule of `workloads.predict.stages`."""
+    ends_as_layers: bool = False
+    """Whether a pipeline may count the embedding and the loss as layers (`workloads.predict.stages`)."""
     gated: bool | None = True
     """Whether feed-forward layers have a gate; None: derived from their size."""
     sequence_parallel: bool = True

@@ -5,6 +5,8 @@ balanced  layers go one by one to the stage with least work, the head counts as 
 greedy    nanotron's: stages are filled in order. A stage is full when the parameters up to its last layer exceed its
           share of the model's (the head counted, the embedding not), so that early stages overshoot and late ones may
           hold no layer; the head is on the last
+ends      the embedding and the loss count as layers, and all chunks get equally many (Megatron-LM's
+          account_for_embedding_in_pipeline_split, torchtitan's split); used where `Points.ends` is 1
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Stages(NamedTuple):
     """1 on the stage with the embedding."""
     exists: Floats
     in_flight: Floats
-    """Maximum number of micro-batches whose activations a stage holds under 1F1B, ``min(pp - stage, m)``."""
+    """Maximum number of micro-batches whose activations a stage holds under 1F1B, ``min(pp - stage, m)``. With v > 1
+    chunks a stage (interleaved 1F1B, arXiv:2104.04473) runs ``2 (pp - stage - 1) + (v - 1) pp`` chunks ahead and holds
+    one more, each 1 / v of its layers, and never more than those of all m micro-batches."""
 
 
 def stages_of(points: Points, partition: dict[str, str]) -> Stages:
@@ -38,15 +42,20 @@ def stages_of(points: Points, partition: dict[str, str]) -> Stages:
     ratio = np.where(points.pp > 1, points.vocabulary_params / points.layer_params, 0.0)
     head = ratio if np.isfinite(ratio).all() else np.nan_to_num(ratio)
     of_head = np.round(head, 9)
-    for row, (count, pp, share, name) in enumerate(
-        zip(points.layers, points.pp, of_head, points.codebase, strict=True)
+    for row, (count, pp, vpp, ends, share, name) in enumerate(
+        zip(points.layers, points.pp, points.vpp, points.ends, of_head, points.codebase, strict=True)
     ):
-        held = split(partition[str(name)], int(count), int(pp), float(share))
+        if ends > 0:
+            held = with_ends(int(count), int(pp), int(vpp))
+        else:
+            held = split(partition[str(name)], int(count), int(pp), float(share))
         layers[row, : len(held)] = held
     stage = np.arange(widest)[None, :]
     last = points.pp[:, None] - 1
     exists = (stage <= last).astype(float)
-    in_flight = np.minimum(points.pp[:, None] - stage, points.micro_batches[:, None]) * exists
+    chunks, behind = points.vpp[:, None], points.pp[:, None] - stage
+    ahead = np.where(chunks > 1, (2 * (behind - 1) + (chunks - 1) * points.pp[:, None] + 1) / chunks, behind)
+    in_flight = np.minimum(ahead, points.micro_batches[:, None]) * exists
     first = np.broadcast_to(stage == 0, layers.shape).astype(float)
     return Stages(layers, (stage == last).astype(float), first, exists, in_flight)
 
@@ -55,6 +64,19 @@ def stages_of(points: Points, partition: dict[str, str]) -> Stages:
 def split(rule: str, layers: int, pp: int, head: float) -> tuple[int, ...]:
     """Layers of every stage. ``head``: work of the head in units of a layer."""
     return RULES[rule](layers, pp, head)
+
+
+@lru_cache(maxsize=65536)
+def with_ends(layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """Layers of every stage if the embedding and the loss count as layers and the first chunks get the remainder.
+
+    Stage s holds the chunks s, s + pp, s + 2 pp and so on.
+    """
+    base, extra = divmod(layers + 2, pp * vpp)
+    chunks = [base + (chunk < extra) for chunk in range(pp * vpp)]
+    chunks[0] -= 1
+    chunks[-1] -= 1
+    return tuple(sum(chunks[stage::pp]) for stage in range(pp))
 
 
 def _equal(layers: int, pp: int, head: float) -> tuple[int, ...]:

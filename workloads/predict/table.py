@@ -1,5 +1,7 @@
 """Parsing of a table into `Points`: meaning of each column, defaults of missing values, and reasons to refuse a row.
 
+A value that is not understood refuses its row (`workloads.predict.words`); a default of a missing value is noted.
+
 A row is predicted if its device, the model's size, the sequence, the layout and the batch are known or follow from each
 other (``gpus = dp tp pp cp``, ``gbs_seqs = dp mbs grad_accum``). Missing degrees are 1 if the others multiply to the
 number of devices.
@@ -8,7 +10,6 @@ number of devices.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,29 +17,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workloads.predict.hardware import LINKED, device_of, like_another
-from workloads.predict.points import UNLIKE, Points, fp8_kind
+from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
+from workloads.predict.hardware import LINKED, cluster_of, note_links, power_factor
+from workloads.predict.parameters import TIME
+from workloads.predict.points import UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
+from workloads.predict.words import (
+    FLASH2_ON_HOPPER,
+    Refused,
+    kernel_of,
+    precision_of,
+    recomputed_of,
+    text_of,
+    truth_of,
+    zero_of,
+)
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.recomputation import SELECTIVE, operations_of
 
 COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
-    "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s",
+    "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
+    "power_w", "cluster",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
 """Additional columns of rows to calibrate with."""
 _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
-           "dp", "tp", "pp", "vpp", "cp", "ep")  # fmt: skip
+           "dp", "tp", "pp", "vpp", "cp", "ep", *EXPERT_COLUMNS)  # fmt: skip
 _DEFAULT_VOCAB = 50_000.0
 """Vocabulary if a table does not state it: between those of GPT-2 and Llama 2."""
-_UNKNOWN = ("", "nan", "none", "null", "na", "n/a", "unknown", "?", "-")
-
-
-class Refused(Exception):
-    """Reason why a row cannot be predicted, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,10 @@ class Table:
     """Reason of refusal by row of the table; empty if the row can be predicted."""
     notes: tuple[str, ...]
     """Assumed defaults by row of the table; empty if none."""
+    clusters: tuple[ClusterSpec, ...]
+    """Cluster of each point."""
+    experts: tuple[Experts | None, ...]
+    """Routed experts of each point; None: a dense model, or experts that no column describes."""
 
 
 def read_points(
@@ -63,22 +75,25 @@ def read_points(
 ) -> Table:
     """``frame``: any table with some of `COLUMNS`; other columns are ignored. No content of a row raises an error.
 
-    ``routed``: whether rows with expert parallelism are accepted. No column describes their experts, so they are only
+    ``routed``: whether rows with expert parallelism are accepted if no column describes their experts. They are only
     useful together with measured ones.
     """
     columns = {name: frame[name].tolist() if name in frame else [None] * len(frame) for name in COLUMNS}
     fields_of_rows: list[dict[str, Any]] = []
     rows: list[int] = []
+    places: list[tuple[ClusterSpec, Experts | None]] = []
     reasons: list[str] = []
     notes: list[str] = []
     for row in range(len(frame)):
         values = {name: columns[name][row] for name in COLUMNS}
         note: list[str] = []
         try:
-            fields_of_rows.append(_row(values, clusters, profiles, general, note, routed))
+            row_fields, cluster, experts = _row(values, clusters, profiles, general, note, routed)
         except Refused as refused:
             reasons.append(str(refused))
         else:
+            fields_of_rows.append(row_fields)
+            places.append((cluster, experts))
             rows.append(row)
             reasons.append("")
         notes.append("; ".join(note))
@@ -86,7 +101,14 @@ def read_points(
     for name in Points.__dataclass_fields__:
         texts = name in ("codebase", "version", "device")
         fields[name] = np.array([one[name] for one in fields_of_rows], dtype=np.str_ if texts else float)
-    return Table(Points(**fields), np.array(rows, dtype=np.int64), tuple(reasons), tuple(notes))
+    return Table(
+        points=Points(**fields),
+        rows=np.array(rows, dtype=np.int64),
+        reasons=tuple(reasons),
+        notes=tuple(notes),
+        clusters=tuple(cluster for cluster, _ in places),
+        experts=tuple(experts for _, experts in places),
+    )
 
 
 def _row(
@@ -96,98 +118,158 @@ def _row(
     general: Profile,
     note: list[str],
     routed: bool,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], ClusterSpec, Experts | None]:
+    """Fields of `Points`, the cluster and the experts of one row."""
     n = {name: _count(name, values[name]) for name in _COUNTS}
-    gpu = _text(values["gpu"])
-    if not gpu:
-        raise Refused("gpu is not given")
-    cluster = device_of(gpu, clusters)
-    if cluster is None:
-        raise Refused(f"gpu {gpu!r} is not known; known: A100, H100, H200, B200, GB200, B300, GB300")
-    if like_another(gpu):
-        note.append(f"gpu {gpu!r}: taken as {cluster.device.name}")
-    code = _text(values["codebase"])
+    gpu, name = text_of(values["gpu"]), text_of(values["cluster"])
+    if not gpu and not name:
+        raise Refused("gpu is not given; give it or the cluster")
+    if gpu in clusters and not name:
+        gpu, name = "", gpu
+    cluster = cluster_of(gpu, name, clusters, note)
+    device = cluster.device
+    code = text_of(values["codebase"])
     profile = find_profile(code, profiles.values(), general)
-    if profile is general and code:
-        note.append(f"no profile of code base {code!r}: taken as {general.name}")
+    if profile is general:
+        note.append(f"no profile of code base {code!r}: taken as {general.name}" if code else "codebase not given")
     layout = _layout(n, cluster, note)
-    if layout["ep"] > 1:
-        if not routed:
-            raise Refused(f"ep {layout['ep']:g}: no column describes the experts; calibrate with rows that have ep > 1")
-        note.append("experts are in no column: taken as a dense model, and corrected by the calibration")
+    if not text_of(values["cluster"]):
+        note_links(layout["gpus"], cluster, clusters, note)
     _batch(n, layout, note)
+    model = _model(values, n, layout, profile, note)
+    experts = experts_of(n, model, layout["ep"], routed, note)
+    if experts is not None:
+        model["ffn"] = experts.used_columns(model["layers"])
+    recomputed = recomputed_of(values["recompute"], note)
+    fp8, fp16 = precision_of(values["precision"], note)
+    peak = device.peak_of("bf16")
+    low = device.peak_of("fp8") if fp8 else peak
+    if peak is None or device.memory_bandwidth is None:
+        raise Refused(f"gpu {gpu or name!r}: its rates are not known")
+    if low is None:
+        raise Refused(f"gpu {gpu or name!r} has no rate for precision {text_of(values['precision'])!r}")
+    inter = cluster.inter_node.bandwidth if cluster.inter_node is not None else math.nan
+    fields = {
+        **model,
+        **layout,
+        "mbs": _known(n["mbs"]),
+        "micro_batches": _known(n["grad_accum"]),
+        "zero": zero_of(values["sharding"], profile.sharding, note),
+        "recompute": recomputed.kind,
+        "fp8": fp8,
+        "fp16": fp16,
+        **UNLIKE,
+        "again": recomputed.again,
+        "recomputed": recomputed.share,
+        "ends": _ends(model["layers"], layout, profile, note),
+        **_attention(values["attention_kernel"], device.name, profile, note),
+        "clock": power_factor(_positive("power_w", values["power_w"], note), cluster, note),
+        "launch": _launch(values["host_launch_s"], profile, note),
+        "codebase": profile.name,
+        "version": text_of(values["code_version"]),
+        "device": cluster.name,
+        "peak": peak,
+        "peak_matmul": low,
+        "memory_bandwidth": device.memory_bandwidth,
+        "capacity": float(device.memory_bytes or math.nan),
+        "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
+        "intra": cluster.intra_node.bandwidth,
+        "inter": inter,
+        "world_measured": 1e9 * _positive("allreduce_gb_s", values["allreduce_gb_s"], note),
+        "intra_measured": 1e9 * _positive("allreduce_intra_gb_s", values["allreduce_intra_gb_s"], note),
+    }
+    return fields, cluster, experts
+
+
+def _model(
+    values: Mapping[str, Any],
+    n: Mapping[str, float | None],
+    layout: Mapping[str, float],
+    profile: Profile,
+    note: list[str],
+) -> dict[str, float]:
+    """Fields of `Points` about the model. Its feed-forward size is that of the dense layers."""
     for name in ("layers", "hidden", "seq"):
         if n[name] is None:
             raise Refused(f"{name} is not given")
     layers, hidden, seq = _known(n["layers"]), _known(n["hidden"]), _known(n["seq"])
-    heads = n["heads"]
+    heads, kv_heads = n["heads"], n["kv_heads"]
     if heads is None:
         heads = max(1.0, round(hidden / 128))
         note.append("heads not given: heads of 128")
-    if layout["pp"] > layers:
-        raise Refused(f"pp {layout['pp']:g} is more than the {layers:g} layers")
+    if kv_heads is None:
+        kv_heads = heads
+        note.append(f"kv_heads not given: {heads:g}, as many as heads")
+    if heads % kv_heads:
+        raise Refused(f"kv_heads {kv_heads:g} does not divide heads = {heads:g}")
     if layout["tp"] > heads:
         raise Refused(f"tp {layout['tp']:g} is more than the {heads:g} heads")
-    if layout["pp"] * layout["vpp"] > layers:
-        raise Refused(f"pp x vpp = {layout['pp'] * layout['vpp']:g} is more than the {layers:g} layers")
-    gated = profile.gated
+    gated = truth_of("gated_mlp", values["gated_mlp"])
     if gated is None:
-        gated = (n["kv_heads"] is not None and n["kv_heads"] < heads) or n["ffn"] not in (None, 4 * hidden)
+        gated = profile.gated
+    if gated is None:
+        gated, why = _usually_gated(kv_heads < heads, n["ffn"], hidden)
+        note.append(f"gated_mlp not given: {str(gated).lower()}, since {why}")
     ffn = n["ffn"]
     if ffn is None:
         ffn = 8 * hidden / 3 if gated else 4 * hidden
-        note.append(f"ffn not given: {ffn:.0f}")
+        if not n["num_experts"] or n["dense_layers"]:
+            note.append(f"ffn not given: {ffn:.0f}")
     vocab = n["vocab"]
     if vocab is None:
         vocab = _DEFAULT_VOCAB
         note.append(f"vocab not given: {vocab:.0f}")
-    precision = _text(values["precision"]).lower()
-    fp8 = fp8_kind(precision)
-    peak = cluster.device.peak_of("bf16")
-    low = cluster.device.peak_of("fp8") if fp8 else peak
-    if peak is None or cluster.device.memory_bandwidth is None:
-        raise Refused(f"gpu {gpu!r}: its rates are not known")
-    if low is None:
-        raise Refused(f"gpu {gpu!r} has no rate for precision {precision!r}")
-    if re.search(r"fp32|float32|fp64|float64|tf32", precision) and not re.search("16|8", precision):
-        raise Refused(f"precision {precision!r} is not supported; supported: 16 bits, fp8")
-    if not fp8 and not re.search(r"16|half|mixed|amp", precision):
-        note.append(_taken_as("precision", precision, "16 bits"))
-    inter = cluster.inter_node.bandwidth if cluster.inter_node is not None else math.nan
+    tied = truth_of("tie_embeddings", values["tie_embeddings"])
+    if tied is None:
+        note.append("tie_embeddings not given: false")
     return {
-        "gpus": layout["gpus"],
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": n["kv_heads"] or heads,
+        "kv_heads": kv_heads,
         "ffn": ffn,
         "matrices": 3.0 if gated else 2.0,
         "vocab": vocab,
-        "tied": float(_truth(values["tie_embeddings"]) or False),
+        "tied": float(tied or False),
         "seq": seq,
-        "mbs": _known(n["mbs"]),
-        "micro_batches": _known(n["grad_accum"]),
-        **{name: layout[name] for name in ("dp", "tp", "pp", "vpp", "cp", "ep")},
-        "zero": _zero(values["sharding"], profile, note),
-        "recompute": _recompute(values["recompute"], note),
-        "fp8": fp8,
-        "fp16": float(re.search(r"fp16|float16|half", precision.replace("bfloat16", "")) is not None),
-        **UNLIKE,
-        **_again(values["recompute"], note),
-        "launch": _launch(values["host_launch_s"], profile),
-        "codebase": profile.name,
-        "version": _text(values["code_version"]),
-        "device": cluster.name,
-        "peak": peak,
-        "peak_matmul": low,
-        "memory_bandwidth": cluster.device.memory_bandwidth,
-        "capacity": float(cluster.device.memory_bytes or math.nan),
-        "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
-        "intra": cluster.intra_node.bandwidth,
-        "inter": inter,
-        "world_measured": 1e9 * _positive(values["allreduce_gb_s"]),
-        "intra_measured": 1e9 * _positive(values["allreduce_intra_gb_s"]),
     }
+
+
+def _usually_gated(grouped: bool, ffn: float | None, hidden: float) -> tuple[bool, str]:
+    """Whether models of this shape mostly have gated feed-forward layers, and what speaks for it."""
+    if grouped:
+        return True, "kv_heads < heads"
+    if ffn is None:
+        return False, "kv_heads = heads and ffn is not given"
+    return ffn != 4 * hidden, f"ffn is {'' if ffn == 4 * hidden else 'not '}4 x hidden"
+
+
+def _ends(layers: float, layout: Mapping[str, float], profile: Profile, note: list[str]) -> float:
+    """`Points.ends` of a row: whether its chunks come out even only if the embedding and the loss count as layers."""
+    pp, vpp = layout["pp"], layout["vpp"]
+    chunks, most = pp * vpp, layers + 2 if profile.ends_as_layers else layers
+    if chunks > most:
+        what = f"pp {pp:g}" if vpp == 1 else f"pp x vpp = {pp:g} x {vpp:g} = {chunks:g}"
+        counted = ", with embedding and loss counted as layers" if profile.ends_as_layers else ""
+        raise Refused(f"{what} is more than the {most:g} layers{counted}")
+    if pp == 1 or not profile.ends_as_layers or layers % chunks == 0 or (chunks <= layers and (layers + 2) % chunks):
+        return 0.0
+    note.append(f"{layers:g} layers on {chunks:g} chunks: embedding and loss counted as layers")
+    return 1.0
+
+
+def _attention(value: Any, device: str, profile: Profile, note: list[str]) -> dict[str, float]:
+    """`Points.unfused` and `Points.kernel` of an ``attention_kernel`` cell. FlashAttention-2 is slower than the newest
+    kernels on Hopper, as far as is known here only there."""
+    kind = kernel_of(value)
+    if not kind or kind == "unfused":
+        return {"unfused": float(kind == "unfused") if kind else math.nan}
+    usual = profile.time.get("attention", TIME["attention"].value)
+    share = {"newest": TIME["attention"].value, "flash2": FLASH2_ON_HOPPER}.get(kind, usual)
+    if "H100" not in device and "H200" not in device and kind != "flash":
+        note.append(f"attention_kernel {value!r}: its rate on {device} is not known, that of flash is taken")
+        share = usual
+    return {"unfused": 0.0, "kernel": share / usual}
 
 
 def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]) -> dict[str, float]:
@@ -223,6 +305,7 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
         raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
     vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
     if vpp > 1 and pp == 1:
+        note.append(f"vpp {vpp:g} without a pipeline: taken as 1")
         vpp = 1.0
     return {"gpus": gpus, "dp": dp, "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "ep": ep}
 
@@ -262,15 +345,8 @@ def _known(value: float | None) -> float:
     return value
 
 
-def _text(value: Any) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA:
-        return ""
-    text = str(value).strip()
-    return "" if text.lower() in _UNKNOWN else text
-
-
 def _count(name: str, value: Any) -> float | None:
-    text = _text(value)
+    text = text_of(value)
     if not text:
         return None
     try:
@@ -280,80 +356,28 @@ def _count(name: str, value: Any) -> float | None:
     if not math.isfinite(number) or number < 0 or (number != round(number) and name not in ("mbs", "ffn", "vocab")):
         raise Refused(f"{name} = {text} is not a whole number above 0")
     if number == 0:
-        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads"):
+        if name in ("shared_experts", "dense_layers"):
+            return 0.0
+        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads", *EXPERT_COLUMNS):
             return None
         raise Refused(f"{name} = 0")
     return number
 
 
-def _positive(value: Any) -> float:
-    """``value`` as a positive number; NaN if it is none."""
-    text = _text(value)
+def _positive(name: str, value: Any, note: list[str]) -> float:
+    """``value`` as a positive number; NaN, with a note, if it is none."""
+    text = text_of(value)
     try:
-        number = float(text) if text else math.nan
+        number = float(text.replace(",", "")) if text else math.nan
     except ValueError:
-        return math.nan
-    return number if 0 < number < math.inf else math.nan
+        number = -1.0
+    if math.isnan(number) or 0 < number < math.inf:
+        return number
+    note.append(f"{name} = {text!r} is not a number above 0: ignored")
+    return math.nan
 
 
-def _launch(value: Any, profile: Profile) -> float:
+def _launch(value: Any, profile: Profile, note: list[str]) -> float:
     """`Points.launch` of a row."""
-    seconds = _positive(value)
+    seconds = _positive("host_launch_s", value, note)
     return seconds / profile.host_launch_s if profile.host_launch_s and math.isfinite(seconds) else UNLIKE["launch"]
-
-
-def _truth(value: Any) -> bool | None:
-    text = _text(value).lower()
-    if text in ("true", "1", "1.0", "yes", "y", "t"):
-        return True
-    return False if text else None
-
-
-def _zero(value: Any, profile: Profile, note: list[str]) -> float:
-    text = _word(value)
-    if stage := re.search(r"(?:zero|stage)[ _-]*([0-3])", text):
-        return float(stage[1])
-    if re.fullmatch(r"[0-3](\.0)?", text):
-        return float(text[0])
-    if "fsdp" in text or "full_shard" in text or "hsdp" in text:
-        return 3.0
-    if "distributed" in text or "dist_opt" in text:
-        return 1.0
-    if text not in ("none", "no", "ddp", "dp"):
-        note.append(_taken_as("sharding", text, f"zero{profile.sharding}"))
-        return float(profile.sharding)
-    return 0.0
-
-
-def _recompute(value: Any, note: list[str]) -> float:
-    text = _word(value)
-    if re.match(r"(no|none|not|off|false|without|disabled|0|0\.0)($|[^a-z])", text):  # e.g. "no checkpointing"
-        return 0.0
-    if re.search(r"select|sac|norm|rope|swiglu|experts|core_attn|partial", text):
-        return 1.0
-    if re.search(r"full|block|uniform|^true$|^1(\.0)?$|^ac$|checkpoint|^yes$", text):
-        return 2.0
-    note.append(_taken_as("recompute", text, "none"))
-    return 0.0
-
-
-def _again(value: Any, note: list[str]) -> dict[str, float]:
-    """Values of ``full.every2``, ``norm+swiglu`` and the like: share of the layers that recompute, and host work for
-    it, relative to ``full`` or ``selective`` in every layer."""
-    kind, _, every = _word(value).partition(".every")
-    share = 1.0 / int(every) if re.fullmatch(r"[1-9]\d*", every) else 1.0
-    if every and share == 1.0 and every != "1":
-        note.append(f"recompute {_word(value)!r} is not known: taken as {kind} in every layer")
-    named = len(operations_of(kind)) or len(SELECTIVE)
-    return {"recomputed": share, "again": share * named / len(SELECTIVE)}
-
-
-def _word(value: Any) -> str:
-    """Cell in lower case. ``none`` is a word here; an empty cell gives an empty string."""
-    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return str(value).strip().lower()
-
-
-def _taken_as(column: str, text: str, what: str) -> str:
-    return f"{column} {text!r} is not known: taken as {what}" if text else f"{column} not given: {what}"

@@ -87,7 +87,9 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         gradient_bytes=array([one.gradient_bytes for one in of_rows]),
         optimizer_bytes=array([one.optimizer_bytes for one in of_rows]),
         sequence_parallel=array([one.sequence_parallel for one in of_rows]),
-        unfused=array([one.attention == "unfused" for one in of_rows]),
+        unfused=np.where(
+            np.isfinite(points.unfused), points.unfused, array([one.attention == "unfused" for one in of_rows])
+        ),
         stops_early=array([one.recompute_stops_early for one in of_rows]),
         runs_ahead=array([one.host_runs_ahead for one in of_rows]),
         host_noise=array([one.host_noise for one in of_rows]),
@@ -147,7 +149,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     host = (host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
 
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
-    head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
+    head = head_flops / (x.clock * x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
     loss = p["loss"] * tokens * x.vocab / tp / memory
     # Factors that scale the whole step afterwards are for its layers only, so the head is divided by them here. In a
     # pipeline the head is not, since stages were divided according to its actual work.
@@ -207,10 +209,11 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
     low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
-    rate = x.peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
+    peak = x.clock * x.peak
+    rate = peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
     matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower
     head_dim = h / x.heads
-    attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
+    attention_rate = x.kernel * peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
     attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
     turns = 3.5 + whole
     attention_rate = attention_rate / (1 + p["short"] / x.seq)

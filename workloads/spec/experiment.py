@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -31,7 +32,7 @@ ENGINES: Mapping[str, str] = {
     "megatron": "0.16.1+1 without Transformer Engine",
 }
 """Engines that a user can choose, with their versions. For external engines this is the version of the package, then
-``+`` and the revision of the adapter."""
+``+`` and the revision of the adapter, and last, after ``without``, what the engine runs without (`limits_of`)."""
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -42,6 +43,15 @@ Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwi
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
+
+
+def limits_of(version: str) -> str:
+    """The part of an engine's version that says what it ran without, such as ``without Transformer Engine``.
+
+    It is empty for every other text: versions of other programs have words of their own.
+    """
+    found = re.fullmatch(r"\d\S* (without .+)", version)
+    return found[1] if found else ""
 
 
 def _is_number(value: object, least: float = -math.inf) -> bool:

@@ -16,7 +16,7 @@ from sweep.__main__ import main
 from sweep.cards.card import Band, Card, read_cards, to_yaml
 from sweep.cards.judge import judge
 from sweep.cards.make import canonical, make_card
-from sweep.cards.verify import arguments_of, selected, split_arguments, verify_cards
+from sweep.cards.verify import arguments_of, print_judgement, selected, split_arguments, verify_cards
 from sweep.inspecting.lookup import Record
 from sweep.predicting.measured_tables import RECORDED
 from tests.sweep.engine_configs.layouts import layout
@@ -102,7 +102,36 @@ def test_without_spread_nothing_is_judged(tmp_path: Path) -> None:
     card = make_card(record)
     assert card.expected["step_time_s"] == Band(value=2.0, low=None, high=None)
     found = judge(card, record.attempts[0])
-    assert not found.passed and found.lines[-1] == "nothing could be judged: the card has no bands"
+    assert not found.passed and found.lines[-1].startswith(
+        "nothing could be judged: the card has no bands (no band: one"
+    )
+
+
+def test_a_band_that_holds_nearly_any_run_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps of 20 %: Student's t of one degree makes ± 1,800 % of it, down to a negative time."""
+    record = stored(tmp_path / "own", {"timed_steps": 2, "step_time_std_s": 0.4})
+    card = make_card(record)
+    assert card.expected["step_time_s"] == Band(value=2.0, low=None, high=None)
+    assert card.expected["tokens_per_s_per_gpu"].low is None and card.expected["peak_allocated_bytes"].low is not None
+    assert card.bands_from.startswith("no band: timed steps of 1 run give ± ") and "± 50%" in card.bands_from
+    print_judgement(judge(card, record.attempts[0]))
+    assert capsys.readouterr().out.startswith(f"pass: {card.id} (not judged: step time, tokens/s/GPU)\n")
+    assert main(["card", record.id, "--results", str(tmp_path)]) == 0
+    assert f"warning: {card.id}: no band: timed steps of 1 run" in capsys.readouterr().err
+
+
+def test_peaks_far_apart_give_no_band(tmp_path: Path) -> None:
+    peaks = ({"peak_allocated_bytes": size * 10**9} for size in (30, 30, 90))
+    assert make_card(stored(tmp_path / "own", *peaks)).expected["peak_allocated_bytes"].high is None
+
+
+def test_a_wide_band_of_an_older_card_is_named(card: Card, row: dict[str, Any]) -> None:
+    bands = {"step_time_s": Band(value=0.73, low=-0.082, high=1.547)}
+    found = judge(dataclasses.replace(card, expected=bands), {**row, "step_time_s": 1.5})
+    assert not found.passed and "no band, since its low end is below 0: not judged" in found.lines[0]
+    bands = {"step_time_s": Band(value=0.73, low=0.1, high=1.36)}
+    found = judge(dataclasses.replace(card, expected=bands), {**row, "step_time_s": 1.3})
+    assert found.lines[0].endswith("within 100.0 ms to 1,360.0 ms (a wide band, in which nearly any run lies)")
 
 
 def test_no_card_without_a_finished_attempt(tmp_path: Path) -> None:

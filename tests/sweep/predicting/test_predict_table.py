@@ -13,15 +13,20 @@ from results.errors import InvalidResults, UltrasweepError
 from results.statistics import grade
 from results.tables.schema import ATTEMPTS
 from sweep.__main__ import main
+from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import read_clusters
+from sweep.predicting.forecast import Forecast
 from sweep.predicting.measured_tables import columns_of_attempts
 from sweep.predicting.predict_table import OUT, predict_frame, read_table
-from tests.workloads.costs.shapes import LLAMA_1B, MIXTRAL
+from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, MIXTRAL
 from tests.workloads.predict.tables import random_rows, row
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.predict.table import COLUMNS
+from workloads.predict.words import recomputed_of, zero_of
 from workloads.spec.experiment import Experiment
 from workloads.spec.record import config_columns
+
+EXPERTS = {"num_experts": 8, "experts_per_token": 2, "expert_ffn": 4096}
 
 
 def one(**changes: Any) -> pd.Series[Any]:
@@ -44,7 +49,15 @@ def one(**changes: Any) -> pd.Series[Any]:
         ({"gbs_seqs": 31}, "dp x mbs x grad_accum = 8 x 2 x 2 = 32, gbs_seqs = 31"),
         ({"mbs": None, "grad_accum": None}, "the batch is not known"),
         ({"pp": 8, "dp": 1, "layers": 4}, "pp 8 is more than the 4 layers"),
-        ({"ep": 8}, "no column describes the experts"),
+        ({"ep": 8}, "ep 8, but no experts: give num_experts, experts_per_token and expert_ffn"),
+        ({"ep": 3, **EXPERTS}, "ep 3 does not divide num_experts 8"),
+        ({"num_experts": 8}, "the experts are described in part: experts_per_token and expert_ffn not given"),
+        ({**EXPERTS, "experts_per_token": 9}, "experts_per_token 9 is more than num_experts 8"),
+        ({**EXPERTS, "dense_layers": 32}, "dense_layers 32 leaves no layer with experts of 32 layers"),
+        ({**EXPERTS, "gated_mlp": "no"}, "experts without a gate"),
+        ({"kv_heads": 5}, "kv_heads 5 does not divide heads = 32"),
+        ({"cluster": "h100"}, "cluster 'h100' is not known; known: a100_40gb"),
+        ({"gpu": "A100", "cluster": "h200"}, "gpu 'A100' is not the device of cluster h200 (NVIDIA H200)"),
         ({"precision": "fp32"}, "precision 'fp32'"),
         ({"gpu": "A100", "precision": "fp8"}, "has no rate for precision 'fp8'"),
         ({"grad_accum": 1e400}, "grad_accum = inf is not a whole number"),
@@ -125,6 +138,16 @@ def test_failed_rows_of_a_calibration_have_no_time() -> None:
     outcome = predict_frame(frame, rows)
     assert outcome.fitted_on == 10
     assert (outcome.predictions["step_time_s"].astype(float) / cold).max() < 1.5
+
+
+def test_measurements_that_are_not_understood_are_said() -> None:
+    rows = pd.DataFrame([{**row(), "status": word, "step_time_s": 1.5} for word in ("ok", "passed", "other")])
+    found = predict_frame(rows.drop(columns=["status", "step_time_s"]), rows.assign(reserved_gib=["", "~60", "60"]))
+    assert found.mistakes == (
+        "calibration row 2: status 'passed' is not known, so it is not used; known: ok, oom, other",
+        "calibration row 2: reserved_gib = '~60' is not a number, so it is not used",
+    )
+    assert found.fitted_on == 1
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,13 +233,20 @@ def test_another_engine_is_predicted_only_once_its_own_rows_are_there() -> None:
     assert fitted[len(theirs) :].tolist() == pytest.approx(ours["step_time_s"].tolist())  # theirs say nothing of ours
 
 
-def test_rows_with_experts_have_a_reason() -> None:
-    rows = attempts_of("ultrasweep", count=2)
-    routed = Experiment.canonical(model=MIXTRAL, seq_len=4096, global_batch_size=64, dp=8, ep=8, zero_stage=2)
-    rows.loc[1, "config_json"] = config_columns(routed)["config_json"]
+def test_rows_of_a_sweep_with_experts_are_predicted_and_with_latents_refused() -> None:
+    rows = attempts_of("ultrasweep", count=3)
+    for place, model in ((1, MIXTRAL), (2, DEEPSEEK_V2_LITE)):
+        routed = Experiment.canonical(model=model, seq_len=4096, global_batch_size=64, dp=8, ep=8, zero_stage=2)
+        rows = rows.assign(
+            **{
+                name: [*rows[name][:place], value, *rows[name][place + 1 :]]
+                for name, value in config_columns(routed).items()
+            }
+        )
     found = predict_frame(rows, None).predictions
-    assert found["step_time_s"].notna().tolist() == [True, False]
-    assert found["reason"].iloc[1] == "models with routed experts cannot be predicted from a table"
+    assert found["step_time_s"].notna().tolist() == [True, True, False]
+    assert found["step_time_s"][1] > 1.5 * found["step_time_s"][0]
+    assert found["reason"].iloc[2] == "models with latent attention cannot be predicted from a table"
 
 
 def test_memory_of_our_engine_is_that_of_a_plan() -> None:
@@ -270,17 +300,160 @@ def test_memory_of_rows_that_are_no_layout_of_our_engine_is_that_of_any_code_bas
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sharding": "zero9"}, "sharding 'zero9' is not known: taken as zero"),
-        ({"recompute": "most"}, "recompute 'most' is not known: taken as none"),
-        ({"recompute": "full.every0"}, "recompute 'full.every0' is not known: taken as full in every layer"),
-        ({"precision": "int4"}, "precision 'int4' is not known: taken as 16 bits"),
-        ({"precision": ""}, "precision not given: 16 bits"),
-        ({"sharding": None, "codebase": "megatron"}, "sharding not given: zero"),
+        ({"sharding": "zero9"}, "sharding 'zero9' is not known; known: zero0 to zero3"),
+        ({"sharding": "fsdp=1"}, "sharding 'fsdp=1' is not known"),  # a switch or a degree
+        ({"sharding": "no zero3"}, "sharding 'no zero3' is not known"),
+        ({"recompute": "most"}, "recompute 'most' is not known; known: none, selective, full"),
+        ({"recompute": "not full"}, "recompute 'not full' is not known"),
+        ({"recompute": "full.every0"}, "recompute 'full.every0' is not known"),
+        ({"precision": "int4"}, "precision 'int4' is not known; known: bf16"),
+        ({"precision": "nvfp4", "gpu": "B200"}, "precision 'nvfp4': no device here has a known rate in 4 bits"),
+        ({"precision": "bf16 + mxfp4", "gpu": "B200"}, "no device here has a known rate in 4 bits"),
+        ({"attention_kernel": "warp"}, "attention_kernel 'warp' is not known; known: flash, flash2"),
+        ({"gated_mlp": "maybe"}, "gated_mlp = 'maybe' is neither true nor false"),
+        ({"tie_embeddings": "perhaps"}, "tie_embeddings = 'perhaps' is neither true nor false"),
+        ({"gpu": "GH200"}, "a GH200 is no H200"),
+        ({"gpu": "NVIDIA GH200 144G HBM3e"}, "a GH200 is no H200"),
+        ({"gpu": "H100 PCIe"}, "cards for PCIe have lower rates"),
+        ({"gpu": "H200 NVL"}, "NVL cards have other rates"),
+        ({"gpu": "H100 96GB"}, "an H100 with 80 GB is described, none with 96 GB"),
+        ({"gpu": "H1000"}, "gpu 'H1000' is not known"),
+        ({"gpu": "H100 turbo"}, "gpu 'H100 turbo': 'turbo' is not known"),
     ],
 )
-def test_words_that_are_not_known_are_said(changes: dict[str, Any], said: str) -> None:
-    assert said in one(**changes)["reason"]
+def test_a_word_that_is_not_understood_refuses_its_row(changes: dict[str, Any], said: str) -> None:
+    found = one(**changes)
+    assert said in found["reason"]
+    assert found[list(OUT[:-1])].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": ""}, "precision not given: 16 bits"),
+        ({"precision": "fp8?"}, "precision 'fp8?' is not certain: taken as fp8"),
+        ({"sharding": None, "codebase": "megatron"}, "sharding not given: zero"),
+        ({"sharding": "hsdp"}, "sharding 'hsdp': taken as zero3 over all data-parallel ranks"),
+        ({"tie_embeddings": ""}, "tie_embeddings not given: false"),
+        ({"kv_heads": None}, "kv_heads not given: 32, as many as heads"),
+        ({"codebase": None}, "codebase not given"),
+        ({"vpp": 2}, "vpp 2 without a pipeline: taken as 1"),
+        ({"allreduce_gb_s": "fast"}, "allreduce_gb_s = 'fast' is not a number above 0: ignored"),
+        ({"codebase": "megatron"}, "gated_mlp not given: true, since kv_heads < heads"),
+        ({"codebase": "megatron", "kv_heads": 32, "ffn": 16384}, "gated_mlp not given: false, since ffn is 4 x hidden"),
+        ({"gpu": "H800"}, "H100 with NVLink of 400 instead of 900 GB/s"),
+        ({"gpu": "GH200", "cluster": "h200"}, "gpu 'GH200': taken as the NVIDIA H200 of cluster h200"),
+        ({"power_w": 900}, "power_w 900: ignored, above the usual 700 W"),
+        ({"attention_kernel": "flash2", "gpu": "B200"}, "its rate on NVIDIA B200 is not known, that of flash is taken"),
+        (
+            {"gpu": "H100", "gpus": 16, "dp": 16},
+            "cluster not given: h100_efa, 22.5 GB/s a device between nodes (h100_ib400 has 50)",
+        ),
+        ({**EXPERTS, "ep": 8}, "shared_experts not given: 0; dense_layers not given: 0"),
+    ],
+)
+def test_what_a_row_does_not_say_is_said(changes: dict[str, Any], said: str) -> None:
+    found = one(**changes)
+    assert said in found["reason"] and found["step_time_s"] > 0
     assert pd.isna(one()["reason"])
+
+
+def test_whole_words_of_sharding_and_recomputation() -> None:
+    """``fsdp=0`` and ``no fsdp`` hold the word fsdp and mean that there is none."""
+    stages = {
+        0: ("zero0", "none", "ddp", "distributed data parallel", "fsdp=0", "no fsdp", "fsdp: off", "no_shard", "0"),
+        1: ("zero-1", "ZeRO: 1", "distributed optimizer", "dist_opt", "1"),
+        2: ("ZeRO stage 2", "shard_grad_op", "fsdp (zero2)"),
+        3: ("zero3", "fsdp", "FSDP2", "fsdp=8", "full_shard", "3.0"),
+    }
+    note: list[str] = []
+    for stage, cells in stages.items():
+        assert {zero_of(cell, 0, note) for cell in cells} == {stage}, stage
+    kinds = {
+        0: ("none", "no checkpointing", "off", "0"),
+        1: ("selective", "norm+swiglu", "selective (core_attn, moe_act)", "selective+mla_up+experts"),
+        2: ("full", "full.every2", "True", "activation checkpointing", "block"),
+    }
+    for kind, cells in kinds.items():
+        assert {recomputed_of(cell, note).kind for cell in cells} == {kind}, kind
+    assert note == []
+
+
+def test_columns_say_what_the_profile_of_a_code_base_would_guess() -> None:
+    def time(**changes: Any) -> float:
+        return float(one(**{"codebase": "megatron", "gpu": "H100", **changes})["step_time_s"])
+
+    assert time(gated_mlp=False) < 0.9 * time() == pytest.approx(0.9 * time(gated_mlp="yes"))
+    long = {"seq": 32768, "mbs": 1}
+    newest, second, stored = (time(**long, attention_kernel=kernel) for kernel in ("cudnn", "FA2", "eager"))
+    assert newest < second < stored
+    assert time(power_w=700) == time() < time(power_w=350) < 1.3 * time()
+    wide = {"gpu": None, "gpus": 64, "dp": 8, "tp": 8, "sharding": "zero2"}
+    assert time(**wide, cluster="h100_ib400") < time(**wide, cluster="h100_efa")
+    linked = {"tp": 8, "dp": 1}
+    assert time(**linked, gpu="H800") > 1.05 * time(**linked, gpu="H100")
+    assert time(gpu="H20") > 5 * time()
+
+
+def test_a_cluster_of_the_users_own_describes_a_device_that_does_not_ship(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "quad.yaml").write_text(
+        "defaults: [h200, _self_]\nname: quad\ndevices_per_node: 4\n"
+        "device: {name: NVIDIA GH200 96GB, driver_names: [], memory_bytes: 96e9, memory_bandwidth: 4 TB/s, "
+        "peak_flops: {bf16: 989e12}, source: test}\n"
+    )
+    frame = pd.DataFrame([row(gpu="GH200 96GB"), row(gpu=None, cluster="quad")])
+    said = predict_frame(frame, None, ConfFolders((tmp_path,))).predictions
+    assert said["step_time_s"].nunique() == 1 and said["step_time_s"].notna().all()
+    assert said["step_time_s"].iloc[0] > one(gpu="H200")["step_time_s"]
+
+
+LARGE = {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, "gpus": 2048, "dp": 16, "tp": 8, "pp": 16}
+
+
+def test_embedding_and_loss_count_as_layers_where_the_code_base_does_so() -> None:
+    layout = {**LARGE, "mbs": 1, "grad_accum": 16, "sharding": "zero1"}
+    found = one(**layout, vpp=8, codebase="megatron")
+    assert found["step_time_s"] > 0
+    assert "126 layers on 128 chunks: embedding and loss counted as layers" in found["reason"]
+    refused = one(**layout, vpp=9, codebase="megatron")["reason"]
+    assert "16 x 9 = 144 is more than the 128 layers, with embedding and loss counted" in refused
+    assert "16 x 8 = 128 is more than the 126 layers" in one(**layout, vpp=8)["reason"]
+
+
+def test_no_more_micro_batches_are_in_flight_than_there_are() -> None:
+    """Four of them: their activations on the first stage are the same for any number of chunks."""
+    layout = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 16384, "gpus": 4, "dp": 1, "pp": 4}
+    layout |= {"mbs": 1, "codebase": "megatron", "sharding": "zero0", "gated_mlp": False}
+
+    def gib(vpp: int, micro_batches: int) -> float:
+        return float(one(**layout, vpp=vpp, grad_accum=micro_batches)["predicted_peak_allocated_bytes"]) / 2**30
+
+    assert gib(2, 4) == pytest.approx(gib(1, 4))
+    assert gib(8, 4) < 1.1 * gib(1, 4)  # the last stage, with the logits, now holds nearly four, too
+    assert gib(1, 64) < gib(8, 64) < gib(2, 64)  # p + (p - 1) / v, in micro-batches
+
+
+def test_experts_in_columns_are_predicted_as_a_plan_predicts_them() -> None:
+    """At equal rates: the same closed form, times the same ratio of structures."""
+    moe = MIXTRAL.moe
+    assert moe is not None
+    shape = {"layers": MIXTRAL.num_layers, "hidden": MIXTRAL.hidden_size, "heads": MIXTRAL.num_heads}
+    shape |= {"kv_heads": MIXTRAL.num_kv_heads, "ffn": MIXTRAL.ffn_hidden_size, "vocab": MIXTRAL.vocab_size}
+    experts = {"num_experts": moe.num_experts, "experts_per_token": moe.experts_per_token, "shared_experts": 0}
+    experts |= {"expert_ffn": moe.expert_hidden_size, "dense_layers": 0, "tie_embeddings": MIXTRAL.tie_embeddings}
+    found = one(**shape, **experts, ep=8, grad_accum=4, sharding="zero2")
+    planned = Experiment.canonical(
+        model=MIXTRAL, seq_len=4096, global_batch_size=64, micro_batch_size=2, dp=8, ep=8, zero_stage=2
+    )
+    [expected] = Forecast.of(read_clusters()["h200"]).times([planned])
+    assert expected is not None and pd.isna(found["reason"])
+    assert found["step_time_s"] == pytest.approx(expected.step_time_s, rel=1e-6)
+    assert found["step_time_high_s"] == pytest.approx(expected.high_s, rel=1e-6)
+    workspace = read_clusters()["h200"].device.workspace_bytes
+    assert found["predicted_peak_allocated_bytes"] == estimate_memory(planned).peak_bytes + workspace
+    other = one(**shape, **experts, ep=8, grad_accum=4, sharding="zero2", codebase="megatron")
+    assert 0.5 < other["predicted_peak_allocated_bytes"] / found["predicted_peak_allocated_bytes"] < 2
 
 
 def test_a_table_is_not_written_over_and_columns_nobody_reads_are_named(

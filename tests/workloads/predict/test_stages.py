@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.predict.stages import RULES, split
+from workloads.predict.stages import RULES, split, with_ends
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
@@ -22,3 +22,10 @@ def test_greedy_stages_overshoot() -> None:
     assert split("greedy", 16, 2, 4.0) == (11, 5)
     assert split("equal", 16, 2, 4.0) == (8, 8)
     assert split("balanced", 16, 2, 4.0) == (10, 6)
+
+
+def test_ends_count_as_layers() -> None:
+    """126 layers, an embedding and a loss are 128 chunks of one, or 16 stages of eight."""
+    assert with_ends(126, 16, 8) == with_ends(126, 16, 1) == (7, *[8] * 14, 7)
+    assert with_ends(126, 127, 1) == (1,) * 126 + (0,)
+    assert sum(with_ends(61, 16, 2)) == 61

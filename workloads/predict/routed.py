@@ -1,0 +1,116 @@
+"""What routed experts change in the time and memory of a table's rows: ratios to the dense rows that the form knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.costs.memory.estimate import peak_stage
+from workloads.predict import layouts
+from workloads.predict.experts import experiment_of
+from workloads.predict.hardware import LIKE, LINKED
+from workloads.predict.points import Floats, Points
+from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
+from workloads.predict.table import Table
+from workloads.rules.layout_rules import layout_violations
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment, from_json
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """Ratios of a table's rows to their dense neighbours, as arrays over its points; 1 for dense rows."""
+
+    points: Points
+    """The table's points, with the host work of experts."""
+    factors: Floats
+    """Ratio of the step times (`layouts.Structures.factors`)."""
+    of_layers: Floats
+    memory: Floats
+    """Ratio of the peaks."""
+    refused: Mapping[int, str]
+    """Reason why a point with experts cannot be predicted, by its place."""
+
+    def predict(self, predictor: Predictor) -> Prediction:
+        """Predictions of the points, experts included."""
+        dense = predictor.predict(self.points)
+        factors = self._of_times(predictor)
+        spread = NORMAL_90 * layouts.spread_of(factors, self.of_layers)
+        wide = np.hypot(np.log(dense.high_s / dense.step_time_s), spread)
+        middle = factors * dense.step_time_s
+        return dataclasses.replace(
+            dense,
+            step_time_s=middle,
+            low_s=middle * np.exp(-wide),
+            high_s=middle * np.exp(wide),
+            allocated_bytes=self.memory * dense.allocated_bytes,
+            reserved_bytes=self.memory * dense.reserved_bytes,
+        )
+
+    def without_experts(self, measured: Measured, predictor: Predictor) -> Measured:
+        """Measurements divided by what the experts of their rows change. Rows that are refused are left out."""
+        factors = self._of_times(predictor)
+        points = dataclasses.replace(self.points, doubt=layouts.spread_of(factors, self.of_layers))
+        kept = [place for place in range(len(points)) if place not in self.refused]
+        return Measured(
+            points.take(kept),
+            (measured.step_time_s / factors)[kept],
+            (measured.reserved_bytes / self.memory)[kept],
+            measured.out_of_memory[kept],
+        )
+
+    def _of_times(self, predictor: Predictor) -> Floats:
+        if not len(self.points):
+            return self.factors
+        return layouts.with_hosts(self.factors, self.of_layers, predictor.parts(self.points)[2])
+
+
+def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows:
+    """The ratios of every row of a table. ``stored``: the row's experiments as JSON, which say more than columns do."""
+    count = len(table.points)
+    factors, of_layers, memory = (np.ones(count) for _ in range(3))
+    routed, waits = np.zeros(count), np.zeros(count)
+    refused: dict[int, str] = {}
+    by_cluster: dict[str | int, tuple[ClusterSpec, dict[int, Experiment]]] = {}
+    for place, experts in enumerate(table.experts):
+        if experts is None:
+            continue
+        cluster = table.clusters[place]
+        try:
+            experiment = _experiment(table, place) if stored is None else from_json(stored[table.rows[place]])
+            if not layouts.is_predicted(experiment, cluster):
+                raise ValueError(f"rates of {cluster.name} for {experiment.precision} are not known")
+        except (ValueError, InvalidExperiment) as error:
+            refused[place] = f"the experts cannot be predicted: {error}"
+            continue
+        alike = cluster.name if cluster.name in LIKE else id(cluster)  # clusters of `LIKE` are made row by row
+        by_cluster.setdefault(alike, (cluster, {}))[1][place] = experiment
+        memory[place] = peak_stage(experiment).peak_bytes / peak_stage(layouts.plain(experiment)).peak_bytes
+        routed[place] = layouts.host_work_of_experts(experiment)
+        waits[place] = layouts.host_waits_of_experts(experiment)
+    for cluster, experiments in by_cluster.values():
+        linked = round(LINKED.get(cluster.name, cluster.devices_per_node))
+        structures = layouts.Structures(dataclasses.replace(cluster, devices_per_node=linked))
+        places = list(experiments)
+        factors[places] = structures.factors(list(experiments.values()))
+        of_layers[places] = structures.of_layers(list(experiments.values()), factors[places])
+    points = dataclasses.replace(
+        table.points, routed=routed, waits=waits, scaled=of_layers, capacity=table.points.capacity / memory
+    )
+    return RoutedRows(points, factors, of_layers, memory, refused)
+
+
+def _experiment(table: Table, place: int) -> Experiment:
+    """The row's experiment, without its chunks if they cannot be built here. Raises `ValueError` with a reason."""
+    experiment = experiment_of(table.points, place, table.experts[place])
+    broken = layout_violations(experiment)
+    if broken and experiment.pp > 1:
+        experiment = experiment.replace(pp_schedule="1f1b", virtual_stages=1)
+        broken = layout_violations(experiment)
+    if broken:
+        raise ValueError(broken[0].message)
+    return experiment
