@@ -60,9 +60,10 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
 
     Full recomputation repeats the forward of every recomputed block up to the last tensor that backward needs: of a
     dense block all but the down projection, of one with routed experts everything. Selective recomputation repeats no
-    matrix product, except that ``mla_up`` repeats those of latents and ``experts`` two of three of routed experts. GPipe keeps no gradients of the head between forward and
-    backward, so its logits are computed twice. The scores that a flash attention kernel recomputes in its backward are
-    not counted: every run has them, and they replace memory traffic.
+    matrix product, except that ``mla_up`` repeats those of latents and ``experts`` two of three of routed experts.
+    GPipe keeps no gradients of the head between forward and backward, so its logits are computed twice. The scores that
+    a flash attention kernel recomputes in its backward are not counted: every run has them, and they replace memory
+    traffic.
     """
     model = experiment.model
     total = flops_per_token(model, experiment.seq_len, "causal")
