@@ -13,6 +13,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from results.errors import InvalidResults
@@ -21,6 +22,7 @@ from workloads.contract.protocol import Method
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import Experiment, canonical_id, from_dict
+from workloads.spec.model_spec import canonical_model, checked_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,17 @@ def _renamed(text: str | None) -> Experiment | None:
     if not text or ('"moe": null' in text and '"mla": null' in text):  # every field of a dense model has an effect
         return None
     try:
-        stored = from_dict(json.loads(text))
+        fields = json.loads(text)
+        return from_dict(fields) if _is_renamed(json.dumps(fields["model"])) else None
     except (InvalidExperiment, ValueError, TypeError, KeyError):
         return None
-    return stored if canonical_id(stored) != stored.id else None
+
+
+@lru_cache(maxsize=256)
+def _is_renamed(model_json: str) -> bool:
+    """Whether a stored model has other values than new ones in fields without effect. Many rows have one model."""
+    model = checked_model("stored model", json.loads(model_json))
+    return canonical_model(model) is not model
 
 
 def _folders(config: SweepConfig) -> list[Path]:

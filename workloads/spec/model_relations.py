@@ -7,15 +7,11 @@ their names. `workloads.spec.model_spec` checks the relations without which no `
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.spec.expressions import Expression, Template, parse, parse_template
-
-if TYPE_CHECKING:
-    from workloads.spec.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +56,8 @@ RELATIONS = (
 """The relations, each in the order in which its message is shown."""
 
 
-def broken(model: ModelSpec) -> list[str]:
-    """Sentences of the relations that a model breaks; empty if its fields fit together."""
-    names = _names_of(model)
+def broken(names: Mapping[str, Any]) -> list[str]:
+    """Sentences of the relations that a model breaks; empty if its fields fit together. ``names``: its fields and those
+    of its parts by name, ``has_moe`` and ``has_mla``. Fields of an absent part are missing, and no relation reads
+    them."""
     return [relation.message.fill(names) for relation in RELATIONS if relation.broken.evaluate(names)]
-
-
-def _names_of(model: ModelSpec) -> Mapping[str, Any]:
-    """Values that a relation may read, by name. Those of an absent part are missing, and no relation reads them."""
-    names = {"has_moe": model.moe is not None, "has_mla": model.mla is not None}
-    for part in (model, model.moe, model.mla):
-        if part is not None:
-            names |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    return names

@@ -174,9 +174,18 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
         if name in fields:
             flag(f"{label}: {name}", fields[name], error=InvalidExperiment)
     model = canonical_model(checked_model(label, fields))
-    if broken := model_relations.broken(model):
+    if broken := broken_relations(model):
         raise InvalidExperiment(f"{label}: {'; '.join(broken)}")
     return model
+
+
+def broken_relations(model: ModelSpec) -> list[str]:
+    """Sentences of the relations between fields that a model breaks (`workloads.spec.model_relations`)."""
+    names: dict[str, Any] = {"has_moe": model.moe is not None, "has_mla": model.mla is not None}
+    for part in (model, model.moe, model.mla):
+        if part is not None:
+            names |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return model_relations.broken(names)
 
 
 def _fill(label: str, fields: dict[str, Any]) -> None:

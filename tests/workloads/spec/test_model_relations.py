@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from workloads.spec import model_relations
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment, from_dict, to_dict
-from workloads.spec.model_spec import canonical_model, model_from_dict
+from workloads.spec.model_spec import broken_relations, canonical_model, model_from_dict
 
 DENSE: dict[str, Any] = {
     "name": "ours",
@@ -76,6 +75,6 @@ def test_stored_models_that_break_a_relation_are_read() -> None:
     stored = to_dict(Experiment(model=model_from_dict(DENSE), global_batch_size=1))
     stored["model"] |= {"head_dim": 21, "moe": {**EXPERTS, "num_dense_layers": 30}}
     read = from_dict(stored)
-    assert len(model_relations.broken(read.model)) == 2
+    assert len(broken_relations(read.model)) == 2
     assert canonical_model(read.model) is read.model
     assert to_dict(read)["model"]["head_dim"] == 21
