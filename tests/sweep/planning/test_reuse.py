@@ -57,6 +57,7 @@ def old_and_new(results: Path) -> dict[str, str]:
     return {one.id: canonical_id(one) for one in stored if canonical_id(one) != one.id}
 
 
+@pytest.mark.slow
 def test_recorded_rows_count_under_old_and_new_ids(results: Path) -> None:
     renamed = old_and_new(results)
     assert len(renamed) == 3
@@ -69,6 +70,7 @@ def test_recorded_rows_count_under_old_and_new_ids(results: Path) -> None:
     assert {renamed.get(id, id) for id in ids_of(results)} == {point.experiment.id for point in fresh.points}
 
 
+@pytest.mark.slow
 def test_a_half_finished_sweep_goes_on_under_the_ids_in_its_queue(results: Path) -> None:
     old = next(iter(old_and_new(results)))
     rows = pq.read_table(results / "begun" / "attempts.parquet")

@@ -249,6 +249,7 @@ def test_a_compiled_block_computes_its_products_again(tp: int, recompute: str, a
     assert products == [4, 8 + again]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
