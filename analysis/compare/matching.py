@@ -1,8 +1,8 @@
 """Matching of two results point by point: which point of A corresponds to which of B, and why some have no partner.
 
 A *point* is one configuration on one cluster, by one engine and measurement version: all attempts at it, repeats
-included, become one row (`points`). Points are matched (`match`) by equal ``experiment_id``; the rest by the whole
-configuration without the engine version, which the id contains.
+included, become one row (`points`). Points are matched (`match`) by equal ``experiment_id``, the one that a new run
+would get; the rest by the whole configuration without the engine version, which the id contains.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis.compare.facts import DEVICE_STATE, FACTS
 from analysis.rows import winners
+from analysis.rows.canonical import with_canonical_models
 from analysis.rows.labels import add_labels
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
@@ -103,7 +104,7 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     range); NaN with one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
     the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step (slowest rank) by attempt.
     """
-    rows = attempts[attempts["repeat_of"].isna()]
+    rows = with_canonical_models(attempts[attempts["repeat_of"].isna()])
     timed = rows[(rows["outcome"] == "ok") & rows[_RATE].notna()].assign(_layout=rows["experiment_id"])
     rows = rows.drop(index=timed.index[~noise.independent(timed, _RATE)])
     rows = rows.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")

@@ -10,6 +10,7 @@ from workloads.rules import layout_rules as rules
 from workloads.spec import experiment, model_spec
 from workloads.spec.checks import whole_number
 from workloads.spec.expressions import Template, as_data
+from workloads.spec.model_relations import RELATIONS
 
 
 def rules_json() -> dict[str, Any]:
@@ -18,7 +19,7 @@ def rules_json() -> dict[str, Any]:
 
     ``derived``: pairs of a name and its expression, each of which may use the earlier ones. ``lacking`` and ``rules``:
     entries with ``rule``, ``scope``, ``broken`` (an expression) and ``message`` (a list in which texts and expressions
-    alternate). ``refusals``: checks that the constructors of a model and an experiment make first.
+    alternate). ``refusals``: checks of a user's model and of the constructor of an experiment, which come first.
     """
     return {
         "derived": [[name, as_data(expression)] for name, expression in rules.DERIVED.items()],
@@ -29,6 +30,9 @@ def rules_json() -> dict[str, Any]:
             "counts": list(experiment.COUNTS),
             "not_a_count": _not_a_count_message(),
             "heads_do_not_divide": model_spec.HEADS_DO_NOT_DIVIDE,
+            "relations": [
+                {"broken": as_data(relation.broken), "message": _message(relation.message)} for relation in RELATIONS
+            ],
         },
     }
 

@@ -113,5 +113,5 @@ class _Held:
             accumulated=g * everything if accumulates_unsharded(e) else shard,
             optimizer=2 * shard,
             saved=saved,
-            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len * e.model.head_dim,
+            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.rows.labels import records
 from workloads.costs.shape.flops import flops_per_token
 from workloads.costs.shape.params import matmul_params, num_params
-from workloads.spec.model_spec import ModelSpec, model_from_dict
+from workloads.spec.model_spec import ModelSpec, checked_model
 
 SHAPE = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
@@ -47,7 +47,8 @@ def add_formulas(attempts: pd.DataFrame) -> pd.DataFrame:
 def model_of(row: dict[str, Any]) -> ModelSpec:
     """Model shape of a row that has all of `SHAPE`."""
     fields = {name: int(row[name]) for name in SHAPE} | {"tie_embeddings": bool(row["tie_embeddings"])}
-    return model_from_dict({"name": str(row.get("model", "model")), **fields})
+    name = str(row.get("model", "model"))
+    return checked_model(f"model {name}", {"name": name, **fields})
 
 
 def _columns(known: pd.DataFrame) -> dict[str, list[float]]:

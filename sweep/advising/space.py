@@ -271,7 +271,8 @@ def _split(q: Question) -> int:
     """Largest tensor-parallel degree that divides heads, columns and vocabulary: their greatest common divisor."""
     model, moe = q.model, q.model.moe
     shared = moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0
-    return gcd(model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size, shared)
+    dense = model.ffn_hidden_size if model.has_dense_layers else 0
+    return gcd(model.num_heads, model.num_kv_heads, dense, model.vocab_size, shared)
 
 
 def _span_text(sizes: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sweep.engine_configs.draft import Draft
 from workloads.spec.experiment import Experiment
-from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, canonical_model
 
 Family = Literal["llama3", "qwen3", "deepseek_v3"]
 MODULE = "ultrasweep_model"
@@ -69,7 +69,7 @@ def flavour_of(model: ModelSpec) -> tuple[Family, str] | None:
     """torchtitan's (model, flavor) with exactly this shape, ignoring how experts are balanced; None if there is
     none."""
     moe = dataclasses.replace(model.moe, balance="none", balance_coefficient=0.0) if model.moe else None
-    plain = dataclasses.replace(model, moe=moe)
+    plain = dataclasses.replace(canonical_model(model), moe=moe)
     return next((names for names, shape in FLAVOURS.items() if plain == ModelSpec(name=model.name, **shape)), None)
 
 

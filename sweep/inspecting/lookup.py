@@ -11,6 +11,7 @@ from typing import Any
 
 from results.errors import InvalidResults
 from workloads.spec import experiment as ex
+from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
 
 
@@ -47,6 +48,7 @@ class Results:
         """The experiment whose id is or contains ``id_part``. Raises `InvalidResults` if none or several match."""
         ids = self.ids()
         matches = [id_part] if id_part in ids else [id for id in ids if id_part and id_part in id]
+        matches = matches or self._stored_under(id_part)
         if len(matches) > 1:
             shown = ", ".join(matches[:4]) + (" ..." if len(matches) > 4 else "")
             raise InvalidResults(
@@ -64,6 +66,15 @@ class Results:
                 f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
             )
         return Record(id=matches[0], experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+
+    def _stored_under(self, id_part: str) -> list[str]:
+        """Ids of stored experiments that a new run would store under an id with ``id_part``."""
+        stored: dict[str, str] = {}
+        for table in (self._ledger, self._attempts):
+            if table is not None:
+                rows = zip(table["config_json"].to_pylist(), table["experiment_id"].to_pylist(), strict=True)
+                stored |= {text: id for text, id in rows if text and id}
+        return sorted({id for text, id in stored.items() if id_part and id_part in _new_id(text)})
 
     def _hint(self, id_part: str, ids: Sequence[str]) -> str:
         """End of a message: where else the experiment is, or may be."""
@@ -86,3 +97,11 @@ class Results:
         import pyarrow.compute as pc
 
         return list(table.filter(pc.equal(table["experiment_id"], experiment_id)).to_pylist())
+
+
+def _new_id(config_json: str) -> str:
+    """The id that a new run of a stored experiment gets; empty for a row that this version cannot read."""
+    try:
+        return ex.canonical_id(ex.from_json(config_json))
+    except (InvalidExperiment, ValueError, TypeError, KeyError):
+        return ""

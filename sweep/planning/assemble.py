@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from sweep.composing.config import SweepConfig
-from sweep.grids.expand import expand_all
+from sweep.grids.expand import Expansion, expand_all
 from sweep.planning.limits import device_limit, host_bytes
 from sweep.planning.plan import Plan, make_plan
 from sweep.planning.progress import PlanProgress
-from sweep.planning.reuse import find_finished
+from sweep.planning.reuse import begun_experiments, find_finished
 from sweep.predicting.forecast import known_of
 from workloads.contract.protocol import Method
 
@@ -26,7 +27,7 @@ def plan_sweep(config: SweepConfig, method: Method, slurm: SlurmOptions | None, 
     with PlanProgress() as progress:
         return make_plan(
             config,
-            expand_all(config.grids, config.models.__getitem__, progress),
+            _as_begun(config, expand_all(config.grids, config.models.__getitem__, progress)),
             method,
             find_finished(config, method),
             device_limit(config, method, slurm, devices_here),
@@ -34,3 +35,17 @@ def plan_sweep(config: SweepConfig, method: Method, slurm: SlurmOptions | None, 
             progress,
             known_of(config),
         )
+
+
+def _as_begun(config: SweepConfig, expansion: Expansion) -> Expansion:
+    """The expansion with the experiments that the sweep already holds under another id in the place of equal ones."""
+    if all(point.experiment.model.moe is None and point.experiment.model.mla is None for point in expansion.points):
+        return expansion
+    begun = begun_experiments(config)
+    if not begun:
+        return expansion
+    points = (
+        dataclasses.replace(point, experiment=begun.get(point.experiment.id, point.experiment))
+        for point in expansion.points
+    )
+    return dataclasses.replace(expansion, points=tuple(points))

@@ -118,7 +118,12 @@ def _model(folders: ConfFolders, shared: dict[str, Any]) -> ModelSpec:
     """Builds the model and removes its fields from ``shared``."""
     name = str(shared.pop("model"))
     changes = {key.removeprefix("model."): shared.pop(key) for key in [k for k in shared if k.startswith("model.")]}
-    return model_from_dict({"name": name, **folders.read("model", name), **changes})
+    model = model_from_dict({"name": name, **folders.read("model", name), **changes})
+    for field, value in changes.items():
+        if (used := getattr(model, field)) != value:
+            why = "latent attention has its own sizes" if field == "head_dim" else "every layer has routed experts"
+            raise InvalidSweep(f"model.{field}={value} has no effect on {name}: {why}; leave it out ({field}={used})")
+    return model
 
 
 def _cluster(folders: ConfFolders, device: str | None) -> tuple[ClusterSpec, int]:

@@ -13,6 +13,8 @@ from results.errors import InvalidResults
 from tests.analysis import synthetic
 from tests.analysis.compared import MIB, POINTS, judged, points_of, run
 from tests.analysis.conftest import frame_of
+from tests.workloads.costs.shapes import MIXTRAL
+from workloads.spec.model_spec import canonical_model
 
 
 def test_points_with_the_same_id_are_matched_and_the_others_are_told() -> None:
@@ -33,6 +35,13 @@ def test_another_engine_version_is_matched_by_the_whole_configuration() -> None:
     assert found.pairs["matched_by"].tolist() == ["configuration"] * 4
     assert (found.pairs["layout_a"] == found.pairs["layout_b"]).all()
     assert found.pairs["world_size_a"].notna().all()
+
+
+def test_rows_of_one_model_are_matched_whatever_its_sizes_without_effect_were_stored_as() -> None:
+    new = POINTS[0].replace(model=canonical_model(MIXTRAL))
+    assert MIXTRAL.ffn_hidden_size != new.model.ffn_hidden_size
+    found = matching.match(points_of(run(new.replace(model=MIXTRAL), 100.0)), points_of(run(new, 100.0)))
+    assert found.pairs["experiment_id_a"].tolist() == found.pairs["experiment_id_b"].tolist() == [new.id]
 
 
 def test_what_only_the_stored_configuration_knows_keeps_points_apart() -> None:

@@ -311,6 +311,11 @@ def test_senseless_numbers_are_refused_in_the_planners_sentences(browser: Browse
     wrong = [{**good, "tp": 0}, {**good, "seq_len": -1}]
     wrong += [{**good, "model": {**good["model"], "num_kv_heads": 3, "num_heads": 8}}]
     wrong += [{**good, "model": {**good["model"], "vocab_size": 0}}]
+    many = MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=64, num_dense_layers=200)
+    moe = dataclasses.asdict(many)
+    wrong += [
+        {**good, "model": {**good["model"], **shape}} for shape in ({"head_dim": 21}, {"head_dim": 7, "moe": moe})
+    ]
     code = "input.experiments.map((e) => MemoryRules.refusal(input.rules, e))"
     told = evaluate(browser, SCRIPTS, code, {"experiments": [good, *wrong], "rules": rules_json()})
     for fields, said in zip([good, *wrong], told, strict=True):

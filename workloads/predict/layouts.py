@@ -25,7 +25,7 @@ from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment, Precision
-from workloads.spec.model_spec import ModelSpec
+from workloads.spec.model_spec import ModelSpec, canonical_model
 from workloads.spec.recomputation import SELECTIVE, operations_of
 
 CODEBASE = "ultrasweep"
@@ -123,14 +123,15 @@ def plain(e: Experiment) -> Experiment:
 
 @lru_cache(maxsize=256)
 def plain_model(model: ModelSpec) -> ModelSpec:
-    """A dense model with equally many layers, whose feed-forward part has the mean number of columns that a token
-    uses."""
+    """A dense model with equally many layers, whose heads have the size of queries and whose feed-forward part has the
+    mean number of columns that a token uses."""
     if model.moe is None and model.mla is None:
         return model
+    model = canonical_model(model)
     columns = model.ffn_hidden_size
     if (moe := model.moe) is not None:
         routed = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size
-        first = moe.num_dense_layers
+        first = min(moe.num_dense_layers, model.num_layers)
         columns = round((first * columns + (model.num_layers - first) * routed) / model.num_layers)
     return dataclasses.replace(
         model, name=f"{model.name} as a dense one", ffn_hidden_size=max(1, columns), moe=None, mla=None

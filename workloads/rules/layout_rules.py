@@ -62,9 +62,9 @@ def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
 
 
 _SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "shared_hidden_size")
-"""Sizes that tensor parallelism splits: heads, feed-forward columns and vocabulary rows. ``shared_hidden_size``, the
-columns of all shared experts, is 0 if there are none; 0 is divisible by everything and does not change a greatest
-common divisor."""
+"""Sizes that tensor parallelism splits: heads, feed-forward columns and vocabulary rows. The columns of dense layers
+and ``shared_hidden_size``, the columns of all shared experts, are 0 if there are none; 0 is divisible by everything and
+does not change a greatest common divisor."""
 
 DERIVED = {
     name: parse(text, name, _FUNCTIONS)
@@ -87,7 +87,8 @@ DERIVED = {
         # fp8 tensor cores need multiples of 16 bytes; a blockwise scale covers 128 values.
         "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
         "projected": "(num_heads + 2 * num_kv_heads) * head_dim // tp",
-        "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp]",
+        "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp] if ffn_hidden_size else "
+        "[num_heads * head_dim // tp, projected]",
         "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
         # For latent attention. Its down projections stay in bf16 with blockwise fp8; they process each rank's own
         # tokens.
@@ -244,8 +245,9 @@ _LAYOUT = _rules(
         "fp8_sizes",
         "'fp8' in precision and split % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
-        "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
-        "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
+        "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections"
+        "{' and of the feed-forward layer' if ffn_hidden_size else ''}; choose another micro_batch_size, seq_len or "
+        "tp, or precision=bf16",
     ),
     (
         "fp8_sizes",
@@ -254,8 +256,9 @@ _LAYOUT = _rules(
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "
         "tp} columns of queries, keys with values and outputs, {query_latent} and {latent} of latents, "
-        "{ffn_hidden_size // tp} of the feed-forward layer; and of 16: {fp8_down} columns and {fp8_stream} tokens of "
-        "the down projection; choose another micro_batch_size, seq_len or tp, or precision=bf16",
+        "{ffn_hidden_size // tp if ffn_hidden_size else 'no columns'} of the feed-forward layer; and of 16: {fp8_down} "
+        "columns and {fp8_stream} tokens of the down projection; choose another micro_batch_size, seq_len or tp, or "
+        "precision=bf16",
     ),
     (
         "fp8_experts",
@@ -324,10 +327,10 @@ _OF_EXPERIMENT = (
         "engine",
     ),
 )
-_OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size")
+_OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
 _OF_PARTS = (
     *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
-    *("shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
+    *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
 )
 _OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
@@ -394,6 +397,7 @@ def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
         moe.num_experts if moe is not None else 0,
         moe.experts_per_token if moe is not None else 0,
         moe.expert_hidden_size if moe is not None else 0,
+        model.ffn_hidden_size if model.has_dense_layers else 0,
         moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0,
         *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
         *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),

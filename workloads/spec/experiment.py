@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from workloads.spec.checks import Values, one_of, texts, whole_numbers
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.model_spec import ModelSpec, checked_model
+from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
 
 ENGINE = "ultrasweep"
@@ -270,6 +270,7 @@ class Experiment:
         schedule. Recomputed operations are sorted; an engine without a version gets the newest. So one run has one id,
         however its fields are given. Raises `InvalidExperiment` for values that are never valid.
         """
+        fields["model"] = canonical_model(fields["model"])
         if dp is not None:
             if "dp_replicate" in fields or "dp_shard" in fields:
                 raise InvalidExperiment(f"give dp={dp} or dp_replicate and dp_shard, not both")
@@ -327,8 +328,15 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
 
 
 def layout_id(experiment: Experiment) -> str:
-    """The id with seed 0: equal for runs of one layout with different seeds."""
-    return dataclasses.replace(experiment, seed=0).id
+    """The id with seed 0 and the canonical model: equal for runs of one layout with different seeds."""
+    return dataclasses.replace(experiment, seed=0, model=canonical_model(experiment.model)).id
+
+
+def canonical_id(experiment: Experiment) -> str:
+    """The id that a new experiment gets if it is equal to this one in all fields of its model that have an effect. A
+    stored experiment may have another id, which its rows and files keep."""
+    model = canonical_model(experiment.model)
+    return experiment.id if model is experiment.model else dataclasses.replace(experiment, model=model).id
 
 
 def from_dict(fields: dict[str, Any]) -> Experiment:

@@ -1,13 +1,20 @@
 """Describes the shape of a model, with routed experts and latent attention, and reads it from user input. No torch
-here."""
+here.
+
+Some fields have no effect in some models: the head size with latent attention, the feed-forward size if every layer has
+routed experts, the coefficient of a balance that is switched off. `canonical_model` gives them the values that they
+have in the models of users. Stored models keep the values that they were stored with, because ids are hashes over them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+from workloads.spec import model_relations
 from workloads.spec.checks import build, flag, mapping, number, one_of, texts, whole_number
 from workloads.spec.errors import InvalidExperiment
 
@@ -115,32 +122,98 @@ class ModelSpec:
         """Number of rotated columns of a query or key head: all of them, except with latent attention."""
         return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
 
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer has a dense feed-forward part; otherwise ``ffn_hidden_size`` has no effect."""
+        return self.moe is None or self.moe.num_dense_layers > 0
+
     def __hash__(self) -> int:
         """Hash of the name alone, for speed: a plan looks a model up in caches a hundred times a point."""
         return hash(self.name)
 
 
-def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
-    """Makes a `ModelSpec` from user input (YAML); ``head_dim`` is hidden_size / num_heads if it is not given.
+def canonical_model(model: ModelSpec) -> ModelSpec:
+    """The same model with canonical values in the fields without effect, so that one model has one id.
 
-    Raises `InvalidExperiment` for an unknown field, with the closest known name, and for a wrong value.
+    With latent attention ``head_dim`` is the size of a query. Without dense layers ``ffn_hidden_size`` is the number of
+    routed columns that a token visits. Without a balance its coefficient is 0.
+    """
+    moe, mla = model.moe, model.mla
+    canonical: dict[str, Any] = {}
+    if mla is not None:
+        canonical["head_dim"] = mla.qk_head_dim
+    if moe is not None and not model.has_dense_layers:
+        canonical["ffn_hidden_size"] = moe.experts_per_token * moe.expert_hidden_size
+    if moe is not None and moe.balance == "none" and moe.balance_coefficient:
+        canonical["moe"] = dataclasses.replace(moe, balance_coefficient=0.0)
+    if all(getattr(model, name) == value for name, value in canonical.items()):
+        return model
+    return dataclasses.replace(model, **canonical)
+
+
+def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
+    """Makes a canonical `ModelSpec` from user input (YAML). ``head_dim`` is hidden_size / num_heads if it is not given;
+    fields without effect need not be given, nor ``num_kv_heads`` with latent attention.
+
+    Raises `InvalidExperiment` for an unknown field, with the closest known name, for a wrong value, and for fields that
+    do not fit together.
     """
     label = f"model {fields.get('name', '(unnamed)')}"
     fields = dict(fields)
     for name in ("hidden_size", "num_heads"):
         if name in fields:
             whole_number(f"{label}: {name}", fields[name], 1, error=InvalidExperiment)
-    if fields.get("head_dim") is None and "hidden_size" in fields and "num_heads" in fields:
-        fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
+    _fill(label, fields)
     for name in ("rope_theta", "norm_eps"):
         if name in fields:  # a float, so that 1000000 and 1000000.0 are one model with one id
-            fields[name] = float(number(f"{label}: {name}", fields[name], above=0, error=InvalidExperiment))
+            place = f"{label}: {name}"
+            fields[name] = _finite(place, number(place, fields[name], above=0, error=InvalidExperiment))
     if "name" in fields:
         fields["name"] = texts().check(f"{label}: name", fields["name"], error=InvalidExperiment)
     for name in ("tie_embeddings", "qk_norm"):
         if name in fields:
             flag(f"{label}: {name}", fields[name], error=InvalidExperiment)
-    return checked_model(label, fields)
+    model = canonical_model(checked_model(label, fields))
+    if broken := broken_relations(model):
+        raise InvalidExperiment(f"{label}: {'; '.join(broken)}")
+    return model
+
+
+def broken_relations(model: ModelSpec) -> list[str]:
+    """Sentences of the relations between fields that a model breaks (`workloads.spec.model_relations`)."""
+    names: dict[str, Any] = {"has_moe": model.moe is not None, "has_mla": model.mla is not None}
+    for part in (model, model.moe, model.mla):
+        if part is not None:
+            names |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return model_relations.broken(names)
+
+
+def _fill(label: str, fields: dict[str, Any]) -> None:
+    """Adds sizes that are not given because others determine them, or because they have no effect (then any value will
+    do). Raises `InvalidExperiment` if no whole head size follows from ``hidden_size``."""
+    moe = fields.get("moe")
+    if isinstance(moe, Mapping) and not moe.get("num_dense_layers") and fields.get("ffn_hidden_size") is None:
+        fields["ffn_hidden_size"] = 1
+    if fields.get("mla") is not None:
+        if fields.get("head_dim") is None:
+            fields["head_dim"] = 1
+        if fields.get("num_kv_heads") is None and "num_heads" in fields:
+            fields["num_kv_heads"] = fields["num_heads"]
+    elif fields.get("head_dim") is None and "hidden_size" in fields and "num_heads" in fields:
+        hidden, heads = fields["hidden_size"], fields["num_heads"]
+        if hidden % heads:
+            raise InvalidExperiment(
+                f"{label}: head_dim is not given, and hidden_size={hidden} is not a multiple of num_heads={heads}; "
+                f"write head_dim, for example {max(2, 2 * round(hidden / heads / 2))}, or use another num_heads"
+            )
+        fields["head_dim"] = hidden // heads
+
+
+def _finite(place: str, value: float) -> float:
+    """Returns the number as a float. Raises `InvalidExperiment` if it is infinite."""
+    if math.isinf(value):
+        raise InvalidExperiment(f"{place}={value} must be a finite number")
+    return float(value)
 
 
 def checked_model(label: str, fields: Any) -> ModelSpec:
@@ -158,7 +231,9 @@ def _part(kind: type[Part], place: str, fields: Any) -> Part:
     values = mapping(place, fields, error=InvalidExperiment)
     for name in ("weight_scale", "balance_coefficient"):
         if name in values:  # floats, so that 1 and 1.0 are one model with one id
-            values[name] = float(number(f"{place}: {name}", values[name], least=0, error=InvalidExperiment))
+            values[name] = _finite(
+                f"{place}: {name}", number(f"{place}: {name}", values[name], least=0, error=InvalidExperiment)
+            )
     part = build(kind, place, values, noun="field", error=InvalidExperiment)
     for field in dataclasses.fields(kind):
         value, where = getattr(part, field.name), f"{place}: {field.name}"

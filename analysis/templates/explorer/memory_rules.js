@@ -73,6 +73,7 @@ const MemoryRules = (() => {
       num_experts: model.moe ? model.moe.num_experts : 0,
       experts_per_token: model.moe ? model.moe.experts_per_token : 0,
       expert_hidden_size: model.moe ? model.moe.expert_hidden_size : 0,
+      ffn_hidden_size: !model.moe || model.moe.num_dense_layers > 0 ? model.ffn_hidden_size : 0,
       shared_hidden_size: model.moe ? model.moe.num_shared_experts * model.moe.expert_hidden_size : 0,
       query_size: mla ? mla.qk_nope_head_dim + mla.qk_rope_head_dim : model.head_dim,
       rope_size: mla ? mla.qk_rope_head_dim : model.head_dim,
@@ -113,6 +114,9 @@ const MemoryRules = (() => {
     const size = uncounted(label, model, refusals.model_sizes);
     if (size) return size;
     if (model.num_heads % model.num_kv_heads) return say(refusals.heads_do_not_divide, { ...model, label });
+    const names = { ...model, ...model.moe, ...model.mla, has_moe: Boolean(model.moe), has_mla: Boolean(model.mla) };
+    const broken = refusals.relations.filter((relation) => isTrue(evaluate(relation.broken, names)));
+    if (broken.length) return `${label}: ${broken.map(({ message }) => filled(message, names)).join("; ")}`;
     return uncounted(`experiment on ${model.name}`, e, refusals.counts) ?? null;
   }
 

@@ -102,7 +102,7 @@ const ModelCosts = (() => {
   }
 
   /** params.num_dense_layers @param {ModelShape} model */
-  const numDenseLayers = (model) => (model.moe ? model.moe.num_dense_layers : model.num_layers);
+  const numDenseLayers = (model) => (model.moe ? Math.min(model.moe.num_dense_layers, model.num_layers) : model.num_layers);
 
   /** params.num_params @param {ModelShape} model */
   function numParams(model) {

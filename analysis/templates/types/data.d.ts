@@ -158,7 +158,10 @@ interface RuleData {
   derived: [string, Expression][];
   lacking: Rule[];
   rules: Rule[];
-  refusals: { model_sizes: string[]; counts: string[]; not_a_count: string; heads_do_not_divide: string };
+  refusals: {
+    model_sizes: string[]; counts: string[]; not_a_count: string; heads_do_not_divide: string;
+    relations: { broken: Expression; message: Expression[] }[];
+  };
 }
 
 /** A rule, violated if its expression is true; in its message texts and expressions alternate. */

@@ -43,6 +43,13 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["model=tiny", "--left", "model=tiny", "--right", "tp=2"], "--left: model is the same for both"),
         (["model=tiny", "model.depth=2", "--right", "tp=2"], "a model has no 'depth' to change"),
         (["model=tiny", "model.num_heads=x", "--right", "tp=2"], "num_heads='x' must be a whole number"),
+        (
+            ["model=deepseek_v2_lite", "model.head_dim=64", "--right", "tp=2"],
+            "model.head_dim=64 has no effect on deepseek_v2_lite: latent attention has its own sizes; leave it out",
+        ),
+        (["model=qwen3_30b_a3b", "model.ffn_hidden_size=64", "--right", "tp=2"], "every layer has routed experts; lea"),
+        (["model=deepseek_v3", "model.num_layers=2", "--right", "tp=2"], "num_dense_layers=3 must be less than num_la"),
+        (["model=tiny", "model.num_heads=3", "model.num_kv_heads=3", "model.head_dim=7", "--right", "tp=2"], "even"),
         (["model=tiny", "--right", "tp=3"], "right layout: tp=3 does not divide num_heads=4 of tiny"),
         (["model=tiny", "--left", "pp=9", "--right", "tp=2"], "left layout: pp=9 stages need at least as many layers"),
         (["model=tiny", "--right", "dp=32", "global_batch_size=32"], "which is one node of 16; at most 16"),

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.workloads.engine.parity import experiment, experts, mla
+from workloads.costs.shape.flops import attention_forward_flops, hardware_flops_per_token
 from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import initialise
@@ -35,7 +36,8 @@ from workloads.engine.layers.transformer import Block
 from workloads.engine.observing.memory import StorageTracker
 from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
-from workloads.engine.training.build import shape_chunks
+from workloads.engine.training.build import build, shape_chunks
+from workloads.measuring.step import _batches, run_step
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recomputation import Recompute, operations_of
 
@@ -247,6 +249,40 @@ def test_a_compiled_block_computes_its_products_again(tp: int, recompute: str, a
         dist.destroy_process_group()
         torch._dynamo.reset()
     assert products == [4, 8 + again]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"moe": experts(num_dense_layers=3, num_shared_experts=0), "recompute": "full", "recompute_every": 2},
+        {"moe": experts(num_dense_layers=0), "recompute": "full"},
+        {"moe": experts(num_dense_layers=2), "latent": 16, "recompute": "full"},
+        {"moe": experts(num_dense_layers=2), "latent": 16, "recompute": "mla_up+experts"},
+        {"recompute": "full", "recompute_every": 3},
+    ],
+    ids=str,
+)
+def test_hardware_flops_are_those_of_the_products_that_the_engine_computes(
+    layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one token in the first step. Attention is left out on both sides, since its kernels count scores in their own
+    ways."""
+    monkeypatch.setattr(latent_attention, "attention", two_sizes)
+    case = experiment(seq_len=4, global_batch_size=2, precision="fp32", **layout)
+    model = case.model
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        engine = build(case, make_groups(case, 0, torch.device("cpu")))
+        with FlopCounterMode(display=False) as counter:
+            run_step(engine, 0, _batches(engine, 0), is_warmup=False)
+    finally:
+        dist.destroy_process_group()
+    by_operation = counter.get_flop_counts()["Global"]
+    counted = sum(by_operation[op] for op in (torch.ops.aten.mm, torch.ops.aten.addmm) if op in by_operation)
+    repeated = -(-model.num_layers // case.recompute_every) if case.recompute == "full" else 0
+    of_attention = (1.5 * model.num_layers + 0.5 * repeated) * attention_forward_flops(model, case.seq_len)
+    assert counted / case.tokens_per_step == hardware_flops_per_token(case) - of_attention
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,16 @@ import pytest
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL, ONE_NODE
 from tests.workloads.predict.tables import random_rows
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.shape.flops import hardware_flops_per_token
+from workloads.costs.traffic.sent import step_traffic
 from workloads.predict import layouts, time_terms
 from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
 
 H200 = read_clusters()["h200"]
 PROFILES = read_profiles()
@@ -67,6 +71,24 @@ ODD = [
     of(dp=8, ep=8, model=MIXTRAL, zero_stage=2),
     of(dp=8, tp=8, pp=4, ep=8, model=DEEPSEEK_V3, zero_stage=1),
 ]
+
+
+@pytest.mark.parametrize(
+    ("model", "unused"), [(MIXTRAL, {"ffn_hidden_size": 999}), (DEEPSEEK_V3, {"head_dim": 57})], ids=["ffn", "head"]
+)
+@pytest.mark.parametrize(
+    "layout", [{"dp": 8, "zero_stage": 1}, {"dp": 4, "tp": 2, "zero_stage": 3, "recompute": "full"}]
+)
+def test_sizes_without_effect_change_no_prediction(
+    model: ModelSpec, unused: dict[str, int], layout: dict[str, Any]
+) -> None:
+    """Stored experiments keep such sizes."""
+    new = of(model=model, ep=8, **layout)
+    old = dataclasses.replace(new, model=dataclasses.replace(model, **unused))
+    assert step(old) == step(new)
+    assert estimate_memory(old) == estimate_memory(new)
+    assert hardware_flops_per_token(old) == hardware_flops_per_token(new)
+    assert step_traffic(old, 0) == step_traffic(new, 0)
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda one: one.id)

@@ -165,6 +165,16 @@ def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) 
     assert "fp8_sizes" not in broken(precision=fields["precision"])
 
 
+def test_sizes_without_effect_refuse_nothing_and_are_not_mentioned() -> None:
+    """The feed-forward size of a mixture without dense layers, and the head size of latent attention."""
+    routed = dataclasses.replace(QWEN3_30B, ffn_hidden_size=999)
+    assert broken(model=routed, tp=2) == broken(model=routed, tp=2, precision="fp8_blockwise") == {}
+    told = broken(model=routed, precision="fp8_tensorwise", seq_len=4100)["fp8_sizes"]
+    assert "and 4096, 5120 columns of queries, of all projections; choose another" in told
+    latent = dataclasses.replace(DEEPSEEK_V3, head_dim=57)
+    assert broken(model=latent, tp=2, precision="fp8_rowwise") == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

@@ -58,19 +58,20 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
 def hardware_flops_per_token(experiment: Experiment) -> float:
     """FLOPs that devices execute for one token: causal attention halved, recomputation counted.
 
-    Full recomputation repeats the forward of every recomputed block up to the last tensor that backward needs, so all
-    but the down projection. Selective recomputation repeats no matrix product, except that ``mla_up`` repeats those of
-    latents and ``experts`` two of three of routed experts. GPipe keeps no gradients of the head between forward and
-    backward, so its logits are computed twice. The scores that a flash attention kernel recomputes in its backward are
-    not counted: every run has them, and they replace memory traffic.
+    Full recomputation repeats the forward of every recomputed block up to the last tensor that backward needs: of a
+    dense block all but the down projection, of one with routed experts everything. Selective recomputation repeats no
+    matrix product, except that ``mla_up`` repeats those of latents and ``experts`` two of three of routed experts.
+    GPipe keeps no gradients of the head between forward and backward, so its logits are computed twice. The scores that
+    a flash attention kernel recomputes in its backward are not counted: every run has them, and they replace memory
+    traffic.
     """
     model = experiment.model
     total = flops_per_token(model, experiment.seq_len, "causal")
     head = model.vocab_size * model.hidden_size
     if experiment.recompute == "full":
         layers, of_dense = _recomputed_layers(experiment)
-        spared = layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
-        repeated_params = of_dense * matmul_of_layer(model, routed=False) - spared
+        down = model.ffn_hidden_size * model.hidden_size
+        repeated_params = of_dense * (matmul_of_layer(model, routed=False) - down)
         if model.moe is not None:
             repeated_params += (layers - of_dense) * matmul_of_layer(model, routed=True)
         total += 2.0 * repeated_params + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)

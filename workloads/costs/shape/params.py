@@ -68,7 +68,7 @@ def moe_layer(model: ModelSpec) -> Counts:
 
 def num_dense_layers(model: ModelSpec) -> int:
     """Number of layers without routed experts."""
-    return model.num_layers if model.moe is None else model.moe.num_dense_layers
+    return model.num_layers if model.moe is None else min(model.moe.num_dense_layers, model.num_layers)
 
 
 @lru_cache(maxsize=256)

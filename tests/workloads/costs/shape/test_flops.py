@@ -50,6 +50,14 @@ def test_hardware_flops_count_recomputation() -> None:
     assert hardware_flops_per_token(gpipe) - model_flops == 2 * head
 
 
+def test_full_recomputation_of_a_mixture_spares_the_down_projections_of_its_dense_layers() -> None:
+    """The 3 dense layers of DeepSeek-V3 repeat all but theirs, the 58 layers with experts repeat everything."""
+    none = Experiment(model=DEEPSEEK_V3, global_batch_size=1, seq_len=4096)
+    head, model_flops = DEEPSEEK_V3.vocab_size * DEEPSEEK_V3.hidden_size, hardware_flops_per_token(none)
+    again = hardware_flops_per_token(none.replace(recompute="full")) - model_flops
+    assert again == pytest.approx((model_flops - 6 * head) / 3 - 2 * 3 * 18432 * 7168, rel=1e-12)
+
+
 def test_experts_made_again_repeat_two_of_their_three_products() -> None:
     """Of 58 layers with experts in DeepSeek-V3, after 3 dense ones; with every second layer 31 - 2 of them."""
     for every, layers in ((1, 58), (2, 29)):
