@@ -284,7 +284,9 @@ CONSTANTS = [
     ),
 ]
 
-_FINISH = "    engine.optimizer.step(totals[1].sqrt())\n        finish_routing(engine.chunks, groups)\n"
+_FINISH = (
+    "    skipped = engine.optimizer.step(totals[1].sqrt())\n        finish_routing(engine.chunks, groups, skipped)\n"
+)
 _END = f"{_FINISH}    end = clock.mark()\n"
 _SWAPPED = f"    end = clock.mark()\n    {_FINISH}"
 MARKS = faults_of(

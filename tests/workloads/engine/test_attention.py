@@ -130,7 +130,9 @@ def test_what_the_rules_let_through_has_a_kernel_and_nothing_else(device: str, p
     """Of equal heads, grouped ones, and heads that are no multiple of 8 or above 256, on this machine's torch."""
     cluster = ONE_NODE if device == "cpu" else H200
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}[precision]
-    for kernel, (heads, kv_heads, size) in product(get_args(Attention), [(2, 2, 16), (2, 1, 16), (2, 2, 20), (2, 2, 264)]):
+    for kernel, (heads, kv_heads, size) in product(
+        get_args(Attention), [(2, 2, 16), (2, 1, 16), (2, 2, 20), (2, 2, 264)]
+    ):
         shape = model(num_heads=heads, num_kv_heads=kv_heads, head_dim=size)
         case = Experiment.canonical(model=shape, global_batch_size=1, precision=precision, attention=kernel)
         refused = any(rule == "attention" for rule, _ in violations(case, cluster))

@@ -163,7 +163,9 @@ WIDE = dataclasses.replace(LLAMA_8B, head_dim=264)
     ],
     ids=str,
 )
-def test_a_kernel_that_the_device_lacks_is_refused(cluster: ClusterSpec, fields: dict[str, Any], says: str | None) -> None:
+def test_a_kernel_that_the_device_lacks_is_refused(
+    cluster: ClusterSpec, fields: dict[str, Any], says: str | None
+) -> None:
     """What is refused is what torch has no kernel for (`tests.workloads.engine.test_attention`)."""
     message = broken(cluster, **fields).get("attention")
     assert message is None if says is None else message is not None and says in message
