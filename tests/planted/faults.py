@@ -141,83 +141,81 @@ DATA = (
 )
 
 _INITIAL = ENGINE + "collectives.parameters:initial_part"
-WEIGHTS = (
-    faults_of(
-        "weights",
-        ("larger_start", "weights start larger", "workloads.spec.weights:INIT_STD", None, 0.025, {}),
-        (
-            "depth_forgotten",
-            "the residual stream's weights ignore the depth",
-            "workloads.spec.weights:residual_std",
-            "INIT_STD / math.sqrt(2 * model.num_layers)",
-            "INIT_STD",
-            {},
-        ),
-        check="initial_weights",
-    )
-    + faults_of(
-        "weights",
-        (
-            "weights_without_seed",
-            "weights are the same with every seed",
-            ENGINE + "collectives.parameters:_stream",
-            "{seed}/{name}",
-            "{name}",
-            {},
-        ),
-        (
-            "tokens_without_seed",
-            "tokens are the same with every seed",
-            ENGINE + "training.data:generator_of",
-            "experiment.seed * 1_000_003 + step",
-            "step",
-            {},
-        ),
-        check="seeds",
-    )
-    + faults_of(
-        "weights",
-        (
-            "seed_of_rank",
-            "tensor-parallel ranks draw from streams of their own",
-            _INITIAL,
-            "_drawn(part.shape, part.std, seed, part.name, device)",
-            "_drawn(part.shape, part.std, seed + sum(axis.rank for axis in axes.values()), part.name, device)",
-            TP,
-        ),
-        (
-            "keys_of_other_heads",
-            "a rank has the keys of another rank's heads",
-            _INITIAL,
-            "[axes[axis].rank]",
-            "[(axes[axis].rank + part.name.endswith('.k')) % axes[axis].size]",
-            TP,
-        ),
-        (
-            "first_shard_everywhere",
-            "every ZeRO shard has the first rows",
-            ENGINE + "collectives.parameters:initialise",
-            "whole[shard_rank * rows : (shard_rank + 1) * rows]",
-            "whole[:rows]",
-            {**DP, "zero_stage": 2},
-        ),
-        (
-            "contiguous_chunks",
-            "interleaved chunks hold the layers that follow each other",
-            ENGINE + "layers.transformer:Chunk.__init__",
-            "experiment_layers(experiment)[stage]",
-            "experiment_layers(experiment)[groups.position['pp'] * experiment.virtual_stages + stage // experiment.pp]",
-            INTERLEAVED,
-        ),
-        (
-            "chunks_of_no_vee",
-            "a V's second leg has the layers of an interleaved schedule",
-            ENGINE + "layers.transformer:Chunk.__init__",
-            "experiment_layers(experiment)[stage]",
-            "experiment_layers(experiment)[(stage if stage < experiment.pp else 5 - stage)]",
-            VEE,
-        ),
-    )
+SEEDS = faults_of(
+    "weights",
+    (
+        "weights_without_seed",
+        "weights are the same with every seed",
+        ENGINE + "collectives.parameters:_stream",
+        "{seed}/{name}",
+        "{name}",
+        {},
+    ),
+    (
+        "tokens_without_seed",
+        "tokens are the same with every seed",
+        ENGINE + "training.data:generator_of",
+        "experiment.seed * 1_000_003 + step",
+        "step",
+        {},
+    ),
+    check="seeds",
+)
+
+WEIGHTS = faults_of(
+    "weights",
+    ("larger_start", "weights start larger", "workloads.spec.weights:INIT_STD", None, 0.025, {}),
+    (
+        "depth_forgotten",
+        "the residual stream's weights ignore the depth",
+        "workloads.spec.weights:residual_std",
+        "INIT_STD / math.sqrt(2 * model.num_layers)",
+        "INIT_STD",
+        {},
+    ),
+    check="initial_weights",
+) + faults_of(
+    "weights",
+    (
+        "seed_of_rank",
+        "tensor-parallel ranks draw from streams of their own",
+        _INITIAL,
+        "_drawn(part.shape, part.std, seed, part.name, device)",
+        "_drawn(part.shape, part.std, seed + sum(axis.rank for axis in axes.values()), part.name, device)",
+        TP,
+    ),
+    (
+        "keys_of_other_heads",
+        "a rank has the keys of another rank's heads",
+        _INITIAL,
+        "[axes[axis].rank]",
+        "[(axes[axis].rank + part.name.endswith('.k')) % axes[axis].size]",
+        TP,
+    ),
+    (
+        "first_shard_everywhere",
+        "every ZeRO shard has the first rows",
+        ENGINE + "collectives.parameters:initialise",
+        "whole[shard_rank * rows : (shard_rank + 1) * rows]",
+        "whole[:rows]",
+        {**DP, "zero_stage": 2},
+    ),
+    (
+        "contiguous_chunks",
+        "interleaved chunks hold the layers that follow each other",
+        ENGINE + "layers.transformer:Chunk.__init__",
+        "experiment_layers(experiment)[stage]",
+        "experiment_layers(experiment)[groups.position['pp'] * experiment.virtual_stages + stage // experiment.pp]",
+        INTERLEAVED,
+    ),
+    (
+        "chunks_of_no_vee",
+        "a V's second leg has the layers of an interleaved schedule",
+        ENGINE + "layers.transformer:Chunk.__init__",
+        "experiment_layers(experiment)[stage]",
+        "experiment_layers(experiment)[(stage if stage < experiment.pp else 5 - stage)]",
+        VEE,
+    ),
 )
 
 TENSORS = faults_of(

@@ -14,6 +14,7 @@ from tests.planted.faults import (
     PIPELINE,
     RUN_STEP,
     SCALES,
+    SEEDS,
     STEP,
     SYNC,
     TENSORS,
@@ -306,6 +307,7 @@ MARKS = faults_of(
 FAULTS: list[Fault] = [
     *SCALES,
     *DATA,
+    *SEEDS,
     *WEIGHTS,
     *TENSORS,
     *LOSS,
