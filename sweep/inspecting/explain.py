@@ -266,8 +266,11 @@ def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> N
         for name, column, factor, form in _MEASURED
         if column and (text := _formatted(row, column, factor, form))
     ]
+    source = row.get("peak_flops_source") or ""
+    if measured and row["mfu_palm"] is None and source.startswith("none: "):
+        measured.append(f"no MFU: {source.removeprefix('none: ')}")
     if measured:
-        console.print("  " + ", ".join(measured), highlight=False)
+        console.print("  " + ", ".join(measured), highlight=False, markup=False)
     if row["evidence"] and row["outcome"] != "ok":
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
     if (folder := _log_folder(row, results)) is not None:

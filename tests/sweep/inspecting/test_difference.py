@@ -99,6 +99,25 @@ def test_explain_says_the_active_parameters_with_and_without_the_embedding(tmp_p
     assert "active for a token" not in explained(EXPERIMENT, tmp_path)
 
 
+def test_explain_says_why_an_attempt_has_no_mfu(tmp_path: Any) -> None:
+    of_attempt = {
+        **attempt("measured", 100.0),
+        "attempt_id": "a1",
+        "started_at": None,
+        "phase": None,
+        "phase_step": None,
+        "failed_rank": None,
+        "will_retry": False,
+        "evidence": None,
+        "log_dir": None,
+        "cluster": None,
+        "peak_flops_source": "none: the file of cluster x has no peak_flops for fp64; it has bf16",
+    }
+    file = io.StringIO()
+    print_explanation(record("left", of_attempt), tmp_path, Console(file=file, width=200))
+    assert "100, no MFU: the file of cluster x has no peak_flops for fp64; it has bf16" in file.getvalue()
+
+
 def test_explain_says_the_stored_id(tmp_path: Any) -> None:
     """That of an earlier engine version is not the hash of today's fields."""
     file = io.StringIO()
