@@ -165,7 +165,7 @@ EXPERTS = [
         ),
         (
             "sequences_of_the_first_rank",
-            "with sequence parallelism the balance term takes a rank's tokens for those of the first sequences",
+            "the balance term takes every rank's tokens for the first sequences",
             _ROUTER + "_sequences",
             'self.routing.groups.position["tp"] * tokens if e.sequence_parallel else 0',
             "0",
