@@ -122,17 +122,21 @@ def _draw(rank: int, case: Experiment) -> dict[str, Tensor]:
 
 
 def seeds(pool: Pool, fault: Fault | None) -> None:
-    """Every drawn weight and the tokens are others with another seed, and the same with the same one."""
+    """Every drawn weight and the tokens are others with another seed, and the same with the same one. No two experts,
+    steps or sequences are alike."""
     one, again, other = (pool.run(with_fault, 1, fault, _seeded, seed)[0] for seed in (1, 1, 2))
     for name, values in one.items():
         assert torch.equal(values, again[name]), f"{name} is drawn anew"
-        assert "norm" in name or not torch.equal(values, other[name]), f"{name} is the same with another seed"
+        if "norm" not in name:
+            assert not torch.equal(values, other[name]), f"{name} is the same with another seed"
+            assert len(values.unique(dim=0)) == len(values), f"rows of {name} are alike"
 
 
 def _seeded(rank: int, seed: int) -> dict[str, Tensor]:
     engine = built(rank, experiment(moe=experts(), micro_batch_size=8, seed=seed))
     held = {named.spec.parts[0].name: local_shard(named.current).clone() for named in engine.optimizer.parameters}
-    return {**held, "tokens": _batches(engine, 0)[0][0]}
+    tokens = [_batches(engine, step)[0][0].view(8, -1) for step in range(2)]
+    return {**held, "tokens": torch.cat(tokens)}
 
 
 def marks(pool: Pool, fault: Fault | None) -> None:

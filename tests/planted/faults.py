@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.planted.plant import Fault
+from tests.workloads.engine.parity import experts
 
 ENGINE = "workloads.engine."
 STEP = ENGINE + "training.optimizer:ShardedAdamW.step"
@@ -150,6 +151,14 @@ SEEDS = faults_of(
         "{seed}/{name}",
         "{name}",
         {},
+    ),
+    (
+        "experts_alike",
+        "all experts of a layer have the same weights",
+        ENGINE + "collectives.parameters:initial_part",
+        'f"{part.name}.{i}"',
+        "part.name",
+        {"moe": experts()},
     ),
     (
         "tokens_without_seed",
