@@ -86,7 +86,7 @@ MORE_RANKS = [
     routed(dp=2, tp=2, ep=2, etp=2, zero_stage=3, routing="learned"),
     routed(dp=2, tp=2, ep=2, etp=1, zero_stage=2, routing="learned"),
     routed(AUX, dp=2, tp=2, ep=4, etp=1, zero_stage=1, routing="learned", recompute="selective", micro_batch_size=2),
-    routed(AUX, cp=2, tp=2, pp=2, etp=1, routing="learned", recompute="full", **THREE),
+    routed(AUX, cp=2, tp=2, etp=1, routing="learned", recompute="full", **THREE),
     routed(dp=2, cp=2, ep=4, zero_stage=3, routing="learned", recompute="full"),
     routed(dp=2, cp=2, ep=2, cp_kind="allgather", zero_stage=1),
     routed(dp=2, pp=2, ep=2, pp_schedule="zero_bubble_v", virtual_stages=2, zero_stage=2, rounds=4, routing="learned"),
