@@ -136,7 +136,7 @@ def test_what_the_rules_let_through_has_a_kernel_and_nothing_else(device: str, p
         shape = model(num_heads=heads, num_kv_heads=kv_heads, head_dim=size)
         case = Experiment.canonical(model=shape, global_batch_size=1, precision=precision, attention=kernel)
         refused = any(rule == "attention" for rule, _ in violations(case, cluster))
-        q, k, v, _ = inputs((1, heads, kv_heads, 8, size), dtype, device)
+        q, k, v, _ = inputs((1, heads, kv_heads, 64, size), dtype, device)
         with sdpa_kernel([SDPBackend.MATH]):  # sets the switches back at its end
             choose_attention(case)
             with pytest.raises(RuntimeError) if refused else nullcontext():
