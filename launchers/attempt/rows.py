@@ -284,12 +284,18 @@ def _peak_flops(
     experiment: Experiment, device_name: str | None, cluster: ClusterSpec
 ) -> tuple[float | None, str | None]:
     """The device's peak FLOP/s and its source. No peak, but a reason, if the ranks ran on another device than the
-    cluster file describes."""
+    cluster file describes, or if the file has no peak for the precision."""
     driver_names = cluster.device.driver_names
     if cluster.backend == "cuda" and device_name is not None and driver_names and device_name not in driver_names:
         return None, f"none: ran on {device_name}, cluster {cluster.name} describes {cluster.device.name}"
     peak = cluster.device.peak_of(experiment.precision)
-    return (peak, cluster.device.source or None) if peak is not None else (None, None)
+    if peak is None:
+        has = ", ".join(cluster.device.peak_flops) or "none"
+        return (
+            None,
+            f"none: the file of cluster {cluster.name} has no peak_flops for {experiment.precision}; it has {has}",
+        )
+    return peak, cluster.device.source or None
 
 
 def _flop_columns(experiment: Experiment) -> dict[str, Any]:

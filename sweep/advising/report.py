@@ -13,9 +13,9 @@ from results.text.terminal import plain_table
 from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
 from sweep.advising.question import Question
 from sweep.advising.ranking import RankedLayout
+from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.price import price
 from sweep.planning.summary import layout
-from workloads.costs.shape.flops import flops_per_token
 
 ALIKE = 0.02
 """Layouts whose predicted times differ by up to this share count as equally fast."""
@@ -50,6 +50,8 @@ def print_answer(answer: Advice, console: Console) -> None:
         )
     if answer.goal is not None:
         _print_goal(answer, answer.goal, console)
+    if note := mfu_note([q.precision], q.cluster):
+        say(note)
     say(
         f"times: {answer.times.source}; memory: the closed form, with {format_bytes(_workspace(q))} for matrix products"
     )
@@ -92,7 +94,7 @@ def _add_row(table: Table, answer: Advice, ranked_layout: RankedLayout) -> None:
         f"{rate:,.0f}",
         f"{rate * time.step_time_s / time.high_s:,.0f} to {rate * time.step_time_s / time.low_s:,.0f}",
         f"{time.step_time_s:.3g} s",
-        _mfu(q, rate),
+        mfu_cell(q.model, q.seq_len, q.precision, rate, q.cluster),
         f"{(ranked_layout.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
         escape(layout(ranked_layout.experiment)),
         where_time_goes(answer, ranked_layout),
@@ -110,13 +112,6 @@ def where_time_goes(answer: Advice, ranked_layout: RankedLayout) -> str:
         *(f"{name} {100 * share:.0f} %" for share, name in lost if share > _LEAST_SHARE),
     ]
     return ", ".join(words)
-
-
-def _mfu(q: Question, rate: float) -> str:
-    peak = q.cluster.device.peak_flops.get("bf16")
-    if not peak or q.precision != "bf16":
-        return ""
-    return f"{100 * rate * flops_per_token(q.model, q.seq_len, 'palm') / peak:.1f}"
 
 
 def _print_goal(answer: Advice, goal: GoalAnswer, console: Console) -> None:

@@ -18,7 +18,14 @@ from results.text.terminal import plain_table
 from sweep.inspecting.lookup import Record
 from workloads.costs.memory.estimate import MemoryEstimate, estimate_memory
 from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
-from workloads.costs.shape.params import num_params
+from workloads.costs.shape.params import (
+    active_params_with_embedding,
+    active_params_without_embedding,
+    num_dense_layers,
+    num_params,
+)
+from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.shape.schedule import stage_at
 from workloads.costs.time.pipeline import pipeline_time_s
 from workloads.costs.time.timeline import estimate_idle
 from workloads.rules.engine_support import is_own
@@ -26,6 +33,7 @@ from workloads.rules.layout_rules import layout_violations
 from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.model_spec import ModelSpec
 
 _MEASURED = (
     ("outcome", "", 1.0, "s"),
@@ -128,6 +136,30 @@ def _schedule(e: Experiment) -> str:
     return f"{text}, {100 * (1 - 3 * e.num_microbatches / total):.1f} % idle if all ranks took equally long"
 
 
+def _active(model: ModelSpec) -> str:
+    """Text of the parameters of a token's path; empty without routed experts."""
+    if model.moe is None:
+        return ""
+    counted, without = active_params_with_embedding(model), active_params_without_embedding(model)
+    same = f", {without / 1e6:,.1f} M without the input embedding" if without != counted else ""
+    return f"; active for a token: {counted / 1e6:,.1f} M{same}"
+
+
+def _held(e: Experiment) -> str:
+    """Text of the layers of each pipeline rank, counted from 0; empty if there are no stages."""
+    if e.pp == 1 or layout_violations(e):
+        return ""
+    stages, dense = experiment_layers(e), num_dense_layers(e.model)
+    texts = []
+    for rank in range(e.pp):
+        chunks = [stages[stage_at(e.pp_schedule, rank, chunk, e.pp)] for chunk in range(e.virtual_stages)]
+        layers = [layer for chunk in chunks for layer in chunk]
+        ranges = " and ".join(f"{c[0]}-{c[-1]}" if len(c) > 1 else f"{c[0]}" for c in chunks)
+        first = sum(layer < dense for layer in layers) if e.model.moe is not None else 0
+        texts.append(f"rank {rank} {ranges} ({len(layers)}{f', {first} dense' if first else ''})")
+    return f"\nlayers     by pipeline rank: {'; '.join(texts)}"
+
+
 def _every(e: Experiment) -> str:
     return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
 
@@ -143,8 +175,8 @@ def _configuration(experiment: Experiment) -> str:
     return "\n".join(
         (
             f"model      {e.model.name}: {num_params(e.model) / 1e6:,.1f} M parameters, {e.model.num_layers} layers, "
-            f"hidden {e.model.hidden_size}",
-            f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}",
+            f"hidden {e.model.hidden_size}{_active(e.model)}",
+            f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}{_held(e)}",
             f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
             f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
@@ -234,8 +266,11 @@ def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> N
         for name, column, factor, form in _MEASURED
         if column and (text := _formatted(row, column, factor, form))
     ]
+    source = row.get("peak_flops_source") or ""
+    if measured and row["mfu_palm"] is None and source.startswith("none: "):
+        measured.append(f"no MFU: {source.removeprefix('none: ')}")
     if measured:
-        console.print("  " + ", ".join(measured), highlight=False)
+        console.print("  " + ", ".join(measured), highlight=False, markup=False)
     if row["evidence"] and row["outcome"] != "ok":
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
     if (folder := _log_folder(row, results)) is not None:

@@ -14,9 +14,9 @@ from rich.table import Table
 from results.text.numbers import GIB, format_number, plural
 from results.text.terminal import plain_table
 from sweep.grids.columns import POINT_NAMES, PREDICTED_NAMES, value_of
+from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.plan import Plan, PlannedPoint
 from sweep.planning.summary import layout, workload
-from workloads.costs.shape.flops import flops_per_token
 from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import layout_id
@@ -83,6 +83,9 @@ def print_best(
         rows = fastest(shown, top)
         title = "fastest predicted of each model and size"
     console.print(_table(plan, rows, title, order, bool(verdicts)))
+    timed = any(point.time is not None for point in rows)
+    if timed and (note := mfu_note((point.experiment.precision for point in rows), plan.config.cluster)):
+        console.print(note, highlight=False, markup=False)
     if len(rows) < len(shown):
         console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
 
@@ -142,7 +145,7 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
             str(experiment.world_size),
             f"{rate:,.0f}" if rate is not None else "",
             *([_interval(point)] if interval else []),
-            _mfu(plan, point),
+            mfu_cell(experiment.model, experiment.seq_len, experiment.precision, rate, plan.config.cluster),
             f"{point.peak_bytes / GIB:.1f}" if point.peak_bytes is not None else "",
             *([_cell(value_of(point, extra))] if extra else []),
             layout(experiment),
@@ -161,15 +164,6 @@ def _interval(point: PlannedPoint) -> str:
         return ""
     tokens = point.experiment.tokens_per_step / point.experiment.world_size
     return f"{tokens / time.high_s:,.0f} to {tokens / time.low_s:,.0f}"
-
-
-def _mfu(plan: Plan, point: PlannedPoint) -> str:
-    """MFU in percent of the bf16 peak, with PaLM's FLOP count; empty for other precisions or an unknown peak."""
-    experiment, rate = point.experiment, point.tokens_per_s_per_gpu
-    peak = plan.config.cluster.device.peak_flops.get("bf16")
-    if rate is None or not peak or experiment.precision != "bf16":
-        return ""
-    return f"{100 * rate * flops_per_token(experiment.model, experiment.seq_len, 'palm') / peak:.1f}"
 
 
 def _cell(value: object) -> str:

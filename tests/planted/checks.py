@@ -25,6 +25,8 @@ from tests.planted.checks_of_precision import fp8_experts as fp8_experts
 from tests.planted.checks_of_precision import fp8_gathers as fp8_gathers
 from tests.planted.checks_of_precision import fp8_products as fp8_products
 from tests.planted.checks_of_precision import loss_scaling as loss_scaling
+from tests.planted.checks_of_precision import loss_scaling_of_experts as loss_scaling_of_experts
+from tests.planted.checks_of_precision import skipped_steps as skipped_steps
 from tests.planted.checks_of_queues import feeds as feeds
 from tests.planted.checks_of_times import step_times as step_times
 from tests.planted.plant import Fault, planted, with_fault
@@ -117,6 +119,24 @@ def _draw(rank: int, case: Experiment) -> dict[str, Tensor]:
         pieces = local_shard(named.current).split([part.shape[0] for part in named.spec.parts])
         parts |= {part.name: piece.clone() for part, piece in zip(named.spec.parts, pieces, strict=True)}
     return parts
+
+
+def seeds(pool: Pool, fault: Fault | None) -> None:
+    """Every drawn weight and the tokens are others with another seed, and the same with the same one. No two experts,
+    steps or sequences are alike."""
+    one, again, other = (pool.run(with_fault, 1, fault, _seeded, seed)[0] for seed in (1, 1, 2))
+    for name, values in one.items():
+        assert torch.equal(values, again[name]), f"{name} is drawn anew"
+        if "norm" not in name:
+            assert not torch.equal(values, other[name]), f"{name} is the same with another seed"
+            assert len(values.unique(dim=0)) == len(values), f"rows of {name} are alike"
+
+
+def _seeded(rank: int, seed: int) -> dict[str, Tensor]:
+    engine = built(rank, experiment(moe=experts(), micro_batch_size=8, seed=seed))
+    held = {named.spec.parts[0].name: local_shard(named.current).clone() for named in engine.optimizer.parameters}
+    tokens = [_batches(engine, step)[0][0].view(8, -1) for step in range(2)]
+    return {**held, "tokens": torch.cat(tokens)}
 
 
 def marks(pool: Pool, fault: Fault | None) -> None:

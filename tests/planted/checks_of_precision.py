@@ -42,6 +42,35 @@ def _after_a_step(rank: int, layout: dict[str, Any], precision: str, scale: floa
     return {"norm": torch.tensor(record.grad_norm), "moments": torch.cat(moments), "weights": weights}
 
 
+def loss_scaling_of_experts(pool: Pool, fault: Fault | None) -> None:
+    """The first moments of every weight of a model with experts and a balance term are those of the step in fp32."""
+    layout = {**test_loss_scale.EXPERTS, "micro_batch_size": 2}
+    exact = pool.run(with_fault, 2, None, _moments, layout, "fp32")
+    for scale in (2.0**10, 2.0**16):
+        for got, right in zip(pool.run(with_fault, 2, fault, _moments, layout, "fp16", scale), exact, strict=True):
+            for name, value in right.items():
+                error = ((got[name] - value).norm() / value.norm()).item()
+                assert error < 0.02, f"{name} is off by {error:.3f} at a scale of {scale:g}"
+
+
+def _moments(rank: int, layout: dict[str, Any], precision: str, scale: float | None = None) -> dict[str, Tensor]:
+    engine = test_loss_scale.engine(rank, scale, **layout, precision=precision)
+    test_loss_scale.take_step(engine, 0)
+    assert engine.optimizer.optimizer is not None
+    states = engine.optimizer.optimizer.state.values()
+    return {
+        named.spec.parts[0].name: state["exp_avg"]
+        for named, state in zip(engine.optimizer.parameters, states, strict=True)
+    }
+
+
+def skipped_steps(pool: Pool, fault: Fault | None) -> None:
+    """A step that overflows moves neither the learning rate nor the experts' biases."""
+    layout = {**test_loss_scale.EXPERTS, "model": test_loss_scale.BIAS, "micro_batch_size": 2}
+    ranks = pool.run(with_fault, 2, fault, test_loss_scale.warming_up, layout, "fp16")
+    test_loss_scale.check_that_a_skipped_step_moves_nothing(ranks)
+
+
 def fp8_products(pool: Pool, fault: Fault | None) -> None:
     """Gradients in fp8 are near those in fp32, and their norm is nearer: errors of rounding have either sign."""
     _compare_with_fp32(pool, fault, "dense", test_fp8.RECIPES, {"dp": 2, "zero_stage": 2, "micro_batch_size": 1})

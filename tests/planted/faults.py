@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.planted.plant import Fault
+from tests.workloads.engine.parity import experts
 
 ENGINE = "workloads.engine."
 STEP = ENGINE + "training.optimizer:ShardedAdamW.step"
@@ -141,6 +142,35 @@ DATA = (
 )
 
 _INITIAL = ENGINE + "collectives.parameters:initial_part"
+SEEDS = faults_of(
+    "weights",
+    (
+        "weights_without_seed",
+        "weights are the same with every seed",
+        ENGINE + "collectives.parameters:_stream",
+        "{seed}/{name}",
+        "{name}",
+        {},
+    ),
+    (
+        "experts_alike",
+        "all experts of a layer have the same weights",
+        ENGINE + "collectives.parameters:initial_part",
+        'f"{part.name}.{i}"',
+        "part.name",
+        {"moe": experts()},
+    ),
+    (
+        "tokens_without_seed",
+        "tokens are the same with every seed",
+        ENGINE + "training.data:generator_of",
+        "experiment.seed * 1_000_003 + step",
+        "step",
+        {},
+    ),
+    check="seeds",
+)
+
 WEIGHTS = faults_of(
     "weights",
     ("larger_start", "weights start larger", "workloads.spec.weights:INIT_STD", None, 0.025, {}),

@@ -13,6 +13,8 @@ _BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
 _RECOMPUTE = ENGINE + "layers.experts:Experts._recompute"
 _ONE = {"moe": _MOE, "micro_batch_size": 4}
 _EP = {"moe": _MOE, "dp": 2, "ep": 2, "micro_batch_size": 2}
+_SEQUENCES = {"moe": _AUX, "routing": "learned", "micro_batch_size": 3, "global_batch_size": 6}
+_CAPACITY = {"moe": _MOE, "routing": "learned", "capacity_factor": 1.1, "micro_batch_size": 2}
 _UNEVEN = {**_EP, "routing": "learned"}
 _REPLICAS = {"moe": _MOE, "dp": 4, "ep": 2, "micro_batch_size": 2}
 EXPERTS = [
@@ -162,6 +164,30 @@ EXPERTS = [
             {"moe": _AUX, "cp": 2, "routing": "learned", "micro_batch_size": 2},
         ),
         (
+            "sequences_of_the_first_rank",
+            "the balance term takes every rank's tokens for the first sequences",
+            _ROUTER + "_sequences",
+            'self.routing.groups.position["tp"] * tokens if e.sequence_parallel else 0',
+            "0",
+            {**_SEQUENCES, "tp": 2},
+        ),
+        (
+            "sequences_uncut",
+            "the balance term counts in whole sequences where a rank has a part of each",
+            _ROUTER + "_sequences",
+            "(e.seq_len // e.cp)",
+            "e.seq_len",
+            {**_SEQUENCES, "cp": 2},
+        ),
+        (
+            "one_load_for_all_sequences",
+            "the balance term takes the mean load of the micro-batch's sequences",
+            _ROUTER + "_with_balance_term",
+            "counts_BE.view(-1, moe.num_experts)[sequence_T]",
+            "counts_BE.view(-1, moe.num_experts).mean(0).expand(len(sequence_T), -1)",
+            {**_SEQUENCES, "tp": 2, "etp": 2, "sequence_parallel": False},
+        ),
+        (
             "term_scaled_by_ranks",
             "the balance term counts once for every data-parallel rank",
             _ROUTER + "_with_balance_term",
@@ -198,6 +224,45 @@ EXPERTS = [
             {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},
         ),
         steps=2,
+    ),
+    *faults_of(
+        "balance",
+        (
+            "bias_forgets",
+            "the bias is the last move alone, not the sum of all moves",
+            ENGINE + "training.balance:finish_routing",
+            "router.bias += move.to(router.bias.dtype)",
+            "router.bias.copy_(move)",
+            {"moe": _BIAS, "dp": 2, "routing": "learned", "micro_batch_size": 2},
+        ),
+        (
+            "loads_of_all_steps",
+            "the bias follows the loads of all steps, not of the last one",
+            ENGINE + "training.balance:finish_routing",
+            "router.load.zero_()",
+            "pass",
+            {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},
+        ),
+        steps=3,
+    ),
+    *faults_of(
+        "experts",
+        (
+            "capacity_rounded_down",
+            "an expert's capacity is rounded down",
+            ENGINE + "collectives.dispatch:capacity_of",
+            "math.ceil",
+            "math.floor",
+            _CAPACITY,
+        ),
+        (
+            "one_copy_too_few",
+            "the last copy that an expert can take is dropped",
+            ENGINE + "collectives.dispatch:_cut",
+            "rank < capacity",
+            "rank + 1 < capacity",
+            {**_CAPACITY, "tp": 2, "etp": 1},
+        ),
     ),
     *faults_of(
         "loads",

@@ -50,6 +50,46 @@ PRECISION = [
     *faults_of(
         "precision",
         (
+            "balance_without_scale",
+            "routers do not know the loss scale, so the balance term counts for nothing",
+            ENGINE + "training.build:assemble",
+            "router.loss_scale = optimizer.loss_scale.value",
+            "pass",
+            {},
+        ),
+        (
+            "balance_scale_twice",
+            "the loss scale is applied to the balance term twice",
+            ENGINE + "layers.routing:Router._with_balance_term",
+            "slope * self.loss_scale",
+            "slope * self.loss_scale * self.loss_scale",
+            {},
+        ),
+        check="loss_scaling_of_experts",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "rate_of_skipped_steps",
+            "a step that is skipped moves the learning rate on",
+            ENGINE + "training.optimizer:ShardedAdamW._updates",
+            "if self.loss_scale is None or self.optimizer is None:",
+            "if True:",
+            {},
+        ),
+        (
+            "biases_of_skipped_steps",
+            "a step that is skipped moves the biases of experts",
+            ENGINE + "training.balance:finish_routing",
+            "if skipped is not None:",
+            "if False:",
+            {},
+        ),
+        check="skipped_steps",
+    ),
+    *faults_of(
+        "precision",
+        (
             "turned_weight_scale",
             "the transposed weight has another scale",
             _PRODUCTS + "_transposed_weight",

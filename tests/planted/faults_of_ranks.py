@@ -14,6 +14,7 @@ from tests.planted.faults import (
     PIPELINE,
     RUN_STEP,
     SCALES,
+    SEEDS,
     STEP,
     SYNC,
     TENSORS,
@@ -284,7 +285,9 @@ CONSTANTS = [
     ),
 ]
 
-_FINISH = "    engine.optimizer.step(totals[1].sqrt())\n        finish_routing(engine.chunks, groups)\n"
+_FINISH = (
+    "    skipped = engine.optimizer.step(totals[1].sqrt())\n        finish_routing(engine.chunks, groups, skipped)\n"
+)
 _END = f"{_FINISH}    end = clock.mark()\n"
 _SWAPPED = f"    end = clock.mark()\n    {_FINISH}"
 MARKS = faults_of(
@@ -304,6 +307,7 @@ MARKS = faults_of(
 FAULTS: list[Fault] = [
     *SCALES,
     *DATA,
+    *SEEDS,
     *WEIGHTS,
     *TENSORS,
     *LOSS,

@@ -10,7 +10,7 @@ from functools import partial
 from tests.planted import checks
 from tests.planted.plant import Fault, with_fault
 from tests.pool import Pool, RankFailed
-from tests.workloads.engine.parity import check_traces, experiment, train_rank, trained_reference
+from tests.workloads.engine.parity import check_traces, experiment, routing_of, train_rank, trained_reference
 from workloads.parity.compare import HIGHER, Difference, compare, first_that_differs, noise_of
 from workloads.parity.order import Computed, in_order
 from workloads.spec.experiment import Experiment, Precision
@@ -55,8 +55,8 @@ class Detector:
             found = fault.check if self.is_found_by(getattr(checks, fault.check), fault) else None
         else:
             model, batch = case.model, case.global_batch_size
-            how = fault.scale, None, fault.steps, case.routing, case.routing_imbalance
-            expected = trained_reference(self.pool, "cpu", model, batch, case.seq_len, *how)
+            how = fault.scale, None, fault.steps
+            expected = trained_reference(self.pool, "cpu", model, batch, case.seq_len, *how, **routing_of(case))
             try:
                 check_traces(case, traces, expected)
             except AssertionError:
@@ -83,6 +83,8 @@ class Detector:
             seed=case.seed,
             routing=case.routing,
             routing_imbalance=case.routing_imbalance,
+            capacity_factor=case.capacity_factor,
+            micro_batch_size=case.micro_batch_size if case.capacity_factor is not None else 1,  # what is sent at once
         )
         key = alone.id, fault.scale, fault.steps
         if key not in self._unsharded:

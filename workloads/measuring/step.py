@@ -280,8 +280,8 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     with record_function(OPTIMIZER_RANGE):
         if (scale := engine.optimizer.loss_scale) is not None:
             totals = torch.cat([totals, scale.value[None]])  # a copy, because the step will change it
-        engine.optimizer.step(totals[1].sqrt())
-        finish_routing(engine.chunks, groups)
+        skipped = engine.optimizer.step(totals[1].sqrt())
+        finish_routing(engine.chunks, groups, skipped)
     end = clock.mark()
     memory: dict[str, int | None] = {}
     if cuda:

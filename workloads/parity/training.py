@@ -73,11 +73,11 @@ def train_rank(
             for named in engine.optimizer.parameters:
                 named.gradient.mul_(gradient_scale)
 
-        def keep_gradients_then_update(norm: Tensor) -> None:
+        def keep_gradients_then_update(norm: Tensor) -> Tensor | None:
             scale = engine.optimizer.loss_scale
             factor = 1.0 if scale is None else 1.0 / scale.value
             gradients.append(shards_of(engine, lambda named: named.gradient * factor))
-            update(norm)
+            return update(norm)
 
         if gradient_scale != 1.0:
             engine.optimizer.finish_gradients = finish_and_scale  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
+from workloads.rules.attention_kernels import ATTENTION_CASES
 from workloads.rules.engine_support import refused
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -284,16 +285,7 @@ _CLUSTER = _rules(
         "{world_size} ranks (dp*cp*tp*pp = {dp}*{cp}*{tp}*{pp}) on cluster {cluster}, which is one node of "
         "{devices_per_node}; at most {devices_per_node}",
     ),
-    (
-        "attention",
-        "attention == 'cudnn' and backend != 'cuda'",
-        "attention=cudnn needs CUDA devices, cluster {cluster} has {backend}",
-    ),
-    (
-        "attention",
-        "attention in ('cudnn', 'flash') and backend == 'cuda' and precision in ('fp32', 'fp64')",
-        "attention={attention} has no {precision} kernels on CUDA; use attention=efficient, math or auto",
-    ),
+    *ATTENTION_CASES,
     (
         "precision",
         "'fp8' in precision and precisions and 'fp8' not in precisions",

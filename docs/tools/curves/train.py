@@ -72,7 +72,7 @@ def _points(engine: Engine, recipe: TrainingRecipe) -> Iterator[CurvePoint]:
         held_out = held_out_loss(engine) if step == recipe.steps - 1 and recipe.data == "text" else None
         yield CurvePoint(
             step=step,
-            learning_rate=recipe.rate(step),
+            learning_rate=engine.optimizer.learning_rate,
             loss=record.loss,
             grad_norm=record.grad_norm,
             loss_scale=record.loss_scale,

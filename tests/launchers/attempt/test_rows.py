@@ -120,6 +120,12 @@ def test_the_host_that_is_least_ahead_counts(
     assert row_of(attempt, attempt.started_at + 4.0, results)["host_lead_s"] == expected
 
 
+def test_a_missing_peak_has_a_reason(attempt: Attempt) -> None:
+    row = row_of(attempt, attempt.started_at + 4.0, {0: result(0, attempt.started_at)})
+    assert row["peak_flops"] is None and row["mfu_palm"] is None
+    assert row["peak_flops_source"] == "none: the file of cluster test has no peak_flops for bf16; it has none"
+
+
 def test_a_dead_pilots_attempt_is_timed_by_its_files_alone(attempt: Attempt) -> None:
     """The file server's clock is an hour behind the pilot's clock."""
     for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):

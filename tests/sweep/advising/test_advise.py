@@ -105,6 +105,13 @@ def test_numbers_are_those_of_the_plan_that_would_settle_it(words: tuple[str, ..
     assert shlex.join(command).replace("'", "") in printed(found).replace("'", "")
 
 
+def test_mfu_in_fp8_is_relative_to_the_peak_of_fp8() -> None:
+    text = printed(asked(*LLAMA, "precision=fp8_rowwise", "tp=1", "pp=1", "cp=1", "micro_batch_size=[1,2]", top=1))
+    assert "MFU is relative to the peak in each precision, in TFLOP/s: 1,979 of fp8_rowwise" in text
+    (row,) = re.findall(r"^ *[\d,]+  [\d,]+ to [\d,]+  [\d.]+ s +([\d.]+) ", text, re.MULTILINE)
+    assert 10 < float(row) < 60
+
+
 def test_a_bound_of_memory_leaves_nothing_out_that_fits() -> None:
     question = read_question((*LLAMA, *SMALL))
     space = space_of(question)

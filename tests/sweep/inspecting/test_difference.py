@@ -12,6 +12,7 @@ from rich.console import Console
 from results.tables.schema import METHODS
 from sweep.inspecting.explain import _MEASURED, print_difference, print_explanation
 from sweep.inspecting.lookup import Record
+from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
@@ -74,6 +75,47 @@ def test_the_newest_finished_row_of_a_method_is_taken() -> None:
 def test_what_only_one_has_is_shown_alone() -> None:
     lines = told(record("left", attempt("measured", 100)), record("right"))
     assert ["tokens/s/GPU", "100"] in lines
+
+
+def explained(experiment: Experiment, tmp_path: Any) -> str:
+    file = io.StringIO()
+    print_explanation(Record(id="point", experiment=experiment, ledger=(), attempts=()), tmp_path, Console(file=file))
+    return " ".join(file.getvalue().split())
+
+
+def test_explain_says_the_layers_of_each_stage(tmp_path: Any) -> None:
+    case = Experiment.canonical(model=LLAMA_8B, pp=2, pp_split="even", global_batch_size=8)
+    assert "layers by pipeline rank: rank 0 0-15 (16); rank 1 16-31 (16)" in explained(case, tmp_path)
+    vee = Experiment.canonical(
+        model=DEEPSEEK_V3, pp=2, pp_schedule="zero_bubble_v", global_batch_size=8, pp_split="even"
+    )
+    assert "rank 0 0-15 and 46-60 (31, 3 dense); rank 1 16-30 and 31-45 (30)" in explained(vee, tmp_path)
+    assert "by pipeline rank" not in explained(EXPERIMENT, tmp_path)
+
+
+def test_explain_says_the_active_parameters_with_and_without_the_embedding(tmp_path: Any) -> None:
+    mixture = explained(Experiment.canonical(model=MIXTRAL, global_batch_size=8), tmp_path)
+    assert "active for a token: 12,879.9 M, 12,748.9 M without the input embedding" in mixture
+    assert "active for a token" not in explained(EXPERIMENT, tmp_path)
+
+
+def test_explain_says_why_an_attempt_has_no_mfu(tmp_path: Any) -> None:
+    of_attempt = {
+        **attempt("measured", 100.0),
+        "attempt_id": "a1",
+        "started_at": None,
+        "phase": None,
+        "phase_step": None,
+        "failed_rank": None,
+        "will_retry": False,
+        "evidence": None,
+        "log_dir": None,
+        "cluster": None,
+        "peak_flops_source": "none: the file of cluster x has no peak_flops for fp64; it has bf16",
+    }
+    file = io.StringIO()
+    print_explanation(record("left", of_attempt), tmp_path, Console(file=file, width=200))
+    assert "100, no MFU: the file of cluster x has no peak_flops for fp64; it has bf16" in file.getvalue()
 
 
 def test_explain_says_the_stored_id(tmp_path: Any) -> None:

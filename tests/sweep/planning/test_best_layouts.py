@@ -17,6 +17,7 @@ from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.best_layouts import fastest, parse_order, print_best
 from sweep.planning.ledger import ledger_rows
+from sweep.planning.mfu import mfu_cell
 from sweep.planning.plan import Plan, make_plan
 from sweep.planning.price import information_order
 from sweep.planning.summary import workload
@@ -164,6 +165,20 @@ def test_without_rates_the_missing_ones_are_named_and_a_list_is_made_on_request(
     assert "the file of cluster cpu lacks device.peak_flops.fp32, device.memory_bandwidth, matmul_efficiency" in text
     assert listed(text) == []
     assert len(listed(printed(plan, top=4, order=parse_order("predicted_peak_bytes")))) == 4
+
+
+def test_mfu_is_relative_to_the_peak_of_each_precision_or_says_why_there_is_none(plan: Plan) -> None:
+    mixed = plan_of([*SMALL, "grid.axes.precision=[bf16,fp8_rowwise,fp64]", "grid.axes.tp=1", "grid.axes.pp=1"])
+    text = " ".join(printed(mixed, top=1000).split())
+    assert "MFU is relative to the peak in each precision, in TFLOP/s: 989 of bf16, 1,979 of fp8_rowwise" in text
+    assert "no MFU in fp64: the file of cluster h200 has no such peak_flops (it has bf16, fp16, fp8, fp32)" in text
+    best = next(p for p in mixed.points if p.experiment.precision == "fp8_rowwise" and p.tokens_per_s_per_gpu)
+    model, rate = best.experiment.model, best.tokens_per_s_per_gpu
+    share = mfu_cell(model, best.experiment.seq_len, "fp8_rowwise", rate, mixed.config.cluster)
+    assert float(share) * 2 == pytest.approx(
+        float(mfu_cell(model, best.experiment.seq_len, "bf16", rate, mixed.config.cluster)), abs=0.15
+    )
+    assert "relative" not in printed(plan), "of bf16 alone nothing has to be said"
 
 
 def test_a_plan_whose_points_only_just_fit_is_not_said_to_have_no_rates() -> None:

@@ -122,6 +122,8 @@ def trained_reference(
     steps: int = STEPS,
     routing: str = "balanced",
     routing_imbalance: float = 1.0,
+    capacity_factor: float | None = None,
+    sent_tokens: int | None = None,
 ) -> reference.Trace:
     case = Experiment.canonical(
         model=model,
@@ -130,9 +132,21 @@ def trained_reference(
         precision="fp64",
         routing=routing,
         routing_imbalance=routing_imbalance,
+        capacity_factor=capacity_factor,
     )
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
-    return reference.train(case, weights, steps, gradient_scale, clip_at)
+    return reference.train(case, weights, steps, gradient_scale, clip_at, sent_tokens)
+
+
+def routing_of(case: Experiment) -> dict[str, Any]:
+    """How a layout's reference routes tokens: arguments of `trained_reference`. With a capacity, a rank must send whole
+    runs of tokens, so no context parallelism."""
+    routed: dict[str, Any] = {"routing": case.routing, "routing_imbalance": case.routing_imbalance}
+    if case.capacity_factor is not None:
+        assert case.cp == 1
+        sent = case.micro_batch_size * case.seq_len // (case.tp // case.etp)
+        routed |= {"capacity_factor": case.capacity_factor, "sent_tokens": sent}
+    return routed
 
 
 def check(
@@ -143,15 +157,16 @@ def check(
     gradient_scale: float = 1.0,
     clip_at: float | None = None,
     counts: bool = False,
+    steps: int = STEPS,
 ) -> None:
     """Train the layout and the reference, and compare losses, gradient norms, gradients and the final weights.
 
     ``counts``: in the same run, what every rank sends in the second step is counted and compared with the closed form.
     """
     how = gradient_scale, clip_at
-    routed = {"routing": case.routing, "routing_imbalance": case.routing_imbalance}
-    expected = trained_reference(pool, device, case.model, case.global_batch_size, case.seq_len, *how, **routed)
-    arguments = (case, STEPS, device, *how)
+    batch = case.global_batch_size, case.seq_len
+    expected = trained_reference(pool, device, case.model, *batch, *how, steps, **routing_of(case))
+    arguments = (case, steps, device, *how)
     if counts:
         ranks = pool.run(train_and_count, case.world_size, body, *arguments, timeout_s=150)
         check_traces(case, [trace for trace, _ in ranks], expected)

@@ -5,6 +5,7 @@ Only the initial weights come from the engine (`parameters.initial_part`); forwa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,9 +44,11 @@ def train(
     steps: int,
     gradient_scale: float = 1.0,
     clip_at: float | None = None,
+    sent_tokens: int | None = None,
 ) -> Trace:
     """Train on one process in float64 on the whole global batch at once. ``gradient_scale``: multiplies gradients
-    before they are clipped. ``clip_at``: a largest norm instead of every run's."""
+    before they are clipped. ``clip_at``: a largest norm instead of every run's. ``sent_tokens``: with a capacity, how
+    many tokens in a row a rank of the layout sends at once, of which each expert takes the first copies."""
     assert experiment.precision == "fp64"
     weights = {name: weight.double() for name, weight in weights.items()}
     for weight in weights.values():
@@ -69,7 +72,7 @@ def train(
     )
     for step in range(steps):
         ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
-        loss, balance = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets, routing)
+        loss, balance = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets, routing, sent_tokens)
         optimizer.zero_grad()
         (gradient_scale * (loss + balance)).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
@@ -91,7 +94,12 @@ def _parts(experiment: Experiment) -> list[Weight]:
 
 
 def _loss(
-    experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets: Tensor, routing: dict[str, Tensor]
+    experiment: Experiment,
+    w: dict[str, Tensor],
+    tokens: Tensor,
+    targets: Tensor,
+    routing: dict[str, Tensor],
+    sent_tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
     """(cross-entropy, terms that balance experts). ``routing`` holds biases of experts from step to step."""
     model = experiment.model
@@ -145,7 +153,7 @@ def _loss(
         x = x + o @ w[f"{p}.attention.o"].t()
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
-            out, term = _experts(experiment, w, p, h, routing)
+            out, term = _experts(experiment, w, p, h, routing, sent_tokens)
             x, balance = x + out, balance + term
         else:
             x = x + _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
@@ -158,7 +166,12 @@ def _swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _experts(
-    experiment: Experiment, w: dict[str, Tensor], layer: str, h: Tensor, routing: dict[str, Tensor]
+    experiment: Experiment,
+    w: dict[str, Tensor],
+    layer: str,
+    h: Tensor,
+    routing: dict[str, Tensor],
+    sent_tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
     """(output, balance term) of one layer: every expert computes all tokens, and a mask takes those that visit it."""
     moe = experiment.model.moe
@@ -179,6 +192,11 @@ def _experts(
     if moe.normalize_weights:
         weights = weights / weights.sum(-1, keepdim=True)
     weights = weights * moe.weight_scale
+    if experiment.capacity_factor is not None:
+        assert sent_tokens is not None
+        capacity = math.ceil(experiment.capacity_factor * sent_tokens * k / count)
+        taken = visits.view(-1, sent_tokens, count).cumsum(1) <= capacity
+        weights = weights * taken.view(batch, seq, count)
     out = torch.zeros_like(h)
     for expert in range(count):
         gate, up, down = (w[f"{layer}.experts.{name}"][expert] for name in ("gate", "up", "down"))

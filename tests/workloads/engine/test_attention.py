@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from contextlib import nullcontext
+from itertools import product
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,9 +13,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.workloads.costs.shapes import H200, ONE_NODE
 from tests.workloads.engine.attention_checks import inputs, relative_error, textbook_gradients
+from tests.workloads.engine.parity import model
 from workloads.engine.ops import attention as ops
 from workloads.engine.ops.attention import AttentionKernel, attention, attention_backward, attention_forward
+from workloads.engine.training.build import choose_attention
+from workloads.rules.layout_rules import violations
+from workloads.spec.experiment import Attention, Experiment
 
 GROUPS = [(2, 4, 4, 13, 8), (2, 6, 2, 13, 8), (1, 4, 1, 40, 16), (2, 4, 4, 13, 24, 16), (1, 4, 2, 40, 16, 8)]
 """(B, N, K, S, H) or with the size of values: as many keys as queries, groups, one key head for all, two sizes."""
@@ -115,6 +122,27 @@ def test_fake_tensors_take_the_same_kernel_and_shapes(shape: Any, dtype: torch.d
     wanted, wanted_lse, _ = attention_forward(*real[:3], causal=True)
     for fake, x in zip((o, lse, *gradients), (wanted, wanted_lse, *real[:3]), strict=True):
         assert (fake.shape, fake.dtype) == (x.shape, x.dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
+def test_what_the_rules_let_through_has_a_kernel_and_nothing_else(device: str, precision: str) -> None:
+    """Of equal heads, grouped ones, and heads that are no multiple of 8 or above 256, on this machine's torch."""
+    cluster = ONE_NODE if device == "cpu" else H200
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}[precision]
+    for kernel, (heads, kv_heads, size) in product(
+        get_args(Attention), [(2, 2, 16), (2, 1, 16), (2, 2, 20), (2, 2, 264)]
+    ):
+        shape = model(num_heads=heads, num_kv_heads=kv_heads, head_dim=size)
+        case = Experiment.canonical(model=shape, global_batch_size=1, precision=precision, attention=kernel)
+        refused = any(rule == "attention" for rule, _ in violations(case, cluster))
+        q, k, v, _ = inputs((1, heads, kv_heads, 64, size), dtype, device)
+        with sdpa_kernel([SDPBackend.MATH]):  # sets the switches back at its end
+            choose_attention(case)
+            with pytest.raises(RuntimeError) if refused else nullcontext():
+                attention(q, k, v, causal=True)
+            with pytest.raises(RuntimeError) if refused else nullcontext():
+                attention_forward(q, k, v, causal=True)
 
 
 # Kernels of GPUs, without one

@@ -22,6 +22,8 @@ def routed(moe: MoESpec = MANY, **layout: Any) -> Experiment:
 
 
 AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
+THREE = {"micro_batch_size": 3, "global_batch_size": 6}
+"""With sequence parallelism each of two ranks has one whole sequence and half of another one."""
 BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
 ONE_RANK = [
     routed(),
@@ -31,7 +33,7 @@ ONE_RANK = [
     routed(experts(normalize_weights=False, balance="aux_loss", balance_coefficient=0.5), routing="learned"),
     routed(experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5), routing="learned", recompute="full"),
     routed(experts(gate="sigmoid", balance="bias", balance_coefficient=0.05), routing="learned", micro_batch_size=2),
-    routed(routing="learned", capacity_factor=100.0),
+    routed(routing="learned", capacity_factor=1.1, micro_batch_size=2),  # of 8.8 copies an expert takes 9
     routed(recompute="experts", micro_batch_size=2),
     routed(AUX, routing="learned", recompute="selective+experts"),
     routed(BIAS, latent=16, routing="learned", recompute="selective+mla_up+experts", attention="math"),
@@ -40,16 +42,19 @@ FEW_RANKS = [
     *(routed(dp=2, zero_stage=zero, micro_batch_size=2, ep=ep) for zero in range(4) for ep in (1, 2)),
     *(routed(dp=2, zero_stage=zero, rounds=2, ep=2, routing="learned") for zero in (1, 3)),
     routed(dp=2, ep=2, routing="skewed", routing_imbalance=3.0, recompute="selective"),
-    routed(dp=2, ep=2, routing="learned", capacity_factor=100.0, zero_stage=2, micro_batch_size=2),
+    routed(dp=2, ep=2, routing="learned", capacity_factor=0.9, zero_stage=2, micro_batch_size=2),
     routed(AUX, dp=2, ep=2, routing="learned", recompute="full"),
     routed(BIAS, dp=2, ep=2, routing="learned", zero_stage=3),
     *(routed(tp=2, etp=etp, routing=kind) for etp in (1, 2) for kind in ("balanced", "learned")),
-    *(routed(AUX, tp=2, etp=etp, routing="learned") for etp in (1, 2)),
+    *(routed(AUX, tp=2, etp=etp, routing="learned", **THREE) for etp in (1, 2)),
     *(routed(BIAS, tp=2, etp=etp, routing="learned") for etp in (1, 2)),
     routed(tp=2, etp=2, sequence_parallel=False, routing="learned"),
-    routed(AUX, tp=2, etp=2, sequence_parallel=False, routing="learned"),
-    routed(tp=2, etp=1, ep=2, routing="learned"),
-    *(routed(AUX, cp=2, cp_kind=kind, ep=ep, routing="learned") for kind, ep in (("ring", 2), ("ulysses", 1))),
+    routed(AUX, tp=2, etp=2, sequence_parallel=False, routing="learned", **THREE),
+    routed(tp=2, etp=1, ep=2, routing="learned", capacity_factor=1.1),
+    *(
+        routed(AUX, cp=2, cp_kind=kind, ep=ep, routing="learned", micro_batch_size=2)
+        for kind, ep in (("ring", 2), ("allgather", 1), ("ulysses", 1))
+    ),
     routed(cp=2, cp_kind="allgather", ep=2, zero_stage=3, micro_batch_size=2),
     *(
         routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, micro_batch_size=1, routing=kind)
@@ -67,7 +72,7 @@ FEW_RANKS = [
     *(routed(dp=2, ep=2, zero_stage=zero, rounds=2, recompute="experts", routing="learned") for zero in (0, 3)),
     *(routed(tp=2, etp=etp, recompute="swiglu+experts", routing="learned") for etp in (1, 2)),
     routed(tp=2, etp=2, sequence_parallel=False, recompute="experts"),
-    routed(AUX, cp=2, ep=2, recompute="norm+experts", routing="learned"),
+    routed(AUX, cp=2, ep=2, recompute="norm+experts", routing="learned", micro_batch_size=4),
     *(
         routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, micro_batch_size=1, recompute="experts")
         for schedule, chunks in (("gpipe", 1), ("interleaved_1f1b", 2), ("zero_bubble_v", 2))
@@ -81,7 +86,8 @@ MORE_RANKS = [
     routed(dp_replicate=2, dp_shard=2, ep=4, zero_stage=2),
     routed(dp=2, tp=2, ep=2, etp=2, zero_stage=3, routing="learned"),
     routed(dp=2, tp=2, ep=2, etp=1, zero_stage=2, routing="learned"),
-    routed(AUX, dp=2, tp=2, ep=4, etp=1, zero_stage=1, routing="learned", recompute="selective"),
+    routed(AUX, dp=2, tp=2, ep=4, etp=1, zero_stage=1, routing="learned", recompute="selective", micro_batch_size=2),
+    routed(AUX, cp=2, tp=2, etp=1, routing="learned", recompute="full", **THREE),
     routed(dp=2, cp=2, ep=4, zero_stage=3, routing="learned", recompute="full"),
     routed(dp=2, cp=2, ep=2, cp_kind="allgather", zero_stage=1),
     routed(dp=2, pp=2, ep=2, pp_schedule="zero_bubble_v", virtual_stages=2, zero_stage=2, rounds=4, routing="learned"),
@@ -134,6 +140,13 @@ def test_layout_equals_single_process(request: pytest.FixtureRequest, backend: s
 )
 def test_compiled_blocks_with_experts_equal_single_process(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     check(gloo_pool, routed(compile="block", **layout), body=train_compiled_rank, clip_at=CLIP_AT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2, "zero_stage": 1}, {"pp": 2, "micro_batch_size": 2}], ids=str)
+def test_biases_that_have_moved_move_on(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    """The first two steps use biases of 0 and after one move; only the third sees the second move."""
+    check(gloo_pool, routed(BIAS, routing="learned", **layout), clip_at=CLIP_AT, steps=3)
 
 
 @pytest.mark.slow

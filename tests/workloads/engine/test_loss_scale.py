@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 
 from tests.pool import Pool
 from tests.workloads.engine.op_checks import randn, relative_error
-from tests.workloads.engine.parity import model
+from tests.workloads.engine.parity import experts, model
 from workloads.contract.protocol import StepRecord
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import local_shard
+from workloads.engine.layers.transformer import routers
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.training import loss_scale
 from workloads.engine.training.build import Engine, build, choose_attention
@@ -24,11 +26,18 @@ SPREAD = 2.0**-9
 """fp16 has 11 significant bits: sums in another order differ by few roundings of 2^-11."""
 
 
-def engine(rank: int, initial: float | None = None, **layout: Any) -> Engine:
+AUX = model(num_layers=2, moe=experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5))
+BIAS = model(num_layers=2, moe=experts(gate="sigmoid", balance="bias", balance_coefficient=0.05))
+EXPERTS = {"model": AUX, "routing": "learned", "dp": 2, "ep": 2, "zero_stage": 1}
+
+
+def engine(
+    rank: int, initial: float | None = None, rate: Callable[[int], float] | None = None, **layout: Any
+) -> Engine:
     fields = {"model": model(num_layers=2), "seq_len": 16, "global_batch_size": 4, "precision": "fp16", **layout}
     case = Experiment.canonical(**fields)
     choose_attention(case)
-    built = build(case, make_groups(case, rank, torch.device("cpu")))
+    built = build(case, make_groups(case, rank, torch.device("cpu")), rate)
     if initial is not None:
         assert built.optimizer.loss_scale is not None
         built.optimizer.loss_scale.value.fill_(initial)
@@ -65,6 +74,8 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero_stage": 3},
     {"tp": 2},
     {"pp": 2, "micro_batch_size": 1},
+    EXPERTS,
+    {**EXPERTS, "dp": 1, "ep": 1, "zero_stage": 0, "tp": 2, "etp": 2},
 )
 
 
@@ -87,11 +98,46 @@ def test_a_step_that_overflows_is_skipped_by_every_rank_and_halves_the_scale(
         assert [count for _, _, count in found] == [max(0, step + 1 - first) for step in range(6)]
         assert all((record.grad_norm is None) == record.skipped for record in records)
     assert len({tuple(record.skipped for record, _, _ in found) for found in ranks}) == 1
-    expected = gloo_pool.run(overflowing, 1, {"micro_batch_size": 2})[0][-1][0]
+    alone = {name: layout[name] for name in ("model", "routing") if name in layout}
+    expected = gloo_pool.run(overflowing, 1, {"micro_batch_size": 2, **alone})[0][-1][0]
     for found in ranks:
         last = found[-1][0]
         assert last.grad_norm == pytest.approx(expected.grad_norm, rel=SPREAD)
         assert last.loss == pytest.approx(expected.loss, rel=SPREAD)
+
+
+Moved = tuple[bool | None, float, torch.Tensor]
+"""Of a step: whether it was skipped, its learning rate, and the experts' biases after it."""
+
+
+def warming_up(rank: int, layout: dict[str, Any], precision: str) -> list[Moved]:
+    """Six steps from a scale that is too large, with a rate of 1e-6 more in each update."""
+    scale = 2.0**21 if precision == "fp16" else None
+    built = engine(rank, scale, lambda update: 1e-6 * (update + 1), **layout, precision=precision)
+    steps = []
+    for step in range(6):
+        record = take_step(built, step)
+        biases = [router.bias.clone() for chunk in built.chunks for router in routers(chunk)]
+        steps.append((record.skipped, built.optimizer.learning_rate, torch.cat(biases)))
+    return steps
+
+
+def check_that_a_skipped_step_moves_nothing(ranks: list[list[Moved]]) -> None:
+    for steps in ranks:
+        skipped = [bool(skip) for skip, _, _ in steps]
+        assert 0 < sum(skipped) < 6
+        updates = [skipped[:step].count(False) for step in range(6)]
+        assert [rate for _, rate, _ in steps] == [1e-6 * (update + 1) for update in updates]
+        before = torch.zeros_like(steps[0][2])
+        for skip, (_, _, biases) in zip(skipped, steps, strict=True):
+            assert torch.equal(biases, before) == skip, "biases move in every step but a skipped one"
+            before = biases
+
+
+@pytest.mark.slow
+def test_a_skipped_step_moves_neither_the_rate_nor_the_biases(gloo_pool: Pool) -> None:
+    layout = {**EXPERTS, "model": BIAS, "micro_batch_size": 2}
+    check_that_a_skipped_step_moves_nothing(gloo_pool.run(warming_up, 2, layout, "fp16"))
 
 
 def test_the_scale_grows_after_good_steps(monkeypatch: pytest.MonkeyPatch) -> None:

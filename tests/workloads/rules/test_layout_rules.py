@@ -135,7 +135,40 @@ def test_broken_rules_say_what_would_work(fields: dict[str, Any], rule: str, say
 def test_one_node_is_not_enough() -> None:
     assert "16 ranks (dp*cp*tp*pp = 2*1*8*1)" in broken(ONE_NODE, dp_replicate=2, tp=8)["single_node"]
     assert broken(ONE_NODE, tp=8) == {}
-    assert "needs CUDA" in broken(ONE_NODE, attention="cudnn")["attention"]
+
+
+WITHOUT_GROUPS = dataclasses.replace(LLAMA_8B, num_kv_heads=32)
+PADDED = dataclasses.replace(WITHOUT_GROUPS, head_dim=20)
+WIDE = dataclasses.replace(LLAMA_8B, head_dim=264)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fields", "says"),
+    [
+        (ONE_NODE, {"attention": "cudnn"}, "needs CUDA"),
+        (ONE_NODE, {"attention": "efficient"}, "has cpu; use attention=auto, flash or math"),
+        (ONE_NODE, {"attention": "efficient", "precision": "fp64"}, "needs CUDA"),
+        (ONE_NODE, {"attention": "flash", "precision": "fp64"}, None),
+        (H200, {"attention": "efficient"}, "no grouped queries on CUDA, llama8b has num_heads=32 and num_kv_heads=8"),
+        (H200, {"attention": "efficient", "precision": "fp64"}, "no fp64 kernels on CUDA; use attention=auto or math"),
+        (H200, {"attention": "efficient", "model": WITHOUT_GROUPS}, None),
+        (H200, {"attention": "efficient", "model": PADDED}, "multiples of 8 on CUDA, llama8b has 20 for queries"),
+        (H200, {"attention": "efficient", "model": PADDED, "precision": "fp32"}, None),
+        (H200, {"attention": "efficient", "model": DEEPSEEK_V3}, None),
+        (H200, {"attention": "cudnn", "model": PADDED}, "multiples of 8"),
+        (H200, {"attention": "cudnn", "model": WIDE, "precision": "fp8_rowwise"}, "heads of at most 256"),
+        (H200, {"attention": "flash", "model": WIDE}, "heads of at most 256 on CUDA, llama8b has 264 for queries"),
+        (H200, {"attention": "flash", "model": PADDED}, None),
+        (H200, {"attention": "math", "model": WIDE, "precision": "fp64"}, None),
+    ],
+    ids=str,
+)
+def test_a_kernel_that_the_device_lacks_is_refused(
+    cluster: ClusterSpec, fields: dict[str, Any], says: str | None
+) -> None:
+    """What is refused is what torch has no kernel for (`tests.workloads.engine.test_attention`)."""
+    message = broken(cluster, **fields).get("attention")
+    assert message is None if says is None else message is not None and says in message
 
 
 SLIM = dataclasses.replace(DEEPSEEK_V2_LITE, ffn_hidden_size=8192)

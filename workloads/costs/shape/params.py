@@ -94,8 +94,12 @@ def matmul_params(model: ModelSpec) -> int:
     return total
 
 
-def active_params(model: ModelSpec) -> int:
-    """Parameters of one token's path, as model cards count them: all except the experts that it does not visit."""
+def active_params_with_embedding(model: ModelSpec) -> int:
+    """Parameters of one token's path: all except the experts that it does not visit, with the whole input embedding.
+
+    Mixtral (12.9 B) and Qwen3 (3.3 B of 30B-A3B, 22 B of 235B-A22B) publish this number, others the one of
+    `active_params_without_embedding`.
+    """
     total = num_params(model)
     if model.moe is None:
         return total
@@ -104,13 +108,24 @@ def active_params(model: ModelSpec) -> int:
     return total - (model.num_layers - num_dense_layers(model)) * idle * expert
 
 
+def active_params_without_embedding(model: ModelSpec) -> int:
+    """`active_params_with_embedding` less the input embedding, of which a token reads one row. A tied embedding stays,
+    because it is the output projection, too.
+
+    gpt-oss (5.1 B of 120b, 3.6 B of 20b; arXiv:2508.10925, table 1) and DeepSeek (37 B of V3, 2.4 B of V2-Lite) publish
+    this number.
+    """
+    embedding = 0 if model.tie_embeddings else model.vocab_size * model.hidden_size
+    return active_params_with_embedding(model) - embedding
+
+
 def playbook_params(model: ModelSpec, pp: int = 1) -> int:
     """Parameters as the Ultra-Scale Playbook counts them: tied embeddings twice if the pipeline splits them.
 
     In a mixture of experts only active parameters count (the playbook has none).
     """
     copies = 2 if model.tie_embeddings and pp > 1 else 1
-    return active_params(model) + (copies - 1) * model.vocab_size * model.hidden_size
+    return active_params_with_embedding(model) + (copies - 1) * model.vocab_size * model.hidden_size
 
 
 @lru_cache(maxsize=256)

@@ -18,8 +18,11 @@ from workloads.engine.layers.transformer import Chunk, routers
 
 
 @torch.no_grad()
-def finish_routing(chunks: Sequence[Chunk], groups: Groups) -> None:
-    """Move the biases that balance learned routing against the loads of the global batch. Call it after a step."""
+def finish_routing(chunks: Sequence[Chunk], groups: Groups, skipped: Tensor | None = None) -> None:
+    """Move the biases that balance learned routing against the loads of the global batch. Call it after a step.
+
+    ``skipped``: 1 if the step updated nothing, else 0 (0-dim); then the biases stay, too. None: it was not skipped.
+    """
     e = groups.experiment
     if e.model.moe is None or e.routing != "learned" or groups.is_rehearsal:
         return
@@ -34,6 +37,8 @@ def finish_routing(chunks: Sequence[Chunk], groups: Groups) -> None:
     if e.model.moe.balance == "bias":
         loads = _over_stage(step, groups).double()
         moves = (loads.mean(1, keepdim=True) - loads).sign() * e.model.moe.balance_coefficient
+        if skipped is not None:
+            moves = moves * (1.0 - skipped)
         for router, move in zip(layer_routers, moves, strict=True):
             router.bias += move.to(router.bias.dtype)
 

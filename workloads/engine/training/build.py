@@ -69,8 +69,8 @@ def build(
 ) -> Engine:
     """Build the sharded chunks, allocate them on the device and fill them with the seed's weights.
 
-    ``learning_rate``: the rate of each step, counted from 0; None for the one small rate of a sweep's runs. ``source``:
-    the training sequences; None for synthetic tokens.
+    ``learning_rate``: the rate of each update, counted from 0; None for the one small rate of a sweep's runs.
+    ``source``: the training sequences; None for synthetic tokens.
     """
     chunks = shape_chunks(experiment, groups)
 

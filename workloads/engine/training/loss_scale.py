@@ -3,8 +3,9 @@
 fp16's smallest number is 6e-8, and gradients of activations are often smaller. So gradients are multiplied by ``scale``
 where they begin, at the loss, and divided by it once they are in fp32 (mixed precision training, arXiv:1710.03740,
 section 3.2). A step whose gradients overflow is skipped and halves the scale; the scale doubles after enough good steps
-in a row. The host never waits for any of this: the scale, the count of good steps and whether a step overflowed are
-tensors on the device. They are equal on all ranks, because they come from the norm over all ranks.
+in a row. The host waits for none of this, except for the number of updates where the learning rate changes with it:
+the scale, the count of good steps and whether a step overflowed are tensors on the device. They are equal on all ranks,
+because they come from the norm over all ranks.
 """
 
 from __future__ import annotations

@@ -27,11 +27,12 @@ MAX_GRAD_NORM = 1.0
 
 
 class ShardedAdamW:
-    """AdamW over the shards that this rank holds. ``rate``: learning rate by number of the update, from 0."""
+    """AdamW over the shards that this rank holds. ``rate``: learning rate by number of the update, from 0; a step that
+    is skipped in fp16 is no update."""
 
     def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
         self.groups = groups
-        self._rate, self._updates = rate, 0
+        self._rate, self._steps = rate, 0
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
@@ -76,10 +77,11 @@ class ShardedAdamW:
             norms = norms / self.loss_scale.value
         return (norms.square() * self._weights).sum()
 
-    def step(self, norm: Tensor) -> None:
+    def step(self, norm: Tensor) -> Tensor | None:
         """Scale gradients so that the global norm is at most MAX_GRAD_NORM, update, and free the gradients.
 
         ``norm``: global norm of the gradients without the loss scale. If it is not finite, fp16 runs update nothing.
+        Returns 1 for such a skipped step and else 0, on the device; None in other precisions, which skip none.
         """
         if self.optimizer is None:
             # Created only now: FSDP may move the shards when it initialises itself, in the first forward.
@@ -89,8 +91,8 @@ class ShardedAdamW:
             )
         if self._rate is not None:
             for group in self.optimizer.param_groups:
-                group["lr"] = self._rate(self._updates)
-        self._updates += 1
+                group["lr"] = self._rate(self._updates())
+        self._steps += 1
         gradients = [p.gradient for p in self.parameters]
         factor = torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)
         overflowed = None
@@ -104,6 +106,20 @@ class ShardedAdamW:
             parameter.grad = named.current.grad = None
         if self.loss_scale is not None and overflowed is not None:
             self.loss_scale.update(overflowed)
+        return overflowed
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the last step."""
+        assert self.optimizer is not None, "no step was taken yet"
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _updates(self) -> int:
+        """Number of updates so far. In fp16 only AdamW's count on the device knows which steps were skipped, so the
+        host waits for it; a sweep's runs have one rate and never ask."""
+        if self.loss_scale is None or self.optimizer is None:
+            return self._steps
+        return int(next((state["step"].item() for state in self.optimizer.state.values()), 0))
 
     def state_tensors(self) -> list[Tensor]:
         """Optimizer state on the device; empty before the first step."""

@@ -19,7 +19,14 @@ from tests.workloads.costs.shapes import (
     QWEN3_235B,
     TINY,
 )
-from workloads.costs.shape.params import active_params, local_params, matmul_params, num_params, playbook_params
+from workloads.costs.shape.params import (
+    active_params_with_embedding,
+    active_params_without_embedding,
+    local_params,
+    matmul_params,
+    num_params,
+    playbook_params,
+)
 from workloads.costs.shape.partition import (
     StageParams,
     experiment_layers,
@@ -28,7 +35,31 @@ from workloads.costs.shape.partition import (
     stage_layers,
 )
 from workloads.spec.experiment import Experiment, PipelineSplit
-from workloads.spec.model_spec import ModelSpec
+from workloads.spec.model_spec import ModelSpec, MoESpec
+
+GPT_OSS_20B = ModelSpec(
+    name="gpt_oss_20b",
+    num_layers=24,
+    hidden_size=2880,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=64,
+    ffn_hidden_size=2880,
+    vocab_size=201088,
+    moe=MoESpec(num_experts=32, experts_per_token=4, expert_hidden_size=2880),
+)
+GPT_OSS_120B = replace(
+    GPT_OSS_20B,
+    name="gpt_oss_120b",
+    num_layers=36,
+    moe=MoESpec(num_experts=128, experts_per_token=4, expert_hidden_size=2880),
+)
+"""Without the biases and attention sinks of the published models, which no `ModelSpec` has."""
+
+
+def test_a_tied_embedding_is_active_as_the_output_projection() -> None:
+    assert active_params_without_embedding(LLAMA_1B) == active_params_with_embedding(LLAMA_1B) == num_params(LLAMA_1B)
+    assert num_params(LLAMA_8B) - active_params_without_embedding(LLAMA_8B) == 128256 * 4096
 
 
 def test_tiny_by_hand() -> None:
@@ -58,14 +89,19 @@ def test_equals_checkpoints(model: ModelSpec, published: int) -> None:
     ("count", "published", "tolerance"),
     [
         (num_params(DEEPSEEK_V3), 671e9, 0.01),
-        (active_params(MIXTRAL), 12.9e9, 0.01),
-        (active_params(QWEN3_30B), 3.3e9, 0.02),  # the card gives two digits of 3.35
+        (active_params_with_embedding(MIXTRAL), 12.9e9, 0.01),
+        (active_params_with_embedding(QWEN3_30B), 3.3e9, 0.02),  # the card gives two digits of 3.35
         (num_params(QWEN3_235B), 235e9, 0.001),
-        (active_params(QWEN3_235B), 22e9, 0.01),
+        (active_params_with_embedding(QWEN3_235B), 22e9, 0.01),
         (num_params(DEEPSEEK_V2_LITE), 15.7e9, 0.001),
         # arXiv:2405.04434, appendix B: 2.4 billion "activated for each token": 2.45 without the input embedding
-        (matmul_params(DEEPSEEK_V2_LITE), 2.4e9, 0.03),
-        (active_params(DEEPSEEK_V3), 37e9, 0.02),  # likewise, of 37.55
+        (active_params_without_embedding(DEEPSEEK_V2_LITE), 2.4e9, 0.03),
+        (active_params_without_embedding(DEEPSEEK_V3), 37e9, 0.015),
+        # arXiv:2508.10925, table 1: "unembedding parameters towards active, but not embeddings"
+        (num_params(GPT_OSS_120B), 116.83e9, 0.001),
+        (active_params_without_embedding(GPT_OSS_120B), 5.13e9, 0.001),
+        (active_params_without_embedding(GPT_OSS_20B), 3.61e9, 0.001),
+        (active_params_with_embedding(GPT_OSS_120B), 5.71e9, 0.001),
         (matmul_params(DEEPSEEK_V3), 36.7e9, 0.01),  # README_WEIGHTS.md of the release
     ],
 )
