@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
-from results.errors import InvalidResults
+from results.errors import InvalidResults, UltrasweepError
 from results.text.secrets import hide_in_arguments
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
@@ -57,11 +57,12 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
     settings, slurm = launch_settings(config, machine), slurm_options(config)
-    if (rebuilt := _rebuilt(config)) is not None:
+    dry = is_dry(config)
+    if not dry and (rebuilt := _rebuilt(config)) is not None:
         notes.append(rebuilt)
     plan = plan_sweep(config, settings.method, slurm, settings.num_devices)
     refuse_if_nothing_can_run(plan)
-    return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
+    return Prepared(plan=plan, settings=settings, slurm=slurm, dry=dry, notes=tuple(notes))
 
 
 def _rebuilt(config: SweepConfig) -> str | None:
@@ -94,6 +95,8 @@ def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
     Waiting points of an earlier run that are not in this plan (another budget, other axes) are removed, so that only
     the plan is run. Points requeued by ``retry`` stay.
     """
+    if prepared.dry:
+        raise UltrasweepError("launcher.dry=true queues and submits nothing, and this command has no other result")
     plan, settings = prepared.plan, prepared.settings
     config = plan.config
     about = _about(config)
