@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launchers.settings import LaunchSettings
+from launchers.state.fresh_start import describe_anew, has_begun, has_pilots
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
 from results.errors import InvalidResults, UltrasweepError
 from results.text.secrets import hide_in_arguments
@@ -101,7 +103,8 @@ def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
     config = plan.config
     about = _about(config)
     sweep = SweepDir.create(config.sweep_dir, about)
-    _refuse_other_device(sweep, about)
+    if _is_other_device(sweep, about):
+        describe_anew(sweep, about)
     from results.tables.store import write_ledger
 
     write_ledger(sweep.path, ledger_rows(plan))
@@ -127,7 +130,8 @@ def would_wait(prepared: Prepared) -> list[Point]:
     if not sweep.marker.exists():
         return [point for point in points if point.experiment.id in to_run]
     sweep = SweepDir.open(sweep.path)
-    _refuse_other_device(sweep, _about(config))
+    if _is_other_device(sweep, _about(config)):
+        return [point for point in points if point.experiment.id in to_run]
     waiting = {key_of(name) for name in entry_names(sweep.todo)}
     begun = {key_of(name) for folder in (sweep.claimed, sweep.done) for name in entry_names(folder)}
     return [
@@ -177,9 +181,21 @@ def _about(config: SweepConfig) -> dict[str, Any]:
     }
 
 
-def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
+def _is_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> bool:
+    """Whether the sweep was planned for another device and nothing of it has begun, so that it may be planned anew.
+
+    Raises `InvalidResults` if something has.
+    """
     device = sweep.settings().get("device")
-    if device is not None and device != about["device"]:
+    if device is None or device == about["device"]:
+        return False
+    if has_begun(sweep):
         raise InvalidResults(
             f"{sweep.path} holds runs for {device}, this run is for {about['device']}: give it another name=NAME"
         )
+    if has_pilots(sweep):
+        raise InvalidResults(
+            f"{sweep.path} has pilots for {device}, this run is for {about['device']}: end them with "
+            f"`python -m sweep cancel {shlex.quote(str(sweep.path))}`, or give this run another name=NAME"
+        )
+    return True

@@ -391,7 +391,9 @@ def test_a_real_run_takes_the_cluster_of_this_machine(
     ledger = read_ledger(sweep.path).to_pylist()
     assert {row["rule"] for row in ledger if row["world_size"] == 8} == {"launcher_devices"}
     assert {read_point(sweep.todo / name).experiment.world_size for name in entry_names(sweep.todo)} == {4}
-    # The same folder later, on another machine: the numbers would not belong together.
+    # The same folder later, on another machine, with a point begun: the numbers would not belong together.
+    first = entry_names(sweep.todo)[0]
+    (sweep.todo / first).rename(sweep.claimed / first.replace(".json", "@p.json"))
     gpus(monkeypatch, "NVIDIA H200", 4)
     assert main(["run", *words]) == 2
     assert "holds runs for NVIDIA B200, this run is for NVIDIA H200: give it another name" in capsys.readouterr().err
