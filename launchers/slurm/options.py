@@ -78,7 +78,7 @@ _OURS = frozenset(
 )
 """Parameters of sbatch that only the launcher may set."""
 _WAYS = "gpus_per_node, gres or none (how GPUs are requested)"
-_NUMBER_OF_GPUS = "their number is that of the cluster: cluster.devices_per_node=N"
+_NUMBER_OF_GPUS = "the number of GPUs of a node is cluster.devices_per_node=N"
 _ALTERNATIVES: Mapping[str, str] = {
     "array": "use launcher.max_pilots for the most pilots at a time",
     "chdir": "pilots run in the copy of the code; results_dir=DIR moves the sweep's folder",

@@ -81,7 +81,7 @@ def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
         ({"sbatch": {"gres": "gpu:8"}}, "launcher.gpus=gres"),
         (
             {"gpus": 8},
-            "must be gpus_per_node, gres or none (how GPUs are requested), not a number; their",
+            "must be gpus_per_node, gres or none (how GPUs are requested), not a number; the",
         ),
         ({"sbatch": {"nodes": 2}}, "follow from each point's world size"),
         ({"sbatch": {"time": 60}}, "use launcher.time_min"),
