@@ -255,6 +255,14 @@ def _one_line(name: str, value: object) -> None:
         raise InvalidSweep(f"launcher: {name}={value!r} holds a line break or another control character")
 
 
+def in_our_words(parameter: str, value: str) -> str:
+    """How a parameter of sbatch is given to this program; empty for a parameter that is neither set nor named here."""
+    name = parameter.replace("-", "_")
+    if parameter in _ALTERNATIVES:
+        return _ALTERNATIVES[parameter]
+    return f"write launcher.{name}={value}" if name in _NAMES else ""
+
+
 def _alternative(parameter: str) -> str:
     return _ALTERNATIVES.get(parameter) or f"use launcher.{parameter.replace('-', '_')}"
 

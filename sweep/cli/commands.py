@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from results.errors import UltrasweepError
+from results.text.command_line import InvalidOption
 from results.text.numbers import plural
 from results.text.printable import printable
 from results.text.terminal import open_console
@@ -18,7 +19,13 @@ from sweep.cli.parsers import PARSERS
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit code. Raises `UltrasweepError` for wrong
     arguments."""
-    options = PARSERS[name]().parse_intermixed_args(list(arguments))
+    try:
+        options = PARSERS[name]().parse_intermixed_args(list(arguments))
+    except InvalidOption as error:
+        from sweep.cli.dashes import hint
+
+        how = hint(name, str(error), arguments)
+        raise InvalidOption(f"{error}; {how}" if how else str(error)) from None
     options.command_line = _command_line(name, arguments)
     return COMMANDS[name](options)
 
