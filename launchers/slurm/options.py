@@ -100,6 +100,7 @@ _ALTERNATIVES: Mapping[str, str] = {
     "signal": "use launcher.signal_delay_s",
     "test-only": "use launcher.dry=true",
     "time": "use launcher.time_min",
+    "time-min": "pilots count on their whole time limit, launcher.time_min",
     "wait": "`run` waits for the points unless --detach is given",
     "wrap": "launcher.setup and launcher.prefix run further commands",
 }

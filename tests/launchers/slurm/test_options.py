@@ -85,6 +85,7 @@ def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
         ),
         ({"sbatch": {"nodes": 2}}, "follow from each point's world size"),
         ({"sbatch": {"time": 60}}, "use launcher.time_min"),
+        ({"sbatch": {"time-min": 60}}, "pilots count on their whole time limit"),
         ({"sbatch": {"account": "x"}}, "use launcher.account"),
     ],
 )
