@@ -311,10 +311,17 @@ def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> N
         grid_from_dict("any", {"axes": {"model": "tiny"}, "where": {"any": "no_function(1)"}})
     functions = str(refused.value).partition("if-else, ")[2].split(", ")
     assert len(functions) >= 3
-    assert {*SHAPE_NAMES, *CHECKED_FIELDS, *functions} <= named
+    assert {*SHAPE_NAMES, *CHECKED_FIELDS, *functions, "devices_per_node"} <= named
     assert set(table(section("Grid files"))) >= set(_SECTIONS)
     assert {*ConfFolders().names("device"), *ConfFolders().names("cluster")} <= named
     assert list(table(section("Reading the plan"))) == list(VERDICTS)
+
+
+def test_the_first_page_lists_every_shipped_grid() -> None:
+    readme = (ROOT / "README.md").read_text()
+    listed = re.search(r"<!-- grids: begin -->(.*?)<!-- grids: end -->", readme, re.DOTALL)
+    assert listed is not None
+    assert re.findall(r"`(\w+)`", listed[1]) == sorted(ConfFolders().names("grid"))
 
 
 # docs/guides.md: where a new field or outcome has to be named

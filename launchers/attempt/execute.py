@@ -96,11 +96,12 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
     experiment = attempt.point.experiment
     chosen = rehearsed_ranks(experiment)
     outcome = Outcome(outcome="ok", phase="done")
-    for rank in chosen:
+    for number, rank in enumerate(chosen, start=1):
+        stage = _named(control, f"stage {number} of {len(chosen)}")
         cached = stages / f"{stage_key(attempt.task, rank)}.json"
         if _reuse_stage(cached, attempt, rank):
             continue
-        done = _run(attempt, [rank], settings, control)
+        done = _run(attempt, [rank], settings, stage)
         outcome = done.outcome
         if outcome.outcome != "ok" or done.survivors:
             return done
@@ -114,6 +115,13 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
     cluster = settings.cluster
     outcome = oc.check_target_memory(outcome, max(peaks, default=None), cluster.usable_bytes, cluster.name)
     return Execution(outcome=outcome, results=results, rehearsed=assemble(experiment, cluster, results))
+
+
+def _named(control: Control, part: str) -> Control:
+    """The control of one part of an attempt: its progress says which part it is."""
+    return dataclasses.replace(
+        control, on_progress=lambda progress: control.on_progress(dataclasses.replace(progress, part=part))
+    )
 
 
 def _judge(

@@ -94,6 +94,8 @@ class Progress:
 
     phase: str
     step: int | None
+    part: str = ""
+    """For a rehearsal, which runs one rank after the other: which of them runs now, such as ``stage 1 of 2``."""
 
 
 def watch(

@@ -78,6 +78,7 @@ class AttemptThread:
             nodes=attempt.nodes,
             phase=self.progress.phase,
             step=self.progress.step,
+            part=self.progress.part,
         )
 
     def _run(self) -> None:

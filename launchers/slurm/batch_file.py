@@ -254,7 +254,14 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
     path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
     # See `launchers.slurm.srun_log`. This line comes last: later lines of the log are from srun and the pilot.
     start = f"{job.token}.${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
-    return [*options.setup, *lines, path, f'echo "{MARK} {start}"']
+    return [*(_checked(options.setup) if options.setup else ()), *lines, path, f'echo "{MARK} {start}"']
+
+
+def _checked(lines: Sequence[str]) -> list[str]:
+    """The user's lines, of which the first that fails ends the job and is named in its log: a pilot must not measure in
+    an environment that was not set up."""
+    told = """trap 'echo "launcher.setup failed with exit code $?: $BASH_COMMAND" >&2' ERR"""
+    return ["set -eE", told, *lines, "trap - ERR", "set +eE"]
 
 
 def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:

@@ -77,6 +77,41 @@ _OURS = frozenset(
     }
 )
 """Parameters of sbatch that only the launcher may set."""
+_WAYS = "gpus_per_node, gres or none (how GPUs are requested)"
+_NUMBER_OF_GPUS = "the number of GPUs of a node is cluster.devices_per_node=N"
+_ALTERNATIVES: Mapping[str, str] = {
+    "array": "use launcher.max_pilots for the most pilots at a time",
+    "chdir": "pilots run in the copy of the code; results_dir=DIR moves the sweep's folder",
+    "clusters": "set the variable SLURM_CLUSTERS when the sweep is first run",
+    "cluster-constraint": "set the variable SLURM_CLUSTERS when the sweep is first run",
+    "comment": "it names the submission, which finds the job again",
+    "error": "logs are in the folder slurm/ of the sweep",
+    "output": "logs are in the folder slurm/ of the sweep",
+    "gpus": f"{_NUMBER_OF_GPUS}, and launcher.gpus is {_WAYS}",
+    "gpus-per-node": f"{_NUMBER_OF_GPUS}, and launcher.gpus is {_WAYS}",
+    "gres": f"{_NUMBER_OF_GPUS}, and launcher.gpus=gres requests them so",
+    "job-name": "it ends with the submission's name; name=NAME changes its beginning",
+    "nodes": "they follow from each point's world size; launcher.max_nodes=N limits them",
+    "ntasks": "a node has one task, which starts one process for each device",
+    "ntasks-per-node": "a node has one task, which starts one process for each device",
+    "no-requeue": "use launcher.requeue=false",
+    "parsable": "it cannot be changed",
+    "open-mode": "it cannot be changed",
+    "signal": "use launcher.signal_delay_s",
+    "test-only": "use launcher.dry=true",
+    "time": "use launcher.time_min",
+    "time-min": "pilots count on their whole time limit, launcher.time_min",
+    "wait": "`run` waits for the points unless --detach is given",
+    "wrap": "launcher.setup and launcher.prefix run further commands",
+}
+"""What to do instead of giving a parameter of `_OURS`, where no option has the same name."""
+_EXCLUDED: Mapping[str, tuple[str, Any]] = {
+    "mem-per-cpu": ("mem", None),
+    "mem-per-gpu": ("mem", None),
+    "cpus-per-gpu": ("cpus_per_task", None),
+    "oversubscribe": ("exclusive", False),
+}
+"""Parameters that Slurm does not take beside one of our options, and the value of that option with which it does."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
@@ -138,6 +173,8 @@ class SlurmOptions:
             number("launcher: target_h", self.target_h, above=0, unit="hours")
         for name in ("requeue", "exclusive"):
             flag(f"launcher: {name}", getattr(self, name))
+        if isinstance(self.gpus, int) or str(self.gpus).isdigit():
+            raise InvalidSweep(f"launcher: gpus={self.gpus} must be {_WAYS}, not a number; {_NUMBER_OF_GPUS}")
         choice("launcher: gpus", self.gpus, get_args(GpuRequest))
         if self.usable_s < _LEAST_USABLE_S:
             raise InvalidSweep(
@@ -164,12 +201,22 @@ class SlurmOptions:
         for line in self.setup:
             if line.lstrip().startswith("#SBATCH"):
                 raise InvalidSweep(f"launcher: setup line {line!r} is a parameter of sbatch; use launcher.sbatch")
+        self._check_sbatch()
+
+    def _check_sbatch(self) -> None:
+        """Refuse parameters that the launcher sets, and those that Slurm does not take beside one that it sets."""
         for key, given in self.sbatch.items():
             if not (isinstance(key, str) and _PARAMETER.fullmatch(key)):
                 raise InvalidSweep(f"launcher: sbatch has {key!r}, which is not a long parameter of sbatch")
             dashed = key.replace("_", "-")
             if dashed in _OURS or (dashed.replace("-", "_") in _NAMES and dashed != "setup"):
                 raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_alternative(dashed)}")
+            option, remedy = _EXCLUDED.get(dashed, ("", None))
+            if given is not False and option and getattr(self, option) != remedy:
+                raise InvalidSweep(
+                    f"launcher: sbatch.{key}={given} and launcher.{option}={_as_typed(getattr(self, option))} exclude "
+                    f"each other in Slurm; add launcher.{option}={_as_typed(remedy)}"
+                )
             if not isinstance(given, int):
                 _one_line(f"sbatch.{key}", given)
 
@@ -209,18 +256,21 @@ def _one_line(name: str, value: object) -> None:
         raise InvalidSweep(f"launcher: {name}={value!r} holds a line break or another control character")
 
 
+def in_our_words(parameter: str, value: str) -> str:
+    """How a parameter of sbatch is given to this program; empty for a parameter that is neither set nor named here."""
+    name = parameter.replace("-", "_")
+    if parameter in _ALTERNATIVES:
+        return _ALTERNATIVES[parameter]
+    return f"write launcher.{name}={value}" if name in _NAMES else ""
+
+
 def _alternative(parameter: str) -> str:
-    options = {
-        "time": "time_min",
-        "signal": "signal_delay_s",
-        "gpus-per-node": "gpus",
-        "gres": "gpus",
-        "no-requeue": "requeue",
-    }
-    if parameter == "clusters":
-        return "set the variable SLURM_CLUSTERS when the sweep is first run"
-    name = options.get(parameter, parameter.replace("-", "_"))
-    return f"use launcher.{name}" if name in _NAMES else "it cannot be changed"
+    return _ALTERNATIVES.get(parameter) or f"use launcher.{parameter.replace('-', '_')}"
+
+
+def _as_typed(value: object) -> str:
+    """A value as a user types it on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _NAMES = frozenset(f.name for f in dataclasses.fields(SlurmOptions))

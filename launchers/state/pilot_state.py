@@ -35,6 +35,8 @@ class Running:
     phase: str = "spawn"
     """Phase of the rank that is furthest behind."""
     step: int | None = None
+    part: str = ""
+    """For a rehearsal: the stage that runs now, such as ``stage 1 of 2``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

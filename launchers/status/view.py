@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
@@ -24,6 +25,8 @@ from results.text.terminal import open_console, plain_table
 
 _MOST_ATTEMPTS, _MOST_RUNNING = 5, 8
 """Maximum numbers of attempts and of running points in the live view."""
+_SILENT_S, _STILL_S = 5.0, 30.0
+"""Seconds without a line after which the plain view prints the stage of a rehearsal: a new one, or still the same."""
 _COLOURS = {"ok": "green", "cancelled": "yellow", "preempted": "yellow", "oom": "magenta"}
 
 
@@ -49,12 +52,22 @@ def choose_view(live: bool | None, status: SweepStatus) -> StatusView:
 
 
 class PlainView:
-    """One line for each attempt that ends, and for each message of a blocked pilot."""
+    """One line for each attempt that ends, for each message of a blocked pilot, and for the stages of a rehearsal that
+    takes longer than seconds."""
 
-    def __init__(self, already_shown: set[str], console: Console | None = None) -> None:
+    def __init__(
+        self,
+        already_shown: set[str],
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console or open_console(soft_wrap=True)
         self._shown = already_shown
         self._messages: dict[str, str] = {}
+        self._clock = clock
+        self._said_at = clock()
+        self._said = ""
+        """Position of the rehearsal in the last line."""
 
     def __enter__(self) -> PlainView:
         return self
@@ -75,8 +88,24 @@ class PlainView:
             if pilot.message and self._messages.get(pilot.pilot_id) != pilot.message:
                 self.print_line(pilot.message)
             self._messages[pilot.pilot_id] = pilot.message
+        self._show_stages(status)
+
+    def _show_stages(self, status: SweepStatus) -> None:
+        """Print where the oldest running rehearsal is, if nothing was printed for a while."""
+        running = [one for pilot in status.pilots for one in pilot.running if one.part]
+        if not running:
+            return
+        one = min(running, key=lambda one: one.started_at)
+        position = f"{one.part}, {where(one.phase, one.step)}"
+        silent_s = self._clock() - self._said_at
+        if silent_s < (_SILENT_S if position != self._said else _STILL_S):
+            return
+        self._said = position
+        spent_s = max(0.0, time.time() - one.started_at)
+        self.print_line(f"[{status.finished}/{status.total}] {position} after {spent_s:.0f} s  {one.experiment_id}")
 
     def print_line(self, line: str) -> None:
+        self._said_at = self._clock()
         self._console.print(Text(line), highlight=False)
 
 
@@ -185,7 +214,8 @@ def _line(text: str, style: str = "") -> Text:
 def _running(running: Running, now: float, width: int) -> str:
     spent = f"{max(0.0, now - running.started_at):.0f} s of at most {running.deadline_s:.0f} s"
     ranks = plural(running.world_size, "rank")
-    start = f"  runs        {where(running.phase, running.step)}, {spent}, {ranks}  "
+    part = f"{running.part} " if running.part else ""
+    start = f"  runs        {part}{where(running.phase, running.step)}, {spent}, {ranks}  "
     return start + short_id(running.experiment_id, width - len(start))
 
 

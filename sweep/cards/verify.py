@@ -11,13 +11,14 @@ from typing import Any
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.store import read_attempts
 from results.text.printable import printable
+from results.text.terminal import open_console
 from sweep.cards.card import Card, read_cards, to_yaml
 from sweep.cards.judge import Judgement, judge
 from sweep.cards.make import overrides_of
 from sweep.composing.conffiles import ConfFolders
 
-Runner = Callable[[Card, Sequence[str]], Mapping[str, Any]]
-"""Runs a card with the user's overrides and returns its row."""
+Runner = Callable[[Card, Sequence[str]], Mapping[str, Any] | None]
+"""Runs a card with the user's overrides and returns its row; None if it was only shown (``launcher.dry=true``)."""
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -55,27 +56,20 @@ def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
 
 
 def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: bool | None, command: str) -> Any:
-    """Run one card as a sweep of one point, ``verify-HASH-WHEN``. Returns its row. Raises `UltrasweepError` if it
-    cannot run."""
+    """Run one card as a sweep of one point, ``verify-HASH-WHEN``. Returns its row, or None after a dry run. Raises
+    `UltrasweepError` if it cannot run."""
     from sweep.running.run import enqueue, prepare
+    from sweep.running.start import only_shown, start
 
     words = arguments_of(card, overrides)
     if not any(word.startswith("results_dir=") for word in overrides):
         words.append("results_dir=results/verify")
     when = time.strftime("%Y%m%d-%H%M%S") + f"-{time.monotonic_ns() % 10**6:06d}"
     prepared = prepare([*words, f"name=verify-{card.id.rpartition('-')[2]}-{when}"], folders, [])
-    if prepared.dry:
-        raise UltrasweepError("launcher.dry=true cannot be used with verify: verifying a card needs a real run")
+    if only_shown(prepared, open_console()):
+        return None
     queued = enqueue(prepared)
-    if prepared.slurm is not None:
-        from launchers.slurm.submit import run_slurm
-
-        slurm = prepared.slurm
-        summary = run_slurm(queued.sweep, prepared.settings, slurm, live=live, command=command, detach=False)
-    else:
-        from launchers.local import run_local
-
-        summary = run_local(queued.sweep, prepared.settings, live=live, command=command)
+    summary = start(prepared, queued, live=live, command=command)
     if summary.interrupted:
         raise KeyboardInterrupt
     rows = read_attempts(queued.sweep.path).to_pylist()
@@ -86,6 +80,7 @@ def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: b
 
 def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], run: Runner, write: bool) -> bool:
     """Run and judge one card after the other. Returns whether all passed. ``write``: record passes in the card files.
+    Cards that were only shown are not judged.
 
     If one of several cards cannot run here, it counts as failed and the others still run; a single card raises its
     error.
@@ -99,6 +94,8 @@ def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], r
                 raise
             print(printable(f"not run: {card.id}\n  {' '.join(str(error).split())}", keep="\n"))
             passed.append(False)
+            continue
+        if row is None:
             continue
         judgement = judge(card, row)
         print_judgement(judgement)

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from results.errors import UltrasweepError
+from results.text.command_line import InvalidOption
 from results.text.numbers import plural
 from results.text.printable import printable
 from results.text.terminal import open_console
@@ -19,7 +20,13 @@ from sweep.cli.parsers import PARSERS
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit code. Raises `UltrasweepError` for wrong
     arguments."""
-    options = PARSERS[name]().parse_intermixed_args(list(arguments))
+    try:
+        options = PARSERS[name]().parse_intermixed_args(list(arguments))
+    except InvalidOption as error:
+        from sweep.cli.dashes import hint
+
+        how = hint(name, str(error), arguments)
+        raise InvalidOption(f"{error}; {how}" if how else str(error)) from None
     options.command_line = _command_line(name, arguments)
     return COMMANDS[name](options)
 
@@ -66,41 +73,21 @@ def _plan(options: Namespace) -> int:
 
 def _run(options: Namespace) -> int:
     from sweep.composing.conffiles import ConfFolders
-    from sweep.running.run import enqueue, prepare, would_wait
+    from sweep.running.run import enqueue, prepare
     from sweep.running.run_end import print_end
-    from sweep.running.run_messages import print_dry_run, print_start
+    from sweep.running.run_messages import print_start
+    from sweep.running.start import only_shown, start
 
     prepared = prepare(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     console = open_console()
     if options.detach and prepared.slurm is None:
         raise UltrasweepError("--detach needs launcher=slurm: a run on this machine ends with this command")
-    if prepared.dry and prepared.slurm is not None:
-        from launchers.slurm.submit import dry_run
-        from launchers.state.sweep_dir import SweepDir
-
-        points = would_wait(prepared)
-        print_dry_run(prepared, points, console)
-        for text in dry_run(SweepDir(prepared.plan.config.sweep_dir), points, prepared.settings, prepared.slurm):
-            print("\n" + printable(text.rstrip(), keep="\n\t"))
+    if only_shown(prepared, console):
         return 0
     queued = enqueue(prepared)
     print_start(prepared, queued, console)
     live = False if options.plain else None
-    if prepared.slurm is not None:
-        from launchers.slurm.submit import run_slurm
-
-        summary = run_slurm(
-            queued.sweep,
-            prepared.settings,
-            prepared.slurm,
-            live=live,
-            command=options.command_line,
-            detach=options.detach,
-        )
-    else:
-        from launchers.local import run_local
-
-        summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
+    summary = start(prepared, queued, live=live, command=options.command_line, detach=options.detach)
     print_end(queued.sweep, summary, options.command_line, console)
     return summary.exit_code
 
@@ -231,6 +218,8 @@ def _verify(options: Namespace) -> int:
 
     from sweep.cards.bisect import first_slower, run_code
 
+    if any(word.lower() == "launcher.dry=true" for word in overrides):
+        raise UltrasweepError("--bisect runs the card with several commits; leave out launcher.dry=true, or --bisect")
     if len(cards) != 1:
         raise UltrasweepError(f"--bisect takes one card, not {len(cards)}; pick one with --only ID")
     with TemporaryDirectory(prefix="ultrasweep-bisect-results-") as results:
@@ -306,22 +295,17 @@ def _search(options: Namespace) -> int:
     from launchers.status.run_summary import RunSummary
     from sweep.composing.conffiles import ConfFolders
     from sweep.running.run import Queued
-    from sweep.searching.search_run import prepare_search, print_search, run_search
+    from sweep.running.start import only_shown, start
+    from sweep.searching.search_run import first_points, prepare_search, print_search, run_search
 
     search = prepare_search(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     console = open_console()
-    settings, slurm = search.prepared.settings, search.prepared.slurm
+    if only_shown(search.prepared, console, lambda _: first_points(search)):
+        return 0
     live = False if options.plain else None
 
     def launch(queued: Queued, feed: Callable[[], str]) -> RunSummary:
-        if slurm is not None:
-            from launchers.slurm.submit import run_slurm
-
-            command = options.command_line
-            return run_slurm(queued.sweep, settings, slurm, live=live, command=command, feed=feed)
-        from launchers.local import run_local
-
-        return run_local(queued.sweep, settings, live=live, command=options.command_line, feed=feed)
+        return start(search.prepared, queued, live=live, command=options.command_line, feed=feed)
 
     result = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
     print_search(search, result, console)
@@ -363,22 +347,16 @@ def _probe(options: Namespace) -> int:
     from sweep.composing.conffiles import ConfFolders
     from sweep.running.probe import headlines, prepare_probe, store_probe
     from sweep.running.run import enqueue
+    from sweep.running.start import only_shown, start
 
     started = time.monotonic()
     prepared = prepare_probe(options.overrides, ConfFolders(tuple(options.conf)), options.nodes)
-    queued = enqueue(prepared)
-    live = False if options.plain else None
-    if prepared.slurm is not None:
-        from launchers.slurm.submit import run_slurm
-
-        command = options.command_line
-        summary = run_slurm(queued.sweep, prepared.settings, prepared.slurm, live=live, command=command, detach=False)
-    else:
-        from launchers.local import run_local
-
-        summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
-    probe = store_probe(queued.sweep, prepared, options.command_line)
     console = open_console()
+    if only_shown(prepared, console):
+        return 0
+    queued = enqueue(prepared)
+    summary = start(prepared, queued, live=False if options.plain else None, command=options.command_line)
+    probe = store_probe(queued.sweep, prepared, options.command_line)
     for line in headlines(probe):
         console.print(line, highlight=False, markup=False)
     minutes = (time.monotonic() - started) / 60

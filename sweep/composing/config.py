@@ -108,7 +108,8 @@ def compose_sweep(
             known = {*_SECTIONS, "grid", "model"} - {"grids"}
             raise InvalidSweep(f"no option {section!r} at the top level{checks.suggest(section, known)}")
     grids = tuple(
-        grid_from_dict(name, _with_models(data["grids"][name], given.models), extra_where) for name in given.grids
+        grid_from_dict(name, _with_models(data["grids"][name], given.models), extra_where, _constants(data))
+        for name in given.grids
     )
     names = {
         str(row[axis.names.index("model")])
@@ -212,6 +213,13 @@ def _mapping(data: Mapping[str, Any], section: str) -> dict[str, Any]:
         hint = f"; use {section}=NAME" if section in CHOSEN_GROUPS else ""
         raise InvalidSweep(f"{section}={value!r} is not a group of options{hint}")
     return {str(key): entry for key, entry in value.items()}
+
+
+def _constants(data: Mapping[str, Any]) -> dict[str, int]:
+    """Values of the cluster that expressions of a grid may use."""
+    cluster = data.get("cluster")
+    devices = cluster.get("devices_per_node") if isinstance(cluster, Mapping) else None
+    return {"devices_per_node": devices} if type(devices) is int and devices >= 1 else {}
 
 
 def _measure(fields: Mapping[str, Any]) -> MeasureSpec:

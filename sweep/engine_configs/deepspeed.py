@@ -105,7 +105,7 @@ def _model(draft: Draft) -> None:
     shape = (
         f"model: {model.num_layers} layers of {model.hidden_size}, {model.num_heads} heads of {model.head_dim} "
         f"({model.num_kv_heads} for keys and values), feed-forward {model.ffn_hidden_size}, vocabulary "
-        f"{model.vocab_size}, rope_theta {model.rope_theta:g}, norm_eps {model.norm_eps:g}"
+        f"{model.vocab_size}, rope_theta {model.rope_theta}, norm_eps {model.norm_eps}"
     )
     extra = {"tied embeddings": model.tie_embeddings, "norms of queries and keys": model.qk_norm}
     if model.mla is not None:

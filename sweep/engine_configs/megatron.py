@@ -177,11 +177,16 @@ def _model(draft: Draft) -> None:
             "qk-head-dim": model.mla.qk_nope_head_dim,
             "qk-pos-emb-head-dim": model.mla.qk_rope_head_dim,
             "v-head-dim": model.mla.v_head_dim,
+            # Without this flag Megatron builds no norms of the latents.
+            "qk-layernorm": True,
         }
         draft.set(latent | ({"q-lora-rank": model.mla.q_lora_rank} if model.mla.q_lora_rank else {}))
     draft.set(BLOCK)
     # Megatron's NullTokenizer adds one id to the vocabulary.
-    draft.set({"rotary-base": round(model.rope_theta), "vocab-size": model.vocab_size - 1})
+    base = round(model.rope_theta)
+    draft.set({"rotary-base": base, "vocab-size": model.vocab_size - 1})
+    if model.rope_theta != base:
+        draft.refuse("model.rope_theta", f"its rotary base is a whole number; {base} would work")
     if not model.tie_embeddings:
         draft.set({"untie-embeddings-and-output-weights": True})
     if model.qk_norm:

@@ -173,7 +173,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
 def _model(draft: Draft) -> str:
     """Sets the model by its torchtitan flavor. Returns the text of a module that defines it, if there is no flavor."""
     e = draft.experiment
-    named = flavour_of(e.model)
+    named = flavour_of(e)
     if named is not None:
         draft.set({"model.name": named[0], "model.flavor": named[1]})
         if named[0] == "llama3":

@@ -48,7 +48,9 @@ def _qwen(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) ->
 _QWEN_30B = {
     **_qwen(48, 2048, 32, 6144),
     "num_kv_heads": 4,
-    "moe": MoESpec(num_experts=128, experts_per_token=8, expert_hidden_size=768),
+    "moe": MoESpec(
+        num_experts=128, experts_per_token=8, expert_hidden_size=768, balance="bias", balance_coefficient=1e-3
+    ),
 }
 FLAVOURS: Mapping[tuple[Family, str], Mapping[str, Any]] = {
     ("llama3", "8B"): _llama(32, 4096, 32, 14_336),
@@ -65,12 +67,23 @@ FLAVOURS: Mapping[tuple[Family, str], Mapping[str, Any]] = {
 """torchtitan's named shapes in our fields; fields not named here have our defaults."""
 
 
-def flavour_of(model: ModelSpec) -> tuple[Family, str] | None:
-    """torchtitan's (model, flavor) with exactly this shape, ignoring how experts are balanced; None if there is
-    none."""
-    moe = dataclasses.replace(model.moe, balance="none", balance_coefficient=0.0) if model.moe else None
-    plain = dataclasses.replace(canonical_model(model), moe=moe)
-    return next((names for names, shape in FLAVOURS.items() if plain == ModelSpec(name=model.name, **shape)), None)
+def flavour_of(experiment: Experiment) -> tuple[Family, str] | None:
+    """torchtitan's (model, flavor) with exactly this shape; None if there is none. How experts are balanced counts
+    only if the router chooses them."""
+    shape = _without_balance(experiment)
+    for names, fields in FLAVOURS.items():
+        flavour = experiment.replace(model=ModelSpec(name=experiment.model.name, **fields))
+        if shape == _without_balance(flavour):
+            return names
+    return None
+
+
+def _without_balance(experiment: Experiment) -> ModelSpec:
+    """The model in canonical form, without the method that balances its experts where that has no effect."""
+    model = canonical_model(experiment.model)
+    if model.moe is None or experiment.routing == "learned":
+        return model
+    return dataclasses.replace(model, moe=dataclasses.replace(model.moe, balance="none", balance_coefficient=0.0))
 
 
 def model_class(draft: Draft) -> Family | None:
@@ -170,7 +183,7 @@ def _expert_lines(moe: MoESpec, family: Family) -> list[str]:
         "route_norm": moe.normalize_weights,
         "route_scale": moe.weight_scale,
         "score_before_experts": False,
-        "load_balance_coeff": moe.balance_coefficient if moe.balance == "bias" else None,
+        "load_balance_coeff": (moe.balance_coefficient or None) if moe.balance == "bias" else None,
     }
     lines = [f"    moe_inter_dim={moe.expert_hidden_size},"]
     lines.append("    moe_enabled=True," if family == "qwen3" else f"    n_dense_layers={moe.num_dense_layers},")

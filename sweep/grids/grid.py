@@ -66,8 +66,11 @@ class GridSpec:
         return tuple(name for axis in self.axes for name in axis.names)
 
 
-def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[str] = ()) -> GridSpec:
-    """A grid from plain data. ``extra_where``: more filters. Raises `InvalidSweep` for a mistake in either."""
+def grid_from_dict(
+    name: str, fields: Mapping[str, Any], extra_where: Iterable[str] = (), constants: Mapping[str, Scalar] | None = None
+) -> GridSpec:
+    """A grid from plain data. ``extra_where``: more filters. ``constants``: further values that expressions may use,
+    unless the grid has an axis of their name. Raises `InvalidSweep` for a mistake."""
     label = f"grid {name}"
     for section in fields:
         if section not in _SECTIONS:
@@ -83,9 +86,16 @@ def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[s
         f"where.{key}": parse(text, f"{label}: where.{key}") for key, text in _mapping(label, fields, "where")
     }
     conditions |= {f"--where '{text}'": parse(text, f"{label}: --where") for text in extra_where}
+    used = {used_name for expression in (*derive.values(), *conditions.values()) for used_name in expression.names}
+    given = {*derive, *(axis_name for axis in axes for axis_name in axis.names)}
+    fixed = [
+        GridAxis(names=(constant,), rows=((value,),))
+        for constant, value in (constants or {}).items()
+        if constant in used and constant not in given
+    ]
     grid = GridSpec(
         name=name,
-        axes=tuple(axes),
+        axes=(*fixed, *axes),
         derive=derive,
         where={},
         subsample=_subsample(label, fields.get("subsample")),

@@ -188,7 +188,7 @@ def _running_rows(running: Iterable[Running], width: int) -> list[tuple[str, ...
         (
             _id(one.experiment_id, width),
             f"{one.world_size:,}",
-            where(one.phase, one.step),
+            " ".join(filter(None, (one.part, where(one.phase, one.step)))),
             format_duration(max(0.0, now - one.started_at)),
             format_duration(one.deadline_s),
             _nodes(None, one.nodes),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launchers.settings import LaunchSettings
+from launchers.state.fresh_start import describe_anew, has_begun, has_pilots
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
-from results.errors import InvalidResults
+from results.errors import InvalidResults, UltrasweepError
 from results.text.secrets import hide_in_arguments
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
@@ -57,11 +59,12 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
     settings, slurm = launch_settings(config, machine), slurm_options(config)
-    if (rebuilt := _rebuilt(config)) is not None:
+    dry = is_dry(config)
+    if not dry and (rebuilt := _rebuilt(config)) is not None:
         notes.append(rebuilt)
     plan = plan_sweep(config, settings.method, slurm, settings.num_devices)
     refuse_if_nothing_can_run(plan)
-    return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
+    return Prepared(plan=plan, settings=settings, slurm=slurm, dry=dry, notes=tuple(notes))
 
 
 def _rebuilt(config: SweepConfig) -> str | None:
@@ -94,11 +97,14 @@ def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
     Waiting points of an earlier run that are not in this plan (another budget, other axes) are removed, so that only
     the plan is run. Points requeued by ``retry`` stay.
     """
+    if prepared.dry:
+        raise UltrasweepError("launcher.dry=true queues and submits nothing, and this command has no other result")
     plan, settings = prepared.plan, prepared.settings
     config = plan.config
     about = _about(config)
     sweep = SweepDir.create(config.sweep_dir, about)
-    _refuse_other_device(sweep, about)
+    if _is_other_device(sweep, about):
+        describe_anew(sweep, about)
     from results.tables.store import write_ledger
 
     write_ledger(sweep.path, ledger_rows(plan))
@@ -124,7 +130,8 @@ def would_wait(prepared: Prepared) -> list[Point]:
     if not sweep.marker.exists():
         return [point for point in points if point.experiment.id in to_run]
     sweep = SweepDir.open(sweep.path)
-    _refuse_other_device(sweep, _about(config))
+    if _is_other_device(sweep, _about(config)):
+        return [point for point in points if point.experiment.id in to_run]
     waiting = {key_of(name) for name in entry_names(sweep.todo)}
     begun = {key_of(name) for folder in (sweep.claimed, sweep.done) for name in entry_names(folder)}
     return [
@@ -174,9 +181,21 @@ def _about(config: SweepConfig) -> dict[str, Any]:
     }
 
 
-def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
+def _is_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> bool:
+    """Whether the sweep was planned for another device and nothing of it has begun, so that it may be planned anew.
+
+    Raises `InvalidResults` if something has.
+    """
     device = sweep.settings().get("device")
-    if device is not None and device != about["device"]:
+    if device is None or device == about["device"]:
+        return False
+    if has_begun(sweep):
         raise InvalidResults(
             f"{sweep.path} holds runs for {device}, this run is for {about['device']}: give it another name=NAME"
         )
+    if has_pilots(sweep):
+        raise InvalidResults(
+            f"{sweep.path} has pilots for {device}, this run is for {about['device']}: end them with "
+            f"`python -m sweep cancel {shlex.quote(str(sweep.path))}`, or give this run another name=NAME"
+        )
+    return True

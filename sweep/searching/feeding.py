@@ -26,9 +26,23 @@ class Look:
     """Probability of a better layout, by cell."""
     chosen: tuple[Wanted, ...]
     """Points chosen to wait now, in addition to those that had to stay."""
-    added: int
+    added: int = 0
+    """Points that were added to the queue."""
     over_budget: bool
     """Whether the budget does not cover all wanted runs."""
+
+
+def choose_points(now: SearchRound, settings: Settings, budget_gpu_hours: float | None) -> Look:
+    """Choose what waits next, as far as the budget goes. Nothing is written."""
+    probabilities = {cell: now.session.probability(cell) for cell in now.planned.names}
+    wanted = next_points(now, probabilities, settings)
+    left = None
+    if budget_gpu_hours is not None:
+        running = (_cost_h(now, cell, place) for cell, places in now.pending.items() for place in places)
+        left = budget_gpu_hours - now.spent - sum(running)
+    inside = within_budget([_cost_h(now, one.cell, one.place) for one in wanted], left)
+    chosen = tuple(one for one, fits in zip(wanted, inside, strict=True) if fits)
+    return Look(round=now, probabilities=probabilities, chosen=chosen, over_budget=len(chosen) < len(wanted))
 
 
 class Feeder:
@@ -46,18 +60,8 @@ class Feeder:
         """Read the folder, choose again, and update the queue. Raises `OSError`."""
         self._ended = self._count()
         now = read_round(self._sweep, self._planned, self._settings, self._method)
-        probabilities = {cell: now.session.probability(cell) for cell in self._planned.names}
-        wanted = next_points(now, probabilities, self._settings)
-        left = None
-        if self._budget_gpu_hours is not None:
-            running = (_cost_h(now, cell, place) for cell, places in now.pending.items() for place in places)
-            left = self._budget_gpu_hours - now.spent - sum(running)
-        inside = within_budget([_cost_h(now, one.cell, one.place) for one in wanted], left)
-        chosen = tuple(one for one, fits in zip(wanted, inside, strict=True) if fits)
-        added = self._change_queue(now, chosen)
-        return Look(
-            round=now, probabilities=probabilities, chosen=chosen, added=added, over_budget=len(chosen) < len(wanted)
-        )
+        choice = choose_points(now, self._settings, self._budget_gpu_hours)
+        return dataclasses.replace(choice, added=self._change_queue(now, choice.chosen))
 
     def feed(self) -> str:
         """Call `look` again if a run has ended since. Returns a line for the user, empty if nothing was added."""

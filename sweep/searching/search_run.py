@@ -11,13 +11,14 @@ from math import exp
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
+from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary
 from results.errors import UltrasweepError
 from results.text.numbers import device_noun, plural
 from sweep.composing.conffiles import ConfFolders
 from sweep.planning.summary import layout
-from sweep.running.run import Prepared, Queued, enqueue, prepare
-from sweep.searching.feeding import Feeder
+from sweep.running.run import Prepared, Queued, enqueue, point_of, prepare
+from sweep.searching.feeding import Feeder, choose_points
 from sweep.searching.planned import PlannedSpace, known_rows, planned_space
 from sweep.searching.rounds import SearchRound, read_round
 from sweep.searching.space import RUNNING, UNTRIED
@@ -61,8 +62,6 @@ class SearchOutcome:
 def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Search:
     """Plan as `run` does, but leave the budget to the search. Raises the errors of `prepare`."""
     prepared = prepare(overrides, folders, extra_where)
-    if prepared.dry:
-        raise UltrasweepError("search: launcher.dry=true works only with `run`; a search chooses as it goes")
     budget = prepared.plan.config.budget_gpu_hours
     points = tuple(
         dataclasses.replace(point, verdict="run", detail=None) if point.verdict == "over_budget" else point
@@ -78,6 +77,16 @@ def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: 
     if not planned.points:
         raise UltrasweepError("search: no point of the plan can run; `plan --show all` lists the reasons")
     return Search(prepared=prepared, planned=planned, budget_gpu_hours=budget)
+
+
+def first_points(search: Search) -> list[Point]:
+    """The points that would wait in the queue when the search begins or goes on. Nothing is written."""
+    path, prepared = search.prepared.plan.config.sweep_dir, search.prepared
+    sweep = SweepDir.open(path) if SweepDir(path).marker.exists() else None
+    settings, method = prepared.plan.config.search, prepared.settings.method
+    now = read_round(sweep, search.planned, settings, method)
+    choice = choose_points(now, settings, search.budget_gpu_hours)
+    return [point_of(one.place, one.point, method) for one in choice.chosen]
 
 
 # The matrices are small: more threads would only wait for each other.

@@ -89,9 +89,9 @@ CHOICES: list[Fault] = [
         (
             "search_forgets_what_runs",
             "the budget is spent twice by points that run side by side",
-            FEEDER + "look",
-            "self._budget_gpu_hours - now.spent - sum(running)",
-            "self._budget_gpu_hours - now.spent",
+            "sweep.searching.feeding:choose_points",
+            "budget_gpu_hours - now.spent - sum(running)",
+            "budget_gpu_hours - now.spent",
             {},
         ),
         (

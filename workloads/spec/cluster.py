@@ -29,6 +29,13 @@ _OF_LINK: Mapping[str, tuple[Unit, Range]] = {
 _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
+_OTHER_VENDORS = re.compile(
+    r"\b(AMD|Instinct|Radeon|MI ?[1-9][0-9]{1,2}[AX]?|gfx[0-9]+\w*|ROCm|Intel|Gaudi ?[0-9]*|Habana|Ponte Vecchio|"
+    r"TPU\w*|Trainium[0-9]*|Inferentia[0-9]*|Ascend\w*|Cambricon|MLU[0-9]+|Hygon|DCU|Moore Threads|Apple|Cerebras|"
+    r"Graphcore|IPU)\b",
+    re.IGNORECASE,
+)
+"""Words in the names of accelerators that are no NVIDIA GPUs."""
 _PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "fp4", "tf32", "int8")
 """Precisions that data sheets list; the formulas read bf16, fp8, fp32 and fp64."""
 
@@ -145,6 +152,8 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     """Returns the cluster itself. Raises `InvalidSweep` for numbers that no hardware has."""
     place = f"cluster {cluster.name}"
     choice(f"{place}: backend", cluster.backend, ("cuda", "cpu"))
+    if cluster.backend == "cuda":
+        _refuse_other_vendors(place, cluster.device)
     whole_number(f"{place}: devices_per_node", cluster.devices_per_node, 1)
     if cluster.nodes is not None:
         whole_number(f"{place}: nodes", cluster.nodes, 1)
@@ -177,6 +186,16 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     if (share := cluster.matmul_efficiency) is not None and not 0 < number(f"{place}: matmul_efficiency", share) <= 1:
         raise InvalidSweep(f"{place}: matmul_efficiency={share} must be a share above 0, at most 1 (0.7 is 70 %)")
     return cluster
+
+
+def _refuse_other_vendors(place: str, device: DeviceSpec) -> None:
+    for name in map(str, (device.name, *device.driver_names)):
+        words = re.sub("[_-]", " ", name)
+        if "nvidia" not in words.lower() and (match := _OTHER_VENDORS.search(words)) is not None:
+            raise InvalidSweep(
+                f"{place}: device {name!r} is no NVIDIA GPU ({match[0]}); backend cuda runs and predicts NVIDIA GPUs "
+                "only, and other accelerators are not supported"
+            )
 
 
 def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:

@@ -34,33 +34,35 @@ _UNITS: Mapping[Unit, Mapping[str, Decimal]] = {
         "s": Decimal(1),
         "min": Decimal(60),
         "h": Decimal(3600),
+        "d": Decimal(86400),
     },
 }
 """Names of units with their size in the unit that is stored. Decimal, so that 5 us are exactly 5e-6."""
 EXAMPLES: Mapping[Unit, str] = {"B": "80 GiB", "B/s": "50 GB/s", "FLOP/s": "989 TFLOP/s", "s": "5 us"}
 
 
-def quantity(place: str, value: object, unit: Unit) -> object:
+def quantity(place: str, value: object, unit: Unit, *, example: str = "") -> object:
     """Converts text to a number in ``unit``: a float, or a whole number of bytes. Returns any other value unchanged.
 
-    Text without a unit is taken to be in ``unit``. Raises `InvalidSweep`, with ``place`` first, for text that is not a
-    number with a known unit.
+    Text without a unit is taken to be in ``unit``. ``example``: how a message writes such a quantity. Raises
+    `InvalidSweep`, with ``place`` first, for text that is not a number with a known unit.
     """
     if unit == "B" and isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, str):
         return value
+    example = example or EXAMPLES[unit]
     match = _NUMBER.fullmatch(value.strip())
     if match is None:
         raise InvalidSweep(
-            f"{place}={value!r} must be a number of {unit}, or a number with a unit, such as '{EXAMPLES[unit]}'"
+            f"{place}={value!r} must be a number of {unit}, or a number with a unit, such as '{example}'"
         )
     name = "".join(match[2].split())
     known = _UNITS[unit]
     if name and name not in known:
         raise InvalidSweep(
             f"{place}={value!r}: {name!r} is not a unit of {_KINDS[unit]}; "
-            f"write it like '{EXAMPLES[unit]}', or as a number of {unit}"
+            f"write it like '{example}', or as a number of {unit}"
         )
     amount = Decimal(match[1]) * known.get(name, Decimal(1))
     return round(amount) if unit == "B" else float(amount)
@@ -69,9 +71,28 @@ def quantity(place: str, value: object, unit: Unit) -> object:
 _KINDS: Mapping[Unit, str] = {"B": "memory", "B/s": "bandwidth", "FLOP/s": "computing speed", "s": "time"}
 
 
+_DAYS = re.compile(r"([0-9]+)-([0-9]{1,2})(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
+_CLOCK = re.compile(r"([0-9]+):([0-5]?[0-9]):([0-5]?[0-9])")
+_TIME_EXAMPLE = "2 h' or '02:00:00"
+
+
 def seconds(place: str, value: object) -> object:
-    """Converts text with a unit of time (``2 min``) to seconds, as `quantity` does; returns any other value
-    unchanged."""
-    if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())) is not None and match[2]:
-        return quantity(place, value, "s")
+    """Converts text with a unit of time (``2 min``), or as Slurm writes times (``02:00:00``, ``1-12``), to seconds;
+    returns any other value unchanged. Raises `InvalidSweep` for other text that begins with a number."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if (match := _DAYS.fullmatch(text)) is not None:
+        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    if (match := _CLOCK.fullmatch(text)) is not None:
+        hours, minutes, rest = map(int, match.groups())
+        return float((hours * 60 + minutes) * 60 + rest)
+    if re.fullmatch(r"[0-9]+:[0-9]+", text):
+        raise InvalidSweep(
+            f"{place}={value!r} is minutes and seconds in Slurm, hours and minutes elsewhere; write it like "
+            f"'{_TIME_EXAMPLE}'"
+        )
+    if (match := _NUMBER.fullmatch(text)) is not None and match[2]:
+        return quantity(place, value, "s", example=_TIME_EXAMPLE)
     return value

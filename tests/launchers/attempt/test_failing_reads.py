@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -12,7 +13,9 @@ import pytest
 
 from launchers.attempt import execute, watchdog
 from launchers.attempt.attempt import Attempt, new_attempt_id, start_attempt
-from launchers.attempt.watchdog import WatchResult
+from launchers.attempt.outcome import Outcome
+from launchers.attempt.watchdog import Progress, WatchResult
+from launchers.node.rank_group import RankGroup
 from launchers.state.sweep_dir import SweepDir
 from results.shared_filesystem import patience
 from tests.launchers.queues import everything, queue_reader
@@ -29,6 +32,14 @@ def new_attempt(sweep: SweepDir, method: str = "measured") -> Attempt:
     assert claim is not None
     name = new_attempt_id(claim.point, 1)
     return start_attempt(claim, name, 1, settings(), host="h", port=1, device_ids=None, nodes=("n",))
+
+
+def control(on_progress: Callable[[Progress], None] = lambda progress: None) -> execute.Control:
+    """Callbacks of a pilot that starts nothing."""
+    nothing = cast(RankGroup, None)
+    return execute.Control(
+        start=lambda ranks: nothing, stop_reason=lambda: None, on_progress=on_progress, wait_until_free=lambda: None
+    )
 
 
 def judge(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, failing: str) -> Any:
@@ -79,10 +90,27 @@ def test_processes_that_live_on_are_known_although_no_result_can_be_read(
     monkeypatch.setattr(protocol, "read_result", fails)
     watched = WatchResult(end="stopped", exits={}, heartbeats={}, seconds=1.0, survivors=("4242 on node7",))
     monkeypatch.setattr(execute, "_watch", lambda *_: watched)
-    control = cast(execute.Control, SimpleNamespace(start=lambda ranks: None, stop_reason=lambda: None))
-    done = execute.execute(new_attempt(sweep, method), settings(), control, sweep.stages)
+    done = execute.execute(new_attempt(sweep, method), settings(), control(), sweep.stages)
     assert done.survivors == ("4242 on node7",)
     assert done.outcome.outcome == "crash" and str(error) in (done.outcome.evidence or "")
+
+
+def test_a_rehearsal_says_which_of_its_stages_runs(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = new_attempt(sweep, "rehearsed")
+    experiment = attempt.point.experiment.replace(pp=2, pp_schedule="1f1b", dp_replicate=1)
+    attempt = dataclasses.replace(attempt, point=dataclasses.replace(attempt.point, experiment=experiment))
+    attempt = dataclasses.replace(attempt, task=dataclasses.replace(attempt.task, experiment=experiment))
+    seen: list[Progress] = []
+
+    def run(attempt: object, ranks: Sequence[int], settings: object, control: execute.Control) -> execute.Execution:
+        control.on_progress(Progress(phase="build", step=None))
+        results = {rank: RankResult(rank=rank, coordinates={}, steps=[], phase_started_at={}) for rank in ranks}
+        return execute.Execution(outcome=Outcome(outcome="ok"), results=results)
+
+    monkeypatch.setattr(execute, "_run", run)
+    with pytest.raises(KeyError):  # the ranks were not run, so there are no results to put together
+        execute.execute(attempt, settings(), control(seen.append), sweep.stages)
+    assert [progress.part for progress in seen] == ["stage 1 of 2", "stage 2 of 2"]
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,30 @@ def test_setup_lines_run_first_and_cannot_take_the_code_away(tmp_path: Path) -> 
     assert seen["MINE"] == "1" and seen["PYTHONPATH"] == "/shared/sweep/code/0123:/elsewhere"
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("module load none", "launcher.setup failed with exit code 127: module load none"),
+        ("source /none/activate", "/none/activate: No such file"),
+        ("check() { false; }; check", "launcher.setup failed with exit code 1: false"),
+        ("(exit 3)", "launcher.setup failed with exit code 3"),
+    ],
+)
+def test_a_setup_line_that_fails_ends_the_job_and_is_named(line: str, told: str, tmp_path: Path) -> None:
+    text = submission_text(job(), SlurmOptions(setup=("true", line, "touch later")))
+    (tmp_path / "srun").write_text("#!/bin/sh\ntouch started\n")
+    (tmp_path / "srun").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ended = subprocess.run(["bash", "-c", text], check=False, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode != 0 and told in ended.stderr
+    assert not (tmp_path / "started").exists() and not (tmp_path / "later").exists()
+
+
+def test_setup_lines_may_allow_a_failure_and_leave_no_trace(tmp_path: Path) -> None:
+    text = submission_text(job(), SlurmOptions(setup=("false || true", "if false; then", "exit 1", "fi")))
+    run_by_bash(text.replace("srun --unbuffered", "false; srun --unbuffered"), tmp_path)
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\n#SBATCH --uid=0", "a%jb", "a\\b", "a\tb", "a\x7fb", "a\u2028b"])
 def test_paths_that_mean_something_in_a_batch_file_are_refused(name: str) -> None:
     with pytest.raises(UltrasweepError, match="cannot be the folder of a sweep") as error:
@@ -127,7 +151,7 @@ def test_paths_that_mean_something_in_a_batch_file_are_refused(name: str) -> Non
 
 
 def test_further_parameters_and_plain_numbers() -> None:
-    options = options_from_dict({"mem": 0, "exclude": 17, "sbatch": {"switches": 1, "oversubscribe": True, "x": False}})
+    options = options_from_dict({"mem": 0, "exclude": 17, "sbatch": {"switches": 1, "contiguous": True, "x": False}})
     written = parameters(submission_text(job(), options))
-    assert (written["switches"], written["oversubscribe"], written["exclude"], written["mem"]) == ("1", "", "17", "0")
+    assert (written["switches"], written["contiguous"], written["exclude"], written["mem"]) == ("1", "", "17", "0")
     assert "x" not in written

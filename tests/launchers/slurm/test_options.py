@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from launchers.slurm.options import options_from_dict
+from launchers.slurm.options import _NAMES, _OURS, _alternative, options_from_dict
 from results.errors import UltrasweepError
 
 
@@ -63,3 +64,44 @@ def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
     with pytest.raises(UltrasweepError) as error:
         options_from_dict(options)
     assert str(error.value).startswith("launcher: ") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"sbatch": {"mem-per-cpu": "4G"}},
+            "sbatch.mem-per-cpu=4G and launcher.mem=0 exclude each other in Slurm",
+        ),
+        ({"sbatch": {"mem_per_gpu": "4G"}, "mem": "8G"}, "add launcher.mem=null"),
+        ({"sbatch": {"cpus-per-gpu": 8}, "cpus_per_task": 64}, "add launcher.cpus_per_task=null"),
+        ({"sbatch": {"oversubscribe": True}}, "launcher.exclusive=true exclude each other in Slurm"),
+        ({"sbatch": {"gpus": 8}}, "cluster.devices_per_node=N, and launcher.gpus is gpus_per_node, gres or none"),
+        ({"sbatch": {"gpus-per-node": 8}}, "cluster.devices_per_node=N"),
+        ({"sbatch": {"gres": "gpu:8"}}, "launcher.gpus=gres"),
+        (
+            {"gpus": 8},
+            "must be gpus_per_node, gres or none (how GPUs are requested), not a number; the",
+        ),
+        ({"sbatch": {"nodes": 2}}, "follow from each point's world size"),
+        ({"sbatch": {"time": 60}}, "use launcher.time_min"),
+        ({"sbatch": {"time-min": 60}}, "pilots count on their whole time limit"),
+        ({"sbatch": {"account": "x"}}, "use launcher.account"),
+    ],
+)
+def test_a_refusal_names_what_takes_the_value(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UltrasweepError) as error:
+        options_from_dict(options)
+    assert told in str(error.value)
+
+
+def test_every_parameter_of_the_launcher_has_a_remedy_that_exists() -> None:
+    for parameter in sorted(_OURS):
+        remedy = _alternative(parameter)
+        named = set(re.findall(r"launcher\.([a-z_]+)", remedy)) - {"dry"}  # read before the options are made
+        assert remedy and named <= _NAMES, parameter
+
+
+def test_what_excludes_an_option_is_taken_without_it() -> None:
+    chosen = options_from_dict({"sbatch": {"mem-per-cpu": "4G", "oversubscribe": False}, "mem": None})
+    assert chosen.sbatch == {"mem-per-cpu": "4G", "oversubscribe": False}

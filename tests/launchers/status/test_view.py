@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -99,6 +100,40 @@ def test_processes_are_not_called_gpus() -> None:
     assert "950 tokens/s/process" in drawn(120, attempts=(record,))
     assert "950 tokens/s/process" in describe(record)
     assert "GPU" not in drawn(120, attempts=(record,))
+
+
+def rehearsal(phase: str, part: str = "stage 1 of 2", step: int | None = None) -> SweepStatus:
+    shown = status()
+    (pilot,) = shown.pilots
+    (running,) = pilot.running
+    at = dataclasses.replace(running, phase=phase, part=part, step=step)
+    return dataclasses.replace(shown, pilots=(dataclasses.replace(pilot, running=(at,)),), attempts=())
+
+
+def test_a_slow_rehearsal_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    view = PlainView(set(), clock=lambda: now[0])
+    seen = []
+    for at, shown in (
+        (1.0, rehearsal("build")),  # a fast one prints only its result
+        (6.0, rehearsal("build")),
+        (9.0, rehearsal("warmup", step=0)),
+        (12.0, rehearsal("warmup", step=0)),
+        (30.0, rehearsal("warmup", step=0)),
+        (43.0, rehearsal("warmup", step=0)),  # it still does the same
+        (49.0, rehearsal("build", "stage 2 of 2")),
+        (99.0, status(attempts=())),  # a measured point
+    ):
+        now[0] = at
+        view.show(shown)
+        seen.append(capsys.readouterr().out)
+    assert [bool(text) for text in seen] == [False, True, False, True, False, True, True, False]
+    assert seen[1].startswith("[3/10] stage 1 of 2, in build after ") and seen[1].endswith(" s  llama-dp8\n")
+    assert "stage 1 of 2, in warmup step 0" in seen[5] and "stage 2 of 2, in build" in seen[6]
+
+
+def test_the_live_view_names_the_stage_of_a_rehearsal() -> None:
+    assert "runs        stage 1 of 2 in build, " in drawn(160, pilots=rehearsal("build").pilots)
 
 
 def test_logs_in_evidence_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,13 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "+grid=tiny", "launcher.lease_s=abc"], "lease_s='abc' must be a number of seconds above 0"),
         (["run", "+grid=tiny", "--detach"], "--detach needs launcher=slurm"),
         (["run", "+grid=tiny", "+launcher.environment.a-b=1"], "'a-b' cannot be the name of a variable"),
-        (["plan", "+grid=tiny", "--outt", "x"], "unrecognized arguments: --outt"),
+        (["plan", "+grid=tiny", "--outt", "x"], "unrecognized arguments: --outt.* --help$"),
+        (["run", "+grid=tiny", "--gpus=8"], "the number of GPUs of a node is cluster.devices_per_node=N"),
+        (["run", "+grid=tiny", "--partition", "main"], "write launcher.partition=main$"),
+        (["search", "+grid=tiny", "--time=60"], "use launcher.time_min$"),
+        (["plan", "--grid=tiny"], r"write \+grid=tiny$"),
+        (["probe", "--cluster", "h200"], "write cluster=h200$"),
+        (["advise", "model=llama8b", "--gpus=8"], "write gpus=8$"),
         (["plan", "+grid=tiny", "--top", "0"], "argument --top: .* whole number of at least 1"),
         (["plan", "+grid=tiny", "--out", "x.txt"], "the ledger is a Parquet or a CSV file; name it x.parquet or x.csv"),
         (["plan", "+grid=tiny", "--out", "no/x.parquet"], "there is no folder no"),
@@ -391,7 +397,9 @@ def test_a_real_run_takes_the_cluster_of_this_machine(
     ledger = read_ledger(sweep.path).to_pylist()
     assert {row["rule"] for row in ledger if row["world_size"] == 8} == {"launcher_devices"}
     assert {read_point(sweep.todo / name).experiment.world_size for name in entry_names(sweep.todo)} == {4}
-    # The same folder later, on another machine: the numbers would not belong together.
+    # The same folder later, on another machine, with a point begun: the numbers would not belong together.
+    first = entry_names(sweep.todo)[0]
+    (sweep.todo / first).rename(sweep.claimed / first.replace(".json", "@p.json"))
     gpus(monkeypatch, "NVIDIA H200", 4)
     assert main(["run", *words]) == 2
     assert "holds runs for NVIDIA B200, this run is for NVIDIA H200: give it another name" in capsys.readouterr().err

@@ -198,3 +198,19 @@ def test_clusters_to_learn_from_are_read_by_name() -> None:
 def test_wrong_clusters_to_learn_from_are_refused(given: str, said: str) -> None:
     with pytest.raises(UltrasweepError, match=said):
         compose_sweep(["+grid=tiny", f"plan.learn_from={given}"])
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_the_first_grid_of_a_cluster_keeps_tensor_parallelism_inside_its_nodes(devices: int) -> None:
+    points = experiments(["+grid=first_day", "cluster=h200", f"cluster.devices_per_node={devices}"])
+    assert {e.world_size for e in points} == {devices, 2 * devices}
+    assert {e.tp for e in points} == {1, 2, devices}
+    assert any(e.pp == 2 and e.tp == 2 for e in points) and len(points) >= 6
+
+
+def test_conditions_may_use_the_devices_of_a_node() -> None:
+    where = ["tp < devices_per_node"]
+    words = ["+grid=llama8b_8gpu", "cluster=h200"]
+    assert max(e.tp for e in experiments(words)) == 8
+    assert max(e.tp for e in experiments(words, where=where)) == 4
+    assert max(e.tp for e in experiments([*words, "cluster.devices_per_node=4"], where=where)) == 2

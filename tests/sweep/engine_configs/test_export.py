@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.engine_configs.megatron_reads import flags_in
 from tests.sweep.helpers import store_attempt
 from workloads.rules.layout_rules import layout_violations
-from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.errors import InvalidExperiment, UnsupportedByEngine
 from workloads.spec.experiment import FIELDS, Experiment
+from workloads.spec.model_spec import Balance, MLASpec, ModelSpec, MoESpec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -104,14 +106,15 @@ WITHOUT_EFFECT = {"routing_imbalance", "engine", "engine_version"}
 """What no engine has to be told: a load that is only assumed where the router decides, and by whom it was measured."""
 
 
+def told(experiment: Experiment, engine: str) -> tuple[object, ...]:
+    """Everything that a user sees of an export; the name is left out, because the id changes with any field."""
+    draft, config = ENGINES[engine][1](experiment, "same")
+    return dict(config.files), draft.refusals, draft.warnings, draft.notes, config.start
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_field_is_dropped_in_silence(engine: str) -> None:
     """A change of any field that has an effect changes what is written, or is refused, or is told."""
-
-    def told(experiment: Experiment) -> tuple[object, ...]:
-        found, config = ENGINES[engine][1](experiment, "same")
-        return dict(config.files), found.refusals, found.warnings, found.notes, config.start
-
     assert set(CHANGES) | WITHOUT_EFFECT == set(FIELDS)
     seen = set()
     for base in BASES:
@@ -120,9 +123,114 @@ def test_no_field_is_dropped_in_silence(engine: str) -> None:
                 fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
                 other = Experiment.canonical(**{**fields, field: value})
                 if getattr(other, field) != getattr(base, field) and not layout_violations(other):
-                    assert told(other) != told(base), f"{field}: {getattr(base, field)} or {value}"
+                    assert told(other, engine) != told(base, engine), f"{field}: {getattr(base, field)} or {value}"
                     seen.add(field)
     assert seen >= set(CHANGES)
+
+
+def with_balance(experiment: Experiment, balance: Balance) -> Experiment:
+    model = experiment.model
+    assert model.moe is not None
+    return experiment.replace(model=dataclasses.replace(model, moe=dataclasses.replace(model.moe, balance=balance)))
+
+
+MODELS = (
+    layout("llama8b", dp=4, zero_stage=2, global_batch_size=32),
+    layout("qwen3_30b_a3b", dp=4, zero_stage=2, ep=2, global_batch_size=32, routing="learned"),
+    layout("deepseek_v2_lite", dp=4, zero_stage=2, ep=2, global_batch_size=32, routing="learned"),
+    layout("deepseek_v3", dp=4, zero_stage=2, ep=2, global_batch_size=32, routing="learned"),
+    with_balance(layout("qwen3_30b_a3b", dp=4, zero_stage=2, ep=2, global_batch_size=32, routing="learned"), "bias"),
+)
+"""A dense model, one with routed experts alone, two with latent attention, and one whose experts another engine names
+but balances in its own way."""
+CHANGES_OF_MODELS: dict[type, dict[str, list[object]]] = {
+    ModelSpec: {
+        "num_layers": [8],
+        "hidden_size": [1024],
+        "num_heads": [16],
+        "num_kv_heads": [2],
+        "head_dim": [64],
+        "ffn_hidden_size": [1536],
+        "vocab_size": [50_000],
+        "tie_embeddings": [True],
+        "qk_norm": [True, False],
+        "rope_theta": [20_000.0, 500_000.25],
+        "norm_eps": [1e-4],
+        "moe": [None, MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=512)],
+        "mla": [None, MLASpec(kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64)],
+    },
+    MoESpec: {
+        "num_experts": [32],
+        "experts_per_token": [3],
+        "expert_hidden_size": [512],
+        "num_shared_experts": [3],
+        "num_dense_layers": [2],
+        "gate": ["softmax", "sigmoid"],
+        "normalize_weights": [True, False],
+        "weight_scale": [1.75],
+        "balance": ["none", "aux_loss", "bias"],
+        "balance_coefficient": [0.125],
+    },
+    MLASpec: {
+        "kv_lora_rank": [64],
+        "qk_nope_head_dim": [160],
+        "qk_rope_head_dim": [96],
+        "v_head_dim": [96],
+        "q_lora_rank": [0, 96],
+    },
+}
+PLACES: dict[type, str] = {ModelSpec: "model", MoESpec: "model.moe", MLASpec: "model.mla"}
+
+
+def without_effect(model: ModelSpec, field: str) -> bool:
+    """Whether nothing of this model depends on the field."""
+    if model.moe is not None and field == "balance_coefficient":
+        return model.moe.balance == "none"
+    if model.moe is not None and field == "ffn_hidden_size":
+        return model.moe.num_dense_layers == 0
+    return model.mla is not None and field == "head_dim"
+
+
+def changed_models(model: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
+    """The model with one field changed, for every field that has an effect and every value that is allowed."""
+    for kind, place in PLACES.items():
+        part = place.partition(".")[2]
+        spec = getattr(model, part) if part else model
+        for field, values in CHANGES_OF_MODELS[kind].items() if spec is not None else ():
+            for value in values:
+                if value == getattr(spec, field) or without_effect(model, field):
+                    continue
+                try:
+                    changed = dataclasses.replace(spec, **{field: value})
+                    other = dataclasses.replace(model, **{part: changed}) if part else changed
+                except InvalidExperiment:
+                    continue
+                yield f"{place}.{field}", other
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_field_of_the_model_is_dropped_in_silence(engine: str) -> None:
+    for kind, changes in CHANGES_OF_MODELS.items():
+        assert {field.name for field in dataclasses.fields(kind)} - {"name"} == set(changes)
+    seen, silent = set(), []
+    for base in MODELS:
+        assert not layout_violations(base)
+        without = refused(base, engine)
+        for place, model in changed_models(base.model):
+            seen.add(place)
+            if any(place.startswith(name) for name in without):  # the whole part, or how experts are balanced
+                continue
+            if told(base.replace(model=model), engine) == told(base, engine):
+                silent.append(f"{place} of {base.model.name}")
+    assert not silent
+    assert seen == {f"{PLACES[kind]}.{field}" for kind, changes in CHANGES_OF_MODELS.items() for field in changes}
+
+
+def test_latents_have_norms_in_megatron() -> None:
+    """Megatron builds the norms of latents, which every such model here has, only with the flag for heads' norms."""
+    for model, has_norms in (("deepseek_v3", True), ("deepseek_v2_lite", True), ("llama8b", False)):
+        exported = megatron.export(layout(model, dp=4, zero_stage=1, global_batch_size=32), "x")[0].options
+        assert exported.get("qk-layernorm", False) is has_norms, model
 
 
 @pytest.mark.parametrize(

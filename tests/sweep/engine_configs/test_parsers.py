@@ -180,7 +180,7 @@ def test_megatron_takes_every_value(name: str, folder: Path) -> None:
         expected |= {"moe_ffn_hidden_size": model.moe.expert_hidden_size, "moe_router_score_function": model.moe.gate}
         expected |= {"expert_tensor_parallel_size": experiment.etp}
     if model.mla is not None:
-        expected |= {"kv_lora_rank": model.mla.kv_lora_rank, "v_head_dim": model.mla.v_head_dim}
+        expected |= {"kv_lora_rank": model.mla.kv_lora_rank, "v_head_dim": model.mla.v_head_dim, "qk_layernorm": True}
     if experiment.recompute != "none":
         expected["recompute_granularity"] = "full" if experiment.recompute == "full" else "selective"
     assert {key: core[key] for key in expected} == expected

@@ -221,6 +221,31 @@ def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
     assert entry_names(sweep.claimed) == [wide[0].replace(".json", "@p.json")]
 
 
+@pytest.mark.slow
+def test_a_refused_submission_leaves_no_device_behind(
+    submit: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "+grid=llama1b_8gpu", "grid.axes.tp=1", "grid.axes.pp=1", "launcher=slurm"]
+
+    def refuse(*_: Any, **__: Any) -> RunSummary:
+        raise UltrasweepError("Slurm refuses pilots of 1 node: invalid partition specified: none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(launchers.slurm.submit, "run_slurm", refuse)
+        assert main([*words, "cluster=h200"]) == 2
+    sweep = SweepDir.open(Path("results/llama1b_8gpu"))
+    before = len(entry_names(sweep.todo))
+    assert main([*words, "cluster=h100_efa", "launcher.dry=true"]) == 0
+    assert sweep.settings()["device"] == "NVIDIA H200", "a dry run writes nothing"
+    assert main([*words, "cluster=h100_efa"]) == 0
+    assert sweep.settings()["device"].startswith("NVIDIA H100") and 0 < len(entry_names(sweep.todo)) <= before
+    first = entry_names(sweep.todo)[0]
+    (sweep.todo / first).rename(sweep.claimed / first.replace(".json", "@p.json"))
+    capsys.readouterr()
+    assert main([*words, "cluster=h200"]) == 2
+    assert "holds runs for NVIDIA H100" in capsys.readouterr().err
+
+
 def test_the_users_own_cluster_file_brings_its_network(tmp_path: Path) -> None:
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
     text = (

@@ -206,7 +206,6 @@ def test_a_search_without_predictions_takes_its_scale_from_the_first_run(tmp_pat
     ("words", "told"),
     [
         ([], "no grid given"),
-        ([*NEEDED, "launcher.dry=true"], "a search chooses as it goes"),
         ([*NEEDED, "--out", "x.csv"], "--out needs --replay"),
         ([*NEEDED, "search.repeats=-1"], "search.repeats=-1"),
     ],

@@ -98,3 +98,21 @@ def test_a_missing_part_is_named() -> None:
     without_device = {key: value for key, value in fields().items() if key not in ("device", "backend")}
     with pytest.raises(InvalidSweep, match="cluster ours: backend, device must be given"):
         cluster_from_dict(without_device)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": name}
+        for name in ("AMD Instinct MI300X", "mi250x", "amd_mi325x", "Intel Gaudi 3", "TPU v5p", "trainium2")
+    ]
+    + [{"name": "ours", "driver_names": ["AMD Instinct MI210"]}],
+)
+def test_accelerators_of_other_vendors_are_not_planned_as_nvidia_gpus(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSweep, match=r"is no NVIDIA GPU .*; backend cuda runs and predicts NVIDIA GPUs only"):
+        check_cluster(cluster_from_dict(fields(**device(**changes))))
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 MIG 1g.10gb", "gh200", "A100-SXM4-80GB", "Tesla V100", "midrange"])
+def test_nvidia_gpus_are_taken_by_any_name(name: str) -> None:
+    check_cluster(cluster_from_dict(fields(**device(name=name))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from workloads.spec.errors import InvalidSweep
@@ -60,3 +62,27 @@ def test_seconds_leave_everything_else_alone() -> None:
     assert seconds("here", "2 h") == 7200
     assert seconds("here", 3) == 3
     assert seconds("here", "abc") == "abc"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("02:00:00", 7200),
+        ("2:05:09", 7509),
+        ("100:00:00", 360_000),
+        ("1-0", 86_400),
+        ("1-12:30", 131_400),
+        ("2-00:00:01", 172_801),
+        ("1 d", 86_400),
+        ("90 min", 5400),
+    ],
+)
+def test_times_as_slurm_writes_them(text: str, expected: float) -> None:
+    assert seconds("here", text) == expected
+
+
+@pytest.mark.parametrize("text", ["120:00", "2 hours", "02:75:00", "2h30", "1-12:30:00:00"])
+def test_other_times_are_refused_with_examples_of_a_time_limit(text: str) -> None:
+    with pytest.raises(InvalidSweep, match=re.escape("write it like '2 h' or '02:00:00'")) as error:
+        seconds("launcher.time_min", text)
+    assert f"launcher.time_min='{text}'" in str(error.value)
