@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pwd
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any
 from results.errors import InvalidResults
 from results.shared_filesystem.lease import acquire
 from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.whole_files import create, temporary_path
 from workloads.contract.protocol import Method, read_json, write_json
 from workloads.spec import experiment as ex
 from workloads.spec.errors import InvalidExperiment
@@ -80,7 +82,7 @@ class SweepDir:
         """Create the folder of a sweep, or open an existing one; an archived one gets a queue again. ``settings`` are
         stored for people to read.
 
-        Raises `InvalidResults` for a folder with other content, and where it cannot be written.
+        Raises `InvalidResults` for a folder with other content or of another user, and where it cannot be written.
         """
         sweep = cls(Path(path))
         try:
@@ -89,6 +91,8 @@ class SweepDir:
                 cls.open(path)
             elif sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
                 raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
+            if sweep.path.exists():
+                _check_owner(sweep.path)
             for folder in (sweep.todo, sweep.claimed, sweep.done, sweep.history, sweep.pilots, sweep.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
             sweep.stages.mkdir(exist_ok=True)
@@ -196,6 +200,28 @@ class SweepDir:
                     write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
                     added += 1
         return added
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises `InvalidResults` when the folder belongs to another user, who could change what its pilots run. Some file
+    systems give every file to one user, so the owner of a new file there counts, too. Raises `OSError`."""
+    owner = folder.stat().st_uid
+    if owner == os.geteuid():
+        return
+    probe = temporary_path(folder / "owner")
+    try:
+        with create(probe) as file:
+            if os.fstat(file.fileno()).st_uid == owner:
+                return
+    finally:
+        probe.unlink(missing_ok=True)
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"user {owner}"
+    raise InvalidResults(
+        f"{folder} belongs to {name}, who could change what your pilots run there; choose another name or results_dir"
+    )
 
 
 def entry_names(folder: Path) -> list[str]:

@@ -104,3 +104,14 @@ def test_a_folder_that_is_not_a_sweep_is_refused(tmp_path: Path) -> None:
 
 def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:
     assert SweepDir.create(sweep.path, {"note": 2}).settings() == {"note": 1}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_the_folder_of_another_user_is_refused(sweep: SweepDir) -> None:
+    os.chown(sweep.path, 65534, -1)
+    before = sorted(sweep.path.iterdir())
+    with pytest.raises(InvalidResults, match="belongs to nobody, who could change what your pilots run") as error:
+        SweepDir.create(sweep.path, {})
+    assert "choose another name or results_dir" in str(error.value)
+    assert sorted(sweep.path.iterdir()) == before
+    assert SweepDir.open(sweep.path) == sweep  # reading is allowed
