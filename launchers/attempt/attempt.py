@@ -18,7 +18,7 @@ from workloads.contract.protocol import RankResult, Task
 from workloads.spec.experiment import shortened_id
 
 LONGEST_IN_ATTEMPT = 56
-"""Maximum number of characters of the experiment's id that an attempt's id repeats."""
+"""Maximum number of bytes of the experiment's id that an attempt's id repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
