@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.errors import InvalidResults
+from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.lease import acquire
 from results.shared_filesystem.patience import patiently
 from results.shared_filesystem.whole_files import create, temporary_path
 from workloads.contract.protocol import Method, read_json, write_json
+from workloads.contract.typed import typed
 from workloads.spec import experiment as ex
-from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
 
 FORMAT = 1
@@ -251,7 +251,9 @@ def read_point(path: Path) -> Point:
     """The point in one of the queue's files. Raises `OSError`, or `InvalidResults` for other content."""
     try:
         fields = read_json(path)
-        ran_on = tuple(fields.get("ran_on", ()))
-        return Point(**{**fields, "ran_on": ran_on, "experiment": ex.from_dict(fields["experiment"])})
-    except (ValueError, TypeError, KeyError, AttributeError, InvalidExperiment) as error:
+        point = typed(Point, {**fields, "experiment": ex.from_dict(fields["experiment"])})
+        if point.index < 0 or point.deadline_s <= 0:
+            raise ValueError(f"index={point.index}, deadline_s={point.deadline_s:g}")
+        return point
+    except (ValueError, TypeError, KeyError, AttributeError, UltrasweepError) as error:
         raise InvalidResults(f"{path} is not a point of a sweep: {error}") from None

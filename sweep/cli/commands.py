@@ -128,7 +128,7 @@ def _cancel(options: Namespace) -> int:
     from launchers.slurm.cancel import cancel
     from launchers.state.sweep_dir import SweepDir
 
-    count = cancel(SweepDir.open(options.path))
+    count = cancel(SweepDir.open(options.path), lambda line: print(printable(line)))
     if count:
         print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` resumes it")
     else:
