@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import UltrasweepError
+from results.shared_filesystem.whole_files import read_own_text
 
 KEEPALIVE_S = 2.0
 """Each side sends an empty message after this many seconds without another message."""
@@ -92,7 +93,7 @@ def read_head_address(path: Path, limit_s: float) -> Mapping[str, Any]:
     until = time.monotonic() + limit_s
     while True:
         try:
-            address: Mapping[str, Any] = json.loads(path.read_text())
+            address: Mapping[str, Any] = json.loads(read_own_text(path))
             return address
         except (OSError, ValueError):
             if time.monotonic() > until:

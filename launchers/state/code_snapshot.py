@@ -111,6 +111,8 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
     """Write the copy under a hidden name and rename it, unless another process has done so. Raises `OSError`."""
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     try:
+        folder.parent.mkdir(exist_ok=True)  # not its parents: a sweep that was removed does not come back
+        draft.mkdir()
         for name, content in snapshot.files:
             target = draft / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,7 @@ def _read(path: Path) -> AttemptRecord:
     except PermissionError as error:
         raise ValueError(error.strerror) from None
     if record.world_size < 1 or record.attempt_number < 0:
-        raise ValueError(f"world_size={record.world_size}, attempt_number={record.attempt_number}: they count something")
+        raise ValueError(f"world_size={record.world_size}, attempt_number={record.attempt_number} count nothing")
     return record
 
 

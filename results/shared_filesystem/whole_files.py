@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,17 +25,45 @@ class NotAFile(ValueError):
     """A name in a sweep's folder holds a link, a folder, a pipe or a device where a file belongs."""
 
 
-def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Write ``content``, text as UTF-8. ``private``: only this user can read the file. Raises `OSError`."""
+@contextmanager
+def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` at the end of the block; after an error ``path`` is unchanged.
+    ``private``: only this user can read the file. Raises `OSError`."""
     temporary = temporary_path(path)
     try:
         with create(temporary, private=private) as file:
-            file.write(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+            yield file
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Write ``content``, text as UTF-8, as `whole_file` does."""
+    with whole_file(path, private=private) as file:
+        file.write(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[BinaryIO]:
+    """As `whole_file`, for a path that a user has typed: a pipe or a device, such as ``/dev/stdout``, is written as it
+    is."""
+    path = Path(path)
+    of_system = path.absolute().parts[1:2] in (("dev",), ("proc",)) and path.is_symlink()
+    if of_system or (path.exists() and not path.is_file()):
+        with path.open("wb") as file:
+            yield file
+    else:
+        with whole_file(path) as file:
+            yield file
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8 to a path that a user has typed, as `output_file` does."""
+    with output_file(path) as file:
+        file.write(text.encode(errors="surrogateescape"))
 
 
 def temporary_path(path: Path) -> Path:
@@ -65,6 +94,15 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(handle)
         raise NotAFile(f"{path} is not a regular file")
     return os.fdopen(handle, "rb")
+
+
+def read_own_text(path: Path) -> str:
+    """As `read_text`, but raises `NotAFile` for a file that another user has written. On some file systems every file
+    has the same owner, so the owner of the folder counts, too."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+            raise NotAFile(f"{path} belongs to another user")
+        return file.read(MOST_BYTES).decode()
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:

@@ -185,6 +185,7 @@ def _export(options: Namespace) -> int:
 
 
 def _card(options: Namespace) -> int:
+    from results.shared_filesystem.whole_files import write_output
     from sweep.cards.card import to_yaml
     from sweep.cards.make import make_card, make_cards
     from sweep.inspecting.lookup import Results
@@ -197,7 +198,7 @@ def _card(options: Namespace) -> int:
     if options.out is None:
         print(printable(text, keep="\n"), end="")
         return 0
-    options.out.write_text(text)
+    write_output(options.out, text)
     print(
         printable(f"{plural(len(cards), 'card')}: {options.out}; python -m sweep verify {options.out} runs them again")
     )

@@ -1,0 +1,97 @@
+"""Files in folders where other users may have put links and pipes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from results.errors import InvalidResults
+from results.shared_filesystem.whole_files import (
+    NotAFile,
+    open_regular,
+    output_file,
+    read_text,
+    whole_file,
+    write_whole,
+)
+from results.tables import files
+from results.text.log_tail import read_tail, tail_in_one_line
+from workloads.contract.protocol import read_json, write_json
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Path:
+    """A link to a file of somebody else."""
+    (tmp_path / "theirs").write_text('{"secret": 1}')
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "theirs")
+    return tmp_path / "folder" / "link"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_whole(path, "ours"),
+        lambda path: write_json(path, {"ours": 1}, private=True),
+        lambda path: files.write_parquet(path, pa.table({"ours": [1]})),
+    ],
+)
+def test_a_link_is_replaced_and_not_followed(write: Callable[[Path], None], link: Path) -> None:
+    write(link)
+    assert (link.parent.parent / "theirs").read_text() == '{"secret": 1}'
+    assert not link.is_symlink() and b"ours" in link.read_bytes()
+    assert list(link.parent.iterdir()) == [link]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    with pytest.raises(RuntimeError), whole_file(path) as file:
+        file.write(b"new")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_only_regular_files_are_read_and_nothing_is_waited_for(kind: str, link: Path) -> None:
+    path = link
+    if kind != "link":
+        link.unlink()
+        os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    for read in (open_regular, read_text, read_json):
+        with pytest.raises(NotAFile, match=f"{path} is "):
+            read(path)
+    with pytest.raises(InvalidResults, match="cannot be read and is left out"):
+        files.read_parquet(path)
+    with pytest.raises(OSError, match=r"is a link|not a regular file"):
+        read_tail(path, 3)
+    assert tail_in_one_line(path, 3) == ""
+
+
+def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "123")
+    assert read_text(tmp_path / "file", most_bytes=3) == "123"
+    with pytest.raises(ValueError, match="larger than 2 bytes"):
+        read_text(tmp_path / "file", most_bytes=2)
+
+
+def test_a_private_file_is_for_its_user(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "x", private=True)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
+def test_output_to_a_device_does_not_replace_the_device() -> None:
+    with output_file(Path("/dev/null")) as file:
+        file.write(b"x")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_output_to_a_descriptor_is_written_into_it(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as target, output_file(Path(f"/proc/self/fd/{target.fileno()}")) as file:
+        file.write(b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
