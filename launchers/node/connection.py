@@ -41,11 +41,11 @@ class JsonLines:
         """Number of received bytes of an incomplete line."""
         return len(self._rest)
 
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Messages received since the last call, possibly none; None when the other side has disconnected. Call it when
-        the socket is readable."""
+    def receive(self, most_bytes: int = 1 << 20) -> list[dict[str, Any]] | None:
+        """Messages received since the last call, possibly none; None when the other side has disconnected. At most
+        ``most_bytes`` are received. Call it when the socket is readable."""
         try:
-            chunk = self.connection.recv(1 << 20)
+            chunk = self.connection.recv(most_bytes)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
