@@ -24,7 +24,7 @@ _FILES = {
     "png": "figures/compare.png",
     "svg": "figures/compare.svg",
 }
-_LIST = "compare_files.txt"
+_LIST = "comparison_files.txt"
 """File that names the files of the last comparison, one a line."""
 _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (

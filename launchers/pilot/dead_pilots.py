@@ -97,6 +97,7 @@ class DeadPilots:
             attempt
             for folder in self._sweep.attempts.glob(f"{attempt_prefix(point)}*")
             if folder.name not in recorded
+            and not folder.is_symlink()
             and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
             and attempt.task.method == point.method
             and attempt.pilot_id != self._pilot_id

@@ -70,7 +70,7 @@ def _newest(path: Path, word: str) -> _Attempt:
     for folder in sweep_dirs(path):
         sweep = SweepDir.open(folder)
         for attempt in sorted(sweep.attempts.iterdir()) if sweep.attempts.is_dir() else []:
-            if word and word in attempt.name and attempt.is_dir():
+            if word and word in attempt.name and attempt.is_dir() and not attempt.is_symlink():
                 by_experiment.setdefault(attempt.name.rpartition(".a")[0] or attempt.name, []).append((sweep, attempt))
         if not sweep.archived:
             waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}

@@ -69,6 +69,7 @@ def test_names_that_are_commands_are_only_names(
     capsys.readouterr()
     assert main(["run", *words, "launcher=slurm", "launcher.dry=true"]) == 0
     text = capsys.readouterr().out
+    (tmp_path / "results" / EVIL).mkdir(parents=True)
     write_snapshot(SweepDir(tmp_path / "results" / EVIL), take_snapshot())  # the job compares the copy of the code
     batch = tmp_path / "batch.sh"
     batch.write_text("#!/bin/bash\n" + text.partition("#!/bin/bash\n")[2])
