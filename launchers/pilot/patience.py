@@ -13,7 +13,8 @@ from results.shared_filesystem.patience import cannot_pass, needs_a_person, pati
 _T = TypeVar("_T")
 
 PERSON_LIMIT_S = 900.0
-"""Seconds that a pilot waits for a missing permission or a read-only file system, while it holds its devices."""
+"""Seconds that a pilot waits for a missing permission, a read-only file system or a file in a folder's place, while it
+holds its devices."""
 
 Pause = Callable[[float, str], bool]
 """Takes seconds and a message: sleeps and shows the message meanwhile. Returns False when the pilot must stop."""

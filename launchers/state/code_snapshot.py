@@ -139,7 +139,7 @@ def _digest_of_folder(folder: Path) -> str:
             continue
         try:
             with open_regular(path) as file:
-                hashes.append((path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256")))
+                hashes.append((path.relative_to(folder).as_posix(), hashlib.sha256(file.read())))
         except ValueError:
             return ""
     return _digest(hashes)

@@ -33,17 +33,14 @@ _IMPOSSIBLE = {
     errno.EFAULT,
     errno.EILSEQ,
     errno.EINVAL,
-    errno.EISDIR,
-    errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENOSYS,
-    errno.ENOTDIR,
     errno.EOPNOTSUPP,
     errno.EOVERFLOW,
     errno.EXDEV,
 }
 """Errors of the call itself: the same call fails in the same way whatever happens to the file system."""
-_NEEDING_A_PERSON = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NEEDING_A_PERSON = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 
 _T = TypeVar("_T")
 
@@ -59,7 +56,7 @@ def cannot_pass(error: OSError) -> bool:
 
 
 def needs_a_person(error: OSError) -> bool:
-    """Whether the same call succeeds only after somebody has changed a permission or a mount."""
+    """Whether the same call succeeds only after somebody has changed a permission, a mount, or what lies at a name."""
     return error.errno in _NEEDING_A_PERSON
 
 

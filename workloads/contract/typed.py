@@ -32,7 +32,7 @@ def typed(kind: type[T], fields: object, *, ignore_unknown: bool = False) -> T:
     """
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"{_shown(fields)} holds no fields")
-    hints = _hints(kind)
+    hints = _hints(typing.cast(Any, kind))
     if not ignore_unknown and (unknown := fields.keys() - hints.keys()):
         raise ValueError(f"unknown field {_shown(min(unknown))}")
     values = {name: _checked(name, value, hints[name]) for name, value in fields.items() if name in hints}
@@ -43,7 +43,7 @@ def typed(kind: type[T], fields: object, *, ignore_unknown: bool = False) -> T:
 
 
 @cache
-def _hints(kind: type) -> Mapping[str, Any]:
+def _hints(kind: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
@@ -82,8 +82,8 @@ def _converted(name: str, value: object, hint: Any) -> tuple[bool, Any]:
             return False, value
         parts = tuple(_checked(f"a part of {name}", one, arguments[0]) for one in value)
         return True, frozenset(parts) if origin is frozenset else parts
-    if dataclasses.is_dataclass(hint) and not isinstance(value, hint):
-        return True, typed(hint, value)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return True, value if isinstance(value, hint) else typed(hint, value)
     return _is_plain(value, hint), value
 
 
