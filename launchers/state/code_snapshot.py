@@ -2,8 +2,8 @@
 
 The sweep's folder may lie where other users can write, and a pilot may start days after its submission. So the name of
 a copy proves nothing: the copy is compared with its digest before every submission, and once more by the job itself,
-before Python starts in it (`check_line`). Files that do not belong to the copy count too, because Python would import
-them.
+before Python starts in it (`check_line`). Files that do not belong to the copy count too where Python would import
+them. Others may lie beside the packages: the folder is the working folder of pilots, where a core dump may end up.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from results.shared_filesystem.whole_files import create, open_regular
 
 PACKAGES = ("results", "workloads", "launchers")
 """Packages that a pilot imports."""
+_IMPORTED = (".py", ".pyc", ".so")
+"""Endings of files that Python imports from any folder on its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,12 @@ def write_snapshot(sweep: SweepDir, snapshot: Snapshot, report: Callable[[str], 
 
 
 def check_line(folder: Path, digest: str) -> str:
-    """A line for a job's shell that ends the job unless ``folder`` holds exactly the files of this digest. The line
-    needs no Python, because Python would already run files of the folder."""
+    """A line for a job's shell that ends the job unless ``folder`` holds exactly the files of this digest, and no link.
+    The line needs no Python, because Python would already run files of the folder."""
     where = shlex.quote(str(folder))
-    others, files = "find . ! -type d ! -type f", "find . -type f -print0 | LC_ALL=C sort -z | xargs -0 -r sha256sum"
+    counted = " -o ".join([*(f"-path './{name}/*'" for name in PACKAGES), *(f"-name '*{end}'" for end in _IMPORTED)])
+    others = "find . ! -type d ! -type f"
+    files = f"find . -type f \\( {counted} \\) -print0 | LC_ALL=C sort -z | xargs -0 -r sha256sum"
     seen = f"$(cd {where} && {{ {others}; {files}; }} | sha256sum | cut -c1-64)"
     message = f"the code in {folder} is not the code that was submitted; run the same command again, which mends it"
     return f'[ "{seen}" = {digest} ] || {{ echo {shlex.quote(message)}; exit 1; }}'
@@ -130,16 +134,18 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _digest_of_folder(folder: Path) -> str:
-    """The digest of everything in a folder; empty where it holds anything but folders and regular files."""
+    """The digest of the files in a folder that `check_line` compares; empty where the folder holds a link or a pipe."""
     if folder.is_symlink():
         return ""
     hashes = []
     for path in sorted(folder.rglob("*"), key=lambda path: path.as_posix().encode(errors="surrogateescape")):
         if path.is_dir() and not path.is_symlink():
             continue
+        name = path.relative_to(folder)
         try:
             with open_regular(path) as file:
-                hashes.append((path.relative_to(folder).as_posix(), hashlib.sha256(file.read())))
+                if (len(name.parts) > 1 and name.parts[0] in PACKAGES) or name.name.endswith(_IMPORTED):
+                    hashes.append((name.as_posix(), hashlib.sha256(file.read())))
         except ValueError:
             return ""
     return _digest(hashes)

@@ -135,11 +135,13 @@ def test_a_job_ends_before_python_starts_when_its_code_was_changed(tmp_path: Pat
     sweep = SweepDir.create(tmp_path / "it's a sweep", {})
     code = write_snapshot(sweep, snapshot)
     text = submission_text(job(sweep.path, code_dir=code, code_digest=snapshot.digest), SlurmOptions())
+    (code / "core.17").write_text("a core dump is no code")
     run_by_bash(text, tmp_path)
     (tmp_path / "shown.json").unlink()
     elsewhere = tmp_path / "elsewhere.py"
     elsewhere.write_text("")
     planted = code / "sitecustomize.py"
+    assert write_snapshot(sweep, snapshot) == code and (code / "core.17").exists()
     for plant in (planted.touch, lambda: planted.symlink_to(elsewhere), lambda: os.mkfifo(planted)):
         plant()
         with pytest.raises(subprocess.CalledProcessError):
