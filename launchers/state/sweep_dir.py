@@ -25,7 +25,7 @@ from typing import Any
 from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.lease import acquire
 from results.shared_filesystem.patience import patiently
-from results.shared_filesystem.whole_files import create, temporary_path
+from results.shared_filesystem.whole_files import create, link_out, temporary_path
 from workloads.contract.protocol import Method, read_json, write_json
 from workloads.contract.typed import typed
 from workloads.spec import experiment as ex
@@ -111,6 +111,7 @@ class SweepDir:
         sweep = cls(Path(path))
         try:
             about = patiently(lambda: read_json(sweep.marker), limit_s=_OPEN_LIMIT_S)
+            patiently(sweep._refuse_links, limit_s=_OPEN_LIMIT_S)
         except (FileNotFoundError, NotADirectoryError):
             raise InvalidResults(f"{path} is not a sweep: it has no sweep.json") from None
         except (OSError, ValueError) as error:
@@ -167,6 +168,15 @@ class SweepDir:
     @property
     def losses(self) -> Path:
         return self.path / "losses"
+
+    def _refuse_links(self) -> None:
+        """Raises `InvalidResults` where a folder of the sweep is a link that leads out of it, and `OSError`."""
+        for folder in (self.path, self.todo.parent):
+            if (link := link_out(folder, self.path)) is not None:
+                raise InvalidResults(
+                    f"{link} is a link to {link.resolve()}, outside the sweep, whose files could be changed or shown by "
+                    "mistake; move that folder into the sweep"
+                )
 
     def settings(self) -> dict[str, Any]:
         """The settings that `create` was given. Raises `InvalidResults` when the marker is damaged."""

@@ -96,6 +96,16 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def link_out(folder: Path, root: Path) -> Path | None:
+    """A link in ``folder`` to a folder that is not below ``root``; None if there is none, or no such folder. Raises
+    `OSError`."""
+    if not folder.is_dir():
+        return None
+    with os.scandir(folder) as entries:
+        links = [Path(entry.path) for entry in entries if entry.is_symlink() and entry.is_dir()]
+    return next((link for link in links if not link.resolve().is_relative_to(root.resolve())), None)
+
+
 def read_own_text(path: Path) -> str:
     """As `read_text`, but raises `NotAFile` for a file that another user has written. On some file systems every file
     has the same owner, so the owner of the folder counts, too."""

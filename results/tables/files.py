@@ -35,7 +35,13 @@ def part_path(sweep_dir: Path, table: Table, attempt_id: str) -> Path:
 
 
 def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
-    return sorted(path for path in (sweep_dir / "parts" / table).glob("*.parquet") if not path.name.startswith("."))
+    """The parts of a table. A link in the place of their folder counts as one part, which readers report and leave
+    out: merging would remove the parts of the sweep to which it leads."""
+    folder = sweep_dir / "parts" / table
+    for path in (folder, folder.parent):
+        if path.is_symlink():
+            return [path]
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
 def read_parquet(path: Path) -> pa.Table:

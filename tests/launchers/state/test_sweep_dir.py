@@ -106,6 +106,17 @@ def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:
     assert SweepDir.create(sweep.path, {"note": 2}).settings() == {"note": 1}
 
 
+def test_a_folder_that_leads_out_of_the_sweep_is_refused(sweep: SweepDir, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    for place in (sweep.path / "nodes", sweep.path / "queue" / "broken"):
+        place.symlink_to(tmp_path / "theirs")
+        with pytest.raises(InvalidResults, match=f"{place} is a link to {tmp_path / 'theirs'}, outside the sweep"):
+            SweepDir.open(sweep.path)
+        place.unlink()
+    (sweep.path / "nodes").symlink_to(sweep.attempts)
+    assert SweepDir.open(sweep.path) == sweep
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_the_folder_of_another_user_is_refused(sweep: SweepDir) -> None:
     os.chown(sweep.path, 65534, -1)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from results.errors import InvalidResults
+from results.shared_filesystem.lease import acquire
 from results.shared_filesystem.whole_files import (
     NotAFile,
     open_regular,
@@ -19,7 +20,7 @@ from results.shared_filesystem.whole_files import (
     whole_file,
     write_whole,
 )
-from results.tables import files
+from results.tables import compaction, files, store
 from results.text.log_tail import read_tail, tail_in_one_line
 from workloads.contract.protocol import read_json, write_json
 
@@ -71,6 +72,29 @@ def test_only_regular_files_are_read_and_nothing_is_waited_for(kind: str, link: 
     with pytest.raises(OSError, match=r"is a link|not a regular file"):
         read_tail(path, 3)
     assert tail_in_one_line(path, 3) == ""
+
+
+def test_the_parts_of_another_sweep_are_neither_read_nor_merged(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    part = files.part_path(theirs, "attempts", "a1")
+    files.write_parquet(part, pa.table({"attempt_id": ["a1"]}))
+    ours.mkdir()
+    (ours / files.MARKER).write_text("{}")
+    (ours / "parts").symlink_to(theirs / "parts")
+    assert compaction.compact(ours)
+    reading = store.scan(ours, "attempts")
+    assert part.exists() and reading.table.num_rows == 0
+    assert len(reading.problems) == 1 and f"{ours / 'parts'} is a link" in reading.problems[0]
+
+
+def test_a_link_in_the_place_of_a_lock_is_removed_and_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    os.utime(tmp_path / "theirs" / "file", (0, 0))
+    (tmp_path / "lock").symlink_to(tmp_path / "theirs")
+    with acquire(tmp_path / "lock", stale_after_s=1.0, wait_s=1.0) as lease:
+        assert lease is not None and not (tmp_path / "lock").is_symlink()
+    assert (tmp_path / "theirs" / "file").exists()
 
 
 def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
