@@ -26,7 +26,7 @@ from launchers.state.history import AttemptRecord, HistoryReader
 from launchers.state.pilot_config import PilotConfig, read_pilot_config
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
 from results.errors import InvalidResults
-from results.shared_filesystem.whole_files import NotAFile, open_regular
+from results.shared_filesystem.whole_files import NotAFile, open_regular, path_of
 from results.tables import files, store
 from results.text.numbers import listed, plural
 
@@ -179,7 +179,7 @@ def _merged_ids(path: Path) -> set[str] | None:
     """Ids of the attempts in a merged file; empty if there is none, None if it is damaged. Raises `OSError` for a
     filesystem error, which says nothing about the content."""
     try:
-        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
+        with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
             return set(file.read(columns=["attempt_id"])["attempt_id"].to_pylist())
     except FileNotFoundError:
         return set()

@@ -174,8 +174,8 @@ class SweepDir:
         for folder in (self.path, self.todo.parent):
             if (link := link_out(folder, self.path)) is not None:
                 raise InvalidResults(
-                    f"{link} is a link to {link.resolve()}, outside the sweep, whose files could be changed or shown by "
-                    "mistake; move that folder into the sweep"
+                    f"{link} is a link to {link.resolve()}, outside the sweep, whose files could be changed or shown "
+                    "by mistake; move that folder into the sweep"
                 )
 
     def settings(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and no pipe or device, on which it would wait.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -86,8 +87,8 @@ def open_regular(path: Path) -> BinaryIO:
     """A file, open for reading. Raises `NotAFile` for a link, a folder, a pipe or a device, otherwise `OSError`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        if path.is_symlink():
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
             raise NotAFile(f"{path} is a link; a sweep's files are read from its own folder alone") from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -113,6 +114,12 @@ def read_own_text(path: Path) -> str:
         if os.fstat(file.fileno()).st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise NotAFile(f"{path} belongs to another user")
         return file.read(MOST_BYTES).decode()
+
+
+def path_of(file: BinaryIO) -> str:
+    """A path by which a library opens exactly this open file, whatever lies at its name meanwhile."""
+    opened = f"/proc/self/fd/{file.fileno()}"
+    return opened if os.path.exists(opened) else str(file.name)  # noqa: PTH110
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:

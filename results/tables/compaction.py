@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
 from results.shared_filesystem.lease import Lease, acquire
-from results.shared_filesystem.whole_files import NotAFile, create, open_regular, temporary_path
+from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
 from results.tables import files
 from results.tables.files import Table
 
@@ -99,7 +99,8 @@ def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[
 
 def _open(path: Path) -> Any:
     try:
-        return pq.ParquetFile(open_regular(path))
+        with open_regular(path) as opened:
+            return pq.ParquetFile(path_of(opened))
     except FileNotFoundError:
         return None
     except (OSError, NotAFile, pa.ArrowException) as error:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
 from results.shared_filesystem.patience import may_pass
-from results.shared_filesystem.whole_files import NotAFile, create, open_regular, temporary_path
+from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
 from results.tables.rows import conform
 from results.tables.schema import ATTEMPTS, STEPS
 
@@ -48,7 +48,7 @@ def read_parquet(path: Path) -> pa.Table:
     """Reads the whole file. Raises `FileNotFoundError`, another `OSError` if it cannot be read now, or `InvalidResults`
     if it is damaged or not a Parquet file."""
     try:
-        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
+        with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
             return file.read()
     except FileNotFoundError:
         raise

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from results.shared_filesystem.whole_files import NotAFile, open_regular
+from results.shared_filesystem.whole_files import NotAFile, open_regular, path_of
 from results.tables import files, store
 from results.tables.rows import conform
 from results.tables.schema import ATTEMPTS, LEDGER, SCHEMA_VERSION, STEPS
@@ -115,7 +115,7 @@ def _newer_files(path: Path, table: Table) -> list[str]:
     for file in paths:
         try:
             with open_regular(file.resolve() if file == path else file) as opened:
-                metadata = pq.read_schema(opened).metadata or {}
+                metadata = pq.read_schema(path_of(opened)).metadata or {}
         except (OSError, NotAFile, pa.ArrowException):
             continue  # the reader of the rows reports it
         version = metadata.get(b"schema_version", b"0")
