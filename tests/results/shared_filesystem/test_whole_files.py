@@ -16,6 +16,7 @@ from results.shared_filesystem.whole_files import (
     NotAFile,
     open_regular,
     output_file,
+    read_own_text,
     read_text,
     whole_file,
     write_whole,
@@ -102,6 +103,17 @@ def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
     assert read_text(tmp_path / "file", most_bytes=3) == "123"
     with pytest.raises(ValueError, match="larger than 2 bytes"):
         read_text(tmp_path / "file", most_bytes=2)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_a_file_that_another_user_has_put_there_is_not_our_own(tmp_path: Path) -> None:
+    write_whole(tmp_path / "config", "{}", private=True)
+    assert read_own_text(tmp_path / "config") == "{}"
+    os.chown(tmp_path / "config", 65534, -1)
+    with pytest.raises(NotAFile, match="belongs to another user"):
+        read_own_text(tmp_path / "config")
+    os.chown(tmp_path, 65534, -1)  # a file system that gives every file to one user
+    assert read_own_text(tmp_path / "config") == "{}"
 
 
 def test_a_private_file_is_for_its_user(tmp_path: Path) -> None:
