@@ -26,6 +26,7 @@ from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import StatusView, choose_view
 from results.errors import UltrasweepError
 from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.whole_files import create
 from results.tables.provenance import command_line
 from results.text.log_tail import tail_in_one_line
 from workloads.contract.protocol import write_json
@@ -128,7 +129,7 @@ def _run_pilot(
     pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     config = PilotConfig(settings=settings, command=command or command_line(), wall_time_s=None, stop_with_parent=True)
     write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config), private=True)
-    with pilot_state.log_path(sweep, pilot_id).open("wb") as log, interrupts() as signals:
+    with create(pilot_state.log_path(sweep, pilot_id)) as log, interrupts() as signals:
         process = subprocess.Popen(
             [*PILOT, str(sweep.path), pilot_id],
             stdin=subprocess.PIPE,  # stays open: when this process dies, it closes and the pilot stops

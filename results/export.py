@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from results.errors import UltrasweepError
+from results.shared_filesystem.whole_files import output_file
 from results.tables import files
 from results.tables.load import SCHEMAS, load
 from results.text import command_line
@@ -66,7 +67,8 @@ def _write(path: Path, table: pa.Table) -> None:
     if path.suffix == ".parquet":
         files.write_parquet(path, table)
         return
-    pa_csv.write_csv(pa.table([_flat(column) for column in table.columns], names=table.column_names), path)
+    with output_file(path) as file:
+        pa_csv.write_csv(pa.table([_flat(column) for column in table.columns], names=table.column_names), file)
 
 
 def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:

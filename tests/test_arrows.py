@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("results", "workloads", "launchers", "sweep", "analysis")
 """From the lowest to the highest; each may import itself and those before it; for `analysis` see below."""
 ORDER = {
-    "results": ("errors", "text", "shared_filesystem", "tables", "statistics", "export", "upgrade"),
+    "results": ("errors", "shared_filesystem", "text", "tables", "statistics", "export", "upgrade"),
     "workloads": (
         "spec",
         "costs.shape",

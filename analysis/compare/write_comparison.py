@@ -13,7 +13,8 @@ from analysis.compare.comparison import Comparison
 from analysis.compare.facts import FACTS
 from analysis.figures import style
 from analysis.page.render import environment, style_sheet
-from analysis.page.staging import Staged
+from analysis.page.staging import Staged, listed_files
+from results.shared_filesystem.whole_files import open_regular
 
 _GENERATOR = "ultrasweep analysis.compare"
 _FILES = {
@@ -23,6 +24,8 @@ _FILES = {
     "png": "figures/compare.png",
     "svg": "figures/compare.svg",
 }
+_LIST = "comparison_files.txt"
+"""File that names the files of the last comparison, one a line."""
 _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (
     *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),
@@ -48,7 +51,7 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) 
     ``formats``. An earlier comparison's files are replaced once the new ones are complete, and removed if their format
     is not asked for. Raises `UnwritableReport` if ``out`` cannot be written.
     """
-    with Staged(out, "a comparison") as staged:
+    with Staged(out, "a comparison", _LIST) as staged:
         made = {kind: staged.folder / name for kind, name in _FILES.items()}
         table(comparison).to_csv(made["csv"], index=False)
         comparison.by_axis.to_csv(made["axes"], index=False)
@@ -62,8 +65,18 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) 
         for kind in {"png", "svg"} - set(formats):
             made[kind].unlink(missing_ok=True)
         written = [out / name for kind, name in _FILES.items() if made[kind].exists()]
-        staged.publish(earlier=[out / name for name in _FILES.values()])
+        staged.publish(listed_files(out, _LIST) or _unlisted(out))
     return written
+
+
+def _unlisted(out: Path) -> list[str]:
+    """Files of a comparison of an earlier version, which wrote no list; empty if there is none."""
+    try:
+        with open_regular(out / _FILES["csv"]) as file:
+            begins = file.readline(80)
+    except (OSError, ValueError):
+        return []
+    return list(_FILES.values()) if begins.startswith(b"found_in,matched_by,") else []
 
 
 def table(comparison: Comparison) -> pd.DataFrame:

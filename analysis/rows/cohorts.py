@@ -7,6 +7,7 @@ cohort and can move a number.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import cast
@@ -36,6 +37,7 @@ METHOD_STAMPS = {
     "rehearsed_fake": "traced without a device: times are estimates, nothing was measured",
 }
 """Stamp on every figure of a cohort that was not measured."""
+_LONGEST_SLUG = 80
 _OTHER_DEVICE = re.compile(r"^none: ran on (.+), cluster (.+) describes (.+)$")
 """Pattern of ``peak_flops_source`` in rows that ran on a device other than their cluster's."""
 _MIXABLE = {
@@ -134,4 +136,9 @@ def _short(column: str, value: object) -> str:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    """Part of a file's name. A text that is long, or has letters that a slug lacks, keeps its difference from others by
+    a hash."""
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if text.isascii() and len(slug) <= _LONGEST_SLUG:
+        return slug
+    return f"{slug[:_LONGEST_SLUG]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}".lstrip("-")

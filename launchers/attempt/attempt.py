@@ -11,14 +11,16 @@ from pathlib import Path
 from launchers.settings import LaunchSettings
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
+from results.errors import UltrasweepError
 from results.text.secrets import hide_in_environment
 from workloads.contract import protocol
 from workloads.contract.clock import SteadyClock
 from workloads.contract.protocol import RankResult, Task
+from workloads.contract.typed import typed
 from workloads.spec.experiment import shortened_id
 
 LONGEST_IN_ATTEMPT = 56
-"""Maximum number of characters of the experiment's id that an attempt's id repeats."""
+"""Maximum number of bytes of the experiment's id that an attempt's id repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,19 @@ class Attempt:
             if result is not None:
                 results_by_rank[rank] = result
         return results_by_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """Content of ``attempt.json``; the fields are those of `Attempt`."""
+
+    number: int
+    started_at: float
+    pilot_id: str
+    device_ids: tuple[str, ...] | None
+    nodes: tuple[str, ...]
+    devices_per_node: int
+    node_check: Mapping[str, float | None] | None = None
 
 
 def new_attempt_id(point: Point, number: int) -> str:
@@ -119,16 +134,16 @@ def start_attempt(
     protocol.write_task(folder, task)
     clock = SteadyClock()
     started_at = clock()
-    about = {
-        "number": number,
-        "started_at": started_at,
-        "pilot_id": claim.pilot_id,
-        "device_ids": device_ids,
-        "nodes": nodes,
-        "devices_per_node": settings.num_devices,
-        "node_check": node_check,
-    }
-    protocol.write_json(folder / "attempt.json", about)
+    start = _Start(
+        number=number,
+        started_at=started_at,
+        pilot_id=claim.pilot_id,
+        device_ids=device_ids,
+        nodes=nodes,
+        devices_per_node=settings.num_devices,
+        node_check=node_check,
+    )
+    protocol.write_json(folder / "attempt.json", start)
     return Attempt(
         attempt_id=attempt_id,
         number=number,
@@ -150,19 +165,22 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
     cannot be read now."""
     folder = sweep.attempts / attempt_id
     try:
-        about = protocol.read_json(folder / "attempt.json")
-        return Attempt(
-            attempt_id=attempt_id,
-            number=about["number"],
-            point=point,
-            folder=folder,
-            task=protocol.read_task(folder),
-            started_at=about["started_at"],
-            device_ids=tuple(about["device_ids"]) if about["device_ids"] is not None else None,
-            pilot_id=str(about["pilot_id"]),
-            nodes=tuple(about["nodes"]),
-            devices_per_node=about["devices_per_node"],
-            node_check=about.get("node_check"),
-        )
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        start = typed(_Start, protocol.read_json(folder / "attempt.json"), ignore_unknown=True)
+        if start.number < 1 or start.devices_per_node < 1:
+            return None
+        task = protocol.read_task(folder)
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, UltrasweepError):
         return None
+    return Attempt(
+        attempt_id=attempt_id,
+        number=start.number,
+        point=point,
+        folder=folder,
+        task=task,
+        started_at=start.started_at,
+        device_ids=start.device_ids,
+        pilot_id=start.pilot_id,
+        nodes=start.nodes,
+        devices_per_node=start.devices_per_node,
+        node_check=start.node_check,
+    )

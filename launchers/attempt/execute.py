@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,7 +166,7 @@ def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
     try:
         if not cached.exists():
             return False
-        shutil.copyfile(cached, protocol.result_path(attempt.folder, rank))
+        protocol.write_json(protocol.result_path(attempt.folder, rank), protocol.read_json(cached))
         result = protocol.read_result(attempt.folder, rank)
         assert result is not None
     except (OSError, ValueError, TypeError, KeyError):

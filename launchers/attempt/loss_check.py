@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from results.shared_filesystem.whole_files import create, temporary_path
 from results.statistics.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
 from workloads.contract.protocol import read_json
 from workloads.spec import experiment as ex
@@ -102,8 +102,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _create(path: Path, data: dict[str, Any]) -> bool:
     """Write the whole file atomically unless it exists: link() fails where rename() would replace it. False when the
     file existed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
-    temporary.write_text(json.dumps(data))
+    temporary = temporary_path(path)
+    with create(temporary) as file:
+        file.write(json.dumps(data).encode())
     try:
         os.link(temporary, path)
     except FileExistsError:

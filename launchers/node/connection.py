@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import UltrasweepError
+from results.shared_filesystem.whole_files import read_own_text
 
 KEEPALIVE_S = 2.0
 """Each side sends an empty message after this many seconds without another message."""
@@ -40,11 +41,11 @@ class JsonLines:
         """Number of received bytes of an incomplete line."""
         return len(self._rest)
 
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Messages received since the last call, possibly none; None when the other side has disconnected. Call it when
-        the socket is readable."""
+    def receive(self, most_bytes: int = 1 << 20) -> list[dict[str, Any]] | None:
+        """Messages received since the last call, possibly none; None when the other side has disconnected. At most
+        ``most_bytes`` are received. Call it when the socket is readable."""
         try:
-            chunk = self.connection.recv(1 << 20)
+            chunk = self.connection.recv(most_bytes)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
@@ -92,7 +93,7 @@ def read_head_address(path: Path, limit_s: float) -> Mapping[str, Any]:
     until = time.monotonic() + limit_s
     while True:
         try:
-            address: Mapping[str, Any] = json.loads(path.read_text())
+            address: Mapping[str, Any] = json.loads(read_own_text(path))
             return address
         except (OSError, ValueError):
             if time.monotonic() > until:

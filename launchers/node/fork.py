@@ -32,6 +32,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+"""Flags of a rank's log."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
@@ -98,7 +101,7 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
         signal.signal(number, lambda _number, _frame: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
-        log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(protocol.log_path(folder, rank), _APPEND, 0o644)
     except OSError as error:  # a quota or a hanging file system: not the fault of the point
         print(f"rank {rank} cannot write its log: {error}", file=sys.stderr, flush=True)
         os._exit(protocol.CANNOT_WRITE)

@@ -74,9 +74,9 @@ class CappedLog:
     def cut(self) -> None:
         """Cut the log if it is too long. A file that cannot be read or written stays as it is."""
         with contextlib.suppress(OSError):
-            if self._path.stat().st_size <= LIMIT_BYTES:
+            if self._path.lstat().st_size <= LIMIT_BYTES:
                 return
-            file = os.open(self._path, os.O_RDWR | os.O_APPEND)
+            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
             try:
                 self._cut(file)
             finally:

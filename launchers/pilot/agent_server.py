@@ -8,14 +8,22 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
 from launchers.node.remote import Node
 
-_LONGEST_GREETING = 1 << 20
-"""Maximum bytes of one message before an agent is ready."""
+GREETING_LIMIT_S = 20.0
+"""Seconds after which a connection that has not sent the secret is closed. An agent sends it as soon as it connects."""
+MOST_STRANGERS = 256
+"""Maximum number of connections that have not sent the secret; the oldest is closed for a new one."""
+_LONGEST_GREETING = 4096
+"""Maximum bytes that are received and kept of a connection that has not sent the secret."""
+_LONGEST_START = 1 << 20
+"""Maximum bytes of one message of an agent that is not ready yet."""
+_PAUSE_S = 1.0
+"""Seconds without a new connection after one could not be accepted, such as for want of open files."""
 
 
 class AgentServer(threading.Thread):
@@ -32,6 +40,11 @@ class AgentServer(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._secret = secrets.token_hex(16)
         self._closing = False
+        self._strangers: dict[int, _Peer] = {}
+        """Connections that have not sent the secret, oldest first, by descriptor."""
+        self._listener: socket.socket | None = None
+        self._listen_again_at: float | None = None
+        """When the listener is watched again; None while it is watched."""
         self._last_beat_at = time.monotonic()
 
     def attach(self, connection: socket.socket, name: str) -> None:
@@ -43,6 +56,7 @@ class AgentServer(threading.Thread):
         listener = socket.create_server(("", 0), backlog=1024)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
+        self._listener = listener
         return HeadAddress(addresses=_own_addresses(), port=listener.getsockname()[1], secret=self._secret)
 
     def run(self) -> None:
@@ -53,6 +67,8 @@ class AgentServer(threading.Thread):
                 else:
                     self._read(key.data)
             self._keep_alive()
+            self._close_silent_strangers()
+            self._listen_again()
 
     def close(self) -> None:
         """Close all connections. An agent whose connection closes ends the ranks that it still runs."""
@@ -60,25 +76,58 @@ class AgentServer(threading.Thread):
         self.join(2.0)
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
+        if self._listener is not None:
+            self._listener.close()
 
     def _accept(self, listener: Any) -> None:
         try:
             connection, (host, *_) = listener.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._watch(connection, address=host, expected=None)
+        except OSError:  # no more files or memory: the listener stays readable, so watching it would take all time
+            self._selector.unregister(listener)
+            self._listen_again_at = time.monotonic() + _PAUSE_S
+            if self._strangers:
+                self._drop(next(iter(self._strangers.values())))
+            return
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._watch(connection, address=host, expected=None)
+        except OSError:  # it has gone again
+            connection.close()
+
+    def _listen_again(self) -> None:
+        if self._listener is None or self._listen_again_at is None or time.monotonic() < self._listen_again_at:
+            return
+        self._listen_again_at = None
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def _watch(self, connection: socket.socket, address: str, expected: str | None) -> None:
         peer = _Peer(JsonLines(connection), address, expected)
         self._selector.register(connection, selectors.EVENT_READ, peer)
+        if expected is None:
+            self._strangers[connection.fileno()] = peer
+            if len(self._strangers) > MOST_STRANGERS:
+                self._drop(next(iter(self._strangers.values())))
+
+    def _drop(self, peer: _Peer) -> None:
+        """Close a connection."""
+        self._strangers.pop(peer.lines.connection.fileno(), None)
+        self._selector.unregister(peer.lines.connection)
+        peer.lines.connection.close()
+
+    def _close_silent_strangers(self) -> None:
+        until = time.monotonic() - GREETING_LIMIT_S
+        for peer in [peer for peer in self._strangers.values() if peer.since < until]:
+            self._drop(peer)
 
     def _read(self, peer: _Peer) -> None:
+        if peer.lines.connection.fileno() < 0:  # closed since the selector has reported it
+            return
         messages = self._received(peer)
         if messages is None:
-            self._selector.unregister(peer.lines.connection)
-            peer.lines.connection.close()
+            self._drop(peer)
             if peer.node is not None:
                 peer.node.mark_lost("its agent's connection closed")
             elif peer.expected is not None:
@@ -97,10 +146,12 @@ class AgentServer(threading.Thread):
         connection.
         """
         try:
-            messages = peer.lines.receive()
+            stranger = peer.expected is None
+            messages = peer.lines.receive(_LONGEST_GREETING) if stranger else peer.lines.receive()
             while messages and peer.node is None:
                 self._admit(peer, messages.pop(0))
-            if peer.node is None and peer.lines.unread_bytes > _LONGEST_GREETING:
+            longest = _LONGEST_GREETING if peer.expected is None else _LONGEST_START
+            if peer.node is None and peer.lines.unread_bytes >= longest:
                 return None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
@@ -110,9 +161,13 @@ class AgentServer(threading.Thread):
         """Handle one of the first messages on a connection: the secret, then whether the agent could start. Raises
         ValueError when the secret is wrong."""
         if peer.expected is None:
-            if message.get("secret") != self._secret or not isinstance(message.get("name"), str):
+            secret, name = message.get("secret"), message.get("name")
+            if not isinstance(secret, str) or not isinstance(name, str):
+                raise ValueError("no secret or no name")
+            if not secrets.compare_digest(secret.encode(errors="replace"), self._secret.encode()):
                 raise ValueError("not one of this pilot's agents")
-            peer.expected = message["name"]
+            peer.expected = name
+            self._strangers.pop(peer.lines.connection.fileno(), None)
             # Ranks of other nodes can use the address by which this agent reached this machine.
             head_address = peer.lines.connection.getsockname()[0]
             for node in self.nodes.values():
@@ -154,6 +209,7 @@ class _Peer:
     """Name of the node; None until the agent has sent the secret."""
     node: Node | None = None
     """The connected node; None until its agent is ready."""
+    since: float = field(default_factory=time.monotonic)
 
 
 def _own_addresses() -> tuple[str, ...]:

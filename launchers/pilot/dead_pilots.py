@@ -15,8 +15,10 @@ from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
 from results.tables import store
+from results.tables.schema import OUTCOMES
 from workloads.contract.protocol import read_json
 from workloads.contract.stages import assemble, rehearsed_ranks
+from workloads.contract.typed import typed
 
 
 class DeadPilots:
@@ -95,6 +97,7 @@ class DeadPilots:
             attempt
             for folder in self._sweep.attempts.glob(f"{attempt_prefix(point)}*")
             if folder.name not in recorded
+            and not folder.is_symlink()
             and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
             and attempt.task.method == point.method
             and attempt.pilot_id != self._pilot_id
@@ -110,8 +113,10 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
     measured = attempt.task.method == "measured"
     ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
     try:
-        outcome = Outcome(**read_json(attempt.folder / "outcome.json"))
-    except (FileNotFoundError, ValueError, TypeError):
+        outcome = typed(Outcome, read_json(attempt.folder / "outcome.json"))
+        if outcome.outcome not in OUTCOMES:
+            raise ValueError(f"unknown outcome {outcome.outcome}")
+    except (FileNotFoundError, ValueError):
         outcome = oc.classify_abandoned(ranks, results, why, *_last_position(sweep, attempt))
     if outcome.outcome == "cancelled" and ranks and all(rank in results for rank in ranks):
         # all ranks were measured before the attempt was cancelled

@@ -3,13 +3,18 @@ lives, and retries."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from launchers.state.sweep_dir import SweepDir
-from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.patience import cannot_pass, needs_a_person, patiently
 
 _T = TypeVar("_T")
+
+PERSON_LIMIT_S = 900.0
+"""Seconds that a pilot waits for a missing permission, a read-only file system or a file in a folder's place, while it
+holds its devices."""
 
 Pause = Callable[[float, str], bool]
 """Takes seconds and a message: sleeps and shows the message meanwhile. Returns False when the pilot must stop."""
@@ -30,10 +35,22 @@ class Patience:
         """Call ``step`` until it raises no `OSError` and return its result, which is not None. Returns None when the
         pilot must stop first, when ``limit_s`` seconds are over, or when the sweep's folder has been removed.
 
+        An error that cannot pass ends it at once, one that a person must mend after `PERSON_LIMIT_S`.
+
         ``step`` must be repeatable: it reaches the same result wherever an earlier call failed. ``task``: description
         of the step, such as ``write the row``. After a request to stop there is one last call.
         """
         reported = False
+        refused_at: float | None = None
+
+        def waits_for(error: OSError) -> bool:
+            nonlocal refused_at
+            if self._removed(error) or cannot_pass(error):
+                return False
+            if not needs_a_person(error):
+                return True
+            refused_at = refused_at if refused_at is not None else time.monotonic()
+            return time.monotonic() - refused_at < PERSON_LIMIT_S
 
         def wait(seconds: float, error: OSError) -> bool:
             nonlocal reported
@@ -44,7 +61,7 @@ class Patience:
             return self._pause(seconds, message)
 
         try:
-            done = patiently(step, limit_s=limit_s, wait=wait, waits_for=lambda error: not self._removed(error))
+            done = patiently(step, limit_s=limit_s, wait=wait, waits_for=waits_for)
         except OSError as error:
             self.failure = f"{self._sweep.path} was removed" if self._removed(error) else f"cannot {task}: {error}"
             return None

@@ -326,7 +326,8 @@ class Pilot:
             still_held="; ".join(thread.held.values()) or None,
         )
         if not recorded:
-            self._give_up(f"the row of {thread.attempt.attempt_id} could not be written; the next run writes it")
+            why = self._patience.failure or "stopped"
+            self._give_up(f"the row of {thread.attempt.attempt_id} is not written ({why}); the next run writes it")
             return
         self._state.finished[done.outcome.outcome] += 1
         self._report_excluded(

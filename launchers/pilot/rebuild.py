@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from launchers.state.history import AttemptRecord, HistoryReader
 from launchers.state.pilot_config import PilotConfig, read_pilot_config
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
 from results.errors import InvalidResults
+from results.shared_filesystem.whole_files import NotAFile, open_regular, path_of
 from results.tables import files, store
 from results.text.numbers import listed, plural
 
@@ -57,11 +57,11 @@ class _Table:
         return self.whole | (self.merged or set())
 
     def keep(self, attempt_id: str) -> list[Path]:
-        """Keep a copy of a damaged part before a new one replaces it. Returns the part, if there is one."""
+        """Rename a damaged part before a new one takes its place. Returns the part's path, if there is one."""
         part = self.damaged.get(attempt_id)
         if part is None:
             return []
-        shutil.copyfile(part, _aside(part))
+        part.replace(_aside(part))
         return [part]
 
     def move_aside(self) -> list[Path]:
@@ -159,7 +159,7 @@ def _is_damaged(part: Path, table: files.Table, merged: Path) -> bool:
     sweep may have thousands of parts, only a part that the last compaction left behind, perhaps because of damage, is
     read in full."""
     try:
-        with part.open("rb") as file:
+        with open_regular(part) as file:
             begins = file.read(len(_MAGIC))
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - len(_MAGIC)))
@@ -170,7 +170,7 @@ def _is_damaged(part: Path, table: files.Table, merged: Path) -> bool:
             files.read_file(part, table)
     except FileNotFoundError:  # a pilot has merged the part meanwhile
         return False
-    except InvalidResults:
+    except (InvalidResults, NotAFile):
         return True
     return False
 
@@ -179,7 +179,7 @@ def _merged_ids(path: Path) -> set[str] | None:
     """Ids of the attempts in a merged file; empty if there is none, None if it is damaged. Raises `OSError` for a
     filesystem error, which says nothing about the content."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
             return set(file.read(columns=["attempt_id"])["attempt_id"].to_pylist())
     except FileNotFoundError:
         return set()
@@ -187,7 +187,7 @@ def _merged_ids(path: Path) -> set[str] | None:
         if error.errno is not None:
             raise
         return None  # Arrow's message for a truncated file
-    except (pa.ArrowException, KeyError):
+    except (pa.ArrowException, NotAFile, KeyError):
         return None
 
 

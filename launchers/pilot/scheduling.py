@@ -12,7 +12,7 @@ from launchers.node.remote import Node
 from launchers.settings import LaunchSettings
 from launchers.state import queue
 from launchers.state.circuit_breaker import CircuitBreaker, kind_of, paused_message
-from launchers.state.history import HistoryReader
+from launchers.state.history import HistoryReader, damage
 from launchers.state.queue import Claim, QueueReader
 from launchers.state.requirements import needed_s, nodes_needed
 from launchers.state.sweep_dir import Point, SweepDir
@@ -40,6 +40,8 @@ class Scheduler:
         self._records = records
         self._reported: set[str] = set()
         """Paused kinds that have already been logged."""
+        self._damaged = 0
+        """Number of records that cannot be read at the last report of them."""
         self._paused = 0
         """Number of points of paused kinds at the last claim."""
 
@@ -53,6 +55,9 @@ class Scheduler:
         then.
         """
         self._records.refresh()
+        if len(self._records.damaged) > self._damaged:
+            self._damaged = len(self._records.damaged)
+            self._report(damage(self._records.damaged))
         self._breaker.update(self._sweep, self._records.all())
         self._report_paused()
         self.waits_for_canary = False

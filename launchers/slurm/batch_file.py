@@ -24,6 +24,7 @@ from launchers.slurm.environment import CLUSTERS, unset_for_sbatch
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.srun_log import MARK
 from launchers.state import submissions
+from launchers.state.code_snapshot import check_line
 from results.errors import UltrasweepError
 
 SBATCH_LIMIT_S = 150
@@ -73,6 +74,8 @@ class PilotJob:
     """Absolute path."""
     code_dir: Path
     """Folder of the pilots' code (see `launchers.state.code_snapshot`)."""
+    code_digest: str
+    """Digest of the files that must be in ``code_dir`` when the job starts."""
     nodes: int
     count: int
     gpus_per_node: int
@@ -247,6 +250,8 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
         "OPENBLAS_NUM_THREADS": "1",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "PYTHONUNBUFFERED": "1",
+        # Compiled files in the copy of the code would be run in place of the files that `check_line` compares.
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
     if options.cpus_per_task is not None:
         ours["SRUN_CPUS_PER_TASK"] = str(options.cpus_per_task)
@@ -254,7 +259,13 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
     path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
     # See `launchers.slurm.srun_log`. This line comes last: later lines of the log are from srun and the pilot.
     start = f"{job.token}.${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
-    return [*(_checked(options.setup) if options.setup else ()), *lines, path, f'echo "{MARK} {start}"']
+    return [
+        *(_checked(options.setup) if options.setup else ()),
+        *lines,
+        path,
+        check_line(job.code_dir, job.code_digest),
+        f'echo "{MARK} {start}"',
+    ]
 
 
 def _checked(lines: Sequence[str]) -> list[str]:

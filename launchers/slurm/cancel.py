@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 
 from launchers.slurm import polling
 from launchers.slurm.batch_file import SBATCH_LIMIT_S
@@ -14,9 +15,9 @@ from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
 
 
-def cancel(sweep: SweepDir) -> int:
+def cancel(sweep: SweepDir, report: Callable[[str], None] = lambda line: None) -> int:
     """Cancel every pilot of the sweep, and stop the commands that would submit more. Returns the number of cancelled
-    pilots.
+    pilots. ``report`` takes a line about records that cannot be read.
 
     Points that they ran wait again. Raises `SlurmUnreachable` when Slurm does not answer, and `InvalidResults` when the
     sweep's folder is not writable, or is a copy of the folder whose pilots run.
@@ -28,6 +29,8 @@ def cancel(sweep: SweepDir) -> int:
                 f"nothing was cancelled; python -m sweep cancel {shlex.quote(original)} ends them"
             )
         return 0
+    if line := submissions.damage(submissions.all_submissions(sweep)):
+        report(line)
     try:
         submissions.mark_cancelled(sweep)
     except OSError as error:
@@ -36,6 +39,7 @@ def cancel(sweep: SweepDir) -> int:
         ) from None
     client = SlurmClient(submissions.cluster_of(sweep))
     cancelled: set[tuple[str, str]] = set()
+    begun = time.monotonic()
     # A command in the middle of a submission finishes it, notices the cancellation and releases the lease.
     with only_submitter(sweep, wait_s=SBATCH_LIMIT_S + 10.0):
         while True:
@@ -56,6 +60,7 @@ def cancel(sweep: SweepDir) -> int:
                 for one in ours
                 if one.stage == "intent" and one.token not in shown and time.time() - one.created_at < SBATCH_LIMIT_S
             ]
-            if not unfinished:
+            # Times in the files may be wrong, so the wait is limited by this process's own clock, too.
+            if not unfinished or time.monotonic() - begun > SBATCH_LIMIT_S:
                 return len(cancelled)
             time.sleep(polling.SQUEUE_S)

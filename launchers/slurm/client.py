@@ -6,7 +6,9 @@ is not required. A job is recognised by the token in its comment or name, never 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -159,7 +161,7 @@ class SlurmClient:
 
     def jobs(self, uids: Iterable[int]) -> list[Job] | None:
         """All jobs of these users that carry a token; None when squeue does not answer."""
-        users = ",".join(str(uid) for uid in sorted(set(uids)))
+        users = ",".join(str(uid) for uid in sorted(_known_users(uids)))
         out = self._call(["squeue", "-h", "-a", "-r", "-t", "all", "-u", users, "-o", _FIELDS])
         if out is None:
             return None
@@ -261,6 +263,16 @@ class SlurmClient:
             self.complaint = lines[-1] if lines else f"{command[0]} ended with status {process.returncode}"
             return None
         return out
+
+
+def _known_users(uids: Iterable[int]) -> set[int]:
+    """The users that this machine knows, and this user: squeue refuses the whole question for an unknown one, such as a
+    user who has left or one in a record that somebody has edited."""
+    known = {uid for uid in uids if uid == os.getuid()}
+    for uid in set(uids) - known:
+        with contextlib.suppress(KeyError, OverflowError):
+            known.add(pwd.getpwuid(uid).pw_uid)
+    return known or {os.getuid()}
 
 
 def default_limits() -> Limits:

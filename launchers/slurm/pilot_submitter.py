@@ -79,7 +79,7 @@ class PilotSubmitter:
         self._tracker, self._client = tracker, client
         self._pilot, self._command = pilot, command
         self._report, self._stopped = report, stopped
-        self._code: tuple[Path, Mapping[str, object]] | None = None
+        self._code: tuple[code_snapshot.Snapshot, Mapping[str, object]] | None = None
         self._fruitless: Counter[int] = Counter()
         """Number of submissions in a row whose pilots ended without an attempt, by shape."""
         self._last: dict[int, tuple[str, int, float]] = {}
@@ -159,7 +159,8 @@ class PilotSubmitter:
     def _call_sbatch(self, nodes: int, count: int, excluded: Sequence[str], use_excluded: bool) -> Submission:
         sweep, options = self._sweep, self._options
         try:
-            code, provenance = self._code_of_pilots()
+            snapshot, provenance = self._code_of_pilots()
+            code = code_snapshot.write_snapshot(sweep, snapshot, self._report)
             submission = submissions.new_submission(
                 sweep,
                 nodes=nodes,
@@ -184,7 +185,7 @@ class PilotSubmitter:
             submissions.write(sweep, submission)
         except OSError as error:
             raise batch_file.SubmissionUncertain(f"cannot write in {sweep.path}: {error.strerror or error}") from None
-        job = pilot_job(sweep, self._settings, submission, code, self._pilot, excluded)
+        job = pilot_job(sweep, self._settings, submission, code, snapshot.digest, self._pilot, excluded)
         try:
             job_id = batch_file.submit(job, options)
         except (batch_file.SubmissionRefused, batch_file.JobLimitReached):
@@ -195,13 +196,11 @@ class PilotSubmitter:
             raise
         return self._tracker.change(submission, stage="submitted", job_id=job_id)
 
-    def _code_of_pilots(self) -> tuple[Path, Mapping[str, object]]:
-        """The copy of the code and its provenance. It is copied once, so that all pilots of one run have the same
-        code."""
+    def _code_of_pilots(self) -> tuple[code_snapshot.Snapshot, Mapping[str, object]]:
+        """The code and its provenance. It is read once, so that all pilots of one run have the same code."""
         if self._code is None:
             snapshot = code_snapshot.take_snapshot()
-            provenance = code_provenance(snapshot.root)
-            self._code = code_snapshot.write_snapshot(self._sweep, snapshot), provenance
+            self._code = snapshot, code_provenance(snapshot.root)
         return self._code
 
     def _worth_trying(self, nodes: int, existing: ExistingPilots, now: float) -> bool:
@@ -262,15 +261,18 @@ def pilot_job(
     settings: LaunchSettings,
     submission: Submission,
     code: Path,
+    digest: str,
     pilot: Sequence[str],
     excluded: Sequence[str],
 ) -> batch_file.PilotJob:
-    """The job of a submission. ``code``: folder of the pilots' code. ``excluded``: nodes not to use."""
+    """The job of a submission. ``code``: folder of the pilots' code, whose files have this ``digest``. ``excluded``:
+    nodes not to use."""
     return batch_file.PilotJob(
         token=submission.token,
         job_name=submission.job_name,
         sweep_dir=sweep.path.resolve(),
         code_dir=code,
+        code_digest=digest,
         nodes=submission.nodes,
         count=submission.count,
         gpus_per_node=settings.num_devices if settings.device == "cuda" else 0,

@@ -15,6 +15,7 @@ from launchers.pilot.batch_system import EndedTask
 from launchers.slurm.client import SlurmClient
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir
+from results.shared_filesystem.whole_files import open_regular
 from results.text.log_tail import tail_in_one_line
 
 MARK = "srun starts pilot"
@@ -70,11 +71,11 @@ def _reason(sweep: SweepDir, token: str, job: str, task: int, why: str) -> str:
 def _last_start(path: Path, pilot: str) -> str:
     """Part of the log since the last start of the pilot's job; empty when it cannot be read or found."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _READ_BYTES))
             text = file.read(_READ_BYTES).decode(errors="replace")
-    except OSError:
+    except (OSError, ValueError):
         return ""
     starts = [match.end() for match in re.finditer(rf"^{MARK} {re.escape(pilot)}\b.*$", text, re.MULTILINE)]
     return text[starts[-1] :] if starts else ""

@@ -133,7 +133,7 @@ class SubmissionTracker:
             self._gone_since.pop(token, None)
             return alive, ending
         gone_s = now - self._gone_since.setdefault(token, now)
-        young = time.time() - submission.created_at < INTENT_LIMIT_S
+        young = abs(time.time() - submission.created_at) < INTENT_LIMIT_S
         if submission.stage == "intent" and young and not self._endings(token):
             return self._expect(submission)
         grace_s = REQUEUE_GRACE_S if any(job.state in _MAY_RETURN for job in jobs) else GRACE_S

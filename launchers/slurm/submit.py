@@ -85,13 +85,16 @@ def dry_run(sweep: SweepDir, points: Sequence[Point], settings: LaunchSettings, 
     Only texts are returned: no file is written, and no Slurm is needed; ``sweep`` (``SweepDir(path)``) need not exist.
     """
     limits = (SlurmClient().limits() if available() else None) or default_limits()
-    code = code_snapshot.folder_of(sweep, code_snapshot.take_snapshot())
+    snapshot = code_snapshot.take_snapshot()
+    code = code_snapshot.folder_of(sweep, snapshot)
     texts = []
     for nodes, pilots in demand_of(points, settings, options).pilots.items():
         for at in range(0, pilots, limits.largest_array):
             count = min(limits.largest_array, pilots - at)
             submission = new_submission(sweep, nodes=nodes, count=count, time_min=options.time_min)
-            texts.append(submission_text(pilot_job(sweep, settings, submission, code, PILOT, ()), options))
+            texts.append(
+                submission_text(pilot_job(sweep, settings, submission, code, snapshot.digest, PILOT, ()), options)
+            )
     return texts
 
 

@@ -19,6 +19,7 @@ from launchers.state.pilot_state import all_states
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
 from results.text.numbers import plural
 from workloads.contract.protocol import read_json, write_json
+from workloads.contract.typed import typed
 from workloads.spec.experiment import Experiment
 
 BREAKER_FAILURES = 4
@@ -34,7 +35,7 @@ class _Resumed:
 
     at: float
     """Seconds since 1970, by the clock of the machine on which `resume` was called."""
-    attempts: frozenset[str] | None
+    attempts: frozenset[str] | None = None
     """Ids of the attempts that had been recorded or were running; None in files of earlier versions."""
 
     def before(self, record: AttemptRecord) -> bool:
@@ -155,8 +156,6 @@ def _stamp(sweep: SweepDir) -> tuple[int, ...]:
 
 def _resumed(sweep: SweepDir) -> _Resumed:
     """The last `resume`. Raises `OSError` when the file cannot be read now: kinds must not be paused by mistake."""
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        fields = read_json(_resume_file(sweep))
-        names = fields.get("attempts")
-        return _Resumed(float(fields["at"]), frozenset(names) if names is not None else None)
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return typed(_Resumed, read_json(_resume_file(sweep)))
     return _NEVER

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
-from results.text.numbers import device_noun, format_bytes
+from results.text.numbers import device_noun, format_bytes, plural
 from workloads.contract.protocol import Method, read_json, write_json
+from workloads.contract.typed import typed
 
 _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
 
@@ -69,18 +70,25 @@ class HistoryReader:
         self._sweep = sweep
         self._records: dict[str, AttemptRecord | None] = {}
         """Records by file name; None for a damaged one."""
+        self.damaged: dict[str, str] = {}
+        """Why a record cannot be read, by file name. Such a record is left out."""
         self._by_stem: dict[str, list[AttemptRecord]] = {}
 
     def refresh(self) -> None:
         """Read new records: one listing of the folder, and each new file. Raises `OSError`."""
         for name in entry_names(self._sweep.history):
             if name not in self._records:
-                self._add(name, _read(self._sweep.history / name))
+                try:
+                    self._add(name, _read(self._sweep.history / name))
+                except ValueError as error:
+                    self.damaged[name] = str(error)
+                    self._records[name] = None
 
     def note(self, stem: str, record: AttemptRecord) -> None:
         """Add a record that this process has written, without reading it."""
         name = _file_name(stem, record)
         if self._records.get(name) is None:
+            self.damaged.pop(name, None)
             self._add(name, record)
 
     def all(self) -> list[AttemptRecord]:
@@ -92,28 +100,42 @@ class HistoryReader:
         pilots differ."""
         return sorted(self._by_stem.get(stem, ()), key=lambda attempt: (attempt.attempt_number, attempt.started_at))
 
-    def _add(self, name: str, record: AttemptRecord | None) -> None:
+    def _add(self, name: str, record: AttemptRecord) -> None:
         self._records[name] = record
-        if record is not None:
-            self._by_stem.setdefault(split_name(name)[0], []).append(record)
+        self._by_stem.setdefault(split_name(name)[0], []).append(record)
 
 
 def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
     """The records in the named files of ``history``, oldest first; unreadable files are skipped."""
     records = []
     for name in names:
-        with contextlib.suppress(OSError):
-            if (record := _read(sweep.history / name)) is not None:
-                records.append(record)
+        with contextlib.suppress(OSError, ValueError):
+            records.append(_read(sweep.history / name))
     return _sorted(records)
 
 
-def _read(path: Path) -> AttemptRecord | None:
-    """The record in a file; None when it is damaged. Raises `OSError`."""
+def damage(damaged: Mapping[str, str]) -> str:
+    """One line about records that cannot be read, given with the reasons; empty when there are none."""
+    if not damaged:
+        return ""
+    name, why = next(iter(damaged.items()))
+    others = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return (
+        f"{plural(len(damaged), 'record')} of attempts cannot be read and {'is' if len(damaged) == 1 else 'are'} left "
+        f"out (queue/history/{name}: {why}{others}); rows and logs of these attempts are not affected"
+    )
+
+
+def _read(path: Path) -> AttemptRecord:
+    """The record in a file. Raises `ValueError` when it is damaged or not readable for this user, otherwise
+    `OSError`."""
     try:
-        return AttemptRecord(**read_json(path))
-    except (ValueError, TypeError):
-        return None
+        record = typed(AttemptRecord, read_json(path))
+    except PermissionError as error:
+        raise ValueError(error.strerror) from None
+    if record.world_size < 1 or record.attempt_number < 0:
+        raise ValueError(f"world_size={record.world_size}, attempt_number={record.attempt_number} count nothing")
+    return record
 
 
 def _file_name(stem: str, record: AttemptRecord) -> str:

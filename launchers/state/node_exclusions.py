@@ -19,6 +19,7 @@ from pathlib import Path
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
 from workloads.contract.protocol import read_json, write_json
+from workloads.contract.typed import typed
 
 EXPIRES_AFTER_S = 12 * 3600.0
 LOST_FOR_S = 1800.0
@@ -66,8 +67,8 @@ def excluded(sweep: SweepDir) -> dict[str, Exclusion]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted((sweep.path / "nodes").glob("*.json")):
             try:
-                exclusion = Exclusion(**read_json(path))
-            except (OSError, ValueError, TypeError):
+                exclusion = typed(Exclusion, read_json(path))
+            except (OSError, ValueError):
                 continue
             if exclusion.until > time.time():
                 current[exclusion.node] = exclusion

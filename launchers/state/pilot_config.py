@@ -6,6 +6,7 @@ its user can read it. No other file in a sweep's folder holds such a value.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from launchers.settings import LaunchSettings, settings_from_dict, settings_to_d
 from launchers.state.code_snapshot import code_root
 from results.errors import InvalidResults
 from results.shared_filesystem.patience import patiently
-from workloads.contract.protocol import read_json
+from results.shared_filesystem.whole_files import read_own_text
 
 BatchSystem = Literal["none", "slurm"]
 _READ_LIMIT_S = 60.0
@@ -62,7 +63,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
 def read_pilot_config(path: Path) -> PilotConfig:
     """Inverse of `pilot_config_to_dict`, from a file. Raises `InvalidResults` when the file is not a pilot's config."""
     try:
-        fields: Mapping[str, Any] = patiently(lambda: read_json(path), limit_s=_READ_LIMIT_S)
+        fields: Mapping[str, Any] = patiently(lambda: json.loads(read_own_text(path)), limit_s=_READ_LIMIT_S)
         return PilotConfig(
             settings=settings_from_dict(fields["settings"]),
             command=fields["command"],
@@ -73,7 +74,7 @@ def read_pilot_config(path: Path) -> PilotConfig:
             provenance=fields["provenance"],
             use_excluded=bool(fields.get("use_excluded", False)),
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidResults(f"{path} is not the config of a pilot: {error}") from None
 
 

@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from launchers.state.process_identity import ProcessIdentity, provably_dead
 from launchers.state.sweep_dir import SweepDir
 from workloads.contract.protocol import read_json, write_json
+from workloads.contract.typed import typed
 
 Activity = Literal["starting", "running", "waiting", "stopping", "ended"]
 
@@ -86,12 +87,8 @@ def write_state(sweep: SweepDir, state: PilotState) -> None:
 def read_state(sweep: SweepDir, pilot_id: str) -> PilotState | None:
     """The state of one pilot; None when it has not written one yet or the file cannot be read."""
     try:
-        data: dict[str, Any] = read_json(state_path(sweep, pilot_id))
-        data["identity"] = ProcessIdentity(**data["identity"])
-        data["running"] = tuple(Running(**{**one, "nodes": tuple(one["nodes"])}) for one in data["running"])
-        data["nodes"] = tuple(data["nodes"])
-        return PilotState(**data)
-    except (OSError, ValueError, TypeError, KeyError):
+        return typed(PilotState, read_json(state_path(sweep, pilot_id)))
+    except (OSError, ValueError):
         return None
 
 

@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,10 @@ from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
 from results.shared_filesystem.patience import patiently
-from workloads.contract.protocol import write_json
+from results.shared_filesystem.whole_files import read_text
+from results.text.numbers import plural
+from workloads.contract.protocol import read_json, write_json
+from workloads.contract.typed import typed
 
 Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
 """``intent``: sbatch may be running, or its caller was killed. ``unsure``: sbatch ended without a clear answer.
@@ -47,6 +50,22 @@ _NAME_LENGTH = 40
 _READ_LIMIT_S = 20.0
 """Seconds to wait for a filesystem on which a file cannot be read now: one failed read proves neither damage nor a
 cancel."""
+
+
+_RANGES = {"nodes": (1, 10**6), "count": (1, 4_000_001), "uid": (0, 2**32 - 1)}
+"""Least and most of a submission's numbers: Slurm's arrays have at most 4,000,001 elements."""
+_LATEST_S = 86_400.0
+"""Clocks of two machines differ by less; a later time is no time."""
+DAMAGED = "its file is damaged"
+"""Beginning of `Submission.message` where the file cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancelled:
+    """Content of ``cancelled.json``."""
+
+    at: float = 0.0
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +191,8 @@ def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
     everything, cancelled = all_submissions(sweep), cancelled_at(sweep)
     there = [one for one in everything if one.open and one.created_at >= cancelled]
     chosen = there if there or only_open else everything
-    return chosen[-1].cluster if chosen else None
+    known = [one for one in chosen if one.cluster is not None]  # the file of another one may be damaged
+    return known[-1].cluster if known else None
 
 
 def copied_from(sweep: SweepDir) -> str | None:
@@ -225,9 +245,11 @@ def cancel_mark(sweep: SweepDir) -> str | None:
     cannot be read."""
     path = _folder(sweep) / "cancelled.json"
     try:
-        return patiently(path.read_text, limit_s=_READ_LIMIT_S)
+        return patiently(lambda: read_text(path), limit_s=_READ_LIMIT_S)
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        return str(error)
     except OSError as error:
         raise InvalidResults(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -238,9 +260,22 @@ def cancelled_at(sweep: SweepDir) -> float:
     Raises as `cancel_mark`.
     """
     try:
-        return float(json.loads(cancel_mark(sweep) or "{}").get("at", 0.0))
-    except (ValueError, TypeError, AttributeError):
+        at = typed(_Cancelled, json.loads(cancel_mark(sweep) or "{}")).at
+    except (ValueError, RecursionError):
         return 0.0
+    return at if at < time.time() + _LATEST_S else 0.0
+
+
+def damage(submissions: Iterable[Submission]) -> str:
+    """One line about submissions whose files cannot be read; empty when there are none."""
+    damaged = [one for one in submissions if one.message.startswith(DAMAGED)]
+    if not damaged:
+        return ""
+    others = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return (
+        f"{plural(len(damaged), 'record')} of submissions cannot be read (submissions/{damaged[0].token}.json: "
+        f"{damaged[0].message.removeprefix(f'{DAMAGED}: ')}{others}); their jobs are found by their names"
+    )
 
 
 def lease_path(sweep: SweepDir) -> Path:
@@ -278,14 +313,19 @@ def _read(path: Path) -> Submission | None:
     """The submission in a file; None when the file has just been removed. Raises `OSError` when even the file's
     metadata cannot be read."""
     try:
-        fields = json.loads(patiently(path.read_text, limit_s=_READ_LIMIT_S))
-        submission = Submission(**fields)
-        if submission.token == path.stem and submission.count >= 1 and submission.nodes >= 1:
-            return submission
-    except (OSError, ValueError, TypeError):
-        pass
+        submission = typed(Submission, patiently(lambda: read_json(path), limit_s=_READ_LIMIT_S))
+        if submission.token != path.stem:
+            raise ValueError("its token is not the file's name")
+        for name, (least, most) in _RANGES.items():
+            if not least <= (value := getattr(submission, name)) <= most:
+                raise ValueError(f"{name}={value} is not between {least} and {most:,}")
+        if "\0" in submission.folder:
+            raise ValueError("its folder is not a path")
+        return submission
+    except (OSError, ValueError) as error:
+        why = str(error)
     try:
-        stat = patiently(path.stat, limit_s=_READ_LIMIT_S)
+        stat = patiently(path.lstat, limit_s=_READ_LIMIT_S)
     except FileNotFoundError:
         return None
     return Submission(
@@ -296,5 +336,5 @@ def _read(path: Path) -> Submission | None:
         time_min=1,
         created_at=stat.st_mtime,
         uid=stat.st_uid,
-        message="its file is damaged",
+        message=f"{DAMAGED}: {why}",
     )

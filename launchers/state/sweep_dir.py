@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pwd
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.errors import InvalidResults
+from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.lease import acquire
 from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.whole_files import create, link_out, temporary_path
 from workloads.contract.protocol import Method, read_json, write_json
+from workloads.contract.typed import typed
 from workloads.spec import experiment as ex
-from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
 
 FORMAT = 1
@@ -80,7 +82,7 @@ class SweepDir:
         """Create the folder of a sweep, or open an existing one; an archived one gets a queue again. ``settings`` are
         stored for people to read.
 
-        Raises `InvalidResults` for a folder with other content, and where it cannot be written.
+        Raises `InvalidResults` for a folder with other content or of another user, and where it cannot be written.
         """
         sweep = cls(Path(path))
         try:
@@ -89,6 +91,8 @@ class SweepDir:
                 cls.open(path)
             elif sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
                 raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
+            if sweep.path.exists():
+                _check_owner(sweep.path)
             for folder in (sweep.todo, sweep.claimed, sweep.done, sweep.history, sweep.pilots, sweep.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
             sweep.stages.mkdir(exist_ok=True)
@@ -107,6 +111,7 @@ class SweepDir:
         sweep = cls(Path(path))
         try:
             about = patiently(lambda: read_json(sweep.marker), limit_s=_OPEN_LIMIT_S)
+            patiently(sweep._refuse_links, limit_s=_OPEN_LIMIT_S)
         except (FileNotFoundError, NotADirectoryError):
             raise InvalidResults(f"{path} is not a sweep: it has no sweep.json") from None
         except (OSError, ValueError) as error:
@@ -164,6 +169,15 @@ class SweepDir:
     def losses(self) -> Path:
         return self.path / "losses"
 
+    def _refuse_links(self) -> None:
+        """Raises `InvalidResults` where a folder of the sweep is a link that leads out of it, and `OSError`."""
+        for folder in (self.path, self.todo.parent):
+            if (link := link_out(folder, self.path)) is not None:
+                raise InvalidResults(
+                    f"{link} is a link to {link.resolve()}, outside the sweep, whose files could be changed or shown "
+                    "by mistake; move that folder into the sweep"
+                )
+
     def settings(self) -> dict[str, Any]:
         """The settings that `create` was given. Raises `InvalidResults` when the marker is damaged."""
         try:
@@ -198,6 +212,28 @@ class SweepDir:
         return added
 
 
+def _check_owner(folder: Path) -> None:
+    """Raises `InvalidResults` when the folder belongs to another user, who could change what its pilots run. Some file
+    systems give every file to one user, so the owner of a new file there counts, too. Raises `OSError`."""
+    owner = folder.stat().st_uid
+    if owner == os.geteuid():
+        return
+    probe = temporary_path(folder / "owner")
+    try:
+        with create(probe) as file:
+            if os.fstat(file.fileno()).st_uid == owner:
+                return
+    finally:
+        probe.unlink(missing_ok=True)
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"user {owner}"
+    raise InvalidResults(
+        f"{folder} belongs to {name}, who could change what your pilots run there; choose another name or results_dir"
+    )
+
+
 def entry_names(folder: Path) -> list[str]:
     """Names of the files of points or records in ``folder``, sorted by the points' indices."""
     with os.scandir(folder) as entries:  # distinguishes files from folders without a call for each
@@ -225,7 +261,9 @@ def read_point(path: Path) -> Point:
     """The point in one of the queue's files. Raises `OSError`, or `InvalidResults` for other content."""
     try:
         fields = read_json(path)
-        ran_on = tuple(fields.get("ran_on", ()))
-        return Point(**{**fields, "ran_on": ran_on, "experiment": ex.from_dict(fields["experiment"])})
-    except (ValueError, TypeError, KeyError, AttributeError, InvalidExperiment) as error:
+        point = typed(Point, {**fields, "experiment": ex.from_dict(fields["experiment"])})
+        if point.index < 0 or point.deadline_s <= 0:
+            raise ValueError(f"index={point.index}, deadline_s={point.deadline_s:g}")
+        return point
+    except (ValueError, TypeError, KeyError, AttributeError, UltrasweepError) as error:
         raise InvalidResults(f"{path} is not a point of a sweep: {error}") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launchers.state import pilot_state
 from launchers.state.damaged import damaged_names
-from launchers.state.history import AttemptRecord, HistoryReader
+from launchers.state.history import AttemptRecord, HistoryReader, damage
 from launchers.state.pilot_state import PilotState
 from launchers.state.process_identity import provably_dead
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
@@ -44,6 +44,8 @@ class SweepStatus:
     damaged: tuple[str, ...] = ()
     """Files that no longer hold a point and were set aside (`launchers.state.damaged`). They count in ``total``: each
     was a point."""
+    damaged_records: str = ""
+    """One line about records of attempts that cannot be read; empty when there are none."""
 
     @property
     def finished(self) -> int:
@@ -137,6 +139,7 @@ class StatusReader:
             expected_left_s=_left_s(point_needs, pace, needs[sweep.todo].values(), by_experiment, pilots),
             shapes=by_shape(point_needs, pace, needs, attempts),
             damaged=damaged,
+            damaged_records=damage(records.damaged),
         )
 
 

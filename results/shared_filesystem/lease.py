@@ -80,6 +80,9 @@ def _take(lease: Lease) -> bool:
 
 def _remove_stale(path: Path, stale_after_s: float) -> bool:
     """Ends the lease of a dead holder. Returns True if there was one and this process has ended it."""
+    if path.is_symlink():  # no lock; it may lead to a folder of somebody's files
+        path.unlink(missing_ok=True)
+        return True
     try:
         # Up to version 0.1 the lock itself was the holder's file. Such a file can remain after a kill.
         holders = [path] if path.is_file() else list(path.iterdir())

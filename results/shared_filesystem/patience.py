@@ -29,6 +29,18 @@ _PASSING = {
     errno.EINTR,
 }
 """Errors of a failing filesystem, in contrast to a missing file, a full disk or a missing permission."""
+_IMPOSSIBLE = {
+    errno.EFAULT,
+    errno.EILSEQ,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EOVERFLOW,
+    errno.EXDEV,
+}
+"""Errors of the call itself: the same call fails in the same way whatever happens to the file system."""
+_NEEDING_A_PERSON = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 
 _T = TypeVar("_T")
 
@@ -36,6 +48,16 @@ _T = TypeVar("_T")
 def may_pass(error: OSError) -> bool:
     """Whether the same call may succeed later although nobody changes anything."""
     return error.errno in _PASSING
+
+
+def cannot_pass(error: OSError) -> bool:
+    """Whether the same call can never succeed, such as one with a name that is too long."""
+    return error.errno in _IMPOSSIBLE
+
+
+def needs_a_person(error: OSError) -> bool:
+    """Whether the same call succeeds only after somebody has changed a permission, a mount, or what lies at a name."""
+    return error.errno in _NEEDING_A_PERSON
 
 
 def patiently(

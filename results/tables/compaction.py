@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
 from results.shared_filesystem.lease import Lease, acquire
+from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
 from results.tables import files
 from results.tables.files import Table
 
@@ -49,9 +50,12 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
         if not parts:
             return True
         pieces = _regrouped([*_without(old, fresh["attempt_id"], fresh.schema), fresh])
-        temporary = files.temporary_path(target)
+        temporary = temporary_path(target)
         try:
-            with pq.ParquetWriter(temporary, fresh.schema, compression="zstd") as writer:
+            with (
+                create(temporary) as file,
+                pq.ParquetWriter(file, fresh.schema, compression="zstd") as writer,
+            ):
                 for piece in pieces:
                     writer.write_table(piece)
                     if not lease.held():
@@ -95,10 +99,11 @@ def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[
 
 def _open(path: Path) -> Any:
     try:
-        return pq.ParquetFile(path)
+        with open_regular(path) as opened:
+            return pq.ParquetFile(path_of(opened))
     except FileNotFoundError:
         return None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, NotAFile, pa.ArrowException) as error:
         raise InvalidResults(f"{files.unreadable(path, error)}; move it away and compact again") from None
 
 

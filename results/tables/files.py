@@ -4,7 +4,6 @@ layout."""
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
 from results.shared_filesystem.patience import may_pass
+from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
 from results.tables.rows import conform
 from results.tables.schema import ATTEMPTS, STEPS
 
@@ -35,18 +35,24 @@ def part_path(sweep_dir: Path, table: Table, attempt_id: str) -> Path:
 
 
 def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
-    return sorted(path for path in (sweep_dir / "parts" / table).glob("*.parquet") if not path.name.startswith("."))
+    """The parts of a table. A link in the place of their folder counts as one part, which readers report and leave
+    out: merging would remove the parts of the sweep to which it leads."""
+    folder = sweep_dir / "parts" / table
+    for path in (folder, folder.parent):
+        if path.is_symlink():
+            return [path]
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
 def read_parquet(path: Path) -> pa.Table:
     """Reads the whole file. Raises `FileNotFoundError`, another `OSError` if it cannot be read now, or `InvalidResults`
     if it is damaged or not a Parquet file."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
             return file.read()
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, NotAFile, pa.ArrowException) as error:
         if isinstance(error, OSError) and may_pass(error):
             raise
         raise InvalidResults(unreadable(path, error)) from None
@@ -89,10 +95,10 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     temporary = temporary_path(path)
     try:
         try:
-            file = temporary.open("wb")
+            file = create(temporary)
         except FileNotFoundError:  # creating the folder first would cost a call for every file
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = temporary.open("wb")
+            file = create(temporary)
         with file:
             pq.write_table(table, file, compression="zstd")
             file.flush()
@@ -102,11 +108,6 @@ def write_parquet(path: Path, table: pa.Table) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def temporary_path(path: Path) -> Path:
-    # Two nodes may have the same pid, so on a shared filesystem a pid alone is not unique.
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
 
 
 def publish(temporary: Path, path: Path) -> None:

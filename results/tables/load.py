@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from results.shared_filesystem.whole_files import NotAFile, open_regular, path_of
 from results.tables import files, store
 from results.tables.rows import conform
 from results.tables.schema import ATTEMPTS, LEDGER, SCHEMA_VERSION, STEPS
@@ -113,8 +114,9 @@ def _newer_files(path: Path, table: Table) -> list[str]:
     problems = []
     for file in paths:
         try:
-            metadata = pq.read_schema(file).metadata or {}
-        except (OSError, pa.ArrowException):
+            with open_regular(file.resolve() if file == path else file) as opened:
+                metadata = pq.read_schema(path_of(opened)).metadata or {}
+        except (OSError, NotAFile, pa.ArrowException):
             continue  # the reader of the rows reports it
         version = metadata.get(b"schema_version", b"0")
         if version.isdigit() and int(version) > SCHEMA_VERSION:

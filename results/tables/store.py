@@ -118,7 +118,7 @@ def scan(path: Path, table: Table) -> Reading:
     """As `read_attempts` or `read_steps`, but returns the warnings instead of logging them."""
     path = Path(path)
     if path.is_file():
-        return Reading(files.read_file(path, table), ())
+        return Reading(files.read_file(path.resolve(), table), ())
     problems: list[str] = []
     schema = files.nullable(files.SCHEMAS[table])
     seen: set[str] = set()
@@ -182,7 +182,7 @@ def read_ledger(path: Path) -> pa.Table:
     """Returns the rows of every ledger below ``path`` (or of one Parquet file); empty if the sweeps have none."""
     path = Path(path)
     if path.is_file():
-        return conform(files.read_parquet(path), LEDGER)
+        return conform(files.read_parquet(path.resolve()), LEDGER)
     tables = [empty_ledger()]
     for sweep in sweep_dirs(path):
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+from results.shared_filesystem.whole_files import NotAFile, open_regular
 
 READ_BYTES = 64 * 2**10
 
@@ -21,12 +24,20 @@ def read_tail(path: Path, lines: int, *, skip_blank: bool = False) -> Tail:
 
     If the last 64 KiB begin inside the first line, its beginning is missing. Raises `OSError`.
     """
-    with path.open("rb") as file:
+    with _open(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - READ_BYTES))
         text = file.read(READ_BYTES).decode(errors="replace")
     last_lines = [line for line in text.splitlines() if line.strip() or not skip_blank]
     return Tail(last_lines[-lines:], whole=size <= READ_BYTES and len(last_lines) <= lines)
+
+
+def _open(path: Path) -> BinaryIO:
+    """The log, which must be a regular file: a rank may have put anything in its place. Raises `OSError`."""
+    try:
+        return open_regular(path)
+    except NotAFile as error:
+        raise OSError(errno.EINVAL, str(error)) from None
 
 
 def tail_in_one_line(path: Path, lines: int) -> str:

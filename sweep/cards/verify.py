@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import InvalidResults, UltrasweepError
+from results.shared_filesystem.whole_files import write_whole
 from results.tables.store import read_attempts
 from results.text.printable import printable
 from results.text.terminal import open_console
@@ -132,4 +133,4 @@ def note_verified(path: Path, card: Card, row: Mapping[str, Any]) -> None:
         else other
         for other in read_cards(path)
     ]
-    path.write_text(to_yaml(cards))
+    write_whole(path, to_yaml(cards))

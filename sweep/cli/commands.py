@@ -116,7 +116,7 @@ def _cancel(options: Namespace) -> int:
     from launchers.slurm.cancel import cancel
     from launchers.state.sweep_dir import SweepDir
 
-    count = cancel(SweepDir.open(options.path))
+    count = cancel(SweepDir.open(options.path), lambda line: print(printable(line)))
     if count:
         print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` resumes it")
     else:
@@ -173,6 +173,7 @@ def _export(options: Namespace) -> int:
 
 
 def _card(options: Namespace) -> int:
+    from results.shared_filesystem.whole_files import write_output
     from sweep.cards.card import to_yaml
     from sweep.cards.make import make_card, make_cards
     from sweep.inspecting.lookup import Results
@@ -190,7 +191,7 @@ def _card(options: Namespace) -> int:
     if options.out is None:
         print(printable(text, keep="\n"), end="")
         return 0
-    options.out.write_text(text)
+    write_output(options.out, text)
     print(
         printable(f"{plural(len(cards), 'card')}: {options.out}; python -m sweep verify {options.out} runs them again")
     )

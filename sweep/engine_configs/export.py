@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from results.errors import UltrasweepError
+from results.shared_filesystem.whole_files import create
 from results.text.numbers import plural
 from results.text.printable import printable
 from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan
@@ -43,11 +44,12 @@ def write_config(config: EngineConfig, folder: Path) -> list[Path]:
     """Write the files and ``NOTES.txt`` to a folder. Raises `UltrasweepError` rather than replace a file."""
     files = {**config.files, "NOTES.txt": "".join(f"{line}\n" for line in summary(config))}
     paths = [folder / name for name in files]
-    if there := [path for path in paths if path.exists()]:
+    if there := [path for path in paths if path.exists() or path.is_symlink()]:
         raise UltrasweepError(f"--out {shlex.quote(str(folder))}: {there[0].name} already exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, files.values(), strict=True):
-        path.write_text(text)
+        with create(path) as file:
+            file.write(text.encode())
     return paths
 
 

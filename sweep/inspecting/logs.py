@@ -19,6 +19,7 @@ from results.tables.store import shipped_sweep_dirs, sweep_dirs
 from results.text.log_tail import read_tail
 from sweep.inspecting.lookup import Results
 from workloads.contract.protocol import read_json
+from workloads.contract.typed import LATEST
 
 _RANKS = 8
 """Number of ranks whose logs are shown if none is asked for."""
@@ -36,7 +37,7 @@ class _Attempt:
     @property
     def started_at(self) -> float:
         value = self.about.get("started_at")
-        return float(value) if isinstance(value, (int, float)) else 0.0
+        return float(value) if isinstance(value, (int, float)) and 0 <= value <= LATEST else 0.0
 
 
 def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lines: int) -> None:
@@ -69,7 +70,7 @@ def _newest(path: Path, word: str) -> _Attempt:
     for folder in sweep_dirs(path):
         sweep = SweepDir.open(folder)
         for attempt in sorted(sweep.attempts.iterdir()) if sweep.attempts.is_dir() else []:
-            if word and word in attempt.name and attempt.is_dir():
+            if word and word in attempt.name and attempt.is_dir() and not attempt.is_symlink():
                 by_experiment.setdefault(attempt.name.rpartition(".a")[0] or attempt.name, []).append((sweep, attempt))
         if not sweep.archived:
             waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}
@@ -129,7 +130,7 @@ def _rank_logs(folder: Path) -> dict[int, Path]:
     logs = {}
     for path in folder.glob("rank_*.log"):
         number = path.name.removeprefix("rank_").removesuffix(".log")
-        if number.isdecimal():
+        if number.isdecimal() and path.is_file() and not path.is_symlink():
             logs[int(number)] = path
     return dict(sorted(logs.items()))
 

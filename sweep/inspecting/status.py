@@ -18,9 +18,8 @@ from launchers.attempt.outcome import where
 from launchers.pilot.rebuild import rebuild_lost_rows
 from launchers.slurm.client import Job, jobs_of
 from launchers.slurm.job_summary import describe_jobs
-from launchers.state import circuit_breaker, node_exclusions
+from launchers.state import circuit_breaker, node_exclusions, submissions
 from launchers.state.pilot_state import PilotState, Running
-from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.archived import archived_status
 from launchers.status.status import SweepStatus, sweep_status
@@ -98,7 +97,7 @@ def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
         return archived_status(sweep), []
     jobs: list[Job] | None = []
     names = None
-    if any(submission.open for submission in all_submissions(sweep)):
+    if any(submission.open for submission in submissions.all_submissions(sweep)):
         jobs = jobs_of(sweep)
         names = {job.name for job in jobs if job.alive} if jobs is not None else None
     return sweep_status(sweep, names), jobs
@@ -152,7 +151,8 @@ def _print_notes(sweep: SweepDir, status: SweepStatus, console: Console) -> None
         f"{record.outcome}: {record.experiment_id} in {record.phase}: {(record.evidence or '')[:_EVIDENCE_LENGTH]}"
         for record in status.failures()
     ]
-    notes += [status.damage] if status.damage else []
+    submitted = [] if sweep.archived else submissions.all_submissions(sweep)
+    notes += [line for line in (status.damage, status.damaged_records, submissions.damage(submitted)) if line]
     if notes or failures:
         console.print()
     for line in notes:

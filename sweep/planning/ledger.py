@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from results.shared_filesystem.whole_files import output_file
 from sweep.grids.columns import PREDICTED
 from sweep.planning.plan import Plan
 from workloads.spec.errors import InvalidSweep
@@ -58,14 +59,12 @@ def write_ledger_file(path: Path, plan: Plan) -> None:
     from results.tables.schema import LEDGER
 
     check_ledger_path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    table = table_from_rows(ledger_rows(plan), LEDGER)
     try:
-        table = table_from_rows(ledger_rows(plan), LEDGER)
-        if path.suffix == ".csv":
-            pc.write_csv(table, temporary)
-        else:
-            pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
+        with output_file(path) as file:
+            if path.suffix == ".csv":
+                pc.write_csv(table, file)
+            else:
+                pq.write_table(table, file, compression="zstd")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InvalidSweep(f"--out {path}: {error.strerror or error}") from None

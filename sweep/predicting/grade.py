@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console
 
 from results.errors import InvalidResults, UltrasweepError
+from results.shared_filesystem.whole_files import output_file, write_output
 from results.statistics import grade
 from results.tables.load import load
 from results.text.terminal import plain_table
@@ -186,12 +187,13 @@ def write(path: Path, table: pd.DataFrame, curve: pd.DataFrame, pairs: pd.DataFr
     try:
         if path.suffix == ".parquet":
             text = {str(name): pairs[name].astype("string") for name in pairs if pairs[name].dtype == object}
-            pairs.assign(**text).to_parquet(path, index=False)
+            with output_file(path) as file:
+                pairs.assign(**text).to_parquet(file, index=False)
             return
         records = {
             name: json.loads(one.to_json(orient="records"))
             for name, one in (("grades", table), ("oom_curve", curve), ("pairs", pairs))
         }
-        path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        write_output(path, json.dumps(records, indent=1) + "\n")
     except OSError as error:
         raise UltrasweepError(f"--out {path}: {error.strerror or error}") from None

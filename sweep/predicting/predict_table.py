@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from results.errors import UltrasweepError
+from results.shared_filesystem.whole_files import output_file
 from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.measured_tables import columns_of_attempts, has_latents, is_attempts, measured_attempts
@@ -246,9 +247,10 @@ def check_out(path: Path, read: Sequence[Path] = ()) -> None:
 def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
     """Write Parquet or CSV, by the ending of ``path``. Raises `UltrasweepError` if the file cannot be written."""
     try:
-        if path.suffix == ".csv":
-            predictions.to_csv(path, index=False)
-        else:
-            predictions.to_parquet(path, index=False)
+        with output_file(path) as file:
+            if path.suffix == ".csv":
+                predictions.to_csv(file, index=False)
+            else:
+                predictions.to_parquet(file, index=False)
     except OSError as error:
         raise UltrasweepError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import re
 import shlex
@@ -124,6 +125,18 @@ def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -
     assert browser.js("window.pwned ?? null") is None
     found = failed_logs.tails(tmp_path / "results", row_data.table(cohorts.split(results.attempts)))
     assert len(found) == 1  # neither the finished one's nor one from outside the sweep
+
+
+def test_a_log_that_is_a_link_or_a_pipe_reaches_no_page(tmp_path: Path) -> None:
+    rows = synthetic.attempts(POINTS[:2], outcome="crash")
+    sweep = synthetic.make_sweep(tmp_path / "mine", rows)
+    (tmp_path / "secret").write_text("secret")
+    first, second = (sweep / row["log_dir"] / "rank_0.log" for row in rows)
+    for log in (first, second):
+        log.parent.mkdir(parents=True)
+    first.symlink_to(tmp_path / "secret")
+    os.mkfifo(second)
+    assert failed_logs.tails(sweep, load(sweep).attempts) == {}
 
 
 def test_logs_end_where_the_page_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import secrets
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from results.shared_filesystem.whole_files import read_text, write_whole
 from workloads.contract.probe_figures import Figure, ProbeKind
 from workloads.costs.traffic.sent import Traffic
 from workloads.spec import experiment as ex
@@ -293,19 +292,14 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     ``private``: readable by this user alone.
     """
     data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-    # A process on another node may have the same pid, so the name also has a random part.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-    with os.fdopen(handle, "w") as file:
-        file.write(json.dumps(data))
-    temporary.replace(path)
+    write_whole(path, json.dumps(data), private=private)
 
 
 def read_json(path: Path) -> Any:
     """Returns the content of a JSON file. Raises `OSError`, or `ValueError` when the file is damaged: not JSON, not
-    text, or nested deeper than any file of this project."""
+    text, not a regular file, or nested deeper than any file of this project."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_text(path))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

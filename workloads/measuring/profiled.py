@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from results.shared_filesystem.whole_files import whole_file
 from workloads.contract.protocol import PROFILED_STEPS, Breakdown, trace_path
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.observing.breakdown import break_down
@@ -105,8 +106,10 @@ class _Recorder:
 
     def keep(self, file: Path, target: Path) -> None:
         """Compress the trace into the attempt's folder; readers see the whole file or none."""
-        temporary = target.with_name(f".{target.name}.tmp")
-        with file.open("rb") as plain, gzip.open(temporary, "wb", compresslevel=3) as packed:
+        with (
+            file.open("rb") as plain,
+            whole_file(target) as whole,
+            gzip.GzipFile(fileobj=whole, mode="wb", compresslevel=3) as packed,
+        ):
             shutil.copyfileobj(plain, packed)
-        temporary.replace(target)
         self.kept = target.name

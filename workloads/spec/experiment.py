@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
+from results.shared_filesystem.whole_files import shortened
 from workloads.spec.checks import Values, one_of, texts, whole_numbers
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model
@@ -236,7 +237,7 @@ class Experiment:
     @property
     def id(self) -> str:
         """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
-        `LONGEST_ID` characters, because file names are composed of ids."""
+        `LONGEST_ID` bytes, because file names are composed of ids."""
         parts = [_slug(self.model.name)]
         dp = (
             f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
@@ -313,13 +314,15 @@ class Experiment:
 
 
 LONGEST_ID = 110
-"""Limit of characters. The name of a queue file is composed of a point, a pilot and an attempt, and file systems allow
-255 bytes."""
+"""Limit in bytes of UTF-8. The name of a queue file is composed of a point, a pilot and an attempt, and file systems
+allow 255 bytes, which are 85 Chinese characters."""
 
 
 def shortened_id(id: str, most: int) -> str:
-    """An experiment's id in at most ``most`` characters: the beginning of its label, and its whole hash."""
-    return id if len(id) <= most else id[: most - 9].rstrip("-.") + id[-9:]
+    """An experiment's id in at most ``most`` bytes: the beginning of its label, and its whole hash."""
+    if len(id.encode(errors="replace")) <= most:
+        return id
+    return shortened(id, most - 9).rstrip("-.") + id[-9:]
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import pytest
 
 from launchers.node import fork
 from launchers.node.agent import Agent
-from launchers.node.connection import JsonLines
+from launchers.node.connection import HeadAddress, JsonLines
 from launchers.node.ports import NoFreePort
 from launchers.node.remote import Node
+from launchers.pilot import agent_server
 from launchers.pilot.agent_server import AgentServer
 from workloads.contract import protocol
 
@@ -66,6 +67,69 @@ def test_data_from_another_program_ends_only_its_own_connection(sent: bytes) -> 
             assert connection.recv(1) == b""
     assert server.is_alive()
     server.close()
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeadAddress]:
+    """The address of a running server with few connections and short pauses."""
+    monkeypatch.setattr(agent_server, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(agent_server, "_PAUSE_S", 0.2)
+    server = AgentServer(threading.Event())
+    address = server.listen()
+    server.start()
+    yield address
+    server.close()
+
+
+def connected(head: HeadAddress) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", head.port), timeout=5.0)
+
+
+def is_closed(connection: socket.socket, limit_s: float) -> bool:
+    """Whether the other side closes the connection within the limit."""
+    connection.settimeout(limit_s)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_a_connection_without_a_greeting_is_closed(head: HeadAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = connected(head)
+    JsonLines(agent).send({"secret": head.secret, "name": "n1"})
+    with connected(head) as silent, connected(head) as talkative, agent:
+        talkative.sendall(b"x" * 5000)  # no message ends in the first 4096 bytes
+        assert is_closed(talkative, 5.0)
+        assert not is_closed(silent, 0.1)
+        monkeypatch.setattr(agent_server, "GREETING_LIMIT_S", 0.0)
+        assert is_closed(silent, 5.0)
+        assert not is_closed(agent, 0.1)
+
+
+def test_only_so_many_connections_wait_for_their_greeting(head: HeadAddress) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(head)) for _ in range(5)]
+        assert [is_closed(one, 1.0) for one in connections[:2]] == [True, True]
+        assert [is_closed(one, 0.1) for one in connections[2:]] == [False, False, False]
+
+
+def test_a_listener_without_open_files_waits(monkeypatch: pytest.MonkeyPatch, head: HeadAddress) -> None:
+    real, calls = socket.socket.accept, list[float]()
+
+    def accept(listener: socket.socket) -> Any:
+        calls.append(time.monotonic())
+        if len(calls) <= 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with connected(head) as agent:
+        lines = JsonLines(agent)
+        lines.send({"secret": "wrong", "name": "n1"})
+        assert is_closed(agent, 5.0)  # it was accepted in the end
+    assert len(calls) == 3 and calls[2] - calls[0] > 0.3
 
 
 def test_a_node_without_a_free_port_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:

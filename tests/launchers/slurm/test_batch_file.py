@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import pytest
 
 from launchers.slurm.batch_file import PilotJob, submission_text
 from launchers.slurm.options import SlurmOptions, options_from_dict
+from launchers.state.code_snapshot import PACKAGES, take_snapshot, write_snapshot
+from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 
 TOKEN = "slurm-20260101-120000-abcdef"
@@ -24,6 +28,7 @@ def job(folder: Path = Path("/shared/sweep"), **changes: Any) -> PilotJob:
         "job_name": f"sweep.{TOKEN}",
         "sweep_dir": folder,
         "code_dir": folder / "code" / "0123",
+        "code_digest": hashlib.sha256().hexdigest(),  # of a folder without files
         "nodes": 2,
         "count": 3,
         "gpus_per_node": 8,
@@ -101,6 +106,7 @@ def run_by_bash(text: str, folder: Path, **environment: str) -> tuple[list[str],
 @pytest.mark.parametrize("name", ["plain", "two words", "it's", 'a "b" $(touch pwned) `touch pwned` ; & | # ~ *', "é"])
 def test_paths_reach_the_pilot_as_they_are(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
+    job(folder).code_dir.mkdir(parents=True)
     options = SlurmOptions(cpus_per_task=12, srun_args=("--container-image=/i m'g",), prefix=("apptainer", "a b"))
     words, seen = run_by_bash(submission_text(job(folder), options), tmp_path, PYTHONPATH="/mine")
     assert words[-7:] == ["apptainer", "a b", "python", "-m", "launchers.pilot", str(folder), TOKEN]
@@ -115,8 +121,34 @@ def test_paths_reach_the_pilot_as_they_are(name: str, tmp_path: Path) -> None:
 
 def test_setup_lines_run_first_and_cannot_take_the_code_away(tmp_path: Path) -> None:
     options = SlurmOptions(setup=("export MINE=1 PYTHONPATH=/elsewhere",))
-    _, seen = run_by_bash(submission_text(job(), options), tmp_path)
-    assert seen["MINE"] == "1" and seen["PYTHONPATH"] == "/shared/sweep/code/0123:/elsewhere"
+    job(tmp_path).code_dir.mkdir(parents=True)
+    _, seen = run_by_bash(submission_text(job(tmp_path), options), tmp_path)
+    assert seen["MINE"] == "1" and seen["PYTHONPATH"] == f"{tmp_path}/code/0123:/elsewhere"
+
+
+def test_a_job_ends_before_python_starts_when_its_code_was_changed(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for package in PACKAGES:
+        (checkout / package).mkdir(parents=True)
+        (checkout / package / "__init__.py").write_text(package)
+    snapshot = take_snapshot(checkout)
+    sweep = SweepDir.create(tmp_path / "it's a sweep", {})
+    code = write_snapshot(sweep, snapshot)
+    text = submission_text(job(sweep.path, code_dir=code, code_digest=snapshot.digest), SlurmOptions())
+    (code / "core.17").write_text("a core dump is no code")
+    run_by_bash(text, tmp_path)
+    (tmp_path / "shown.json").unlink()
+    elsewhere = tmp_path / "elsewhere.py"
+    elsewhere.write_text("")
+    planted = code / "sitecustomize.py"
+    assert write_snapshot(sweep, snapshot) == code and (code / "core.17").exists()
+    for plant in (planted.touch, lambda: planted.symlink_to(elsewhere), lambda: os.mkfifo(planted)):
+        plant()
+        with pytest.raises(subprocess.CalledProcessError):
+            run_by_bash(text, tmp_path)
+        assert not (tmp_path / "shown.json").exists()
+        planted.unlink()
+    run_by_bash(text, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launchers.slurm import submission_tracker
 from launchers.slurm.cancel import cancel
 from launchers.slurm.client import jobs_of
-from launchers.state.submissions import all_submissions
+from launchers.state import submissions
+from launchers.state.submissions import Submission, all_submissions
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -35,6 +40,53 @@ def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots keep running: squeue: error: Unable"):
         cancel(sweep)
+
+
+ODD: tuple[Any, ...] = (
+    [1],
+    {"created_at": "yesterday"},
+    {"created_at": float("nan")},
+    {"uid": 10**30},
+    {"folder": "a\0b"},
+    {"cluster": 3},
+    {"stage": "nothing"},
+    {"nodes": 0},
+    {"token": "another"},
+)
+"""Contents of records, or fields changed in a good one, which make it unreadable."""
+
+
+def plant(sweep: SweepDir, good: Submission, number: int, content: Any) -> None:
+    """Write the file of another submission of the same folder."""
+    token = f"slurm-20260101-000000-{number:06x}-{good.token[-8:]}"
+    fields = {**dataclasses.asdict(good), "token": token, **content} if isinstance(content, dict) else content
+    (sweep.path / "submissions" / f"{token}.json").write_text(json.dumps(fields))
+
+
+def test_odd_records_do_not_stop_a_cancel(
+    fake: FakeSlurm, sweep: SweepDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launchers.slurm.cancel.SBATCH_LIMIT_S", 0.0)  # those without a job are not waited for
+    good = submissions.new_submission(sweep, nodes=1, count=1, time_min=10, cluster="")
+    submissions.write(sweep, good)
+    for number, content in enumerate(ODD):
+        plant(sweep, good, number, content)
+    # Readable, but not to be believed: a submission from the future, and one of a user whom Slurm does not know.
+    plant(sweep, good, 100, {"created_at": 9e9})
+    plant(sweep, good, 101, {"uid": 2**32 - 7})
+    os.mkfifo(sweep.path / "submissions" / "slurm-20260101-000000-abcdef.json")
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(json.dumps(dataclasses.asdict(good)))
+    (sweep.path / "submissions" / "slurm-20260101-000000-abcde0.json").symlink_to(elsewhere)
+    job = {"id": 7, "index": 0, "array": False, "state": "PENDING", "reason": "None", "nodes": "", "cluster": ""}
+    fake.set(jobs=[{**job, "name": good.job_name, "comment": f"ultrasweep:{good.token}"}])
+    lines: list[str] = []
+    assert cancel(sweep, lines.append) == 1
+    assert [job["state"] for job in fake.jobs] == ["CANCELLED"]
+    (line,) = lines
+    assert line.startswith(f"{len(ODD) + 2} records of submissions cannot be read (submissions/slurm-20260101-")
+    assert line.isprintable()
+    assert str(2**32 - 7) not in " ".join(fake.calls("squeue")[0])
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ up."""
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,16 +37,16 @@ def fail_read(monkeypatch: pytest.MonkeyPatch) -> FailRead:
     far."""
 
     def arm(name: str, number: int) -> list[str]:
-        real, seen = Path.read_text, []
+        real, seen = os.open, list[str]()
 
-        def read(self: Path, *arguments: str | None, **options: str | None) -> str:
-            if self.name == name:
-                seen.append(str(self))
+        def opened(path: Any, flags: int, *more: Any, **options: Any) -> int:
+            if str(path).endswith(f"/{name}") and not flags & os.O_CREAT:
+                seen.append(str(path))
                 if len(seen) == number:
-                    raise OSError(errno.ESTALE, "Stale file handle", str(self))
-            return real(self, *arguments, **options)
+                    raise OSError(errno.ESTALE, "Stale file handle", str(path))
+            return real(path, flags, *more, **options)
 
-        monkeypatch.setattr(Path, "read_text", read)
+        monkeypatch.setattr(os, "open", opened)
         return seen
 
     return arm

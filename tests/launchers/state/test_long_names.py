@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
-from launchers.attempt.attempt import new_attempt_id
+import pytest
+
+from launchers.attempt.attempt import LONGEST_IN_ATTEMPT, attempt_prefix, new_attempt_id
 from launchers.state.history import HistoryReader, write_record
 from launchers.state.sweep_dir import Point, SweepDir
+from results.shared_filesystem.whole_files import shortened, write_whole
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import attempt_record
 from tests.workloads.costs.shapes import MIXTRAL
@@ -32,6 +37,23 @@ LONGEST = Experiment.canonical(
     routing_imbalance=2.0,
     precision="fp8_tensorwise",
 )
+CHINESE = LONGEST.replace(model=dataclasses.replace(MIXTRAL, name="我们自己的模型" * 20))
+
+
+@pytest.mark.parametrize("longest", [LONGEST, CHINESE])
+def test_limits_are_in_bytes(longest: Experiment) -> None:
+    point = Point(index=0, grid="long", experiment=longest, deadline_s=60.0)
+    assert LONGEST_ID - 3 < len(os.fsencode(longest.id)) <= LONGEST_ID
+    assert len(os.fsencode(attempt_prefix(point))) <= LONGEST_IN_ATTEMPT + len(".a")
+    assert longest.id.endswith(f"-{longest.hash}")
+
+
+def test_a_temporary_name_is_not_longer_than_names_can_be(tmp_path: Path) -> None:
+    for letter in ("a", "模"):
+        path = tmp_path / shortened(letter * 255, 255)
+        write_whole(path, "content")
+        assert [one.name for one in tmp_path.iterdir()] == [path.name]
+        path.unlink()
 
 
 def test_an_id_keeps_its_hash_and_is_cut_before_it() -> None:
@@ -43,8 +65,9 @@ def test_an_id_keeps_its_hash_and_is_cut_before_it() -> None:
     assert short.id.startswith("m-dp64z0-tp64")
 
 
-def test_claims_and_records_of_the_longest_id_can_be_written(sweep: SweepDir) -> None:
-    point = Point(index=999_999, grid="long", experiment=LONGEST, deadline_s=60.0, method="rehearsed_fake")
+@pytest.mark.parametrize("longest", [LONGEST, CHINESE])
+def test_claims_and_records_of_the_longest_id_can_be_written(longest: Experiment, sweep: SweepDir) -> None:
+    point = Point(index=999_999, grid="long", experiment=longest, deadline_s=60.0, method="rehearsed_fake")
     sweep.add_points([point])
     claim = queue_reader(sweep, "slurm-20261124-233312-071876.1000.10").claim_next(everything)
     assert claim is not None

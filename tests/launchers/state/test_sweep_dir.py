@@ -104,3 +104,25 @@ def test_a_folder_that_is_not_a_sweep_is_refused(tmp_path: Path) -> None:
 
 def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:
     assert SweepDir.create(sweep.path, {"note": 2}).settings() == {"note": 1}
+
+
+def test_a_folder_that_leads_out_of_the_sweep_is_refused(sweep: SweepDir, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    for place in (sweep.path / "nodes", sweep.path / "queue" / "broken"):
+        place.symlink_to(tmp_path / "theirs")
+        with pytest.raises(InvalidResults, match=f"{place} is a link to {tmp_path / 'theirs'}, outside the sweep"):
+            SweepDir.open(sweep.path)
+        place.unlink()
+    (sweep.path / "nodes").symlink_to(sweep.attempts)
+    assert SweepDir.open(sweep.path) == sweep
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_the_folder_of_another_user_is_refused(sweep: SweepDir) -> None:
+    os.chown(sweep.path, 65534, -1)
+    before = sorted(sweep.path.iterdir())
+    with pytest.raises(InvalidResults, match="belongs to nobody, who could change what your pilots run") as error:
+        SweepDir.create(sweep.path, {})
+    assert "choose another name or results_dir" in str(error.value)
+    assert sorted(sweep.path.iterdir()) == before
+    assert SweepDir.open(sweep.path) == sweep  # reading is allowed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launchers.state.code_snapshot import take_snapshot, write_snapshot
 from launchers.state.sweep_dir import SweepDir, entry_names
 from results.tables.store import read_attempts
 from sweep.__main__ import main
@@ -68,6 +69,8 @@ def test_names_that_are_commands_are_only_names(
     capsys.readouterr()
     assert main(["run", *words, "launcher=slurm", "launcher.dry=true"]) == 0
     text = capsys.readouterr().out
+    (tmp_path / "results" / EVIL).mkdir(parents=True)
+    write_snapshot(SweepDir(tmp_path / "results" / EVIL), take_snapshot())  # the job compares the copy of the code
     batch = tmp_path / "batch.sh"
     batch.write_text("#!/bin/bash\n" + text.partition("#!/bin/bash\n")[2])
     # Every line for sbatch is one of ours, and each is one word to it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -228,6 +229,45 @@ def test_a_damaged_sweep_does_not_hide_the_others(tmp_path: Path, capsys: pytest
     assert main(["status", str(tmp_path / "damaged")]) == 2
 
 
+def test_odd_records_are_counted_named_and_left_out(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = study.sweep
+    good = next(sweep.history.iterdir())
+    fields = json.loads(good.read_text())
+    odd = (
+        {"world_size": "eight"},
+        {"world_size": -1},
+        {"ended_at": float("inf")},
+        {"started_at": 1e18},
+        {"nodes": "node001"},
+        {"pilot_id": "../../theirs"},
+        {"evidence": "\ud800"},
+        {"outcome": None},
+    )
+    for number, changed in enumerate(odd):
+        (sweep.history / f"{number:06d}-a@b{number}.json").write_text(json.dumps({**fields, **changed}))
+    (tmp_path / "theirs.json").write_text(good.read_text())
+    (sweep.history / "000009-a@link.json").symlink_to(tmp_path / "theirs.json")
+    os.mkfifo(sweep.history / "000010-a@pipe.json")
+    state = json.loads((state_file := next(sweep.pilots.glob("*.state.json"))).read_text())
+    for number, changed in enumerate(({"started_at": "now"}, {"running": [{}]}, {"nodes": 3}, {"count": None})):
+        state_file.with_name(f"p{number}.state.json").write_text(json.dumps({**state, **changed}))
+    node_exclusions.exclude(sweep, "node009", "slow", "p", for_s=1e300)
+    (sweep.path / "submissions" / "slurm-20260101-000000-ffffff.json").write_text('{"count": "many"}')
+    before = sweep_status(sweep)
+    assert len(before.attempts) == 4 and len(before.pilots) == 1
+    assert main(["status", str(sweep.path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"{len(odd) + 1} records of attempts cannot be read and are left out (queue/history/000000-a@b0.json: " in said
+    )
+    assert "world_size='eight' is not of type int, and 8 more)" in said
+    assert "1 record of submissions cannot be read (submissions/slurm-20260101-000000-ffffff.json: " in said
+    assert main(["retry", str(sweep.path), "--outcome", "hang"]) == 0
+    assert main(["status", str(sweep.path.parent)]) == 0
+
+
 def test_the_live_view_shows_shapes_and_does_not_grow_without_end(study: Study) -> None:
     for task in range(40):
         study.state(str(task), "0", study.running)
@@ -292,6 +332,19 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
         "attempt 2 rank 5 line 49",
     ]
     assert "pilot" not in told
+
+
+def test_logs_of_an_odd_attempt(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = attempt_folder(study, 1, started_at=1e300, nodes=[1], pilot_id=3)
+    (tmp_path / "secret").write_text("secret")
+    for rank, plant in enumerate((lambda path: path.symlink_to(tmp_path / "secret"), os.mkfifo)):
+        (folder / f"rank_{rank}.log").unlink()
+        plant(folder / f"rank_{rank}.log")
+    (folder.parent / f"{study.running[0].experiment.id}.a2.ffffff").symlink_to(tmp_path)
+    (tmp_path / "rank_0.log").write_text("secret")
+    assert main(["logs", study.running[0].experiment.id]) == 0
+    said = capsys.readouterr().out
+    assert "secret" not in said and "attempt 1 rank 2 line 49" in said and "started ?" in said
 
 
 def test_logs_that_are_not_there(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
