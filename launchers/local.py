@@ -188,7 +188,8 @@ def _show(sweep: SweepDir, reader: StatusReader, view: StatusView) -> OSError | 
 def _refuse_if_gone(sweep: SweepDir) -> None:
     """Raise `PilotFailed` when the sweep's folder has been removed."""
     try:
-        sweep.marker.stat()
+        for path in (sweep.marker, sweep.todo):
+            path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise PilotFailed(f"{sweep.path} was removed while its points ran; the run cannot continue") from None
     except OSError:

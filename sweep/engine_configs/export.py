@@ -46,8 +46,13 @@ def write_config(config: EngineConfig, folder: Path) -> list[Path]:
     if there := [path for path in paths if path.exists()]:
         raise UltrasweepError(f"--out {shlex.quote(str(folder))}: {there[0].name} already exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(paths, files.values(), strict=True):
-        path.write_text(text)
+    try:
+        for path, text in zip(paths, files.values(), strict=True):
+            path.write_text(text)
+    except OSError:  # a full disk: the same command must be accepted later
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
     return paths
 
 

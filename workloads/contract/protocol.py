@@ -8,6 +8,7 @@ are in shared memory (`workloads.contract.beats`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -296,9 +297,14 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     # A process on another node may have the same pid, so the name also has a random part.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-    with os.fdopen(handle, "w") as file:
-        file.write(json.dumps(data))
-    temporary.replace(path)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(data))
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read_json(path: Path) -> Any:
