@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.05
+_BEAT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,24 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
     finally:
         (path / lease.token).unlink(missing_ok=True)
         _remove_empty(path)
+
+
+@contextmanager
+def kept_alive(lease: Lease) -> Iterator[None]:
+    """Show every few seconds inside the block that the holder of ``lease`` is alive, whatever the block waits for."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_BEAT_S):
+            lease.held()
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
 
 
 def _take(lease: Lease) -> bool:

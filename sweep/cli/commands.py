@@ -65,7 +65,7 @@ def _plan(options: Namespace) -> int:
 
 def _run(options: Namespace) -> int:
     from sweep.composing.conffiles import ConfFolders
-    from sweep.running.run import enqueue, prepare, would_wait
+    from sweep.running.run import enqueued, lost_points, prepare, would_wait
     from sweep.running.run_end import print_end
     from sweep.running.run_messages import print_dry_run, print_start
 
@@ -82,24 +82,26 @@ def _run(options: Namespace) -> int:
         for text in dry_run(SweepDir(prepared.plan.config.sweep_dir), points, prepared.settings, prepared.slurm):
             print("\n" + printable(text.rstrip(), keep="\n\t"))
         return 0
-    queued = enqueue(prepared)
-    print_start(prepared, queued, console)
     live = False if options.plain else None
-    if prepared.slurm is not None:
-        from launchers.slurm.submit import run_slurm
+    with enqueued(prepared) as queued:
+        print_start(prepared, queued, console)
+        if prepared.slurm is not None:
+            from launchers.slurm.submit import run_slurm
 
-        summary = run_slurm(
-            queued.sweep,
-            prepared.settings,
-            prepared.slurm,
-            live=live,
-            command=options.command_line,
-            detach=options.detach,
-        )
-    else:
-        from launchers.local import run_local
+            summary = run_slurm(
+                queued.sweep,
+                prepared.settings,
+                prepared.slurm,
+                live=live,
+                command=options.command_line,
+                detach=options.detach,
+            )
+        else:
+            from launchers.local import run_local
 
-        summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
+            summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
+        if not summary.detached and (lost := lost_points(prepared, queued.sweep)):
+            summary = summary.with_message(lost)
     print_end(queued.sweep, summary, options.command_line, console)
     return summary.exit_code
 
