@@ -22,7 +22,9 @@ from launchers.node.connection import NodeLost
 from launchers.node.ports import NoFreePort
 from launchers.node.remote import Node
 from launchers.pilot.allocation import Allocation
+from launchers.pilot.allocation_end import AllocationEnd
 from launchers.pilot.attempt_thread import AttemptThread
+from launchers.pilot.batch_system import BatchSystem
 from launchers.pilot.dead_pilots import DeadPilots
 from launchers.pilot.node_check import CheckFailed, Rates, check_nodes, rates_of, slow_nodes
 from launchers.pilot.node_pool import NodePool, NoNodes
@@ -62,11 +64,6 @@ QUEUE_LIMIT_S = 900.0
 limit."""
 
 
-RequeueJob = Callable[[str], bool]
-"""Takes a job's id in the form of ``squeue`` and asks the batch system to start that job again later; False when it
-refuses."""
-
-
 class Pilot:
     """One pilot from its first claim to its end. Call `run` once."""
 
@@ -78,7 +75,7 @@ class Pilot:
         pool: NodePool,
         wake: threading.Event,
         provenance: Mapping[str, Any],
-        requeue_job: RequeueJob | None = None,
+        batch: BatchSystem | None = None,
     ) -> None:
         self.sweep = sweep
         self.pilot_id = allocation.pilot_id
@@ -87,8 +84,14 @@ class Pilot:
         self._scheduled = config.batch_system != "none"
         self._pool = pool
         self._wake = wake
-        self._requeue_job = requeue_job
-        self._ends_at = time.monotonic() + config.wall_time_s if config.wall_time_s is not None else None
+        self._batch = batch
+        self._end = AllocationEnd(
+            config.wall_time_s,
+            allocation.age_s,
+            config.reserve_s,
+            (lambda: batch.seconds_left(allocation)) if batch is not None else None,
+            self.log,
+        )
         context = rows.RunContext(
             sweep=sweep.name,
             launcher=self.settings.launcher,
@@ -143,7 +146,7 @@ class Pilot:
                 break
             self._wake.wait(0.02 if self._threads else 0.0)
             self._wake.clear()
-        message = self._state.message or self._scheduler.paused_message()
+        message = self._state.message or self._scheduler.why_waiting()
         self._state.write("stopping")
         self._recorder.compact()
         self._state.write("ended", message=self._trouble or message)
@@ -244,9 +247,8 @@ class Pilot:
         free = self._pool.free()
         if not free or (self._threads and time.monotonic() < self._claim_again_at):
             return False
-        left_s = self._ends_at - time.monotonic() if self._ends_at is not None else None
         claim = self._scheduler.claim_next(
-            len(free), self._pool.usable, left_s, [thread.claim.point for thread in self._threads]
+            len(free), self._pool.usable, self._end.left_s(), [thread.claim.point for thread in self._threads]
         )
         if claim is None:
             self._claim_again_at = time.monotonic() + CLAIM_AGAIN_S
@@ -340,15 +342,17 @@ class Pilot:
     def _requeue_own_job(self) -> None:
         """Ask the batch system to start this pilot again if a preemption or its time limit has ended it and points
         wait. So the sweep continues even if no command watches it."""
-        job = self._allocation.job
-        requeue = self._requeue_job
-        if job is None or requeue is None or self.stop_reason() != "preempted" or not self._points_wait():
+        job, batch = self._allocation.job, self._batch
+        if job is None or batch is None or self.stop_reason() != "preempted" or not self._points_wait():
             return
         if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._state.finished) - {"preempted"}:
             self.log(f"job {job} is not requeued: it was ended {self._allocation.restarts + 1} times in a row")
             return
-        if requeue(job):
+        refused = batch.requeue(self.sweep, self._allocation)
+        if refused is None:
             self.log(f"job {job} is requeued: points are left")
+        else:
+            self.log(f"job {job} is not requeued, points are left: {refused}")
 
     def _points_wait(self) -> bool:
         try:

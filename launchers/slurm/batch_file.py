@@ -20,10 +20,13 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from launchers.pilot.allocation import STARTED_AT
 from launchers.slurm.environment import CLUSTERS, unset_for_sbatch
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.srun_log import MARK
 from launchers.state import submissions
+from launchers.state.pilot_state import REQUEUE_REQUEST
+from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 
 SBATCH_LIMIT_S = 150
@@ -235,14 +238,18 @@ def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "additional_parameters": more,
         "setup": _setup(job, options),
+        "teardown": _teardown(job),
         "srun_args": _srun_args(job, options),
     }
 
 
 def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
-    """Shell lines before srun. The user's lines come first, so that they cannot undo the settings that a pilot
-    needs."""
+    """Shell lines before srun. The user's lines come before our settings, so that they cannot undo what a pilot
+    needs. The start is noted before all lines, because they may take minutes of the job's time limit."""
+    noted = f"read -r {STARTED_AT} _ < /proc/uptime; export {STARTED_AT}"
     ours = {
+        # Where the working folder is missing, Slurm goes to /tmp, and Python would import from there first.
+        "PYTHONSAFEPATH": "1",
         # Libraries must not start threads in a pilot at import: a process with threads must not fork.
         "OPENBLAS_NUM_THREADS": "1",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -252,9 +259,28 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
         ours["SRUN_CPUS_PER_TASK"] = str(options.cpus_per_task)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in ours.items()]
     path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+    # An empty part of a user's PYTHONPATH means the working folder.
+    no_empty_part = "while [[ $PYTHONPATH == *::* ]]; do PYTHONPATH=${PYTHONPATH/::/:}; done"
+    no_empty_end = "PYTHONPATH=${PYTHONPATH%:}"
     # See `launchers.slurm.srun_log`. This line comes last: later lines of the log are from srun and the pilot.
     start = f"{job.token}.${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
-    return [*options.setup, *lines, path, f'echo "{MARK} {start}"']
+    # A user's `set -e` must not end the script before the lines after srun.
+    return [noted, *options.setup, "set +e", *lines, path, no_empty_part, no_empty_end, f'echo "{MARK} {start}"']
+
+
+def _teardown(job: PilotJob) -> list[str]:
+    """Shell lines after srun: requeue the job for a pilot whose image has no ``scontrol``, and keep srun's status."""
+    pilots = shlex.quote(f"{SweepDir(job.sweep_dir).pilots}/{job.token}.")
+    request = f'{pilots}"${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}{REQUEUE_REQUEST}"'
+    running = '[ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]'
+    return [
+        "status=$?",
+        f"if [ -e {request} ]; then",
+        f"  rm -f {request}",
+        f'  {running} && scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        "exit $status",
+    ]
 
 
 def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:

@@ -6,6 +6,7 @@ is not required. A job is recognised by the token in its comment or name, never 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -123,6 +124,9 @@ _DEFAULT_LIMITS = Limits(max_array_size=1001, max_job_count=10000)
 # does not help: waiting elements of an array share one number, and cancelling it would cancel all of them.
 _FIELDS = "%F|%K|%i|%T|%r|%N|%j|%k"
 _NAME = re.compile(r"[0-9]+(_[0-9]+)?")
+_TIME = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)")
+_SPECIAL_TIMES = {"UNLIMITED": math.inf, "INVALID": 0.0}
+"""Times left that squeue writes in a word. ``INVALID`` is a negative time: the limit is over."""
 
 
 class SlurmUnreachable(UltrasweepError):
@@ -202,19 +206,20 @@ class SlurmClient:
         words = [f"ExcNodeList={','.join(nodes)}"]
         return None not in [self._call(["scontrol", "update", f"JobId={','.join(chunk)}", *words]) for chunk in chunks]
 
-    def requeue(self, name: str) -> bool:
-        """Make Slurm restart this running job later under its number. False when Slurm refuses, or when the job is
-        being cancelled: a job that a user has ended must stay ended."""
+    def requeue(self, name: str) -> str | None:
+        """Make Slurm restart this running job later under its number. Returns None, or why it will not: Slurm refuses,
+        or the job is being cancelled. A job that a user has ended must stay ended."""
         state = self._call(["squeue", "-h", "-j", name, "-o", "%T"])
-        if state is None or state.strip() != "RUNNING":
-            return False
-        return self._call(["scontrol", "requeue", name]) is not None
+        if state is not None and state.strip() != "RUNNING":
+            return f"its state is {state.strip() or 'unknown to Slurm'}"
+        if state is None or self._call(["scontrol", "requeue", name]) is None:
+            return self.complaint
+        return None
 
-    def hostnames(self, nodes: str) -> list[str]:
-        """The names in one of Slurm's node lists, such as ``node[01-04,17]``; empty when Slurm cannot expand it."""
-        if not re.search(r"[\[,]", nodes):
-            return [nodes] if nodes else []
-        return (self._call(["scontrol", "show", "hostnames", nodes]) or "").split()
+    def seconds_left(self, name: str) -> float | None:
+        """Seconds until Slurm ends this running job; infinite without a time limit, None where Slurm does not say."""
+        out = self._call(["squeue", "-h", "-j", name, "-o", "%L"])
+        return _seconds(out.strip()) if out is not None else None
 
     def limits(self) -> Limits | None:
         """The cluster's limits; None when Slurm does not answer now."""
@@ -300,6 +305,17 @@ def _ending(line: str) -> Ending | None:
     if array_id is None:
         return None
     return Ending(token=token, array_id=array_id[0], name=fields[0], state=short(fields[1]), exit_code=fields[2])
+
+
+def _seconds(time_left: str) -> float | None:
+    """Seconds in squeue's form of a time, ``1-02:03:04``; None for other text, such as ``NOT_SET``."""
+    if time_left in _SPECIAL_TIMES:
+        return _SPECIAL_TIMES[time_left]
+    match = _TIME.fullmatch(time_left)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

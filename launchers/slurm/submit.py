@@ -18,6 +18,7 @@ from launchers.slurm.batch_file import available, submission_text
 from launchers.slurm.client import SlurmClient, SlurmUnreachable, cluster_for, default_limits
 from launchers.slurm.demand import demand_of
 from launchers.slurm.environment import cluster_in, several_clusters
+from launchers.slurm.failed_starts import last_words
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
@@ -73,7 +74,7 @@ def run_slurm(
         except KeyboardInterrupt:  # the second Ctrl-C: the next run finds an unfinished submission by its token
             run.leave()
         except FileNotFoundError:
-            if sweep.marker.exists():
+            if not sweep.removed:
                 raise
             raise InvalidResults(f"{sweep.path} was removed while its points ran; its pilots will end") from None
     return run.summary(before)
@@ -114,6 +115,7 @@ class _SlurmRun:
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
         self._feed = feed
         self._known_attempts = len(reader.read().attempts)
+        self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
         if chosen and chosen != used:
@@ -173,8 +175,8 @@ class _SlurmRun:
         self._interrupted = not self._detached
         if self._interrupted:
             ending = sum(self._cycle.unsettled.values())
-            more = f"; {plural(ending, 'earlier pilot')} {'is' if ending == 1 else 'are'} ending" if ending else ""
-            self._view.print_line(f"no pilot was submitted{more}")
+            more = f"; {plural(ending, 'pilot')} {'is' if ending == 1 else 'are'} ending" if ending else ""
+            self._view.print_line(f"{self._ended()}{more}")
             return
         if not pilots:
             self._view.print_line("a submission was interrupted; if its job exists, the same command finds it")
@@ -183,6 +185,19 @@ class _SlurmRun:
             f"{pilots or 'some'} {'pilot keeps' if pilots == 1 else 'pilots keep'} running without this command\n"
             f"  python -m sweep watch {path}    follows them (status shows them once)\n"
             f"  python -m sweep cancel {path}   ends them; the same run command submits again"
+        )
+
+    def _ended(self) -> str:
+        """What became of the pilots that were submitted during this command, when none of them is left."""
+        everything = submissions.all_submissions(self._sweep)
+        ours = [one for one in everything if one.token not in self._known_tokens and one.job_id is not None]
+        if not ours:
+            return "no pilot was submitted"
+        count = sum(one.count for one in ours)
+        how = ours[-1].message or f"job {ours[-1].job_id}"
+        return (
+            f"{plural(count, 'pilot')} {'was' if count == 1 else 'were'} submitted, and none waits or runs now; "
+            f"the last: {how}; {last_words(self._sweep, ours[-1].token)}"
         )
 
     def summary(self, before: SweepStatus) -> RunSummary:
@@ -236,7 +251,7 @@ class _SlurmRun:
 
     def _show_error(self, error: OSError) -> None:
         """Show the error, or raise it again when waiting does not help."""
-        if not self._sweep.marker.exists():
+        if self._sweep.removed:
             raise error
         message = f"cannot write in {self._sweep.path}: {error.strerror or error}"
         if error.errno in _LASTING_ERRORS:

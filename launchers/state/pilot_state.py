@@ -17,6 +17,8 @@ from launchers.state.process_identity import ProcessIdentity, provably_dead
 from launchers.state.sweep_dir import SweepDir
 from workloads.contract.protocol import read_json, write_json
 
+REQUEUE_REQUEST = ".requeue"
+"""Suffix of the files of `requeue_request`."""
 Activity = Literal["starting", "running", "waiting", "stopping", "ended"]
 
 
@@ -70,6 +72,11 @@ def state_path(sweep: SweepDir, pilot_id: str) -> Path:
 
 def log_path(sweep: SweepDir, pilot_id: str) -> Path:
     return sweep.pilots / f"{pilot_id}.log"
+
+
+def requeue_request(sweep: SweepDir, pilot_id: str) -> Path:
+    """An empty file by which a pilot that cannot call its batch system asks the job's script to requeue the job."""
+    return sweep.pilots / f"{pilot_id}{REQUEUE_REQUEST}"
 
 
 def has_states(sweep: SweepDir, prefix: str) -> bool:

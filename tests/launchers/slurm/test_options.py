@@ -56,6 +56,7 @@ from results.errors import UltrasweepError
         {"sbatch": {"comment": "x"}},
         {"sbatch": {"mail-user": ["x"]}},
         {"sbatch": ["x"]},
+        {"sbatch": {"dependency": "afterok:12,singleton"}},
         {"no_such": 1},
     ],
 )
@@ -63,3 +64,11 @@ def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
     with pytest.raises(UltrasweepError) as error:
         options_from_dict(options)
     assert str(error.value).startswith("launcher: ") and "\n" not in str(error.value)
+
+
+def test_a_dependency_that_orders_nothing_is_refused_by_the_name_of_what_does() -> None:
+    with pytest.raises(UltrasweepError, match=r"singleton holds back no pilot: .*; launcher\.max_pilots=1 runs one"):
+        options_from_dict({"sbatch": {"dependency": "singleton"}})
+    with pytest.raises(UltrasweepError, match=r"sbatch\.array is set by the launcher itself; use launcher\.max_pilots"):
+        options_from_dict({"sbatch": {"array": "0-3%1"}})
+    assert options_from_dict({"sbatch": {"dependency": "afterok:12"}}).sbatch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.slurm import submit
+from launchers.slurm import pilot_submitter, submit
 from launchers.slurm.cancel import cancel
 from launchers.slurm.options import SlurmOptions
 from launchers.state import queue, submissions
@@ -88,6 +88,27 @@ def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -
         summary = run(sweep)
     assert (summary.interrupted, summary.detached, summary.exit_code) == (True, False, 130)
     assert fake.jobs == []
+
+
+def test_ctrl_c_after_pilots_have_failed(
+    fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot_submitter, "_PAUSES_S", (0.0, 60.0, 60.0))
+    output = ""
+
+    def failed() -> bool:
+        nonlocal output
+        if fake.jobs and fake.jobs[0]["state"] == "PENDING":
+            fake.move("FAILED")
+        output += capsys.readouterr().out
+        return "trying again in 60 s: job 1: 3 FAILED; its log is empty" in output
+
+    with meanwhile(failed, interrupt):
+        summary = run(sweep, target_h=1e-4)
+    assert (summary.interrupted, summary.exit_code) == (True, 130)
+    said = capsys.readouterr().out
+    assert "3 pilots were submitted, and none waits or runs now; the last: job 1: 3 FAILED" in said
+    assert "no pilot was submitted" not in said
 
 
 @pytest.mark.slow
