@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class Attempt:
     devices_per_node: int = 1
     node_check: Mapping[str, float | None] | None = None
     """Measurements of its nodes when their pilot started, see `launchers.pilot.node_check`; None: not measured."""
+    host: str | None = None
+    """Name of the machine on whose clock ``started_at`` is; None in attempts of earlier versions."""
     clock: SteadyClock = field(default_factory=SteadyClock, compare=False)
     """Clock that gave ``started_at``; the process that started the attempt also takes its end from this clock."""
 
@@ -118,7 +121,7 @@ def start_attempt(
     )
     protocol.write_task(folder, task)
     clock = SteadyClock()
-    started_at = clock()
+    started_at, here = clock(), socket.gethostname()
     about = {
         "number": number,
         "started_at": started_at,
@@ -127,6 +130,7 @@ def start_attempt(
         "nodes": nodes,
         "devices_per_node": settings.num_devices,
         "node_check": node_check,
+        "host": here,
     }
     protocol.write_json(folder / "attempt.json", about)
     return Attempt(
@@ -141,6 +145,7 @@ def start_attempt(
         nodes=nodes,
         devices_per_node=settings.num_devices,
         node_check=node_check,
+        host=here,
         clock=clock,
     )
 
@@ -163,6 +168,7 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
             nodes=tuple(about["nodes"]),
             devices_per_node=about["devices_per_node"],
             node_check=about.get("node_check"),
+            host=about.get("host"),
         )
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None

@@ -32,6 +32,7 @@ from launchers.pilot.patience import Patience
 from launchers.pilot.recorder import AttemptRecorder
 from launchers.pilot.scheduling import Scheduler
 from launchers.pilot.state_writer import StateWriter
+from launchers.pilot.step_gaps import StepGaps
 from launchers.pilot.stop_request import StopRequest
 from launchers.state import queue, requirements
 from launchers.state.history import HistoryReader
@@ -118,8 +119,7 @@ class Pilot:
         """Monotonic time since which there is no point to run; None: a point runs, or the queue has not been checked
         yet."""
         self._checks: dict[str, Rates] = {}
-        self._last_step_ends: dict[str, float] = {}
-        """End of the last step of the previous point, by node."""
+        self._gaps = StepGaps()
 
     def run(self) -> int:
         """Claim and run points until no fitting point is left. Returns the exit status."""
@@ -311,14 +311,7 @@ class Pilot:
     def _record_attempt(self, thread: AttemptThread) -> None:
         done = thread.done
         assert done is not None
-        measured = thread.claim.point.method == "measured"
-        before = [self._last_step_ends.pop(node.name, None) for node in thread.nodes]
-        first, gap_s = rows.first_step_at(done.results), None
-        ends = [end for end in before if end is not None]
-        if measured and first is not None and len(ends) == len(before):
-            gap_s = rows.seconds_between(max(ends), first)
-        if measured and done.outcome.outcome == "ok" and (last := rows.last_step_end(done.results)) is not None:
-            self._last_step_ends |= dict.fromkeys((node.name for node in thread.nodes), last)
+        gap_s = self._gaps.gap_s(thread.attempt, done.results, succeeded=done.outcome.outcome == "ok")
         recorded = self._recorder.record(
             thread.claim,
             thread.attempt,
@@ -364,7 +357,7 @@ class Pilot:
     def _wait_for_others(self) -> bool:
         """Called when no point could be claimed: take over the claims of dead pilots. True when a claim may succeed
         now."""
-        self._last_step_ends.clear()  # time spent waiting for another pilot is not overhead of the next point
+        self._gaps.forget()  # time spent waiting for another pilot is not overhead of the next point
         claims = queue.claims_of_others(self.sweep, self.pilot_id)
         verdicts = {holder: self._liveness.judge(holder) for holder in {holder for _, holder in claims}}
         dead = [(stem, holder) for stem, holder in claims if verdicts[holder] == "dead"]

@@ -61,6 +61,11 @@ class PilotState:
     nodes: tuple[str, ...] = ()
     """Nodes of the allocation; the pilot itself runs on the first."""
 
+    def elapsed_s(self, running: Running) -> float:
+        """Seconds for which an attempt had run when the state was written, which happens every second. Both times are
+        from the pilot's clock."""
+        return max(0.0, self.time - running.started_at)
+
 
 def config_path(sweep: SweepDir, pilot_id: str) -> Path:
     return sweep.pilots / f"{pilot_id}.json"

@@ -9,33 +9,22 @@ A file system may also hang: then a call returns only when the server does, in m
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from results.shared_filesystem.passing_errors import FAILING
+
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-_PASSING = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EREMOTEIO,
-    errno.ENOTCONN,
-    errno.ESHUTDOWN,
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EINTR,
-}
-"""Errors of a failing filesystem, in contrast to a missing file, a full disk or a missing permission."""
 
 _T = TypeVar("_T")
 
 
 def may_pass(error: OSError) -> bool:
     """Whether the same call may succeed later although nobody changes anything."""
-    return error.errno in _PASSING
+    return error.errno in FAILING
 
 
 def patiently(
