@@ -19,6 +19,7 @@ from launchers.slurm.client import SlurmClient, SlurmUnreachable, cluster_for, d
 from launchers.slurm.demand import demand_of
 from launchers.slurm.environment import cluster_in, several_clusters
 from launchers.slurm.failed_starts import last_words
+from launchers.slurm.held_nodes import wait_for_release
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
@@ -27,6 +28,7 @@ from launchers.slurm.reconcile import Cycle, Reconciler
 from launchers.state import code_snapshot, submissions
 from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import Point, SweepDir
+from launchers.status.leftovers import remove_leftovers
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import StatusView, choose_view
@@ -160,6 +162,8 @@ class _SlurmRun:
                 changed = self._reconcile(status)
                 squeue.polled(changed=changed or progress)
                 if not status.left:
+                    held = wait_for_release(self._sweep, self._view.print_line, self._signals)
+                    remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)
                     return
                 # Read again: points that the cycle did not find in the queue may have ended since.
                 if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):

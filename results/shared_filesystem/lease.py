@@ -105,7 +105,7 @@ def _remove_stale(path: Path, stale_after_s: float) -> bool:
         holders = [path] if path.is_file() else list(path.iterdir())
         if not holders:
             return False
-        now = _filesystem_time(path.parent)
+        now = filesystem_time(path.parent)
         if any(now - holder.stat().st_mtime <= stale_after_s for holder in holders):
             return False
         for holder in holders:
@@ -129,7 +129,8 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _filesystem_time(folder: Path) -> float:
+def filesystem_time(folder: Path) -> float:
+    """The time now by the clock that stamps files in ``folder``, in seconds since the epoch. Raises `OSError`."""
     probe = folder / f".clock.{uuid.uuid4().hex}"
     probe.touch()
     try:

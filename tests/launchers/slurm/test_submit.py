@@ -43,6 +43,22 @@ def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir)
     assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
 
 
+def test_a_job_that_outlives_its_pilot_is_named(
+    fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm's daemon of the job was killed: the pilot has ended, but Slurm does not know."""
+
+    def end() -> None:
+        fake.set(jobs=[{**job, "state": "RUNNING", "nodes": "node3"} for job in fake.jobs])
+        finish_all(sweep)
+
+    with meanwhile(lambda: bool(fake.jobs), end):
+        summary = run(sweep)
+    assert (summary.left, summary.exit_code) == (0, 0)
+    said = capsys.readouterr().out
+    assert "nodes are still held by job 1 (RUNNING) on node3; scancel 1 releases them" in said
+
+
 def test_a_run_goes_on_while_points_are_added(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
