@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import selectors
 import socket
@@ -11,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from launchers.node.addresses import listen, own_addresses, plain_address
 from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
 from launchers.node.remote import Node
 
@@ -40,10 +40,10 @@ class AgentServer(threading.Thread):
 
     def listen(self) -> HeadAddress:
         """Let the agents of other nodes connect. Returns the address to give them. Call it before `start`."""
-        listener = socket.create_server(("", 0), backlog=1024)
+        listener = listen(backlog=1024)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
-        return HeadAddress(addresses=_own_addresses(), port=listener.getsockname()[1], secret=self._secret)
+        return HeadAddress(addresses=own_addresses(), port=listener.getsockname()[1], secret=self._secret)
 
     def run(self) -> None:
         while not self._closing:
@@ -68,7 +68,7 @@ class AgentServer(threading.Thread):
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._watch(connection, address=host, expected=None)
+        self._watch(connection, address=plain_address(host), expected=None)
 
     def _watch(self, connection: socket.socket, address: str, expected: str | None) -> None:
         peer = _Peer(JsonLines(connection), address, expected)
@@ -114,7 +114,7 @@ class AgentServer(threading.Thread):
                 raise ValueError("not one of this pilot's agents")
             peer.expected = message["name"]
             # Ranks of other nodes can use the address by which this agent reached this machine.
-            head_address = peer.lines.connection.getsockname()[0]
+            head_address = plain_address(peer.lines.connection.getsockname()[0])
             for node in self.nodes.values():
                 if node.address == "127.0.0.1":
                     node.address = head_address
@@ -154,12 +154,3 @@ class _Peer:
     """Name of the node; None until the agent has sent the secret."""
     node: Node | None = None
     """The connected node; None until its agent is ready."""
-
-
-def _own_addresses() -> tuple[str, ...]:
-    """Names and addresses by which another node may reach this machine, the most likely first."""
-    name = socket.gethostname()
-    addresses = [name]
-    with contextlib.suppress(OSError):
-        addresses += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    return tuple(dict.fromkeys([*addresses, socket.getfqdn()]))

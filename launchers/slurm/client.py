@@ -48,6 +48,8 @@ _NEVER = re.compile(
     r"(QOS|Assoc)Max\w*PerJob(Limit)?|QOSMin\w+"
 )
 """Permanent reasons for waiting: the job asks for more than its partition, account or QOS ever gives."""
+_HELD_BY_SLURM = ("launch failed requeued held", "launch failure limit exceeded requeued held")
+"""Reasons of jobs whose start has failed. ``job requeued in held state`` is the wish of a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Job:
     @property
     def held_by_slurm(self) -> bool:
         """Whether Slurm holds the job until it is released, because Slurm itself failed to restart it."""
-        return self.waiting and "requeued" in self.reason.lower() and "held" in self.reason.lower()
+        return self.waiting and self.reason.replace("_", " ") in _HELD_BY_SLURM
 
     @property
     def waiting(self) -> bool:

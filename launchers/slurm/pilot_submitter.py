@@ -25,6 +25,7 @@ from launchers.state import code_snapshot, node_exclusions, pilot_state, submiss
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
 from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import SweepDir
+from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.lease import Lease
 from results.tables.provenance import code_provenance
@@ -288,7 +289,7 @@ def pilot_job(
     return batch_file.PilotJob(
         token=submission.token,
         job_name=submission.job_name,
-        sweep_dir=sweep.path.resolve(),
+        sweep_dir=absolute_path(sweep.path),
         code_dir=code,
         nodes=submission.nodes,
         count=submission.count,

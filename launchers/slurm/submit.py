@@ -28,6 +28,7 @@ from launchers.slurm.reconcile import Cycle, Reconciler
 from launchers.state import code_snapshot, submissions
 from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import Point, SweepDir
+from launchers.state.typed_paths import absolute_path
 from launchers.status.leftovers import remove_leftovers
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
@@ -65,7 +66,7 @@ def run_slurm(
         raise UltrasweepError("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
     if trouble := several_clusters(os.environ):
         raise UltrasweepError(trouble)
-    check_path(sweep.path.resolve())
+    check_path(absolute_path(sweep.path))
     reader = StatusReader(sweep)
     before = reader.read()
     view = choose_view(live, before)

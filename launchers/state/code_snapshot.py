@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir
+from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults
 
 PACKAGES = ("results", "workloads", "launchers")
@@ -59,7 +60,7 @@ def _files_of_package(folder: Path) -> Iterator[Path]:
 
 def folder_of(sweep: SweepDir, snapshot: Snapshot) -> Path:
     """Folder into which `write_snapshot` copies. The path is absolute, because a job starts in another folder."""
-    return sweep.path.resolve() / "code" / snapshot.digest
+    return absolute_path(sweep.path) / "code" / snapshot.digest
 
 
 def write_snapshot(sweep: SweepDir, snapshot: Snapshot) -> Path:

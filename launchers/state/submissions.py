@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
+from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults
 from results.shared_filesystem.patience import patiently
 from workloads.contract.protocol import write_json
@@ -100,7 +101,7 @@ def new_submission(
     cluster: str | None = None,
 ) -> Submission:
     """A submission in the stage ``intent`` with a new token; no file is written yet."""
-    folder = _resolved(sweep)
+    folder = str(absolute_path(sweep.path))
     token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}-{_mark(folder)}"
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", sweep.name).strip("-")[:_NAME_LENGTH] or "sweep"
     return Submission(
@@ -184,14 +185,14 @@ def copied_from(sweep: SweepDir) -> str | None:
 
 def origin(sweep: SweepDir, submission: Submission) -> Origin:
     """Which folder made the submission. A doubtful one counts as a copy, so that nothing is cancelled by mistake."""
-    here = _resolved(sweep)
+    here = (str(absolute_path(sweep.path)), str(sweep.path.resolve()))
     if not submission.folder:  # a damaged file, or one of an earlier version
         token = TOKEN.fullmatch(submission.token)
-        return "here" if token is None or token[1] in (None, f"-{_mark(here)}") else "copied"
-    if submission.folder == here:
+        return "here" if token is None or token[1] in (None, *(f"-{_mark(folder)}" for folder in here)) else "copied"
+    if submission.folder in here:
         return "here"
     try:
-        if Path(submission.folder).samefile(here):
+        if Path(submission.folder).samefile(sweep.path):
             return "here"
         (Path(submission.folder) / "submissions" / f"{submission.token}.json").stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -203,7 +204,7 @@ def origin(sweep: SweepDir, submission: Submission) -> Origin:
 
 def log_dir(sweep: Path, token: str) -> Path:
     """Subfolder of the sweep for a submission's batch file and its pilots' output."""
-    return sweep.resolve() / "slurm" / token
+    return absolute_path(sweep) / "slurm" / token
 
 
 def discard(sweep: SweepDir, submission: Submission) -> None:
@@ -264,10 +265,6 @@ def _everything(sweep: SweepDir) -> list[Submission]:
         raise InvalidResults(f"{folder} cannot be read: {error.strerror or error}") from None
     submissions = [one for one in read if one is not None]
     return sorted(submissions, key=lambda one: (one.created_at, one.token))
-
-
-def _resolved(sweep: SweepDir) -> str:
-    return str(sweep.path.resolve())
 
 
 def _mark(folder: str) -> str:

@@ -128,11 +128,16 @@ def _watch(options: Namespace) -> int:
 
 def _cancel(options: Namespace) -> int:
     from launchers.slurm.cancel import cancel
+    from launchers.state.submissions import cancel_mark
     from launchers.state.sweep_dir import SweepDir
 
-    count = cancel(SweepDir.open(options.path))
+    sweep = SweepDir.open(options.path)
+    mark = cancel_mark(sweep)
+    count = cancel(sweep)
     if count:
         print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` resumes it")
+    elif cancel_mark(sweep) != mark:
+        print("Slurm has no pilot of this sweep; commands that watch it stop and submit none")
     else:
         print("nothing to cancel: Slurm has no pilot of this sweep (to stop a local run, press Ctrl-C there)")
     return 0
@@ -154,8 +159,8 @@ def _retry(options: Namespace) -> int:
         return 0
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])
-    hint = "; repeat the `run` command to run them" if count else ""
-    print(f"{plural(count, 'point')} requeued{hint}")
+    hint = "repeat the `run` command to run them" if count else "kinds of points that were paused may run again"
+    print(f"{plural(count, 'point')} requeued; {hint}")
     return 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from launchers.slurm import submission_tracker
 from launchers.slurm.cancel import cancel
 from launchers.slurm.client import jobs_of
+from launchers.state import submissions
 from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
@@ -35,6 +36,15 @@ def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots keep running: squeue: error: Unable"):
         cancel(sweep)
+    assert submissions.cancel_mark(sweep) is None  # commands that watch the sweep go on
+
+
+def test_what_a_cancel_has_changed_is_said_although_slurm_refuses_it(fake: FakeSlurm, sweep: SweepDir) -> None:
+    run(sweep, detach=True)
+    fake.mode("scancel", "down")
+    with pytest.raises(UltrasweepError, match=r"no pilot cancelled, others may .* watch this sweep submit no more"):
+        cancel(sweep)
+    assert submissions.cancel_mark(sweep) is not None
 
 
 @pytest.mark.slow

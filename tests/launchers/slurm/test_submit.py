@@ -36,6 +36,22 @@ def test_a_dry_run_writes_nothing_and_needs_no_slurm(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_paths_in_a_batch_file_are_those_that_the_user_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine may reach the target of a link by another path."""
+    (tmp_path / "mnt" / "nfs7").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "mnt" / "nfs7")
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.setenv("PWD", str(tmp_path / "home"))
+    (text,) = submit.dry_run(SweepDir(Path("results/s")), points("ok"), settings(cluster=cluster()), SlurmOptions())
+    assert str(tmp_path / "home" / "results" / "s") in text and "nfs7" not in text
+    here = SweepDir.create(Path("results/s"), {})
+    submissions.write(here, new_submission(here, nodes=1, count=1, time_min=5))
+    everywhere = [SweepDir(tmp_path / name / "results" / "s") for name in ("home", "mnt/nfs7")]
+    assert [len(all_submissions(one)) for one in (here, *everywhere)] == [1, 1, 1]
+    monkeypatch.setenv("PWD", "/")  # a stale variable
+    assert submissions.log_dir(Path("results"), "t") == tmp_path / "mnt" / "nfs7" / "results" / "slurm" / "t"
+
+
 def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir) -> None:
     with meanwhile(lambda: bool(fake.jobs), lambda: finish_all(sweep)):
         summary = run(sweep, target_h=1e-4)
