@@ -12,6 +12,7 @@ from launchers.slurm.submitter_lease import only_submitter
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
+from results.shared_filesystem.lease import filesystem_time
 from results.text.numbers import plural
 
 
@@ -30,9 +31,10 @@ def cancel(sweep: SweepDir) -> int:
             )
         return 0
     client = SlurmClient(submissions.cluster_of(sweep))
-    if client.jobs({one.uid for one in submissions.all_submissions(sweep)}) is None:  # nothing is changed then
-        raise SlurmUnreachable(f"nothing was cancelled, the pilots keep running: {client.complaint}")
     try:
+        filesystem_time(sweep.path)  # a folder of another user is refused before Slurm is asked
+        if client.jobs({one.uid for one in submissions.all_submissions(sweep)}) is None:  # nothing is changed then
+            raise SlurmUnreachable(f"nothing was cancelled, the pilots keep running: {client.complaint}")
         submissions.mark_cancelled(sweep)
     except OSError as error:
         raise InvalidResults(
@@ -57,7 +59,9 @@ def cancel(sweep: SweepDir) -> int:
             unfinished = [
                 one
                 for one in ours
-                if one.stage == "intent" and one.token not in shown and time.time() - one.created_at < SBATCH_LIMIT_S
+                if one.stage == "intent"
+                and one.token not in shown
+                and submissions.intent_age_s(sweep, one) < SBATCH_LIMIT_S
             ]
             if not unfinished:
                 return len(cancelled)

@@ -117,6 +117,8 @@ class _SlurmRun:
         self._sweep, self._options = sweep, options
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
         self._feed = feed
+        self._lingers = settings.linger_s > 0
+        """Whether pilots keep their nodes for points that a later call may add."""
         self._known_attempts = len(reader.read().attempts)
         self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)
@@ -162,6 +164,8 @@ class _SlurmRun:
             if squeue.due() or not status.left:
                 changed = self._reconcile(status)
                 squeue.polled(changed=changed or progress)
+                if not status.left and self._lingers:
+                    return
                 if not status.left:
                     held = wait_for_release(self._sweep, self._view.print_line, self._signals)
                     remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)

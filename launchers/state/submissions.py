@@ -31,6 +31,7 @@ from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
 from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults
+from results.shared_filesystem.lease import filesystem_time
 from results.shared_filesystem.patience import patiently
 from workloads.contract.protocol import write_json
 
@@ -170,8 +171,9 @@ def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
     """The cluster of the newest submission (see `Submission.cluster`) that is open and not cancelled. If there is none,
     the cluster of the newest of all, or None with ``only_open``. None also without submissions. Raises as
     `all_submissions`."""
-    everything, cancelled = all_submissions(sweep), cancelled_at(sweep)
-    there = [one for one in everything if one.open and one.created_at >= cancelled]
+    everything = all_submissions(sweep)
+    cancelled = cancelled_among(sweep, everything)
+    there = [one for one in everything if one.open and one.token not in cancelled]
     chosen = there if there or only_open else everything
     return chosen[-1].cluster if chosen else None
 
@@ -218,7 +220,9 @@ def discard(sweep: SweepDir, submission: Submission) -> None:
 def mark_cancelled(sweep: SweepDir) -> None:
     """Tell every command that watches the sweep to submit no more pilots."""
     _folder(sweep).mkdir(exist_ok=True)
-    write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time()})
+    # Store tokens, not only a time: the clocks of two login nodes differ.
+    tokens = sorted(one.token for one in all_submissions(sweep))
+    write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time(), "tokens": tokens})
 
 
 def cancel_mark(sweep: SweepDir) -> str | None:
@@ -233,14 +237,24 @@ def cancel_mark(sweep: SweepDir) -> str | None:
         raise InvalidResults(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def cancelled_at(sweep: SweepDir) -> float:
-    """Time of the last `mark_cancelled`, in seconds since the epoch; 0 before the first.
-
-    Raises as `cancel_mark`.
-    """
+def cancelled_among(sweep: SweepDir, everything: Sequence[Submission]) -> set[str]:
+    """Tokens of the submissions that existed at the last `mark_cancelled`. Raises as `cancel_mark`."""
     try:
-        return float(json.loads(cancel_mark(sweep) or "{}").get("at", 0.0))
+        mark = json.loads(cancel_mark(sweep) or "{}")
+        if isinstance(tokens := mark.get("tokens"), list):
+            return {one.token for one in everything if one.token in tokens}
+        return {one.token for one in everything if one.created_at < float(mark.get("at", 0.0))}  # version 0.3.0
     except (ValueError, TypeError, AttributeError):
+        return set()
+
+
+def intent_age_s(sweep: SweepDir, submission: Submission) -> float:
+    """Seconds since a submission in the stage ``intent`` was written, by the clock of the file system. 0 if its file
+    cannot be read now."""
+    try:
+        written_at = (_folder(sweep) / f"{submission.token}.json").stat().st_mtime
+        return max(0.0, filesystem_time(_folder(sweep)) - written_at)
+    except OSError:
         return 0.0
 
 
