@@ -46,14 +46,14 @@ def allocation_of(config: PilotConfig, config_id: str) -> Allocation:
         node=env.get("SLURMD_NODENAME") or socket.gethostname(),
         is_head=env.get("SLURM_PROCID", "0") == "0",
         restarts=int(env.get("SLURM_RESTART_COUNT", "0")),
-        age_s=_age_s(env.get(STARTED_AT, "")),
+        age_s=job_age_s() or 0.0,
     )
 
 
-def _age_s(started_at: str) -> float:
-    """Seconds since ``started_at``, a time on this machine's clock of seconds since its boot."""
+def job_age_s() -> float | None:
+    """Seconds since the start of this job as its script has noted it; None if unknown."""
     try:
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - float(started_at)
-    except ValueError:
-        return 0.0
-    return age_s if 0.0 <= age_s <= _OLDEST_S else 0.0
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - float(os.environ[STARTED_AT])
+    except (KeyError, ValueError):
+        return None
+    return age_s if 0.0 <= age_s <= _OLDEST_S else None

@@ -120,6 +120,16 @@ class Limits:
         return max(1, min(self.max_array_size, self.max_job_count // 4))
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Times of a running job in seconds, infinite without a time limit."""
+
+    left_s: float
+    """Seconds until its end, by this machine's clock and the time of the job's start on the controller's clock."""
+    limit_s: float | None
+    """Its time limit."""
+
+
 _DEFAULT_LIMITS = Limits(max_array_size=1001, max_job_count=10000)
 
 # The comment is the last field, because it may contain any text. A line without these fields is another user's job. %A
@@ -218,10 +228,12 @@ class SlurmClient:
             return self.complaint
         return None
 
-    def seconds_left(self, name: str) -> float | None:
-        """Seconds until Slurm ends this running job; infinite without a time limit, None where Slurm does not say."""
-        out = self._call(["squeue", "-h", "-j", name, "-o", "%L"])
-        return _seconds(out.strip()) if out is not None else None
+    def time_left(self, name: str) -> TimeLeft | None:
+        """How long Slurm still lets this running job run; None where it does not say."""
+        out = self._call(["squeue", "-h", "-j", name, "-o", "%L|%l"])
+        left, _, limit = (out or "").strip().partition("|")
+        left_s = _seconds(left)
+        return TimeLeft(left_s, _seconds(limit)) if left_s is not None else None
 
     def limits(self) -> Limits | None:
         """The cluster's limits; None when Slurm does not answer now."""

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from launchers.node.fork import RunRank
 from launchers.pilot import command
-from launchers.pilot.allocation import Allocation
+from launchers.pilot.allocation import Allocation, job_age_s
 from launchers.pilot.batch_system import EndedTask
 from launchers.slurm import srun_log
-from launchers.slurm.client import SlurmClient
+from launchers.slurm.client import SlurmClient, TimeLeft
 from launchers.slurm.host_list import hostnames
 from launchers.state import pilot_state
 from launchers.state.sweep_dir import SweepDir
@@ -52,12 +52,26 @@ class SlurmJob:
         return None
 
     def seconds_left(self, place: Allocation) -> float | None:
-        left_s = self._brief_client.seconds_left(place.job) if place.job is not None else None
-        self._end_known = self._end_known or left_s is not None
-        end = os.environ.get("SLURM_JOB_END_TIME", "")
-        if self._end_known or not end.isdigit():
-            return left_s
-        return int(end) - time.time()
+        known = self._brief_client.time_left(place.job) if place.job is not None else None
+        if known is None and not self._end_known:
+            known = _time_left_at_start()
+        elif known is not None:
+            self._end_known = True
+        if known is None:
+            return None
+        # The clocks of this machine and of Slurm's controller may differ, so the limit less the job's age counts too.
+        age_s = job_age_s()
+        if age_s is None or known.limit_s is None:
+            return known.left_s
+        return min(known.left_s, known.limit_s - age_s)
+
+
+def _time_left_at_start() -> TimeLeft | None:
+    """What the environment says about the job's end; None if nothing."""
+    start, end = (os.environ.get(f"SLURM_JOB_{which}_TIME", "") for which in ("START", "END"))
+    if not end.isdigit():
+        return None
+    return TimeLeft(int(end) - time.time(), float(int(end) - int(start)) if start.isdigit() else None)
 
 
 def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.pilot.allocation import Allocation
+from launchers.pilot.allocation import STARTED_AT, Allocation
 from launchers.slurm.pilot_job import SlurmJob
 from launchers.state.pilot_state import requeue_request
 from launchers.state.sweep_dir import SweepDir
@@ -22,6 +22,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     """Puts a command on PATH, on which there is no other."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv(STARTED_AT, raising=False)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 500))
 
     def write(name: str, does: str) -> None:
@@ -70,6 +71,8 @@ def test_the_jobs_end_is_what_slurm_says(command: Callable[[str, str], None], sa
     job = SlurmJob()
     command("squeue", f"echo {said}")
     assert job.seconds_left(PLACE) == left_s
+    command("squeue", f"echo '{said}|UNLIMITED'")
+    assert job.seconds_left(PLACE) == left_s
     command("squeue", "exit 1")
     assert job.seconds_left(PLACE) is None  # the last answer of squeue stays valid: a site may have changed the limit
 
@@ -80,3 +83,16 @@ def test_without_squeue_the_end_at_the_jobs_start_counts(
     assert SlurmJob().seconds_left(PLACE) == pytest.approx(500.0, abs=2.0)
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     assert SlurmJob().seconds_left(PLACE) is None
+
+
+def test_a_clock_that_is_behind_slurms_does_not_make_the_job_longer(
+    command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is 200 s old by this machine's clock, which is an hour behind."""
+    monkeypatch.setenv(STARTED_AT, str(time.clock_gettime(time.CLOCK_BOOTTIME) - 200.0))
+    command("squeue", "echo '1:06:40|10:00'")
+    assert SlurmJob().seconds_left(PLACE) == pytest.approx(400.0, abs=2.0)
+    command("squeue", "exit 1")
+    monkeypatch.setenv("SLURM_JOB_START_TIME", str(int(time.time()) + 3600))
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600 + 600))
+    assert SlurmJob().seconds_left(PLACE) == pytest.approx(400.0, abs=2.0)
