@@ -28,11 +28,14 @@ from launchers.state import submissions
 from launchers.state.pilot_state import REQUEUE_REQUEST
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
+from results.text.numbers import listed
 
 SBATCH_LIMIT_S = 150
 """Time limit of sbatch in seconds. It needs 9 s to notice that slurmctld is down, and retries for 120 s where the
 cluster holds too many jobs."""
 _KILL_AFTER_S = 5
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+"""Commands without which no pilot can be submitted, seen or ended. Others are used where they exist."""
 _PASSING = (
     "unable to contact slurm controller",
     "resource temporarily unavailable",
@@ -93,8 +96,17 @@ class PilotJob:
 
 
 def available() -> bool:
-    """Whether this machine can submit jobs."""
-    return shutil.which("sbatch") is not None and shutil.which("srun") is not None
+    """Whether this machine can submit jobs and follow them."""
+    return not missing_commands()
+
+
+def missing_commands() -> str:
+    """One line about the commands of Slurm that this machine lacks; empty when it has all. Waiting would not help."""
+    missing = [name for name in _COMMANDS if shutil.which(name) is None]
+    if not missing:
+        return ""
+    are = "is" if len(missing) == 1 else "are"
+    return f"launcher=slurm needs {listed(missing)}, which {are} not on PATH here; use a login node"
 
 
 def submission_text(job: PilotJob, options: SlurmOptions) -> str:
@@ -109,8 +121,8 @@ def submit(job: PilotJob, options: SlurmOptions) -> str:
     Raises `SubmissionRefused`, `JobLimitReached` or `SubmissionUncertain` with sbatch's message. None of them proves
     that the job does not exist: look for the token in squeue.
     """
-    if not available():
-        raise SubmissionRefused("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
+    if trouble := missing_commands():
+        raise SubmissionRefused(trouble)
     executor, command = _prepare(job, options)
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
-from launchers.slurm.batch_file import available, submission_text
+from launchers.slurm.batch_file import available, missing_commands, submission_text
 from launchers.slurm.client import SlurmClient, SlurmUnreachable, cluster_for, default_limits
 from launchers.slurm.demand import demand_of
 from launchers.slurm.environment import cluster_in, several_clusters
@@ -62,9 +62,7 @@ def run_slurm(
     continue. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending without
     an attempt.
     """
-    if not available():
-        raise UltrasweepError("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
-    if trouble := several_clusters(os.environ):
+    if trouble := missing_commands() or several_clusters(os.environ):
         raise UltrasweepError(trouble)
     check_path(absolute_path(sweep.path))
     reader = StatusReader(sweep)

@@ -192,7 +192,14 @@ def test_slurm_comes_back(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.Captu
 
 def test_without_slurm_on_path(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UltrasweepError, match="needs sbatch and srun"):
+    with pytest.raises(UltrasweepError, match="needs sbatch, srun, squeue and scancel, which are not on PATH here"):
+        run(sweep)
+
+
+def test_a_missing_squeue_is_not_waited_for(fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fake.folder / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(fake.folder))
+    with pytest.raises(UltrasweepError, match="launcher=slurm needs squeue, which is not on PATH here"):
         run(sweep)
 
 
