@@ -140,7 +140,9 @@ def _fill(prepared: Prepared, sweep: SweepDir, added: Collection[str] | None, ot
 def lost_points(prepared: Prepared, sweep: SweepDir) -> str:
     """Why this plan is not done although no point of its queue is left; empty when each of its points has ended or
     still waits. A command with another plan may have removed points."""
-    known = {key_of(name) for folder in (sweep.todo, sweep.claimed, sweep.done) for name in entry_names(folder)}
+    folders = (sweep.todo, sweep.claimed, sweep.done)
+    # The second look finds a point that a pilot of another command gave back during the first one.
+    known = {key_of(name) for folder in (*folders, *folders) for name in entry_names(folder)}
     to_run = {point.experiment.id for point in prepared.plan.to_run}
     planned = [point for point in _points_of(prepared) if point.experiment.id in to_run]
     lost = sum(point.key not in known for point in planned)
