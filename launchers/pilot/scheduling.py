@@ -140,4 +140,5 @@ def _too_long(needs: Sequence[float], left_s: float) -> str:
         return ""
     need, more = ("needs", "") if len(needs) == 1 else ("need", " or more")
     least, left = format_duration(min(needs)), format_duration(max(0.0, left_s))
-    return f"{plural(len(needs), 'point')} {need} {least}{more}, and this job has {left} left for points"
+    points = plural(len(needs), "point")
+    return f"{points} {need} {least}{more}, and this job has {left} left for points (launcher.time_min)"

@@ -13,5 +13,8 @@ def test_no_point_begins_that_cannot_end_and_the_pilot_says_so(sweep: SweepDir) 
     scheduler = Scheduler(sweep, "p", settings(), HistoryReader(sweep), lambda line: None)
     for left_s in (299.0, -5.0):
         assert scheduler.claim_next(1, ["node1"], left_s, []) is None
-    assert scheduler.why_waiting() == "2 points need 5 min or more, and this job has 0 s left for points"
+    assert (
+        scheduler.why_waiting()
+        == "2 points need 5 min or more, and this job has 0 s left for points (launcher.time_min)"
+    )
     assert scheduler.claim_next(1, ["node1"], 301.0, []) is not None and scheduler.why_waiting() == ""
