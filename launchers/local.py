@@ -21,6 +21,7 @@ from launchers.state.circuit_breaker import paused_kinds, paused_message
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir
+from launchers.status.leftovers import remove_leftovers
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import StatusView, choose_view
@@ -80,6 +81,7 @@ def run_local(
             _refuse_if_gone(sweep)
             raise
     after = reader.read()
+    remove_leftovers(sweep, after, print)
     if not interrupted and not message:
         message = _why_left(sweep, after, too_wide, settings)
     return summarize(before, after, too_wide=too_wide, interrupted=interrupted, message=message)
@@ -189,7 +191,8 @@ def _show(sweep: SweepDir, reader: StatusReader, view: StatusView) -> OSError | 
 def _refuse_if_gone(sweep: SweepDir) -> None:
     """Raise `PilotFailed` when the sweep's folder has been removed."""
     try:
-        sweep.marker.stat()
+        for path in (sweep.marker, sweep.todo):
+            path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise PilotFailed(f"{sweep.path} was removed while its points ran; the run cannot continue") from None
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,8 @@ class Attempt:
     devices_per_node: int = 1
     node_check: Mapping[str, float | None] | None = None
     """Measurements of its nodes when their pilot started, see `launchers.pilot.node_check`; None: not measured."""
+    host: str | None = None
+    """Name of the machine on whose clock ``started_at`` is; None in attempts of earlier versions."""
     clock: SteadyClock = field(default_factory=SteadyClock, compare=False)
     """Clock that gave ``started_at``; the process that started the attempt also takes its end from this clock."""
 
@@ -81,6 +84,7 @@ class _Start:
     nodes: tuple[str, ...]
     devices_per_node: int
     node_check: Mapping[str, float | None] | None = None
+    host: str | None = None
 
 
 def new_attempt_id(point: Point, number: int) -> str:
@@ -133,7 +137,7 @@ def start_attempt(
     )
     protocol.write_task(folder, task)
     clock = SteadyClock()
-    started_at = clock()
+    started_at, here = clock(), socket.gethostname()
     start = _Start(
         number=number,
         started_at=started_at,
@@ -142,6 +146,7 @@ def start_attempt(
         nodes=nodes,
         devices_per_node=settings.num_devices,
         node_check=node_check,
+        host=here,
     )
     protocol.write_json(folder / "attempt.json", start)
     return Attempt(
@@ -156,6 +161,7 @@ def start_attempt(
         nodes=nodes,
         devices_per_node=settings.num_devices,
         node_check=node_check,
+        host=here,
         clock=clock,
     )
 
@@ -183,4 +189,5 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
         nodes=start.nodes,
         devices_per_node=start.devices_per_node,
         node_check=start.node_check,
+        host=start.host,
     )

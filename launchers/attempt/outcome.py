@@ -16,6 +16,7 @@ from typing import Literal
 
 from launchers.attempt import flight_summary
 from launchers.attempt.watchdog import StalledRank, WatchResult
+from results.shared_filesystem.passing_errors import names_passing_error
 from results.tables.schema import PHASES
 from results.text.log_tail import read_tail
 from results.text.numbers import format_bytes, name_ranks, plural
@@ -81,11 +82,9 @@ _COLLECTIVE_TIMEOUT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _INFRASTRUCTURE = re.compile(
-    r"no space left on device|disk quota exceeded|stale file handle|input/output error|"
-    r"address already in use|EADDRINUSE|too many open files|resource temporarily unavailable|"
-    r"uncorrectable ECC|fallen off the bus|GPU is lost",
-    re.IGNORECASE,
+    r"address already in use|EADDRINUSE|uncorrectable ECC|fallen off the bus|GPU is lost", re.IGNORECASE
 )
+"""Failures of the machine, in addition to the errors of a file system that pass."""
 
 
 def classify(
@@ -218,7 +217,7 @@ def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], w
     also = f" (then {name_ranks([failure.rank for failure in others])} failed too)" if others else ""
     place = where(first.phase, first.step)
     outcome = {"oom": "oom", "nccl_error": "nccl_error", "diverged": "diverged"}.get(first.kind, "crash")
-    infrastructure = outcome in ("crash", "nccl_error") and bool(_INFRASTRUCTURE.search(first.message))
+    infrastructure = outcome in ("crash", "nccl_error") and _is_infrastructure(first.message)
     trouble = disk_trouble(folder) if first.kind == "exit" else None
     unwritten = first.kind == "exit" and (
         trouble is not None or watched.exits[first.rank].status == protocol.CANNOT_WRITE
@@ -349,7 +348,11 @@ def _furthest_behind(watched: WatchResult, ranks: Sequence[int]) -> StalledRank:
 
 
 def _is_consequence(text: str) -> bool:
-    return bool(_CONNECTION.search(text) or _COLLECTIVE_TIMEOUT.search(text)) and not _INFRASTRUCTURE.search(text)
+    return bool(_CONNECTION.search(text) or _COLLECTIVE_TIMEOUT.search(text)) and not _is_infrastructure(text)
+
+
+def _is_infrastructure(text: str) -> bool:
+    return bool(_INFRASTRUCTURE.search(text)) or names_passing_error(text)
 
 
 def _error(folder: Path, rank: int) -> RankError | None:

@@ -364,7 +364,7 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
 
 def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: float) -> dict[str, Any]:
     """Seconds of each phase on its slowest rank, from the beginning of the phase to the beginning of the rank's next
-    phase."""
+    phase. The start and the end of the attempt are compared only with ranks of the same machine."""
     columns: dict[str, Any] = {}
     measured = attempt.task.method == "measured"
     started_results = [
@@ -376,13 +376,20 @@ def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: flo
         begun = [(phase, result.phase_started_at[phase]) for phase in _PHASES if phase in result.phase_started_at]
         spent = {phase: seconds_between(start, after) for (phase, start), (_, after) in itertools.pairwise(begun)}
         if begun and measured:  # rehearsed ranks start one after the other
-            spent["spawn"] = seconds_between(attempt.started_at, begun[0][1])
+            same_clock = _on_pilots_clock(attempt, result)
+            spent["spawn"] = seconds_between(attempt.started_at, begun[0][1]) if same_clock else None
         for phase, seconds in spent.items():
             if seconds is not None and (column := _PHASE_COLUMNS.get(phase)) is not None:
                 columns[column] = max(columns.get(column) or 0.0, seconds)
-    if started_results and (last := last_step_end({r.rank: r for r in started_results})) is not None:
+    beside_pilot = {result.rank: result for result in started_results if _on_pilots_clock(attempt, result)}
+    if (last := last_step_end(beside_pilot)) is not None:
         columns["teardown_s"] = seconds_between(last, ended_at)
     return columns
+
+
+def _on_pilots_clock(attempt: Attempt, result: RankResult) -> bool:
+    """Whether times of the rank and of the attempt are from the clock of one machine, as far as known."""
+    return attempt.host is None or result.host is None or result.host == attempt.host
 
 
 def _timed(result: RankResult) -> list[StepRecord]:

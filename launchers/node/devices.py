@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,7 +70,7 @@ class CudaDevices:
         seen = _in_child(_read_devices, _ANSWER_LIMIT_S, lambda: None)
         if len(seen) < num_devices:
             raise DeviceUnavailable(
-                f"num_devices={num_devices} GPUs were asked for; this machine shows {len(seen)}. "
+                f"num_devices={num_devices} GPUs were asked for; this machine shows {len(seen)}{_why_so_few(seen)}. "
                 f"Set launcher.num_devices={max(1, len(seen))} or device=cpu"
             )
         self._seen = seen[:num_devices]
@@ -230,9 +230,29 @@ def _visible_handles(nvml: Any) -> Sequence[Any]:
             handle for uuid, handle in by_uuid.items() if name.startswith("GPU-") and uuid.startswith(name)
         ]:
             visible.append(matches[0])
+        elif (instance := _mig_device(nvml, name)) is not None:
+            visible.append(instance)
+            break  # CUDA shows a process only one MIG device
         else:
             break  # CUDA does the same: it ignores everything after the first unknown name
     return visible
+
+
+def _mig_device(nvml: Any, name: str) -> Any | None:
+    """The handle of a part of a GPU, such as ``MIG-...``; None for another name, or an unknown one."""
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(name) if name.startswith("MIG-") else None
+    except nvml.NVMLError:
+        return None
+
+
+def _why_so_few(seen: Sequence[Mapping[str, Any]]) -> str:
+    """What limits the visible devices, in brackets; empty if nothing does."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return ""
+    mig = "; a process can use only one MIG device" if any(device["id"].startswith("MIG-") for device in seen) else ""
+    return f" (CUDA_VISIBLE_DEVICES={asked}{mig})"
 
 
 def _text(value: str | bytes) -> str:

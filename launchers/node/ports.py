@@ -8,6 +8,7 @@ free for the rank.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -33,16 +34,51 @@ def reserve_port(host: str = "127.0.0.1") -> Iterator[int]:
     start = os.getpid() * 7 + next(_count)  # a different port each time: the last one may be in TIME_WAIT
     for offset in range(len(candidates)):
         port = candidates[(start + offset) % len(candidates)]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lock:
-            try:
-                lock.bind(("127.0.0.1", port))
-                with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-                    probe.bind(("", port))
-            except OSError:
+        lock = _lock(port)
+        if lock is None:
+            continue
+        with lock:
+            if not _is_free(port):
                 continue
             yield port
             return
     raise NoFreePort(f"no free port for a rendezvous on {host} among {candidates[0]} to {candidates[-1]}")
+
+
+def _lock(port: int) -> socket.socket | None:
+    """The socket that reserves a port among the pilots of this machine; None when another pilot has it."""
+    for family, loopback in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            lock = socket.socket(family, socket.SOCK_DGRAM)
+        except OSError:  # this machine has only the other version of IP
+            continue
+        try:
+            lock.bind((loopback, port))
+        except OSError as error:
+            lock.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                continue
+            return None
+        return lock
+    return None
+
+
+def _is_free(port: int) -> bool:
+    """Whether no process listens on the TCP port, by either version of IP: a rank listens on both."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue
+        with probe:
+            try:
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(("", port))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    return False
+    return True
 
 
 def _candidates() -> range:

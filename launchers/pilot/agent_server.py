@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import selectors
 import socket
@@ -11,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from launchers.node.addresses import listen, own_addresses, plain_address
 from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
 from launchers.node.remote import Node
 
@@ -53,11 +53,11 @@ class AgentServer(threading.Thread):
 
     def listen(self) -> HeadAddress:
         """Let the agents of other nodes connect. Returns the address to give them. Call it before `start`."""
-        listener = socket.create_server(("", 0), backlog=1024)
+        listener = listen(backlog=1024)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._listener = listener
-        return HeadAddress(addresses=_own_addresses(), port=listener.getsockname()[1], secret=self._secret)
+        return HeadAddress(addresses=own_addresses(), port=listener.getsockname()[1], secret=self._secret)
 
     def run(self) -> None:
         while not self._closing:
@@ -93,7 +93,7 @@ class AgentServer(threading.Thread):
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._watch(connection, address=host, expected=None)
+            self._watch(connection, address=plain_address(host), expected=None)
         except OSError:  # it has gone again
             connection.close()
 
@@ -169,7 +169,7 @@ class AgentServer(threading.Thread):
             peer.expected = name
             self._strangers.pop(peer.lines.connection.fileno(), None)
             # Ranks of other nodes can use the address by which this agent reached this machine.
-            head_address = peer.lines.connection.getsockname()[0]
+            head_address = plain_address(peer.lines.connection.getsockname()[0])
             for node in self.nodes.values():
                 if node.address == "127.0.0.1":
                     node.address = head_address
@@ -210,12 +210,3 @@ class _Peer:
     node: Node | None = None
     """The connected node; None until its agent is ready."""
     since: float = field(default_factory=time.monotonic)
-
-
-def _own_addresses() -> tuple[str, ...]:
-    """Names and addresses by which another node may reach this machine, the most likely first."""
-    name = socket.gethostname()
-    addresses = [name]
-    with contextlib.suppress(OSError):
-        addresses += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    return tuple(dict.fromkeys([*addresses, socket.getfqdn()]))

@@ -32,8 +32,11 @@ class BatchSystem(Protocol):
     def ended_tasks(self, sweep: SweepDir, place: Allocation) -> Sequence[EndedTask]:
         """The tasks of this job that have ended since it was last started."""
 
-    def requeue(self, job: str) -> bool:
-        """Ask for a later restart of this job; False when the batch system refuses."""
+    def requeue(self, sweep: SweepDir, place: Allocation) -> str | None:
+        """Ask for a later restart of this job. Returns None when it will come, or why it will not."""
+
+    def seconds_left(self, place: Allocation) -> float | None:
+        """Seconds until the batch system ends this job; infinite without a limit, None where it does not say."""
 
 
 def is_environment_fault(failed: int, of: int) -> bool:

@@ -63,8 +63,7 @@ def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None, batc
         print(error, file=sys.stderr)
         return 2
     try:
-        requeue = batch.requeue if batch is not None else None
-        return Pilot(sweep, allocation, config, pool, wake, provenance, requeue).run()
+        return Pilot(sweep, allocation, config, pool, wake, provenance, batch).run()
     finally:
         pool.close()
         with contextlib.suppress(OSError):

@@ -73,6 +73,6 @@ class Patience:
     def _removed(self, error: OSError) -> bool:
         """Whether the error means that the whole folder of the sweep is gone."""
         try:
-            return isinstance(error, FileNotFoundError) and not self._sweep.marker.exists()
+            return isinstance(error, FileNotFoundError) and self._sweep.removed
         except OSError:
             return False

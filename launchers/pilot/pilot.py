@@ -22,7 +22,9 @@ from launchers.node.connection import NodeLost
 from launchers.node.ports import NoFreePort
 from launchers.node.remote import Node
 from launchers.pilot.allocation import Allocation
+from launchers.pilot.allocation_end import AllocationEnd
 from launchers.pilot.attempt_thread import AttemptThread
+from launchers.pilot.batch_system import BatchSystem
 from launchers.pilot.dead_pilots import DeadPilots
 from launchers.pilot.node_check import CheckFailed, Rates, check_nodes, rates_of, slow_nodes
 from launchers.pilot.node_pool import NodePool, NoNodes
@@ -30,6 +32,7 @@ from launchers.pilot.patience import Patience
 from launchers.pilot.recorder import AttemptRecorder
 from launchers.pilot.scheduling import Scheduler
 from launchers.pilot.state_writer import StateWriter
+from launchers.pilot.step_gaps import StepGaps
 from launchers.pilot.stop_request import StopRequest
 from launchers.state import queue, requirements
 from launchers.state.history import HistoryReader
@@ -62,11 +65,6 @@ QUEUE_LIMIT_S = 900.0
 limit."""
 
 
-RequeueJob = Callable[[str], bool]
-"""Takes a job's id in the form of ``squeue`` and asks the batch system to start that job again later; False when it
-refuses."""
-
-
 class Pilot:
     """One pilot from its first claim to its end. Call `run` once."""
 
@@ -78,7 +76,7 @@ class Pilot:
         pool: NodePool,
         wake: threading.Event,
         provenance: Mapping[str, Any],
-        requeue_job: RequeueJob | None = None,
+        batch: BatchSystem | None = None,
     ) -> None:
         self.sweep = sweep
         self.pilot_id = allocation.pilot_id
@@ -87,8 +85,14 @@ class Pilot:
         self._scheduled = config.batch_system != "none"
         self._pool = pool
         self._wake = wake
-        self._requeue_job = requeue_job
-        self._ends_at = time.monotonic() + config.wall_time_s if config.wall_time_s is not None else None
+        self._batch = batch
+        self._end = AllocationEnd(
+            config.wall_time_s,
+            allocation.age_s,
+            config.reserve_s,
+            (lambda: batch.seconds_left(allocation)) if batch is not None else None,
+            self.log,
+        )
         context = rows.RunContext(
             sweep=sweep.name,
             launcher=self.settings.launcher,
@@ -115,8 +119,7 @@ class Pilot:
         """Monotonic time since which there is no point to run; None: a point runs, or the queue has not been checked
         yet."""
         self._checks: dict[str, Rates] = {}
-        self._last_step_ends: dict[str, float] = {}
-        """End of the last step of the previous point, by node."""
+        self._gaps = StepGaps()
 
     def run(self) -> int:
         """Claim and run points until no fitting point is left. Returns the exit status."""
@@ -143,7 +146,7 @@ class Pilot:
                 break
             self._wake.wait(0.02 if self._threads else 0.0)
             self._wake.clear()
-        message = self._state.message or self._scheduler.paused_message()
+        message = self._state.message or self._scheduler.why_waiting()
         self._state.write("stopping")
         self._recorder.compact()
         self._state.write("ended", message=self._trouble or message)
@@ -244,9 +247,8 @@ class Pilot:
         free = self._pool.free()
         if not free or (self._threads and time.monotonic() < self._claim_again_at):
             return False
-        left_s = self._ends_at - time.monotonic() if self._ends_at is not None else None
         claim = self._scheduler.claim_next(
-            len(free), self._pool.usable, left_s, [thread.claim.point for thread in self._threads]
+            len(free), self._pool.usable, self._end.left_s(), [thread.claim.point for thread in self._threads]
         )
         if claim is None:
             self._claim_again_at = time.monotonic() + CLAIM_AGAIN_S
@@ -309,14 +311,7 @@ class Pilot:
     def _record_attempt(self, thread: AttemptThread) -> None:
         done = thread.done
         assert done is not None
-        measured = thread.claim.point.method == "measured"
-        before = [self._last_step_ends.pop(node.name, None) for node in thread.nodes]
-        first, gap_s = rows.first_step_at(done.results), None
-        ends = [end for end in before if end is not None]
-        if measured and first is not None and len(ends) == len(before):
-            gap_s = rows.seconds_between(max(ends), first)
-        if measured and done.outcome.outcome == "ok" and (last := rows.last_step_end(done.results)) is not None:
-            self._last_step_ends |= dict.fromkeys((node.name for node in thread.nodes), last)
+        gap_s = self._gaps.gap_s(thread.attempt, done.results, succeeded=done.outcome.outcome == "ok")
         recorded = self._recorder.record(
             thread.claim,
             thread.attempt,
@@ -341,15 +336,17 @@ class Pilot:
     def _requeue_own_job(self) -> None:
         """Ask the batch system to start this pilot again if a preemption or its time limit has ended it and points
         wait. So the sweep continues even if no command watches it."""
-        job = self._allocation.job
-        requeue = self._requeue_job
-        if job is None or requeue is None or self.stop_reason() != "preempted" or not self._points_wait():
+        job, batch = self._allocation.job, self._batch
+        if job is None or batch is None or self.stop_reason() != "preempted" or not self._points_wait():
             return
         if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._state.finished) - {"preempted"}:
             self.log(f"job {job} is not requeued: it was ended {self._allocation.restarts + 1} times in a row")
             return
-        if requeue(job):
+        refused = batch.requeue(self.sweep, self._allocation)
+        if refused is None:
             self.log(f"job {job} is requeued: points are left")
+        else:
+            self.log(f"job {job} is not requeued, points are left: {refused}")
 
     def _points_wait(self) -> bool:
         try:
@@ -361,7 +358,7 @@ class Pilot:
     def _wait_for_others(self) -> bool:
         """Called when no point could be claimed: take over the claims of dead pilots. True when a claim may succeed
         now."""
-        self._last_step_ends.clear()  # time spent waiting for another pilot is not overhead of the next point
+        self._gaps.forget()  # time spent waiting for another pilot is not overhead of the next point
         claims = queue.claims_of_others(self.sweep, self.pilot_id)
         verdicts = {holder: self._liveness.judge(holder) for holder in {holder for _, holder in claims}}
         dead = [(stem, holder) for stem, holder in claims if verdicts[holder] == "dead"]

@@ -16,6 +16,7 @@ from launchers.state.history import HistoryReader, damage
 from launchers.state.queue import Claim, QueueReader
 from launchers.state.requirements import needed_s, nodes_needed
 from launchers.state.sweep_dir import Point, SweepDir
+from results.text.numbers import format_duration, plural
 
 
 class Scheduler:
@@ -44,6 +45,8 @@ class Scheduler:
         """Number of records that cannot be read at the last report of them."""
         self._paused = 0
         """Number of points of paused kinds at the last claim."""
+        self._too_long = ""
+        """Why points that would fit the nodes do not fit the time that is left; empty when there are none."""
 
     def claim_next(
         self, free: int, nodes: Collection[str], left_s: float | None, running: Sequence[Point]
@@ -83,9 +86,10 @@ class Scheduler:
         tried = {node for record in self._records.of(claim.stem) for node in record.nodes} | {*claim.point.ran_on}
         return sorted(free, key=lambda node: node.name in tried)[: self._shape(claim.point)]
 
-    def paused_message(self) -> str:
-        """Why points wait that no pilot will claim; empty when there are none."""
-        return paused_message(self._breaker.paused, self._paused) if self._paused else ""
+    def why_waiting(self) -> str:
+        """Why points wait that this pilot does not claim; empty when there are none."""
+        paused = paused_message(self._breaker.paused, self._paused) if self._paused else ""
+        return "; ".join(part for part in (paused, self._too_long) if part)
 
     def _shape(self, point: Point) -> int:
         return nodes_needed(point, self._settings.num_devices)
@@ -99,13 +103,11 @@ class Scheduler:
         running: Sequence[Point],
     ) -> Iterable[Point]:
         size = len(nodes)
-        fitting = [
-            point
-            for point in waiting
-            if point.method == self._settings.method
-            and self._shape(point) <= size
-            and (left_s is None or needed_s(point, self._settings) <= left_s)
-        ]
+        fitting = [p for p in waiting if p.method == self._settings.method and self._shape(p) <= size]
+        if left_s is not None:
+            needs = {point.stem: needed_s(point, self._settings) for point in fitting}
+            self._too_long = _too_long([needed for needed in needs.values() if needed > left_s], left_s)
+            fitting = [point for point in fitting if needs[point.stem] <= left_s]
         paused = self._breaker.paused
         allowed = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in paused] if paused else fitting
         self._paused = len(fitting) - len(allowed)
@@ -135,3 +137,13 @@ class Scheduler:
             if kind not in self._reported:
                 self._reported.add(kind)
                 self._report(f"paused: {kind}: {why}")
+
+
+def _too_long(needs: Sequence[float], left_s: float) -> str:
+    """A sentence about points that need more seconds than are left; empty without such points."""
+    if not needs:
+        return ""
+    need, more = ("needs", "") if len(needs) == 1 else ("need", " or more")
+    least, left = format_duration(min(needs)), format_duration(max(0.0, left_s))
+    points = plural(len(needs), "point")
+    return f"{points} {need} {least}{more}, and this job has {left} left for points (launcher.time_min)"

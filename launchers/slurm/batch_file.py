@@ -20,17 +20,23 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from launchers.pilot.allocation import STARTED_AT
 from launchers.slurm.environment import CLUSTERS, unset_for_sbatch
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.srun_log import MARK
 from launchers.state import submissions
 from launchers.state.code_snapshot import check_line
+from launchers.state.pilot_state import REQUEUE_REQUEST
+from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
+from results.text.numbers import listed
 
 SBATCH_LIMIT_S = 150
 """Time limit of sbatch in seconds. It needs 9 s to notice that slurmctld is down, and retries for 120 s where the
 cluster holds too many jobs."""
 _KILL_AFTER_S = 5
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+"""Commands without which no pilot can be submitted, seen or ended. Others are used where they exist."""
 _PASSING = (
     "unable to contact slurm controller",
     "resource temporarily unavailable",
@@ -93,8 +99,17 @@ class PilotJob:
 
 
 def available() -> bool:
-    """Whether this machine can submit jobs."""
-    return shutil.which("sbatch") is not None and shutil.which("srun") is not None
+    """Whether this machine can submit jobs and follow them."""
+    return not missing_commands()
+
+
+def missing_commands() -> str:
+    """One line about the commands of Slurm that this machine lacks; empty when it has all. Waiting would not help."""
+    missing = [name for name in _COMMANDS if shutil.which(name) is None]
+    if not missing:
+        return ""
+    are = "is" if len(missing) == 1 else "are"
+    return f"launcher=slurm needs {listed(missing)}, which {are} not on PATH here; use a login node"
 
 
 def submission_text(job: PilotJob, options: SlurmOptions) -> str:
@@ -109,8 +124,8 @@ def submit(job: PilotJob, options: SlurmOptions) -> str:
     Raises `SubmissionRefused`, `JobLimitReached` or `SubmissionUncertain` with sbatch's message. None of them proves
     that the job does not exist: look for the token in squeue.
     """
-    if not available():
-        raise SubmissionRefused("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
+    if trouble := missing_commands():
+        raise SubmissionRefused(trouble)
     executor, command = _prepare(job, options)
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
@@ -238,14 +253,18 @@ def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "additional_parameters": more,
         "setup": _setup(job, options),
+        "teardown": _teardown(job),
         "srun_args": _srun_args(job, options),
     }
 
 
 def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
-    """Shell lines before srun. The user's lines come first, so that they cannot undo the settings that a pilot
-    needs."""
+    """Shell lines before srun. The user's lines come before our settings, so that they cannot undo what a pilot
+    needs. The start is noted before all lines, because they may take minutes of the job's time limit."""
+    noted = f"read -r {STARTED_AT} _ < /proc/uptime; export {STARTED_AT}"
     ours = {
+        # Where the working folder is missing, Slurm goes to /tmp, and Python would import from there first.
+        "PYTHONSAFEPATH": "1",
         # Libraries must not start threads in a pilot at import: a process with threads must not fork.
         "OPENBLAS_NUM_THREADS": "1",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -257,12 +276,18 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
         ours["SRUN_CPUS_PER_TASK"] = str(options.cpus_per_task)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in ours.items()]
     path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+    # An empty part of a user's PYTHONPATH means the working folder.
+    no_empty_part = "while [[ $PYTHONPATH == *::* ]]; do PYTHONPATH=${PYTHONPATH/::/:}; done"
+    no_empty_end = "PYTHONPATH=${PYTHONPATH%:}"
     # See `launchers.slurm.srun_log`. This line comes last: later lines of the log are from srun and the pilot.
     start = f"{job.token}.${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
     return [
+        noted,
         *(_checked(options.setup) if options.setup else ()),
         *lines,
         path,
+        no_empty_part,
+        no_empty_end,
         check_line(job.code_dir, job.code_digest),
         f'echo "{MARK} {start}"',
     ]
@@ -273,6 +298,21 @@ def _checked(lines: Sequence[str]) -> list[str]:
     an environment that was not set up."""
     told = """trap 'echo "launcher.setup failed with exit code $?: $BASH_COMMAND" >&2' ERR"""
     return ["set -eE", told, *lines, "trap - ERR", "set +eE"]
+
+
+def _teardown(job: PilotJob) -> list[str]:
+    """Shell lines after srun: requeue the job for a pilot whose image has no ``scontrol``, and keep srun's status."""
+    pilots = shlex.quote(f"{SweepDir(job.sweep_dir).pilots}/{job.token}.")
+    request = f'{pilots}"${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}{REQUEUE_REQUEST}"'
+    running = '[ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]'
+    return [
+        "status=$?",
+        f"if [ -e {request} ]; then",
+        f"  rm -f {request}",
+        f'  {running} && scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        "exit $status",
+    ]
 
 
 def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:

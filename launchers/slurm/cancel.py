@@ -13,6 +13,8 @@ from launchers.slurm.submitter_lease import only_submitter
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
+from results.shared_filesystem.lease import filesystem_time
+from results.text.numbers import plural
 
 
 def cancel(sweep: SweepDir, report: Callable[[str], None] = lambda line: None) -> int:
@@ -29,15 +31,18 @@ def cancel(sweep: SweepDir, report: Callable[[str], None] = lambda line: None) -
                 f"nothing was cancelled; python -m sweep cancel {shlex.quote(original)} ends them"
             )
         return 0
+    client = SlurmClient(submissions.cluster_of(sweep))
     if line := submissions.damage(submissions.all_submissions(sweep)):
         report(line)
     try:
+        filesystem_time(sweep.path)  # a folder of another user is refused before Slurm is asked
+        if client.jobs({one.uid for one in submissions.all_submissions(sweep)}) is None:  # nothing is changed then
+            raise SlurmUnreachable(f"nothing was cancelled, the pilots keep running: {client.complaint}")
         submissions.mark_cancelled(sweep)
     except OSError as error:
         raise InvalidResults(
             f"cannot write in {sweep.path}: {error.strerror or error}; nothing was cancelled"
         ) from None
-    client = SlurmClient(submissions.cluster_of(sweep))
     cancelled: set[tuple[str, str]] = set()
     begun = time.monotonic()
     # A command in the middle of a submission finishes it, notices the cancellation and releases the lease.
@@ -46,21 +51,32 @@ def cancel(sweep: SweepDir, report: Callable[[str], None] = lambda line: None) -
             ours = submissions.all_submissions(sweep)
             jobs = client.jobs({one.uid for one in ours})
             if jobs is None:
-                raise SlurmUnreachable(f"nothing was cancelled, the pilots keep running: {client.complaint}")
+                raise SlurmUnreachable(_unfinished(len(cancelled), client.complaint))
             tokens = {one.token for one in ours}
             alive = [job for job in jobs if job.token in tokens and job.alive and not job.ending]
             fresh = [job for job in alive if (job.token, job.name) not in cancelled]
             if fresh and not client.cancel(fresh):
-                raise SlurmUnreachable(f"{len(fresh)} pilots could not be cancelled: {client.complaint}")
+                raise SlurmUnreachable(_unfinished(len(cancelled), client.complaint))
             cancelled |= {(job.token, job.name) for job in fresh}
             shown = {job.token for job in jobs}
             # An sbatch whose caller was killed may still run: its job would appear after we have returned.
             unfinished = [
                 one
                 for one in ours
-                if one.stage == "intent" and one.token not in shown and time.time() - one.created_at < SBATCH_LIMIT_S
+                if one.stage == "intent"
+                and one.token not in shown
+                and submissions.intent_age_s(sweep, one) < SBATCH_LIMIT_S
             ]
             # Times in the files may be wrong, so the wait is limited by this process's own clock, too.
             if not unfinished or time.monotonic() - begun > SBATCH_LIMIT_S:
                 return len(cancelled)
             time.sleep(polling.SQUEUE_S)
+
+
+def _unfinished(cancelled: int, complaint: str) -> str:
+    """What has changed although Slurm does not let all pilots be cancelled."""
+    count = plural(cancelled, "pilot") if cancelled else "no pilot"
+    return (
+        f"{count} cancelled, others may keep running: {complaint}; commands that watch this sweep submit no more; "
+        "cancel again when Slurm answers"
+    )

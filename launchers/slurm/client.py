@@ -7,6 +7,7 @@ is not required. A job is recognised by the token in its comment or name, never 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pwd
 import re
@@ -49,6 +50,8 @@ _NEVER = re.compile(
     r"(QOS|Assoc)Max\w*PerJob(Limit)?|QOSMin\w+"
 )
 """Permanent reasons for waiting: the job asks for more than its partition, account or QOS ever gives."""
+_HELD_BY_SLURM = ("launch failed requeued held", "launch failure limit exceeded requeued held")
+"""Reasons of jobs whose start has failed. ``job requeued in held state`` is the wish of a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ class Job:
     @property
     def held_by_slurm(self) -> bool:
         """Whether Slurm holds the job until it is released, because Slurm itself failed to restart it."""
-        return self.waiting and "requeued" in self.reason.lower() and "held" in self.reason.lower()
+        return self.waiting and self.reason.replace("_", " ") in _HELD_BY_SLURM
 
     @property
     def waiting(self) -> bool:
@@ -119,12 +122,25 @@ class Limits:
         return max(1, min(self.max_array_size, self.max_job_count // 4))
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Times of a running job in seconds, infinite without a time limit."""
+
+    left_s: float
+    """Seconds until its end, by this machine's clock and the time of the job's start on the controller's clock."""
+    limit_s: float | None
+    """Its time limit."""
+
+
 _DEFAULT_LIMITS = Limits(max_array_size=1001, max_job_count=10000)
 
 # The comment is the last field, because it may contain any text. A line without these fields is another user's job. %A
 # does not help: waiting elements of an array share one number, and cancelling it would cancel all of them.
 _FIELDS = "%F|%K|%i|%T|%r|%N|%j|%k"
 _NAME = re.compile(r"[0-9]+(_[0-9]+)?")
+_TIME = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)")
+_SPECIAL_TIMES = {"UNLIMITED": math.inf, "INVALID": 0.0}
+"""Times left that squeue writes in a word. ``INVALID`` is a negative time: the limit is over."""
 
 
 class SlurmUnreachable(UltrasweepError):
@@ -204,19 +220,22 @@ class SlurmClient:
         words = [f"ExcNodeList={','.join(nodes)}"]
         return None not in [self._call(["scontrol", "update", f"JobId={','.join(chunk)}", *words]) for chunk in chunks]
 
-    def requeue(self, name: str) -> bool:
-        """Make Slurm restart this running job later under its number. False when Slurm refuses, or when the job is
-        being cancelled: a job that a user has ended must stay ended."""
+    def requeue(self, name: str) -> str | None:
+        """Make Slurm restart this running job later under its number. Returns None, or why it will not: Slurm refuses,
+        or the job is being cancelled. A job that a user has ended must stay ended."""
         state = self._call(["squeue", "-h", "-j", name, "-o", "%T"])
-        if state is None or state.strip() != "RUNNING":
-            return False
-        return self._call(["scontrol", "requeue", name]) is not None
+        if state is not None and state.strip() != "RUNNING":
+            return f"its state is {state.strip() or 'unknown to Slurm'}"
+        if state is None or self._call(["scontrol", "requeue", name]) is None:
+            return self.complaint
+        return None
 
-    def hostnames(self, nodes: str) -> list[str]:
-        """The names in one of Slurm's node lists, such as ``node[01-04,17]``; empty when Slurm cannot expand it."""
-        if not re.search(r"[\[,]", nodes):
-            return [nodes] if nodes else []
-        return (self._call(["scontrol", "show", "hostnames", nodes]) or "").split()
+    def time_left(self, name: str) -> TimeLeft | None:
+        """How long Slurm still lets this running job run; None where it does not say."""
+        out = self._call(["squeue", "-h", "-j", name, "-o", "%L|%l"])
+        left, _, limit = (out or "").strip().partition("|")
+        left_s = _seconds(left)
+        return TimeLeft(left_s, _seconds(limit)) if left_s is not None else None
 
     def limits(self) -> Limits | None:
         """The cluster's limits; None when Slurm does not answer now."""
@@ -312,6 +331,17 @@ def _ending(line: str) -> Ending | None:
     if array_id is None:
         return None
     return Ending(token=token, array_id=array_id[0], name=fields[0], state=short(fields[1]), exit_code=fields[2])
+
+
+def _seconds(time_left: str) -> float | None:
+    """Seconds in squeue's form of a time, ``1-02:03:04``; None for other text, such as ``NOT_SET``."""
+    if time_left in _SPECIAL_TIMES:
+        return _SPECIAL_TIMES[time_left]
+    match = _TIME.fullmatch(time_left)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -8,14 +8,17 @@ itself cannot start, so the submitting command excludes that node.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from launchers.slurm import srun_log
-from launchers.slurm.client import Job, SlurmClient
+from launchers.slurm.client import Job
+from launchers.slurm.host_list import hostnames
 from launchers.state import node_exclusions, pilot_state, submissions
 from launchers.state.node_exclusions import LOST_FOR_S
 from launchers.state.sweep_dir import SweepDir
-from results.text.log_tail import tail_in_one_line
+from results.text.log_tail import read_tail, tail_in_one_line
 from results.text.numbers import plural
 
 _FAILED = ("BOOT_FAIL", "FAILED", "LAUNCH_FAILED", "OUT_OF_MEMORY")
@@ -23,13 +26,19 @@ _FAILED = ("BOOT_FAIL", "FAILED", "LAUNCH_FAILED", "OUT_OF_MEMORY")
 _MOST_NODES = 2
 """When pilots fail to start on more nodes than this, the nodes are not to blame."""
 _LOG_LINES = 6
+_MISSING = re.compile(
+    r"execve\(\): .*(No such file or directory|Permission denied|Exec format error)|"
+    r"^srun: error: \S+: tasks? 0\b.*: Exited with exit code 12[67]$",
+    re.MULTILINE,
+)
+"""Messages of srun and of its daemon about a program that cannot be started. A shell gives the same exit codes."""
 
 
 class FailedStarts:
     """Tracks failed starts among the jobs of one sweep."""
 
-    def __init__(self, sweep: SweepDir, client: SlurmClient, report: Callable[[str], None]) -> None:
-        self._sweep, self._client, self._report = sweep, client, report
+    def __init__(self, sweep: SweepDir, report: Callable[[str], None]) -> None:
+        self._sweep, self._report = sweep, report
         self._seen: set[str] = set()
         """Names of ended jobs that have been examined."""
         self._failed: dict[str, tuple[str, str]] = {}
@@ -70,10 +79,10 @@ class FailedStarts:
         pilot = f"{job.token}.{job.index}"
         if pilot_state.has_states(self._sweep, pilot):
             return
-        blamed = [task for task in srun_log.ended_tasks(self._sweep, pilot, job.name, self._client) if task.task == 0]
+        blamed = [task for task in srun_log.ended_tasks(self._sweep, pilot, job.name) if task.task == 0]
         if blamed:
             self._failed[blamed[0].node] = (pilot, f"a pilot could not start: {blamed[0].reason}")
-        elif nodes := self._client.hostnames(job.nodes):
+        elif nodes := hostnames(job.nodes):
             self._failed[nodes[0]] = (pilot, f"a pilot's job ended there ({job.state}) before the pilot could start")
 
     def _others_work(self, node: str) -> bool:
@@ -90,9 +99,25 @@ def last_words(sweep: SweepDir, token: str) -> str:
     ]
     if messages:
         return messages[-1]
-    try:
-        logs = sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
-    except OSError:
-        logs = []
+    logs = _logs(sweep, token)
     lines = tail_in_one_line(logs[-1], _LOG_LINES) if logs else ""
     return f"{logs[-1]}: {lines}" if lines else "its log is empty"
+
+
+def lacks_program(sweep: SweepDir, token: str) -> bool:
+    """Whether the program of a submission's pilots is missing on the nodes, so that every next pilot would end in the
+    same way. Where a pilot of the sweep has ever started, a node may be to blame instead."""
+    if pilot_state.all_states(sweep):
+        return False
+    for log in _logs(sweep, token)[-1:]:
+        with contextlib.suppress(OSError):
+            return bool(_MISSING.search("\n".join(read_tail(log, _LOG_LINES).lines)))
+    return False
+
+
+def _logs(sweep: SweepDir, token: str) -> list[Path]:
+    """The logs of a submission's pilots, the newest last."""
+    try:
+        return sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return []

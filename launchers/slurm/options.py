@@ -190,7 +190,12 @@ class SlurmOptions:
     @property
     def usable_s(self) -> int:
         """Seconds of its time limit that a pilot may use: points must have ended before the warning."""
-        return self.time_min * 60 - self.signal_delay_s - WALL_TIME_MARGIN_S
+        return self.time_min * 60 - self.reserve_s
+
+    @property
+    def reserve_s(self) -> int:
+        """Seconds before the end of its time limit by which a pilot's points must have ended."""
+        return self.signal_delay_s + WALL_TIME_MARGIN_S
 
     def _check_lines(self) -> None:
         for name in ("setup", "prefix", "srun_args"):
@@ -219,6 +224,11 @@ class SlurmOptions:
                 )
             if not isinstance(given, int):
                 _one_line(f"sbatch.{key}", given)
+                if dashed == "dependency" and re.search(r"\bsingleton\b", str(given)):
+                    raise InvalidSweep(
+                        "launcher: sbatch.dependency=singleton holds back no pilot: the jobs of a sweep have different "
+                        "names, and the elements of an array run at once; launcher.max_pilots=1 runs one at a time"
+                    )
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:

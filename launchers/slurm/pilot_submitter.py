@@ -16,7 +16,7 @@ from pathlib import Path
 from launchers.settings import LaunchSettings
 from launchers.slurm import batch_file
 from launchers.slurm.client import SlurmClient, default_limits
-from launchers.slurm.failed_starts import last_words
+from launchers.slurm.failed_starts import lacks_program, last_words
 from launchers.slurm.job_quota import JobQuota
 from launchers.slurm.options import SlurmOptions
 from launchers.slurm.submission_tracker import SubmissionTracker
@@ -25,6 +25,7 @@ from launchers.state import code_snapshot, node_exclusions, pilot_state, submiss
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
 from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import SweepDir
+from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.lease import Lease
 from results.tables.provenance import code_provenance
@@ -89,6 +90,8 @@ class PilotSubmitter:
         self._quota = JobQuota()
         self._narrowed: Counter[int] = Counter()
         """Number of submissions in a row whose pilots ended without an attempt and excluded a node, by shape."""
+        self._reported: set[str] = set()
+        """Submissions whose end without an attempt has been reported, by token."""
         self._failures = 0
         self._not_before = 0.0
 
@@ -180,6 +183,7 @@ class PilotSubmitter:
                 batch_system="slurm",
                 provenance=provenance,
                 use_excluded=use_excluded,
+                reserve_s=float(options.reserve_s),
             )
             write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config), private=True)
             submissions.write(sweep, submission)
@@ -225,16 +229,32 @@ class PilotSubmitter:
                 nodes,
                 PilotsEnd(
                     f"pilots of {plural(nodes, 'node')} ended {failed} times in a row without an attempt; the last: "
-                    f"{self._tracker.ending(token)}; {last_words(self._sweep, token)}"
+                    f"{self._ending(token)}"
                 ),
             )
             return False
+        if token not in self._reported:
+            self._reported.add(token)
+            if lacks_program(self._sweep, token):
+                self._give_up(
+                    nodes,
+                    PilotsEnd(
+                        f"pilots of {plural(nodes, 'node')} cannot start, because their program is missing there "
+                        f"(launcher.python, launcher.prefix, launcher.setup): {self._ending(token)}"
+                    ),
+                )
+                return False
+            pause = f" in {_PAUSES_S[failed]:.0f} s" if now - since < _PAUSES_S[failed] else ""
+            ended = f"pilots of {plural(nodes, 'node')} ended without an attempt"
+            self._report(f"{ended}; trying again{pause}: {self._ending(token)}")
         if now - since < _PAUSES_S[failed]:
             return False
         self._fruitless[nodes] = failed
-        ending = self._tracker.ending(token)
-        self._report(f"pilots of {plural(nodes, 'node')} ended without an attempt ({ending}); trying again")
         return True
+
+    def _ending(self, token: str) -> str:
+        """How the jobs of a submission ended, and the last words of a pilot."""
+        return f"{self._tracker.ending(token)}; {last_words(self._sweep, token)}"
 
     def _has_excluded_more(self, token: str) -> bool:
         """Whether the pilots of a submission excluded a node: the next pilots do not get that node."""
@@ -270,7 +290,7 @@ def pilot_job(
     return batch_file.PilotJob(
         token=submission.token,
         job_name=submission.job_name,
-        sweep_dir=sweep.path.resolve(),
+        sweep_dir=absolute_path(sweep.path),
         code_dir=code,
         code_digest=digest,
         nodes=submission.nodes,

@@ -102,7 +102,7 @@ class Reconciler:
             stopped=stopped,
         )
         self._waiting = WaitingPilots(sweep, pilot_options(options, settings), self._tracker, self.client, report)
-        self._failed_starts = FailedStarts(sweep, self.client, report)
+        self._failed_starts = FailedStarts(sweep, report)
         self._released: Counter[str] = Counter()
         self._reported_stalled: set[str] = set()
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from launchers.pilot.batch_system import EndedTask
-from launchers.slurm.client import SlurmClient
+from launchers.slurm.host_list import hostnames
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir
 from results.shared_filesystem.whole_files import open_regular
@@ -37,7 +37,7 @@ def log_path(sweep: SweepDir, token: str, job: str, task: int = 0) -> Path:
     return submissions.log_dir(sweep.path, token) / f"{job}_{task}_log.out"
 
 
-def ended_tasks(sweep: SweepDir, pilot: str, job: str, client: SlurmClient) -> list[EndedTask]:
+def ended_tasks(sweep: SweepDir, pilot: str, job: str) -> list[EndedTask]:
     """Tasks that srun reports as ended since the last start of the pilot's job.
 
     ``pilot``: the pilot's id, or its part before the restarts for the job's last start. A log that cannot be read
@@ -50,7 +50,7 @@ def ended_tasks(sweep: SweepDir, pilot: str, job: str, client: SlurmClient) -> l
     ended: list[EndedTask] = []
     for match in _ENDED.finditer(text):
         tasks = _numbers(match["tasks"])
-        nodes = client.hostnames(match["nodes"])
+        nodes = hostnames(match["nodes"])
         if len(nodes) == len(tasks):
             ended += [
                 EndedTask(node, task, _reason(sweep, token, job, task, match["why"]))
@@ -60,7 +60,7 @@ def ended_tasks(sweep: SweepDir, pilot: str, job: str, client: SlurmClient) -> l
             ended += [EndedTask(node, None, match["why"]) for node in nodes]
     others = [(match["nodes"], f"srun could not start a task: {match['why']}") for match in _NOT_STARTED.finditer(text)]
     others += [(match["nodes"], "the node failed") for match in _NODE_FAILED.finditer(text)]
-    return ended + [EndedTask(node, None, why) for nodes, why in others for node in client.hostnames(nodes)]
+    return ended + [EndedTask(node, None, why) for nodes, why in others for node in hostnames(nodes)]
 
 
 def _reason(sweep: SweepDir, token: str, job: str, task: int, why: str) -> str:

@@ -44,7 +44,7 @@ class SubmissionTracker:
         self._everything: dict[str, Submission] = {}
         self._expected: set[str] = set()
         self._present: set[str] = set()
-        self._cancelled_at = 0.0
+        self._cancelled: set[str] = set()
         self._gone_since: dict[str, float] = {}
         self._ending_since: dict[str, float] = {}
         """Time at which each job was first seen ending, by job name."""
@@ -72,7 +72,7 @@ class SubmissionTracker:
             if not one.open and any(job.alive and not job.ending for job in by_token[one.token]):
                 self._open[one.token] = self.change(one, stage="submitted", ended_at=None, message="")
         self.live, self.unsettled, self._expected, self._present = Counter(), Counter(), set(), set()
-        self._cancelled_at = submissions.cancelled_at(self._sweep)
+        self._cancelled = submissions.cancelled_among(self._sweep, everything)
         for submission in list(self._open.values()):
             live, unsettled = self._update_one(submission, by_token[submission.token])
             self.live[submission.nodes] += live
@@ -126,15 +126,18 @@ class SubmissionTracker:
         if jobs and submission.stage != "submitted":  # now the id is known, even if the submitter was killed
             submission = self.change(submission, stage="submitted", job_id=jobs[0].array_id)
         now = time.monotonic()
-        cancelled = submission.created_at < self._cancelled_at
+        cancelled = token in self._cancelled
         alive = sum(job.alive and not job.ending for job in jobs)
         ending = 0 if cancelled else sum(self._may_return(job, now) for job in jobs if job.ending)
         if alive or ending:
             self._gone_since.pop(token, None)
             return alive, ending
         gone_s = now - self._gone_since.setdefault(token, now)
-        young = abs(time.time() - submission.created_at) < INTENT_LIMIT_S
-        if submission.stage == "intent" and young and not self._endings(token):
+        if (
+            submission.stage == "intent"
+            and submissions.intent_age_s(self._sweep, submission) < INTENT_LIMIT_S
+            and not self._endings(token)
+        ):
             return self._expect(submission)
         grace_s = REQUEUE_GRACE_S if any(job.state in _MAY_RETURN for job in jobs) else GRACE_S
         over = cancelled or (len(jobs) == submission.count and all(job.state in _FINAL for job in jobs))

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
-from launchers.slurm.batch_file import available, submission_text
+from launchers.slurm.batch_file import available, missing_commands, submission_text
 from launchers.slurm.client import SlurmClient, SlurmUnreachable, cluster_for, default_limits
 from launchers.slurm.demand import demand_of
 from launchers.slurm.environment import cluster_in, several_clusters
+from launchers.slurm.failed_starts import last_words
+from launchers.slurm.held_nodes import wait_for_release
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
@@ -26,6 +28,8 @@ from launchers.slurm.reconcile import Cycle, Reconciler
 from launchers.state import code_snapshot, submissions
 from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import Point, SweepDir
+from launchers.state.typed_paths import absolute_path
+from launchers.status.leftovers import remove_leftovers
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import StatusView, choose_view
@@ -58,11 +62,9 @@ def run_slurm(
     continue. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending without
     an attempt.
     """
-    if not available():
-        raise UltrasweepError("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
-    if trouble := several_clusters(os.environ):
+    if trouble := missing_commands() or several_clusters(os.environ):
         raise UltrasweepError(trouble)
-    check_path(sweep.path.resolve())
+    check_path(absolute_path(sweep.path))
     reader = StatusReader(sweep)
     before = reader.read()
     view = choose_view(live, before)
@@ -73,7 +75,7 @@ def run_slurm(
         except KeyboardInterrupt:  # the second Ctrl-C: the next run finds an unfinished submission by its token
             run.leave()
         except FileNotFoundError:
-            if sweep.marker.exists():
+            if not sweep.removed:
                 raise
             raise InvalidResults(f"{sweep.path} was removed while its points ran; its pilots will end") from None
     return run.summary(before)
@@ -116,7 +118,10 @@ class _SlurmRun:
         self._sweep, self._options = sweep, options
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
         self._feed = feed
+        self._lingers = settings.linger_s > 0
+        """Whether pilots keep their nodes for points that a later call may add."""
         self._known_attempts = len(reader.read().attempts)
+        self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
         if chosen and chosen != used:
@@ -160,7 +165,11 @@ class _SlurmRun:
             if squeue.due() or not status.left:
                 changed = self._reconcile(status)
                 squeue.polled(changed=changed or progress)
+                if not status.left and self._lingers:
+                    return
                 if not status.left:
+                    held = wait_for_release(self._sweep, self._view.print_line, self._signals)
+                    remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)
                     return
                 # Read again: points that the cycle did not find in the queue may have ended since.
                 if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):
@@ -176,8 +185,8 @@ class _SlurmRun:
         self._interrupted = not self._detached
         if self._interrupted:
             ending = sum(self._cycle.unsettled.values())
-            more = f"; {plural(ending, 'earlier pilot')} {'is' if ending == 1 else 'are'} ending" if ending else ""
-            self._view.print_line(f"no pilot was submitted{more}")
+            more = f"; {plural(ending, 'pilot')} {'is' if ending == 1 else 'are'} ending" if ending else ""
+            self._view.print_line(f"{self._ended()}{more}")
             return
         if not pilots:
             self._view.print_line("a submission was interrupted; if its job exists, the same command finds it")
@@ -186,6 +195,19 @@ class _SlurmRun:
             f"{pilots or 'some'} {'pilot keeps' if pilots == 1 else 'pilots keep'} running without this command\n"
             f"  python -m sweep watch {path}    follows them (status shows them once)\n"
             f"  python -m sweep cancel {path}   ends them; the same run command submits again"
+        )
+
+    def _ended(self) -> str:
+        """What became of the pilots that were submitted during this command, when none of them is left."""
+        everything = submissions.all_submissions(self._sweep)
+        ours = [one for one in everything if one.token not in self._known_tokens and one.job_id is not None]
+        if not ours:
+            return "no pilot was submitted"
+        count = sum(one.count for one in ours)
+        how = ours[-1].message or f"job {ours[-1].job_id}"
+        return (
+            f"{plural(count, 'pilot')} {'was' if count == 1 else 'were'} submitted, and none waits or runs now; "
+            f"the last: {how}; {last_words(self._sweep, ours[-1].token)}"
         )
 
     def summary(self, before: SweepStatus) -> RunSummary:
@@ -239,7 +261,7 @@ class _SlurmRun:
 
     def _show_error(self, error: OSError) -> None:
         """Show the error, or raise it again when waiting does not help."""
-        if not self._sweep.marker.exists():
+        if self._sweep.removed:
             raise error
         message = f"cannot write in {self._sweep.path}: {error.strerror or error}"
         if error.errno in _LASTING_ERRORS:

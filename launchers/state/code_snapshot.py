@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir
+from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults
 from results.shared_filesystem.whole_files import create, open_regular
 
@@ -66,7 +67,7 @@ def _files_of_package(folder: Path) -> Iterator[Path]:
 
 def folder_of(sweep: SweepDir, snapshot: Snapshot) -> Path:
     """Folder into which `write_snapshot` copies. The path is absolute, because a job starts in another folder."""
-    return sweep.path.resolve() / "code" / snapshot.digest[:16]
+    return absolute_path(sweep.path) / "code" / snapshot.digest[:16]
 
 
 def write_snapshot(sweep: SweepDir, snapshot: Snapshot, report: Callable[[str], None] = lambda line: None) -> Path:

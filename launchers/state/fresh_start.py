@@ -24,8 +24,9 @@ def has_begun(sweep: SweepDir) -> bool:
 
 def has_pilots(sweep: SweepDir) -> bool:
     """Whether a pilot may be alive, or may still come from Slurm."""
-    cancelled = submissions.cancelled_at(sweep)
-    coming = any(one.open and one.created_at >= cancelled for one in submissions.all_submissions(sweep))
+    everything = submissions.all_submissions(sweep)
+    cancelled = submissions.cancelled_among(sweep, everything)
+    coming = any(one.open and one.token not in cancelled for one in everything)
     states = pilot_state.all_states(sweep)
     return coming or any(state.activity != "ended" and not provably_dead(state.identity) for state in states)
 

@@ -10,7 +10,6 @@ deleted.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
+from results.shared_filesystem.passing_errors import names_passing_error
 from workloads.contract.protocol import read_json, write_json
 from workloads.contract.typed import typed
 
@@ -31,13 +31,9 @@ there since, before the node is excluded."""
 _SUSPICIOUS = ("hang", "nccl_error", "node_failure")
 """Outcomes that point to the machine, in addition to every failure of the infrastructure. A plain crash does not: a
 layout that raises an error does so on every node."""
-_FILE_SYSTEM = re.compile(
-    r"\[Errno (5|28|30|107|116|122)\]|input/output error|no space left on device|read-only file system|"
-    r"transport endpoint is not connected|stale file handle|disk quota exceeded|could not write its files",
-    re.IGNORECASE,
-)
-"""Error messages of a broken file system. A shared one fails on every node, a node's own disk or mount on that node
-alone."""
+_UNWRITTEN = "could not write its files"
+"""Evidence of a broken file system, in addition to its errors. A shared one fails on every node, a node's own disk or
+mount on that node alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +104,8 @@ def failing(records: Iterable[AttemptRecord], nodes: Iterable[str], now: float) 
 
 
 def _is_file_system(record: AttemptRecord) -> bool:
-    return bool(_FILE_SYSTEM.search(record.evidence or ""))
+    evidence = record.evidence or ""
+    return _UNWRITTEN in evidence or names_passing_error(evidence)
 
 
 def _path(folder: Path, node: str) -> Path:

@@ -32,7 +32,8 @@ class PilotConfig:
     command: str | None
     """The command line that started the sweep. It is copied into every row."""
     wall_time_s: float | None
-    """Duration of the allocation in seconds; None: unlimited."""
+    """Seconds of the allocation, from its start, that points may use; None: unlimited. The batch system's answer about
+    the end of the allocation takes precedence."""
     stop_with_parent: bool
     """Standard input is a pipe from the process that started this pilot; when the pipe closes, the pilot stops."""
     nodes: int = 1
@@ -44,6 +45,8 @@ class PilotConfig:
     use_excluded: bool = False
     """Whether to use also the nodes that the sweep has excluded: without them Slurm cannot give as many nodes as are
     needed."""
+    reserve_s: float = 0.0
+    """Seconds before the end of the allocation by which points must have ended."""
 
 
 def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
@@ -57,6 +60,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
         "batch_system": config.batch_system,
         "provenance": dict(config.provenance) if config.provenance is not None else None,
         "use_excluded": config.use_excluded,
+        "reserve_s": config.reserve_s,
     }
 
 
@@ -73,18 +77,21 @@ def read_pilot_config(path: Path) -> PilotConfig:
             batch_system=fields["batch_system"],
             provenance=fields["provenance"],
             use_excluded=bool(fields.get("use_excluded", False)),
+            reserve_s=float(fields.get("reserve_s", 0.0)),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidResults(f"{path} is not the config of a pilot: {error}") from None
 
 
 def pilot_environment() -> dict[str, str]:
-    """Environment variables of a new pilot. They let it import this code from any folder, and keep libraries (NumPy's
+    """Environment variables of a new pilot. They let it import this code from any folder and nothing from the working
+    folder, and keep libraries (NumPy's
     BLAS, Arrow's allocator) from starting a thread at import: a process with threads must not fork."""
-    paths = [str(code_root()), *(path for path in [os.environ.get("PYTHONPATH")] if path)]
+    paths = [str(code_root()), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
     }

@@ -18,6 +18,8 @@ from launchers.state.sweep_dir import SweepDir
 from workloads.contract.protocol import read_json, write_json
 from workloads.contract.typed import typed
 
+REQUEUE_REQUEST = ".requeue"
+"""Suffix of the files of `requeue_request`."""
 Activity = Literal["starting", "running", "waiting", "stopping", "ended"]
 
 
@@ -62,6 +64,11 @@ class PilotState:
     nodes: tuple[str, ...] = ()
     """Nodes of the allocation; the pilot itself runs on the first."""
 
+    def elapsed_s(self, running: Running) -> float:
+        """Seconds for which an attempt had run when the state was written, which happens every second. Both times are
+        from the pilot's clock."""
+        return max(0.0, self.time - running.started_at)
+
 
 def config_path(sweep: SweepDir, pilot_id: str) -> Path:
     return sweep.pilots / f"{pilot_id}.json"
@@ -73,6 +80,11 @@ def state_path(sweep: SweepDir, pilot_id: str) -> Path:
 
 def log_path(sweep: SweepDir, pilot_id: str) -> Path:
     return sweep.pilots / f"{pilot_id}.log"
+
+
+def requeue_request(sweep: SweepDir, pilot_id: str) -> Path:
+    """An empty file by which a pilot that cannot call its batch system asks the job's script to requeue the job."""
+    return sweep.pilots / f"{pilot_id}{REQUEUE_REQUEST}"
 
 
 def has_states(sweep: SweepDir, prefix: str) -> bool:

@@ -29,7 +29,9 @@ from typing import Any, Literal
 
 from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
+from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults
+from results.shared_filesystem.lease import filesystem_time
 from results.shared_filesystem.patience import patiently
 from results.shared_filesystem.whole_files import read_text
 from results.text.numbers import plural
@@ -66,6 +68,8 @@ class _Cancelled:
 
     at: float = 0.0
     id: str = ""
+    tokens: tuple[str, ...] | None = None
+    """Submissions that existed then; None in files of version 0.3.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ def new_submission(
     cluster: str | None = None,
 ) -> Submission:
     """A submission in the stage ``intent`` with a new token; no file is written yet."""
-    folder = _resolved(sweep)
+    folder = str(absolute_path(sweep.path))
     token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}-{_mark(folder)}"
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", sweep.name).strip("-")[:_NAME_LENGTH] or "sweep"
     return Submission(
@@ -188,8 +192,9 @@ def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
     """The cluster of the newest submission (see `Submission.cluster`) that is open and not cancelled. If there is none,
     the cluster of the newest of all, or None with ``only_open``. None also without submissions. Raises as
     `all_submissions`."""
-    everything, cancelled = all_submissions(sweep), cancelled_at(sweep)
-    there = [one for one in everything if one.open and one.created_at >= cancelled]
+    everything = all_submissions(sweep)
+    cancelled = cancelled_among(sweep, everything)
+    there = [one for one in everything if one.open and one.token not in cancelled]
     chosen = there if there or only_open else everything
     known = [one for one in chosen if one.cluster is not None]  # the file of another one may be damaged
     return known[-1].cluster if known else None
@@ -204,14 +209,14 @@ def copied_from(sweep: SweepDir) -> str | None:
 
 def origin(sweep: SweepDir, submission: Submission) -> Origin:
     """Which folder made the submission. A doubtful one counts as a copy, so that nothing is cancelled by mistake."""
-    here = _resolved(sweep)
+    here = (str(absolute_path(sweep.path)), str(sweep.path.resolve()))
     if not submission.folder:  # a damaged file, or one of an earlier version
         token = TOKEN.fullmatch(submission.token)
-        return "here" if token is None or token[1] in (None, f"-{_mark(here)}") else "copied"
-    if submission.folder == here:
+        return "here" if token is None or token[1] in (None, *(f"-{_mark(folder)}" for folder in here)) else "copied"
+    if submission.folder in here:
         return "here"
     try:
-        if Path(submission.folder).samefile(here):
+        if Path(submission.folder).samefile(sweep.path):
             return "here"
         (Path(submission.folder) / "submissions" / f"{submission.token}.json").stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -223,7 +228,7 @@ def origin(sweep: SweepDir, submission: Submission) -> Origin:
 
 def log_dir(sweep: Path, token: str) -> Path:
     """Subfolder of the sweep for a submission's batch file and its pilots' output."""
-    return sweep.resolve() / "slurm" / token
+    return absolute_path(sweep) / "slurm" / token
 
 
 def discard(sweep: SweepDir, submission: Submission) -> None:
@@ -237,7 +242,9 @@ def discard(sweep: SweepDir, submission: Submission) -> None:
 def mark_cancelled(sweep: SweepDir) -> None:
     """Tell every command that watches the sweep to submit no more pilots."""
     _folder(sweep).mkdir(exist_ok=True)
-    write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time()})
+    # Store tokens, not only a time: the clocks of two login nodes differ.
+    tokens = sorted(one.token for one in all_submissions(sweep))
+    write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time(), "tokens": tokens})
 
 
 def cancel_mark(sweep: SweepDir) -> str | None:
@@ -254,16 +261,26 @@ def cancel_mark(sweep: SweepDir) -> str | None:
         raise InvalidResults(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def cancelled_at(sweep: SweepDir) -> float:
-    """Time of the last `mark_cancelled`, in seconds since the epoch; 0 before the first.
-
-    Raises as `cancel_mark`.
-    """
+def cancelled_among(sweep: SweepDir, everything: Sequence[Submission]) -> set[str]:
+    """Tokens of the submissions that existed at the last `mark_cancelled`. Raises as `cancel_mark`."""
     try:
-        at = typed(_Cancelled, json.loads(cancel_mark(sweep) or "{}")).at
+        mark = typed(_Cancelled, json.loads(cancel_mark(sweep) or "{}"))
     except (ValueError, RecursionError):
+        return set()
+    if mark.tokens is not None:
+        return {one.token for one in everything if one.token in mark.tokens}
+    at = mark.at if mark.at < time.time() + _LATEST_S else 0.0  # version 0.3.0 stored the time alone
+    return {one.token for one in everything if one.created_at < at}
+
+
+def intent_age_s(sweep: SweepDir, submission: Submission) -> float:
+    """Seconds since a submission in the stage ``intent`` was written, by the clock of the file system. 0 if its file
+    cannot be read now."""
+    try:
+        written_at = (_folder(sweep) / f"{submission.token}.json").stat().st_mtime
+        return max(0.0, filesystem_time(_folder(sweep)) - written_at)
+    except OSError:
         return 0.0
-    return at if at < time.time() + _LATEST_S else 0.0
 
 
 def damage(submissions: Iterable[Submission]) -> str:
@@ -299,10 +316,6 @@ def _everything(sweep: SweepDir) -> list[Submission]:
         raise InvalidResults(f"{folder} cannot be read: {error.strerror or error}") from None
     submissions = [one for one in read if one is not None]
     return sorted(submissions, key=lambda one: (one.created_at, one.token))
-
-
-def _resolved(sweep: SweepDir) -> str:
-    return str(sweep.path.resolve())
 
 
 def _mark(folder: str) -> str:

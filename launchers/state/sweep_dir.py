@@ -89,17 +89,18 @@ class SweepDir:
             existed = sweep.marker.exists()
             if existed:
                 cls.open(path)
-            elif sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
+            elif sweep.path.exists() and not _is_begun(sweep.path):
                 raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
             if sweep.path.exists():
                 _check_owner(sweep.path)
+            if not existed:  # first of all, so that a full disk leaves nothing that is no sweep
+                sweep.path.mkdir(parents=True, exist_ok=True)
+                about = {"format": FORMAT, "name": sweep.name, "created_at": time.time(), "settings": dict(settings)}
+                write_json(sweep.marker, about)
             for folder in (sweep.todo, sweep.claimed, sweep.done, sweep.history, sweep.pilots, sweep.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
             sweep.stages.mkdir(exist_ok=True)
             sweep.losses.mkdir(exist_ok=True)
-            about = {"format": FORMAT, "name": sweep.name, "created_at": time.time(), "settings": dict(settings)}
-            if not existed:
-                write_json(sweep.marker, about)
         except OSError as error:
             raise InvalidResults(f"cannot make a sweep in {path}: {error.strerror or error}") from None
         return sweep
@@ -128,6 +129,11 @@ class SweepDir:
     def archived(self) -> bool:
         """Whether only the rows are left, as in the sweeps that come with the program."""
         return not self.todo.parent.is_dir()
+
+    @property
+    def removed(self) -> bool:
+        """Whether the folder of a sweep that had a queue is gone, or is being removed. Raises `OSError`."""
+        return not (self.marker.exists() and self.todo.exists())
 
     @property
     def name(self) -> str:
@@ -232,6 +238,25 @@ def _check_owner(folder: Path) -> None:
     raise InvalidResults(
         f"{folder} belongs to {name}, who could change what your pilots run there; choose another name or results_dir"
     )
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether a folder holds nothing but what an interrupted `SweepDir.create` leaves: empty folders of a sweep, and
+    temporary files of its marker."""
+    if not path.is_dir():
+        return False
+    sweep = SweepDir(path)
+    parts = {part.name for part in (sweep.todo.parent, sweep.pilots, sweep.attempts, sweep.stages, sweep.losses)}
+    with os.scandir(path) as entries:
+        return all(
+            entry.name.startswith(f".{sweep.marker.name}.")
+            or (
+                entry.name in parts
+                and entry.is_dir(follow_symlinks=False)
+                and not any(files for _, _, files in os.walk(entry.path))
+            )
+            for entry in entries
+        )
 
 
 def entry_names(folder: Path) -> list[str]:

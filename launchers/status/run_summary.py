@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,10 @@ class RunSummary:
         if self.interrupted:
             return 130
         return 1 if self.message else 0
+
+    def with_message(self, message: str) -> RunSummary:
+        """This summary with one more reason why points are left."""
+        return dataclasses.replace(self, message="; ".join(part for part in (self.message, message) if part))
 
 
 def summarize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,16 +171,16 @@ def _left_s(
 ) -> float | None:
     """Node-seconds that the waiting and the running points still need, divided by the nodes that pilots hold. Without
     pilots: divided by the nodes of the widest waiting point."""
-    work_s, now, widest = 0.0, time.time(), 1
+    work_s, widest = 0.0, 1
     for need in waiting:
         each_s = pace.time_s(need)
         if each_s is None:
             return None
         nodes = (point_needs.nodes(need.devices) if need is not None else None) or 1
         work_s, widest = work_s + each_s * nodes, max(widest, nodes)
-    for running in (running for pilot in pilots for running in pilot.running):
+    for pilot, running in ((one, running) for one in pilots for running in one.running):
         each_s = pace.time_s(needs.get(running.experiment_id))
         if each_s is None:
             return None
-        work_s += max(0.0, each_s - (now - running.started_at)) * max(1, len(running.nodes))
+        work_s += max(0.0, each_s - pilot.elapsed_s(running)) * max(1, len(running.nodes))
     return work_s / (sum(max(1, len(pilot.nodes)) for pilot in pilots) or widest)

@@ -146,9 +146,10 @@ def render_status(status: SweepStatus, width: int) -> Group:
     parts: list[RenderableType] = [head, counts]
     if len(status.shapes) > 1:
         parts.append(shape_table(status))
-    now = time.time()
-    running = sorted((one for pilot in status.pilots for one in pilot.running), key=lambda one: one.started_at)
-    parts += [_line(_running(one, now, width)) for one in running[:_MOST_RUNNING]]
+    running = sorted(
+        ((one, pilot.elapsed_s(one)) for pilot in status.pilots for one in pilot.running), key=lambda one: -one[1]
+    )
+    parts += [_line(_running(one, elapsed_s, width)) for one, elapsed_s in running[:_MOST_RUNNING]]
     if len(running) > _MOST_RUNNING:
         parts.append(Text(f"  ... and {len(running) - _MOST_RUNNING:,} more points"))
     idle = Counter(pilot.activity for pilot in status.pilots if not pilot.running)
@@ -211,8 +212,8 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _running(running: Running, now: float, width: int) -> str:
-    spent = f"{max(0.0, now - running.started_at):.0f} s of at most {running.deadline_s:.0f} s"
+def _running(running: Running, elapsed_s: float, width: int) -> str:
+    spent = f"{elapsed_s:.0f} s of at most {running.deadline_s:.0f} s"
     ranks = plural(running.world_size, "rank")
     part = f"{running.part} " if running.part else ""
     start = f"  runs        {part}{where(running.phase, running.step)}, {spent}, {ranks}  "

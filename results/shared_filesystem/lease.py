@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.05
+_BEAT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,24 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
         _remove_empty(path)
 
 
+@contextmanager
+def kept_alive(lease: Lease) -> Iterator[None]:
+    """Show every few seconds inside the block that the holder of ``lease`` is alive, whatever the block waits for."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_BEAT_S):
+            lease.held()
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
+
+
 def _take(lease: Lease) -> bool:
     """Put this process's file into the lock, unless it holds the file of another process."""
     draft = lease.path.with_name(f"{lease.path.name}.{lease.token}")
@@ -88,7 +108,7 @@ def _remove_stale(path: Path, stale_after_s: float) -> bool:
         holders = [path] if path.is_file() else list(path.iterdir())
         if not holders:
             return False
-        now = _filesystem_time(path.parent)
+        now = filesystem_time(path.parent)
         if any(now - holder.stat().st_mtime <= stale_after_s for holder in holders):
             return False
         for holder in holders:
@@ -112,7 +132,8 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _filesystem_time(folder: Path) -> float:
+def filesystem_time(folder: Path) -> float:
+    """The time now by the clock that stamps files in ``folder``, in seconds since the epoch. Raises `OSError`."""
     probe = folder / f".clock.{uuid.uuid4().hex}"
     probe.touch()
     try:

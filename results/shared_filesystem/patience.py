@@ -16,19 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from results.shared_filesystem.passing_errors import FAILING
+
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-_PASSING = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EREMOTEIO,
-    errno.ENOTCONN,
-    errno.ESHUTDOWN,
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EINTR,
-}
-"""Errors of a failing filesystem, in contrast to a missing file, a full disk or a missing permission."""
 _IMPOSSIBLE = {
     errno.EFAULT,
     errno.EILSEQ,
@@ -47,7 +37,7 @@ _T = TypeVar("_T")
 
 def may_pass(error: OSError) -> bool:
     """Whether the same call may succeed later although nobody changes anything."""
-    return error.errno in _PASSING
+    return error.errno in FAILING
 
 
 def cannot_pass(error: OSError) -> bool:

@@ -484,7 +484,12 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     ),
     *PREDICTED_TIME_COLUMNS,
     # where the point's wall time went
-    Column("spawn_s", _F, "Time from the start to the first line of the worker, on the slowest rank", "s"),
+    Column(
+        "spawn_s",
+        _F,
+        "Time from the start to the first line of the worker, on the slowest rank of the pilot's machine",
+        "s",
+    ),
     Column("rendezvous_s", _F, "Time of making the device context and process groups, on the slowest rank", "s"),
     Column("build_s", _F, "Time of building model, sharding, weights and optimizer, on the slowest rank", "s"),
     Column("warmup_s", _F, "Time of the warm-up steps including compilation, on the slowest rank", "s"),
@@ -492,13 +497,14 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column(
         "teardown_s",
         _F,
-        "Time from the end of the last step until the last process has ended and its memory is free",
+        "Time from the last step's end on the pilot's machine until the last process has ended and its memory is free",
         "s",
     ),
     Column(
         "gap_s",
         _F,
-        "Time from the end of the previous point's last timed step to the start of this point's first step",
+        "Time from the end of the previous point's last timed step to this point's first step, on the node that waited "
+        "longest",
         "s",
     ),
     # device state over the timed steps

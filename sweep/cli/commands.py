@@ -73,7 +73,7 @@ def _plan(options: Namespace) -> int:
 
 def _run(options: Namespace) -> int:
     from sweep.composing.conffiles import ConfFolders
-    from sweep.running.run import enqueue, prepare
+    from sweep.running.run import enqueued, lost_points, prepare
     from sweep.running.run_end import print_end
     from sweep.running.run_messages import print_start
     from sweep.running.start import only_shown, start
@@ -84,10 +84,12 @@ def _run(options: Namespace) -> int:
         raise UltrasweepError("--detach needs launcher=slurm: a run on this machine ends with this command")
     if only_shown(prepared, console):
         return 0
-    queued = enqueue(prepared)
-    print_start(prepared, queued, console)
     live = False if options.plain else None
-    summary = start(prepared, queued, live=live, command=options.command_line, detach=options.detach)
+    with enqueued(prepared) as queued:
+        print_start(prepared, queued, console)
+        summary = start(prepared, queued, live=live, command=options.command_line, detach=options.detach)
+        if not summary.detached and (lost := lost_points(prepared, queued.sweep)):
+            summary = summary.with_message(lost)
     print_end(queued.sweep, summary, options.command_line, console)
     return summary.exit_code
 
@@ -114,11 +116,16 @@ def _watch(options: Namespace) -> int:
 
 def _cancel(options: Namespace) -> int:
     from launchers.slurm.cancel import cancel
+    from launchers.state.submissions import cancel_mark
     from launchers.state.sweep_dir import SweepDir
 
-    count = cancel(SweepDir.open(options.path), lambda line: print(printable(line)))
+    sweep = SweepDir.open(options.path)
+    mark = cancel_mark(sweep)
+    count = cancel(sweep, lambda line: print(printable(line)))
     if count:
         print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` resumes it")
+    elif cancel_mark(sweep) != mark:
+        print("Slurm has no pilot of this sweep; commands that watch it stop and submit none")
     else:
         print("nothing to cancel: Slurm has no pilot of this sweep (to stop a local run, press Ctrl-C there)")
     return 0
@@ -140,8 +147,8 @@ def _retry(options: Namespace) -> int:
         return 0
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])
-    hint = "; repeat the `run` command to run them" if count else ""
-    print(f"{plural(count, 'point')} requeued{hint}")
+    hint = "repeat the `run` command to run them" if count else "kinds of points that were paused may run again"
+    print(f"{plural(count, 'point')} requeued; {hint}")
     return 0
 
 

@@ -47,9 +47,14 @@ def write_config(config: EngineConfig, folder: Path) -> list[Path]:
     if there := [path for path in paths if path.exists() or path.is_symlink()]:
         raise UltrasweepError(f"--out {shlex.quote(str(folder))}: {there[0].name} already exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(paths, files.values(), strict=True):
-        with create(path) as file:
-            file.write(text.encode())
+    try:
+        for path, text in zip(paths, files.values(), strict=True):
+            with create(path) as file:
+                file.write(text.encode())
+    except OSError:  # a full disk: the same command must be accepted later
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
     return paths
 
 

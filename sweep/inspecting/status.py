@@ -19,7 +19,7 @@ from launchers.pilot.rebuild import rebuild_lost_rows
 from launchers.slurm.client import Job, jobs_of
 from launchers.slurm.job_summary import describe_jobs
 from launchers.state import circuit_breaker, node_exclusions, submissions
-from launchers.state.pilot_state import PilotState, Running
+from launchers.state.pilot_state import PilotState
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.archived import archived_status
 from launchers.status.status import SweepStatus, sweep_status
@@ -114,11 +114,10 @@ def _print_one(sweep: SweepDir, console: Console) -> None:
         console.print()
         console.print(shape_table(status))
     _print_pilots(status, jobs, console)
-    running = [one for pilot in status.pilots for one in pilot.running]
-    if running:
+    if running := _running_rows(status.pilots, console.width):
         console.print()
         table = _make_table("running", "devices", "phase", "for", "at most", "on")
-        _print_rows(console, table, _running_rows(running, console.width), "running points")
+        _print_rows(console, table, running, "running points")
     if slow := status.slowest(_MOST_SLOW):
         console.print()
         table = _make_table("slowest points", "devices", "took", "outcome")
@@ -182,18 +181,18 @@ def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple
     return rows
 
 
-def _running_rows(running: Iterable[Running], width: int) -> list[tuple[str, ...]]:
-    now = time.time()
+def _running_rows(pilots: Iterable[PilotState], width: int) -> list[tuple[str, ...]]:
+    running = ((one, pilot.elapsed_s(one)) for pilot in pilots for one in pilot.running)
     return [
         (
             _id(one.experiment_id, width),
             f"{one.world_size:,}",
             " ".join(filter(None, (one.part, where(one.phase, one.step)))),
-            format_duration(max(0.0, now - one.started_at)),
+            format_duration(elapsed_s),
             format_duration(one.deadline_s),
             _nodes(None, one.nodes),
         )
-        for one in sorted(running, key=lambda one: one.started_at)
+        for one, elapsed_s in sorted(running, key=lambda one: -one[1])
     ]
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launchers.settings import LaunchSettings
+from launchers.state import plan_lease, submissions
 from launchers.state.fresh_start import describe_anew, has_begun, has_pilots
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
 from results.errors import InvalidResults, UltrasweepError
+from results.text.numbers import plural
 from results.text.secrets import hide_in_arguments
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
@@ -88,8 +93,22 @@ class Queued:
     """Points of an earlier run that are running and are not in this plan: left to finish."""
 
 
+@contextmanager
+def enqueued(prepared: Prepared, added: Collection[str] | None = None) -> Iterator[Queued]:
+    """Fill the queue as `enqueue` does. Inside the block, commands with another plan are refused."""
+    if prepared.dry:
+        raise UltrasweepError("launcher.dry=true queues and submits nothing, and this command has no other result")
+    about = _about(prepared.plan.config)
+    sweep = SweepDir.create(prepared.plan.config.sweep_dir, about)
+    if _is_other_device(sweep, about):
+        describe_anew(sweep, about)
+    with plan_lease.hold(sweep) as other:
+        yield _fill(prepared, sweep, added, other)
+
+
 def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
-    """Write the ledger and the queue. Raises `InvalidResults` if the folder's rows are from another device.
+    """Write the ledger and the queue. Raises `InvalidResults` if the folder's rows are from another device, or if
+    somebody else runs another plan in it.
 
     ``added``: ids of the experiments to queue; None: all that are to run. If given, waiting points also stay, as long
     as their layout is planned.
@@ -97,28 +116,48 @@ def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
     Waiting points of an earlier run that are not in this plan (another budget, other axes) are removed, so that only
     the plan is run. Points requeued by ``retry`` stay.
     """
-    if prepared.dry:
-        raise UltrasweepError("launcher.dry=true queues and submits nothing, and this command has no other result")
-    plan, settings = prepared.plan, prepared.settings
-    config = plan.config
-    about = _about(config)
-    sweep = SweepDir.create(config.sweep_dir, about)
-    if _is_other_device(sweep, about):
-        describe_anew(sweep, about)
+    with enqueued(prepared, added) as queued:
+        return queued
+
+
+def _fill(prepared: Prepared, sweep: SweepDir, added: Collection[str] | None, other: str | None) -> Queued:
+    """The work of `enqueue`. ``other``: another command that runs this sweep now."""
     from results.tables.store import write_ledger
 
-    write_ledger(sweep.path, ledger_rows(plan))
+    plan, settings = prepared.plan, prepared.settings
     points = _points_of(prepared)
     planned = {point.key for point in points}
+    waiting, claimed = (
+        [name for name in entry_names(folder) if not _is_planned(name, planned, settings)]
+        for folder in (sweep.todo, sweep.claimed)
+    )
+    _refuse_other_plan(sweep, len(waiting) + len(claimed), other)
+    write_ledger(sweep.path, ledger_rows(plan))
     removed = 0
-    for name in entry_names(sweep.todo) if added is None else ():
-        if not _is_planned(name, planned, settings):
-            (sweep.todo / name).unlink(missing_ok=True)
-            removed += 1
-    foreign = sum(not _is_planned(name, planned, settings) for name in entry_names(sweep.claimed))
+    for name in waiting if added is None else ():
+        (sweep.todo / name).unlink(missing_ok=True)
+        removed += 1
+    foreign = len(claimed)
     to_run = {point.experiment.id for point in plan.to_run} if added is None else added
     count = sweep.add_points(point for point in points if point.experiment.id in to_run)
     return Queued(sweep=sweep, added=count, removed=removed, foreign=foreign)
+
+
+def lost_points(prepared: Prepared, sweep: SweepDir) -> str:
+    """Why this plan is not done although no point of its queue is left; empty when each of its points has ended or
+    still waits. A command with another plan may have removed points."""
+    folders = (sweep.todo, sweep.claimed, sweep.done)
+    # The second look finds a point that a pilot of another command gave back during the first one.
+    known = {key_of(name) for folder in (*folders, *folders) for name in entry_names(folder)}
+    to_run = {point.experiment.id for point in prepared.plan.to_run}
+    planned = [point for point in _points_of(prepared) if point.experiment.id in to_run]
+    lost = sum(point.key not in known for point in planned)
+    if not lost:
+        return ""
+    return (
+        f"{lost} of the {plural(len(planned), 'point')} of this plan were not run: another command with "
+        f"name={sweep.name} took them out of the queue; give this run another name=NAME"
+    )
 
 
 def would_wait(prepared: Prepared) -> list[Point]:
@@ -179,6 +218,25 @@ def _about(config: SweepConfig) -> dict[str, Any]:
         "grids": [grid.name for grid in config.grids],
         "command": hide_in_arguments(sys.argv[1:]),
     }
+
+
+def _refuse_other_plan(sweep: SweepDir, foreign: int, other: str | None) -> None:
+    """Raise `InvalidResults` when ``foreign`` open points of the queue belong to the plan of a command that still runs,
+    or to pilots of another user."""
+    owners = {one.uid for one in submissions.all_submissions(sweep) if one.open} - {os.getuid()}
+    who = other or (f"user {_user(min(owners))}" if owners else None)
+    if foreign and who is not None:
+        raise InvalidResults(
+            f"{sweep.path} is in use: {who} runs {plural(foreign, 'point')} there that this plan does not have; give "
+            "this run another name=NAME"
+        )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _is_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> bool:

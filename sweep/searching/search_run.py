@@ -17,7 +17,7 @@ from results.errors import UltrasweepError
 from results.text.numbers import device_noun, plural
 from sweep.composing.conffiles import ConfFolders
 from sweep.planning.summary import layout
-from sweep.running.run import Prepared, Queued, enqueue, point_of, prepare
+from sweep.running.run import Prepared, Queued, enqueued, point_of, prepare
 from sweep.searching.feeding import Feeder, choose_points
 from sweep.searching.planned import PlannedSpace, known_rows, planned_space
 from sweep.searching.rounds import SearchRound, read_round
@@ -96,9 +96,13 @@ def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Se
 
     ``launch`` runs the waiting points of the queue and calls the feed to add more.
     """
-    prepared, settings = search.prepared, search.prepared.plan.config.search
     # The ledger has the whole plan; the queue only gets chosen points.
-    queued = enqueue(prepared, added=())
+    with enqueued(search.prepared, added=()) as queued:
+        return _search(search, queued, launch, say)
+
+
+def _search(search: Search, queued: Queued, launch: Launch, say: Callable[[str], None]) -> SearchOutcome:
+    prepared, settings = search.prepared, search.prepared.plan.config.search
     method = prepared.settings.method
     summary, before = None, -1
     while True:

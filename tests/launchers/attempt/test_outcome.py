@@ -102,6 +102,8 @@ def test_the_kernels_oom_killer_is_distinguished_from_other_kills(tmp_path: Path
     [
         ("OSError: [Errno 28] No space left on device", True),
         ("DistNetworkError: EADDRINUSE", True),
+        ("OSError: [Errno 107] Transport endpoint is not connected: '/lustre/results/x'", True),
+        ("OSError: [Errno 121] Remote I/O error", True),
         ("KeyError: 'x'", False),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from launchers.attempt import rows
-from launchers.attempt.attempt import Attempt, start_attempt
+from launchers.attempt.attempt import Attempt, reopen_attempt, start_attempt
 from launchers.attempt.outcome import Outcome
 from launchers.pilot import dead_pilots
 from launchers.state.queue import Claim
@@ -76,6 +77,17 @@ def test_durations_across_clocks_are_null_where_they_would_be_negative(attempt: 
     assert row["teardown_s"] is None
     assert all(row[name] is None or row[name] >= 0 for name in DURATIONS)
     assert rows.seconds_between(2.0, 1.0) is None and rows.seconds_between(1.0, 2.5) == 1.5
+
+
+def test_times_of_two_machines_are_not_subtracted(attempt: Attempt) -> None:
+    """Rank 1 runs on another node, whose clock is a minute ahead."""
+    here = dataclasses.replace(result(0, attempt.started_at + 1.0), host=attempt.host)
+    there = dataclasses.replace(result(1, attempt.started_at + 1.0, skew_s=60.0), host="node2")
+    row = row_of(attempt, attempt.started_at + 9.0, {0: here, 1: there})
+    assert row["spawn_s"] == pytest.approx(1.0) and row["teardown_s"] == pytest.approx(5.5)
+    assert row_of(attempt, attempt.started_at + 9.0, {1: there})["spawn_s"] is None
+    reopened = reopen_attempt(SweepDir(attempt.folder.parents[1]), attempt.point, attempt.attempt_id)
+    assert reopened is not None and reopened.host == attempt.host == socket.gethostname()
 
 
 def test_a_row_keeps_its_points_predictions(attempt: Attempt) -> None:

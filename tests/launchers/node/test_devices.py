@@ -20,6 +20,9 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
+    instances = 0
+    """How many of ``used``, the last ones, are MIG devices."""
+
     def __init__(self, used: list[list[int]]) -> None:
         self.used = used
         self.looks = [0] * len(used)
@@ -27,13 +30,19 @@ class FakeNvml:
     def nvmlInit(self) -> None: ...
 
     def nvmlDeviceGetCount(self) -> int:
-        return len(self.used)
+        return len(self.used) - self.instances
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}aaa"
+        return f"GPU-{handle}aaa" if handle < len(self.used) - self.instances else f"MIG-{handle}bbb"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        for handle in range(len(self.used)):
+            if self.nvmlDeviceGetUUID(handle) == uuid:
+                return handle
+        raise self.NVMLError("not found")
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         values = self.used[handle]
@@ -105,6 +114,19 @@ def test_devices_are_those_that_the_scheduler_gave_in_its_order(
 ) -> None:
     nvml([[0]] * 4, visible)
     assert CudaDevices(len(ids)).ids == ids
+
+
+def test_a_mig_device_is_one_device(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA shows a process only the first one of several."""
+    monkeypatch.setattr(FakeNvml, "instances", 2)
+    for visible in ("MIG-2bbb", "MIG-2bbb,MIG-1bbb"):
+        nvml([[0], [GIB], [0]], visible)
+        assert CudaDevices(1).ids == ("MIG-2bbb",)
+    with pytest.raises(DeviceUnavailable, match=r"this machine shows 1 \(CUDA_VISIBLE_DEVICES=MIG-2bbb,MIG-1bbb; a "):
+        CudaDevices(2)
+    nvml([[0], [0], [0]], "MIG-unknown")
+    with pytest.raises(DeviceUnavailable, match=r"this machine shows 0 \(CUDA_VISIBLE_DEVICES=MIG-unknown\)\. Set"):
+        CudaDevices(1)
 
 
 def test_devices_that_are_not_there_are_refused(nvml: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from launchers.pilot.allocation import Allocation
+from launchers.pilot.batch_system import BatchSystem
 from launchers.pilot.node_pool import NodePool, NoNodes
 from launchers.pilot.pilot import FRUITLESS_RESTARTS, STOPPED, TROUBLE, Pilot
 from launchers.state.pilot_config import PilotConfig
@@ -16,7 +17,15 @@ from launchers.state.sweep_dir import SweepDir
 from tests.launchers.scripted import points, settings
 
 
-def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any = "preempted", left: int = 1) -> Pilot:
+def ended_pilot(
+    tmp_path: Path,
+    asked: list[str],
+    *,
+    restarts: int,
+    reason: Any = "preempted",
+    left: int = 1,
+    refused: str | None = None,
+) -> Pilot:
     sweep = SweepDir.create(tmp_path / "sweep", {})
     sweep.add_points(points(*["ok"] * left))
     config = PilotConfig(
@@ -24,11 +33,12 @@ def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any 
     )
     place = Allocation(pilot_id=f"p.0.{restarts}", job="7_0", node="n0", is_head=True, restarts=restarts)
 
-    def requeue(job: str) -> bool:
-        asked.append(job)
-        return True
+    class Batch:
+        def requeue(self, _sweep: SweepDir, allocation: Allocation) -> str | None:
+            asked.append(str(allocation.job))
+            return refused
 
-    one = Pilot(sweep, place, config, cast(NodePool, None), threading.Event(), {}, requeue)
+    one = Pilot(sweep, place, config, cast(NodePool, None), threading.Event(), {}, cast(BatchSystem, Batch()))
     one._stop.reason = reason
     return one
 
@@ -58,6 +68,11 @@ def test_it_stays_away_when_cancelled_or_done(tmp_path: Path, reason: str, left:
     asked: list[str] = []
     ended_pilot(tmp_path, asked, restarts=0, reason=reason, left=left)._requeue_own_job()
     assert asked == []
+
+
+def test_a_refusal_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended_pilot(tmp_path, [], restarts=0, refused="scontrol: Access denied")._requeue_own_job()
+    assert "job 7_0 is not requeued, points are left: scontrol: Access denied" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

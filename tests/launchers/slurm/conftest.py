@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.slurm import pilot_submitter, polling, submission_tracker
+from launchers.slurm import held_nodes, pilot_submitter, polling, submission_tracker
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.scripted import points
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -23,6 +23,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setattr(polling, "SQUEUE_S", 0.1)
     monkeypatch.setattr(polling, "SLOWEST_SQUEUE_S", 0.2)
     monkeypatch.setattr(polling, "FILES_S", 0.1)
+    monkeypatch.setattr(held_nodes, "RELEASE_S", 0.3)
     cluster = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
     return cluster

@@ -8,14 +8,17 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launchers.pilot.allocation import STARTED_AT
 from launchers.slurm.batch_file import PilotJob, submission_text
 from launchers.slurm.options import SlurmOptions, options_from_dict
 from launchers.state.code_snapshot import PACKAGES, take_snapshot, write_snapshot
+from launchers.state.pilot_state import requeue_request
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 
@@ -35,6 +38,13 @@ def job(folder: Path = Path("/shared/sweep"), **changes: Any) -> PilotJob:
         "pilot": ("python", "-m", "launchers.pilot"),
     }
     return PilotJob(**{**fields, **changes})
+
+
+def of_folder(folder: Path) -> PilotJob:
+    """A job whose copy of the code is there, without a file."""
+    made = job(folder)
+    made.code_dir.mkdir(parents=True)
+    return made
 
 
 def parameters(text: str) -> dict[str, str]:
@@ -88,17 +98,18 @@ def test_ways_to_ask_for_gpus(options: dict[str, Any], expected: dict[str, str])
     assert {key: value for key, value in written.items() if key in ("gres", "gpus-per-node")} == expected
 
 
-def run_by_bash(text: str, folder: Path, **environment: str) -> tuple[list[str], dict[str, str]]:
-    """The arguments that the file gives to srun, and the environment of srun."""
+def run_by_bash(text: str, folder: Path, status: int = 0, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments that the file gives to srun, and the environment of srun, which ends with ``status``."""
     shown = folder / "shown.json"
     srun = folder / "srun"
     srun.write_text(
         f"#!{sys.executable} -S\nimport json, os, sys\n"
         f"json.dump([sys.argv[1:], dict(os.environ)], open({str(shown)!r}, 'w'))\n"
+        f"sys.exit({status})\n"
     )
     srun.chmod(0o755)
     env = {"PATH": f"{folder}:/usr/bin:/bin", **environment}
-    subprocess.run(["bash", "-c", text], check=True, env=env, cwd=folder)
+    assert subprocess.run(["bash", "-c", text], check=False, env=env, cwd=folder, timeout=20).returncode == status
     words, seen = json.loads(shown.read_text())
     return words, seen
 
@@ -121,8 +132,7 @@ def test_paths_reach_the_pilot_as_they_are(name: str, tmp_path: Path) -> None:
 
 def test_setup_lines_run_first_and_cannot_take_the_code_away(tmp_path: Path) -> None:
     options = SlurmOptions(setup=("export MINE=1 PYTHONPATH=/elsewhere",))
-    job(tmp_path).code_dir.mkdir(parents=True)
-    _, seen = run_by_bash(submission_text(job(tmp_path), options), tmp_path)
+    _, seen = run_by_bash(submission_text(of_folder(tmp_path), options), tmp_path)
     assert seen["MINE"] == "1" and seen["PYTHONPATH"] == f"{tmp_path}/code/0123:/elsewhere"
 
 
@@ -144,9 +154,8 @@ def test_a_job_ends_before_python_starts_when_its_code_was_changed(tmp_path: Pat
     assert write_snapshot(sweep, snapshot) == code and (code / "core.17").exists()
     for plant in (planted.touch, lambda: planted.symlink_to(elsewhere), lambda: os.mkfifo(planted)):
         plant()
-        with pytest.raises(subprocess.CalledProcessError):
-            run_by_bash(text, tmp_path)
-        assert not (tmp_path / "shown.json").exists()
+        with pytest.raises(FileNotFoundError, match="shown"):
+            run_by_bash(text, tmp_path, status=1)
         planted.unlink()
     run_by_bash(text, tmp_path)
 
@@ -171,8 +180,38 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_named(line: str, told: str,
 
 
 def test_setup_lines_may_allow_a_failure_and_leave_no_trace(tmp_path: Path) -> None:
-    text = submission_text(job(), SlurmOptions(setup=("false || true", "if false; then", "exit 1", "fi")))
+    text = submission_text(of_folder(tmp_path), SlurmOptions(setup=("false || true", "if false; then", "exit 1", "fi")))
     run_by_bash(text.replace("srun --unbuffered", "false; srun --unbuffered"), tmp_path)
+
+
+@pytest.mark.parametrize("given", ["/mine:", ":/mine", "::/mine:::"])
+def test_python_imports_nothing_from_the_working_folder(given: str, tmp_path: Path) -> None:
+    """Slurm goes to /tmp where the working folder is missing, and there anybody may have put modules."""
+    _, seen = run_by_bash(submission_text(of_folder(tmp_path), SlurmOptions()), tmp_path, PYTHONPATH=given)
+    assert seen["PYTHONPATH"] == f"{tmp_path}/code/0123:/mine" and seen["PYTHONSAFEPATH"] == "1"
+
+
+def test_the_jobs_start_is_noted_before_the_setup_lines(tmp_path: Path) -> None:
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    _, seen = run_by_bash(submission_text(of_folder(tmp_path), SlurmOptions(setup=("sleep 0.2",))), tmp_path)
+    assert before - 0.02 <= float(seen[STARTED_AT]) <= time.clock_gettime(time.CLOCK_BOOTTIME) - 0.2
+
+
+@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
+def test_the_script_requeues_a_job_whose_image_has_no_scontrol(state: str, requeued: bool, tmp_path: Path) -> None:
+    sweep = SweepDir(tmp_path / "it's one")
+    sweep.pilots.mkdir(parents=True)
+    for name, does in (("squeue", f"echo {state}"), ("scontrol", f"echo $* > {tmp_path}/asked")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    text = submission_text(of_folder(sweep.path), SlurmOptions(setup=("set -e",)))
+    numbers = {"SLURM_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1"}
+    run_by_bash(text, tmp_path, status=3, **numbers)
+    assert not (tmp_path / "asked").exists()
+    requeue_request(sweep, f"{TOKEN}.2.1").touch()
+    run_by_bash(text, tmp_path, status=3, **numbers)
+    assert (tmp_path / "asked").exists() == requeued and not list(sweep.pilots.iterdir())
+    assert not requeued or (tmp_path / "asked").read_text() == "requeue 71\n"
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\n#SBATCH --uid=0", "a%jb", "a\\b", "a\tb", "a\x7fb", "a\u2028b"])

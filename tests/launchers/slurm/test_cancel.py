@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from launchers.slurm import submission_tracker
 from launchers.slurm.cancel import cancel
 from launchers.slurm.client import jobs_of
 from launchers.state import submissions
-from launchers.state.submissions import Submission, all_submissions
+from launchers.state.submissions import Submission, all_submissions, new_submission
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -40,6 +41,15 @@ def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots keep running: squeue: error: Unable"):
         cancel(sweep)
+    assert submissions.cancel_mark(sweep) is None  # commands that watch the sweep go on
+
+
+def test_what_a_cancel_has_changed_is_said_although_slurm_refuses_it(fake: FakeSlurm, sweep: SweepDir) -> None:
+    run(sweep, detach=True)
+    fake.mode("scancel", "down")
+    with pytest.raises(UltrasweepError, match=r"no pilot cancelled, others may .* watch this sweep submit no more"):
+        cancel(sweep)
+    assert submissions.cancel_mark(sweep) is not None
 
 
 ODD: tuple[Any, ...] = (
@@ -172,3 +182,30 @@ def test_another_way_to_the_same_folder_is_the_same_folder(fake: FakeSlurm, swee
     run(sweep, detach=True)
     (tmp_path / "link").symlink_to(sweep.path)
     assert cancel(SweepDir(tmp_path / "link")) == 1
+
+
+def test_an_intent_is_as_old_as_its_file(sweep: SweepDir) -> None:
+    """The clocks of the login nodes differ by hours."""
+    for skew_s in (-7200.0, 7200.0):
+        one = dataclasses.replace(new_submission(sweep, nodes=1, count=1, time_min=5), created_at=time.time() + skew_s)
+        submissions.write(sweep, one)
+        assert submissions.intent_age_s(sweep, one) == pytest.approx(0.0, abs=5.0)
+        path = sweep.path / "submissions" / f"{one.token}.json"
+        os.utime(path, (path.stat().st_mtime - 90.0,) * 2)
+        assert submissions.intent_age_s(sweep, one) == pytest.approx(90.0, abs=5.0)
+
+
+def test_what_was_cancelled_is_known_by_name_not_by_time(sweep: SweepDir) -> None:
+    before, after = (
+        dataclasses.replace(new_submission(sweep, nodes=1, count=1, time_min=5), created_at=time.time() + skew_s)
+        for skew_s in (7200.0, -7200.0)
+    )
+    submissions.write(sweep, before)
+    submissions.mark_cancelled(sweep)
+    submissions.write(sweep, after)
+    assert submissions.cancelled_among(sweep, all_submissions(sweep)) == {before.token}
+    mark = sweep.path / "submissions" / "cancelled.json"
+    mark.write_text(json.dumps({"id": "1", "at": time.time()}))  # of version 0.3.0
+    assert submissions.cancelled_among(sweep, all_submissions(sweep)) == {after.token}
+    mark.write_text("[]")
+    assert submissions.cancelled_among(sweep, all_submissions(sweep)) == set()

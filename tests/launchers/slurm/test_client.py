@@ -72,6 +72,22 @@ def test_jobs_know_whether_they_live() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "held"),
+    [
+        ("launch_failed_requeued_held", True),
+        ("launch failure limit exceeded requeued held", True),
+        ("job_requeued_in_held_state", False),  # scontrol requeuehold
+        ("JobHeldUser", False),
+        ("JobHeldAdmin", False),
+        ("Withheld until requeued jobs end", False),
+    ],
+)
+def test_only_a_job_that_slurm_itself_holds_is_released(reason: str, held: bool) -> None:
+    job = Job(token=TOKEN, index=0, name="1", array_id="1", state="PENDING", reason=reason, nodes="")
+    assert job.held_by_slurm is held
+
+
+@pytest.mark.parametrize(
     ("reason", "never"),
     [
         ("PartitionTimeLimit", True),

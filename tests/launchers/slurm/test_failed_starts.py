@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.slurm.client import SlurmClient
+from launchers.slurm.failed_starts import lacks_program
 from launchers.slurm.pilot_submitter import PilotsEnd
 from launchers.slurm.srun_log import MARK, ended_tasks, log_path
 from launchers.state import node_exclusions
@@ -57,7 +57,7 @@ def test_ended_tasks_in_srun_messages(
 ) -> None:
     token = new_submission(sweep, nodes=4, count=1, time_min=5).token
     write_log(sweep, token, "7_1", f"{MARK} {token}.1.0\nstarting\n{line}\n")
-    found = ended_tasks(sweep, f"{token}.1.0", "7_1", SlurmClient())
+    found = ended_tasks(sweep, f"{token}.1.0", "7_1")
     assert {one.node: one.task for one in found} == expected
 
 
@@ -67,18 +67,18 @@ def test_only_the_last_start_of_a_job_counts(fake: FakeSlurm, sweep: SweepDir) -
     first = f"{MARK} {token}.0.0\nsrun: error: node3: task 1: Exited with exit code 1\n"
     write_log(sweep, token, "7", f"{first}{MARK} {token}.0.1\n")
     write_log(sweep, token, "7", "execve(): /no/python: No such file or directory\n", task=1)
-    assert ended_tasks(sweep, f"{token}.0.1", "7", SlurmClient()) == []
-    (one,) = ended_tasks(sweep, f"{token}.0.0", "7", SlurmClient())
+    assert ended_tasks(sweep, f"{token}.0.1", "7") == []
+    (one,) = ended_tasks(sweep, f"{token}.0.0", "7")
     assert one.reason == (
         "its process ended while it started: Exited with exit code 1 (execve(): /no/python: No such file or directory)"
     )
-    assert ended_tasks(sweep, f"{token}.0.0", "8", SlurmClient()) == []  # no such log
+    assert ended_tasks(sweep, f"{token}.0.0", "8") == []  # no such log
 
 
-def fail_to_start(fake: FakeSlurm, sweep: SweepDir, number: int, node: str) -> None:
+def fail_to_start(fake: FakeSlurm, sweep: SweepDir, number: int, node: str, status: int = 1) -> None:
     """End the job with a log in which the pilot's own task ended at once."""
     token = next(job["name"].rpartition(".")[2] for job in fake.jobs if job["id"] == number)
-    said = f"srun: error: {node}: task 0: Exited with exit code 127"
+    said = f"srun: error: {node}: task 0: Exited with exit code {status}"
     write_log(sweep, token, str(number), f"{MARK} {token}.0.0\n{said}\n")
     jobs = [{**job, "state": "FAILED", "nodes": node} if job["id"] == number else job for job in fake.jobs]
     fake.set(jobs=jobs)
@@ -91,7 +91,7 @@ def test_a_node_on_which_only_its_pilots_cannot_start_is_excluded(fake: FakeSlur
     fail_to_start(fake, sweep, 1, "node2")
     submitter.cycle()
     (found,) = node_exclusions.excluded(sweep).values()
-    assert found.node == "node2" and "Exited with exit code 127" in found.reason
+    assert found.node == "node2" and "Exited with exit code 1" in found.reason
     assert "node node2 is excluded for 30 min: a pilot could not start" in submitter.lines[1]
     text = next(log_path(sweep, all_submissions(sweep)[-1].token, "").parent.glob("*.sh")).read_text()
     assert "--exclude=node2\n" in text
@@ -115,8 +115,43 @@ def test_an_environment_that_is_broken_everywhere_excludes_no_node(fake: FakeSlu
         fail_to_start(fake, sweep, number, f"node{number}")
     cycle = submitter.cycle()
     assert isinstance(cycle.given_up[1], PilotsEnd) and not node_exclusions.excluded(sweep)
-    assert "task 0: Exited with exit code 127" in str(cycle.given_up[1])
+    assert "task 0: Exited with exit code 1" in str(cycle.given_up[1])
+    # The first report names the reason.
+    assert "trying again: job 1: 1 FAILED" in submitter.lines[1] and "node1: task 0: Exited" in submitter.lines[1]
     assert "pilots fail to start on 3 nodes (node1, node2, node3), so no node is excluded" in submitter.lines[-1]
+
+
+def test_a_missing_program_is_named_after_the_first_pilot(fake: FakeSlurm, sweep: SweepDir) -> None:
+    submitter = Submitter(sweep)
+    submitter.cycle()
+    fail_to_start(fake, sweep, 1, "node1", status=127)
+    cycle = submitter.cycle()
+    assert "cannot start, because their program is missing there (launcher.python" in str(cycle.given_up[1])
+    assert "node1: task 0: Exited with exit code 127" in str(cycle.given_up[1])
+    assert len(fake.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (
+            "slurmstepd: error: execve(): nosuch-program: No such file or directory\nsrun: error: n1: task 0: Exited",
+            True,
+        ),
+        ("slurmstepd: error: execve(): /opt/python: Permission denied", True),
+        ("srun: error: n1: task 0: Exited with exit code 126", True),
+        ("srun: error: n[1-4]: tasks 0-3: Exited with exit code 127", True),
+        ("srun: error: n2: task 2: Exited with exit code 127", False),
+        ("ModuleNotFoundError: No module named 'torch'\nsrun: error: n1: task 0: Exited with exit code 1", False),
+    ],
+)
+def test_what_shows_that_a_program_is_missing(sweep: SweepDir, text: str, missing: bool) -> None:
+    token = new_submission(sweep, nodes=1, count=1, time_min=5).token
+    assert not lacks_program(sweep, token)
+    write_log(sweep, token, "7", f"{MARK} {token}.0.0\n{text}\n")
+    assert lacks_program(sweep, token) == missing
+    started(sweep, "slurm-x.0.0", "node1")
+    assert not lacks_program(sweep, token)
 
 
 def test_pilots_that_cannot_start_are_given_up_while_others_work(fake: FakeSlurm, sweep: SweepDir) -> None:

@@ -57,6 +57,7 @@ from results.errors import UltrasweepError
         {"sbatch": {"comment": "x"}},
         {"sbatch": {"mail-user": ["x"]}},
         {"sbatch": ["x"]},
+        {"sbatch": {"dependency": "afterok:12,singleton"}},
         {"no_such": 1},
     ],
 )
@@ -105,3 +106,11 @@ def test_every_parameter_of_the_launcher_has_a_remedy_that_exists() -> None:
 def test_what_excludes_an_option_is_taken_without_it() -> None:
     chosen = options_from_dict({"sbatch": {"mem-per-cpu": "4G", "oversubscribe": False}, "mem": None})
     assert chosen.sbatch == {"mem-per-cpu": "4G", "oversubscribe": False}
+
+
+def test_a_dependency_that_orders_nothing_is_refused_by_the_name_of_what_does() -> None:
+    with pytest.raises(UltrasweepError, match=r"singleton holds back no pilot: .*; launcher\.max_pilots=1 runs one"):
+        options_from_dict({"sbatch": {"dependency": "singleton"}})
+    with pytest.raises(UltrasweepError, match=r"sbatch\.array is set by the launcher itself; use launcher\.max_pilots"):
+        options_from_dict({"sbatch": {"array": "0-3%1"}})
+    assert options_from_dict({"sbatch": {"dependency": "afterok:12"}}).sbatch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.slurm import submit
+from launchers.slurm import pilot_submitter, submit
 from launchers.slurm.cancel import cancel
 from launchers.slurm.options import SlurmOptions
 from launchers.state import queue, submissions
@@ -36,11 +36,43 @@ def test_a_dry_run_writes_nothing_and_needs_no_slurm(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_paths_in_a_batch_file_are_those_that_the_user_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine may reach the target of a link by another path."""
+    (tmp_path / "mnt" / "nfs7").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "mnt" / "nfs7")
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.setenv("PWD", str(tmp_path / "home"))
+    (text,) = submit.dry_run(SweepDir(Path("results/s")), points("ok"), settings(cluster=cluster()), SlurmOptions())
+    assert str(tmp_path / "home" / "results" / "s") in text and "nfs7" not in text
+    here = SweepDir.create(Path("results/s"), {})
+    submissions.write(here, new_submission(here, nodes=1, count=1, time_min=5))
+    everywhere = [SweepDir(tmp_path / name / "results" / "s") for name in ("home", "mnt/nfs7")]
+    assert [len(all_submissions(one)) for one in (here, *everywhere)] == [1, 1, 1]
+    monkeypatch.setenv("PWD", "/")  # a stale variable
+    assert submissions.log_dir(Path("results"), "t") == tmp_path / "mnt" / "nfs7" / "results" / "slurm" / "t"
+
+
 def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir) -> None:
     with meanwhile(lambda: bool(fake.jobs), lambda: finish_all(sweep)):
         summary = run(sweep, target_h=1e-4)
     assert (summary.left, summary.exit_code, summary.detached) == (0, 0, False)
     assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
+
+
+def test_a_job_that_outlives_its_pilot_is_named(
+    fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm's daemon of the job was killed: the pilot has ended, but Slurm does not know."""
+
+    def end() -> None:
+        fake.set(jobs=[{**job, "state": "RUNNING", "nodes": "node3"} for job in fake.jobs])
+        finish_all(sweep)
+
+    with meanwhile(lambda: bool(fake.jobs), end):
+        summary = run(sweep)
+    assert (summary.left, summary.exit_code) == (0, 0)
+    said = capsys.readouterr().out
+    assert "nodes are still held by job 1 (RUNNING) on node3; scancel 1 releases them" in said
 
 
 def test_a_run_goes_on_while_points_are_added(
@@ -88,6 +120,27 @@ def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -
         summary = run(sweep)
     assert (summary.interrupted, summary.detached, summary.exit_code) == (True, False, 130)
     assert fake.jobs == []
+
+
+def test_ctrl_c_after_pilots_have_failed(
+    fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot_submitter, "_PAUSES_S", (0.0, 60.0, 60.0))
+    output = ""
+
+    def failed() -> bool:
+        nonlocal output
+        if fake.jobs and fake.jobs[0]["state"] == "PENDING":
+            fake.move("FAILED")
+        output += capsys.readouterr().out
+        return "trying again in 60 s: job 1: 3 FAILED; its log is empty" in output
+
+    with meanwhile(failed, interrupt):
+        summary = run(sweep, target_h=1e-4)
+    assert (summary.interrupted, summary.exit_code) == (True, 130)
+    said = capsys.readouterr().out
+    assert "3 pilots were submitted, and none waits or runs now; the last: job 1: 3 FAILED" in said
+    assert "no pilot was submitted" not in said
 
 
 @pytest.mark.slow
@@ -139,7 +192,14 @@ def test_slurm_comes_back(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.Captu
 
 def test_without_slurm_on_path(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UltrasweepError, match="needs sbatch and srun"):
+    with pytest.raises(UltrasweepError, match="needs sbatch, srun, squeue and scancel, which are not on PATH here"):
+        run(sweep)
+
+
+def test_a_missing_squeue_is_not_waited_for(fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fake.folder / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(fake.folder))
+    with pytest.raises(UltrasweepError, match="launcher=slurm needs squeue, which is not on PATH here"):
         run(sweep)
 
 

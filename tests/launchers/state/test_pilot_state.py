@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from launchers.state import pilot_state
-from launchers.state.pilot_state import Liveness, PilotState, write_state
+from launchers.state.pilot_state import Liveness, PilotState, Running, write_state
 from launchers.state.process_identity import ProcessIdentity, own_identity, provably_dead
 from launchers.state.sweep_dir import SweepDir
 
@@ -55,3 +55,10 @@ def test_a_pilot_without_a_state_is_dead_after_a_lease(sweep: SweepDir, monkeypa
     assert liveness.judge("gone") == "unknown"
     now[0] = 61.0
     assert liveness.judge("gone") == "dead"
+
+
+def test_how_long_a_point_runs_is_measured_on_its_pilots_clock() -> None:
+    """The pilot's clock says 1970, the reader's does not."""
+    one = Running(stem="s", attempt_id="a", experiment_id="e", world_size=1, started_at=30.0, deadline_s=60.0)
+    shown = dataclasses.replace(state(own_identity()), time=42.0, running=(one,))
+    assert shown.elapsed_s(one) == 12.0

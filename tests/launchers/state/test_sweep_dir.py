@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,40 @@ def test_a_folder_that_is_not_a_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidResults):
         SweepDir.create(tmp_path / "file" / "sweep", {})
+
+
+@pytest.mark.parametrize("lacks_room", ["sweep.json", "todo", "losses"])
+def test_a_folder_begun_on_a_full_disk_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks_room: str
+) -> None:
+    def full(call: Callable[..., Any]) -> Callable[..., Any]:
+        def fail(path: Path, *args: Any, **options: Any) -> Any:
+            if lacks_room == path.name or f".{lacks_room}." in path.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(path, *args, **options)
+
+        return fail
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "mkdir", full(Path.mkdir))
+        disk.setattr(Path, "replace", full(Path.replace))
+        with pytest.raises(InvalidResults, match=r"cannot make a sweep in .*: No space left on device"):
+            SweepDir.create(tmp_path / "s", {})
+    assert not [path for path in (tmp_path / "s").rglob("*") if path.name.endswith(".tmp")]
+    sweep = SweepDir.create(tmp_path / "s", {"note": 1})
+    assert sweep.marker.exists() and all(path.is_dir() for path in (sweep.todo, sweep.losses))
+
+
+def test_empty_folders_of_a_sweep_without_its_marker_are_taken(tmp_path: Path) -> None:
+    """Version 0.2.0 wrote the marker last, so a full disk left such folders."""
+    (tmp_path / "queue" / "todo").mkdir(parents=True)
+    (tmp_path / "pilots").mkdir()
+    (tmp_path / ".sweep.json.12.abcdef.tmp").touch()
+    (tmp_path / "pilots" / "mine.txt").touch()
+    with pytest.raises(InvalidResults, match="exists and is not a sweep"):
+        SweepDir.create(tmp_path, {})
+    (tmp_path / "pilots" / "mine.txt").unlink()
+    assert SweepDir.create(tmp_path, {}).marker.exists()
 
 
 def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:

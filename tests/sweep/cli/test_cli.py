@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -340,6 +341,48 @@ def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys
     sweep = pilots.calls[1][0]
     assert {read_point(sweep.todo / name).experiment.world_size for name in entry_names(sweep.todo)} == {1, 2}
     assert "are not in this plan and were removed from the queue" in capsys.readouterr().out
+
+
+def test_a_second_plan_of_the_same_name_is_refused_while_the_first_runs(
+    pilots: Pilots, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused: list[int] = []
+
+    def somebody_else(sweep: SweepDir) -> None:
+        pilots.finish = lambda sweep: None
+        before = sorted((path, path.stat().st_mtime_ns) for path in sweep.path.rglob("*.*") if path.is_file())
+        refused.append(main(["run", "+grid=tiny", "name=ours", "--where", "world_size <= 2"]))
+        refused.append(main(["run", "+grid=tiny", "name=ours"]))  # the same plan a second time
+        after = sorted((path, path.stat().st_mtime_ns) for path in sweep.path.rglob("*.*") if path.is_file())
+        assert [one for one in before if one[0].name != "ledger.parquet"] == [
+            one for one in after if one[0].name != "ledger.parquet"
+        ]
+
+    pilots.finish = somebody_else
+    assert main(["run", "+grid=tiny", "name=ours"]) == 0
+    assert refused == [2, 0]
+    told = capsys.readouterr().err
+    assert f"results/ours is in use: process {os.getpid()} on {socket.gethostname()} runs" in told
+    assert "that this plan does not have; give this run another name=NAME" in told and len(told.splitlines()) == 1
+    pilots.finish = lambda sweep: None
+    assert main(["run", "+grid=tiny", "name=ours", "--where", "world_size <= 2"]) == 0  # nobody runs it any more
+
+
+def test_a_run_whose_points_were_taken_out_of_the_queue_fails(
+    pilots: Pilots, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def take(sweep: SweepDir) -> None:
+        first, second, *others = entry_names(sweep.todo)
+        (sweep.todo / first).unlink()
+        (sweep.todo / second).unlink()
+        for name in others:
+            (sweep.todo / name).rename(sweep.done / name.replace(".json", "@ok.json"))
+
+    pilots.finish = take
+    assert main(["run", "+grid=tiny"]) == 1
+    assert (
+        "2 of the 15 points of this plan were not run: another command with name=tiny took" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import yaml
 from sweep.__main__ import main
 from sweep.cli import parsers
 from sweep.engine_configs import deepspeed, draft, megatron, nanotron, torchtitan
-from sweep.engine_configs.export import ENGINES, engine_config, summary
+from sweep.engine_configs.export import ENGINES, engine_config, summary, write_config
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.engine_configs.megatron_reads import flags_in
 from tests.sweep.helpers import store_attempt
@@ -334,3 +336,20 @@ def test_rows_keep_the_id_that_they_were_stored_with(capsys: pytest.CaptureFixtu
     recorded = str(ROOT / "results" / "recorded")
     assert main(["export", "295a90f3", "--to", "torchtitan", "--results", recorded]) == 0
     assert 'description = "llama8b-dp4z2-mbs2-gbs32-s4096-295a90f3"' in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_no_file_that_the_next_command_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = engine_config(next(iter(LAYOUTS.values())), "torchtitan")
+    write_text = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        if path.name == "NOTES.txt":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_text(path, text)
+
+    with monkeypatch.context() as disk, pytest.raises(OSError, match="No space left"):
+        disk.setattr(Path, "write_text", full)
+        write_config(config, tmp_path)
+    assert len(write_config(config, tmp_path)) > 1

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import launchers.slurm.submit
+from launchers.pilot import rebuild
 from launchers.settings import LaunchSettings
 from launchers.slurm.options import SlurmOptions
 from launchers.state.sweep_dir import Point, SweepDir, entry_names
@@ -195,6 +196,14 @@ def test_a_dry_run_shows_and_does_nothing(submit: Fleet, capsys: pytest.CaptureF
     assert main(words) == 0
     assert len(submit.shown[1]) == 13
     assert sorted(str(path) for path in Path("results").rglob("*")) == before
+
+
+def test_a_dry_run_rebuilds_no_lost_rows(submit: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that nothing is written."""
+    rebuilt: list[SweepDir] = []
+    monkeypatch.setattr(rebuild, "rebuild_lost_rows", rebuilt.append)
+    SweepDir.create(Path("results/tiny"), {"device": "cpu"})
+    assert main(["run", "+grid=tiny", "launcher=slurm", "launcher.dry=true"]) == 0 and not rebuilt
 
 
 @pytest.mark.slow
