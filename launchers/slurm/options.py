@@ -139,6 +139,11 @@ class SlurmOptions:
         for name in ("requeue", "exclusive"):
             flag(f"launcher: {name}", getattr(self, name))
         choice("launcher: gpus", self.gpus, get_args(GpuRequest))
+        if self.gpus == "none" and self.gpu_type is not None:
+            raise InvalidSweep(
+                f"launcher: gpu_type={self.gpu_type} has no effect with gpus=none, which requests no GPUs; choose "
+                "nodes with constraint or partition, or give gpus=gres"
+            )
         if self.usable_s < _LEAST_USABLE_S:
             raise InvalidSweep(
                 f"launcher: time_min={self.time_min} less signal_delay_s={self.signal_delay_s} and "

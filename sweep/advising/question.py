@@ -9,7 +9,7 @@ from typing import Any
 
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
-from sweep.composing.overrides import parse_override
+from sweep.composing.overrides import parse_overrides
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
@@ -75,13 +75,14 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
     folders = folders or ConfFolders()
     values: dict[str, Any] = {}
     changes: list[str] = []
-    for text in overrides:
-        override = parse_override(text)
+    for text, override in zip(overrides, parse_overrides(overrides), strict=True):
         name = override.key_or_group
         if name.startswith("cluster.") or name == "plan.learn_from":
             changes.append(text)
         elif name not in KNOWN or text.startswith(("+", "~")):
             raise InvalidSweep(f"advise: no option {name!r}{suggest(name, KNOWN)}")
+        elif name in values:
+            raise InvalidSweep(f"advise: {name} is given twice; give it once")
         else:
             values[name] = override.value()
     for name in ("model", "cluster"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sweep.composing.conffiles import GROUPS, ConfFolders
@@ -87,8 +87,12 @@ def _unknown_key(overrides: Sequence[str], known: Any, folders: ConfFolders) -> 
 
 
 def _launchers_with(option: str, folders: ConfFolders) -> list[str]:
-    """Launchers that have an option of this name."""
-    return [name for name in folders.names("launcher") if option in folders.read("launcher", name)]
+    """Launchers that have an option of this name; a file that cannot be read is not asked."""
+    having = []
+    for name in folders.names("launcher"):
+        with suppress(InvalidSweep):
+            having += [name] if option in folders.read("launcher", name) else []
+    return having
 
 
 def _options(node: Mapping[str, Any], walked: str) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sweep.composing.composition import compose
-from sweep.composing.conffiles import PACKAGED, BuiltFile, ConfFolders
-from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, parse_override, sort_overrides
+from sweep.composing.conffiles import BuiltFile, ConfFolders
+from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, parse_overrides, sort_overrides
 from sweep.composing.search_settings import Settings, settings_from
 from sweep.grids.grid import GridSpec, grid_from_dict
 from workloads.contract.protocol import MeasureSpec
@@ -99,9 +99,7 @@ def compose_sweep(
     given_cluster = given.groups.get("cluster")
     chosen = given_cluster or cluster or _cluster_of_grids(given.grids, folders)
     groups = {"launcher": launcher, **given.groups, **({"cluster": chosen} if chosen else {})}
-    for group, name in (*(("grid", grid) for grid in given.grids), *groups.items()):
-        if not folders.find(group, name).is_relative_to(PACKAGED):
-            folders.lineage(group, name)  # reports mistakes with file and line, which Hydra does not
+    folders.refuse_mistakes([*(("grid", grid) for grid in given.grids), *groups.items()])
     data = compose(given, groups, folders)
     for section in data:
         if section not in _SECTIONS:
@@ -150,6 +148,7 @@ def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None 
 
 
 def _cluster(name: str, folders: ConfFolders) -> ClusterSpec:
+    folders.refuse_mistakes([("cluster", name)])
     data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": name}, folders)
     return check_cluster(cluster_from_dict(_mapping(data, "cluster")))
 
@@ -164,8 +163,7 @@ def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec
 
 def compose_search(overrides: Sequence[str]) -> Settings:
     """The section ``search`` alone, without a grid. Raises `InvalidSweep` for a mistake of the user."""
-    for override in overrides:
-        parse_override(override)
+    parse_overrides(overrides)
     given = Overrides(grids=(), models=None, groups={}, hydra=tuple(overrides))
     return settings_from(_mapping(compose(given, {}, ConfFolders()), "search"))
 
@@ -260,8 +258,8 @@ def _budget(fields: Any) -> float | None:
 
 def _sweep_name(given: Any, default: str) -> str:
     name = default if given is None else given
-    if not isinstance(name, (str, int, float)) or isinstance(name, bool):
-        raise InvalidSweep(f"name={name!r} must be one word")
+    if not isinstance(name, (str, int)) or isinstance(name, bool):  # 1.10 is 1.1 by now
+        raise InvalidSweep(f"name={name!r} must be one word; put a number in quotes: name=\"'1.10'\"")
     text = str(name)
     if not text or text != text.strip() or text.startswith((".", "-")) or "/" in text or not text.isprintable():
         raise InvalidSweep(

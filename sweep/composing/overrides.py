@@ -6,10 +6,11 @@ Hydra's grammar reads them. Overrides of grids are translated before Hydra compo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweep.composing.ambiguous_scalars import refuse_ambiguous_override
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
@@ -32,7 +33,7 @@ class Overrides:
 
 def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest existing name."""
-    parsed = [parse_override(override) for override in overrides]
+    parsed = parse_overrides(overrides)
     grids = _names(parsed, "grid", folders)
     if not grids:
         raise InvalidSweep(f"no grid given: add +grid=NAME, one of {', '.join(folders.names('grid'))}")
@@ -59,11 +60,59 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
 
 
+def parse_overrides(texts: Sequence[str]) -> list[Any]:
+    """Parses overrides as Hydra does. Raises `InvalidSweep` for one that cannot be read, for one that changes nothing,
+    and for two that set the same option, of which the last would win without a word."""
+    parsed = [parse_override(text) for text in texts]
+    earlier: list[tuple[str, Any]] = []
+    for override in parsed:
+        leaves = list(_leaves(override.key_or_group, None if override.is_delete() else override.value()))
+        for place, value in leaves:
+            if isinstance(value, Mapping):
+                raise InvalidSweep(
+                    f"{override.input_line}: an empty mapping changes nothing; write ~{place} to remove it"
+                )
+            for other_place, other in earlier:
+                if _overlap(place, other_place) and not _may_repeat(other, override):
+                    raise InvalidSweep(_given_twice(place, other, override))
+        earlier += [(place, override) for place, _ in leaves]
+    return parsed
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The options that an override sets, by their dotted names. Choosing a file of a group is not an option of it."""
+    if key == "model":
+        yield "grid.axes.model", value
+    elif key in GROUPS:
+        yield f"{key}=", value
+    elif isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from _leaves(f"{key}.{name}", part)
+    else:
+        yield key, value
+
+
+def _overlap(place: str, other: str) -> bool:
+    return place == other or place.startswith(f"{other}.") or other.startswith(f"{place}.")
+
+
+def _may_repeat(first: Any, second: Any) -> bool:
+    """Whether two overrides of one option both count: grids and models add up, and a removal makes room for a value."""
+    both_add = first.key_or_group == second.key_or_group and first.key_or_group in ("grid", "model")
+    return both_add or (first.is_delete() and not second.is_delete())
+
+
+def _given_twice(place: str, first: Any, second: Any) -> str:
+    hint = f"; for several values write {place}=[A,B]" if place.startswith("grid.axes.") else ""
+    return f"{place.rstrip('=')} is given twice, {first.input_line} and {second.input_line}; give it once{hint}"
+
+
 def parse_override(text: str) -> Any:
     """Parses one override as Hydra does. Raises `InvalidSweep` if the grammar refuses it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    refuse_ambiguous_override(text)
     try:
         override = OverridesParser.create().parse_override(text)
         if override.is_sweep_override():

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sweep.composing.ambiguous_scalars import refuse_ambiguous_scalars
 from workloads.spec.errors import InvalidSweep
 
 MOST_VALUES = 100_000
@@ -19,8 +20,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``, as OmegaConf reads YAML. An empty file is an empty mapping.
 
     Raises `InvalidSweep` with the file, and the line if known, for text that is not UTF-8 or not YAML, for anything but
-    a mapping, and for aliases that expand to more than `MOST_VALUES` values.
+    a mapping, for aliases that expand to more than `MOST_VALUES` values, and for every value that YAML 1.1 reads as
+    another number or word (``0042``, ``16:00``, ``no``).
     """
+    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import MarkedYAMLError, YAMLError
@@ -28,7 +31,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         _refuse_depth(path, text)
-        _refuse_explosion(path, text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_explosion(path, root)
+        refuse_ambiguous_scalars(str(path), root)
         data = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except InvalidSweep:
         raise
@@ -61,10 +66,8 @@ def _refuse_depth(path: Path, text: str) -> None:
             raise InvalidSweep(f"{path}: more than {_DEEPEST} brackets are open at a time; it is nested too deeply")
 
 
-def _refuse_explosion(path: Path, text: str) -> None:
+def _refuse_explosion(path: Path, root: Any) -> None:
     """Count the values of a file with its aliases expanded, without expanding them; refuse too many."""
-    if "*" not in text or "&" not in text:
-        return
     import yaml
 
     sizes: dict[int, int | None] = {}
@@ -82,7 +85,7 @@ def _refuse_explosion(path: Path, text: str) -> None:
             sizes[id(node)] = known
         return known
 
-    total = size(yaml.compose(text, Loader=yaml.SafeLoader))
+    total = size(root)
     if total > MOST_VALUES:
         raise InvalidSweep(
             f"{path}: with its aliases (*NAME) expanded it holds {_short(total)} values; at most {MOST_VALUES:,}"

@@ -13,6 +13,7 @@ from sweep.composing.machine import Machine, method_of
 from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import flag, known_names, mapping
 from workloads.spec.cluster import environment_from_dict, to_dict
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.units import seconds
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
     elif fields.get("num_devices") is None:
         fields["num_devices"] = machine.num_gpus if on_gpu else config.cluster.devices_per_node
     if method != "measured":
+        if fields["num_devices"] not in (1, None):
+            raise InvalidSweep(
+                f"launcher.num_devices={fields['num_devices']}: a rehearsal uses one device; leave it out"
+            )
         fields["num_devices"] = 1
     fields |= {
         "device": "cuda" if on_gpu else "cpu",

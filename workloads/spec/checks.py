@@ -38,7 +38,7 @@ class Values:
     def check(self, place: str, value: Any, *, error: type[UltrasweepError] = InvalidSweep) -> Any:
         """Returns the value, converted to text if the field is text. Raises ``error`` for a value that is not
         allowed."""
-        if self.is_text and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if self.is_text and isinstance(value, int) and not isinstance(value, bool):  # a float is 1.1 for 1.10
             value = str(value)
         if not self.accepts(value):
             raise error(self.refusal(place, value))
@@ -122,7 +122,7 @@ def flag(place: str, value: object, *, error: type[UltrasweepError] = InvalidSwe
 def text(place: str, value: object) -> str:
     if isinstance(value, str):
         return value
-    raise InvalidSweep(f"{place}={shown(value)} must be text")
+    raise InvalidSweep(f"{place}={shown(value)} must be text{_quotes(value)}")
 
 
 def matching(place: str, value: object, shape: re.Pattern[str], what: str) -> str:
@@ -130,7 +130,12 @@ def matching(place: str, value: object, shape: re.Pattern[str], what: str) -> st
     message."""
     if isinstance(value, str) and shape.fullmatch(value):
         return value
-    raise InvalidSweep(f"{place}={shown(value)} must be {what}")
+    raise InvalidSweep(f"{place}={shown(value)} must be {what}{_quotes(value)}")
+
+
+def _quotes(value: object) -> str:
+    """The end of a message about a number, true or false where text was expected."""
+    return "; put it in quotes" if isinstance(value, (bool, int, float)) else ""
 
 
 def choice(place: str, value: object, choices: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from results.errors import UltrasweepError
         {"exclude": "node1 node2"},
         {"nodelist": "node1\nrm"},
         {"gpu_type": "h100:8"},
+        {"gpus": "none", "gpu_type": "h100"},
         {"mem": "all"},
         {"mem": "-1"},
         {"nice": "5"},

@@ -10,8 +10,10 @@ from results.errors import UltrasweepError
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import Machine
+from sweep.composing.overrides import sort_overrides
 from sweep.grids.expand import expand_all
 from sweep.running.launch import launch_settings, slurm_options
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 
 
@@ -186,6 +188,40 @@ def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> No
     with pytest.raises(UltrasweepError, match=message) as error:
         compose_sweep(overrides)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["grid.axes.tp=8", "grid.axes.tp=2"], "grid.axes.tp is given twice, grid.axes.tp=8 and grid.axes.tp=2"),
+        (["grid.axes.tp=8", "+grid.axes.tp=2"], "for several values write grid.axes.tp="),
+        (["grid.axes.tp=8", "grid.axes={pp: 2, tp: 2}"], "grid.axes.tp is given twice"),
+        (["grid.axes.tp=8", "~grid.axes.tp"], "grid.axes.tp is given twice, grid.axes.tp=8 and ~grid.axes.tp"),
+        (["model=tiny", "grid.axes.model=tiny_moe"], "grid.axes.model is given twice, model=tiny and"),
+        (["cluster=cpu", "cluster=h200"], "cluster is given twice, cluster=cpu and cluster=h200; give it once"),
+        (["launcher=local", "launcher=rehearse"], "launcher is given twice"),
+        (["name=a", "name=b"], "name is given twice"),
+        (["budget.gpu_hours=1", "++budget.gpu_hours=2"], "budget.gpu_hours is given twice"),
+        (["cluster.nodes=1", "cluster.nodes=2"], "cluster.nodes is given twice"),
+        (["grid.where={}"], "an empty mapping changes nothing; write ~grid.where to remove it"),
+    ],
+)
+def test_no_override_is_dropped_in_silence(overrides: list[str], message: str) -> None:
+    with pytest.raises(InvalidSweep, match=message):
+        sort_overrides(["+grid=tiny", *overrides], ConfFolders())
+
+
+def test_overrides_that_all_count_are_taken() -> None:
+    words = ["+grid=tiny", "+grid=one_gpu", "model=tiny", "model=llama1b", "cluster=h200", "cluster.nodes=2"]
+    words += ["~grid.subsample", "grid.subsample.count=2", "grid.axes={tp: 1}", "grid.axes.pp=1"]
+    given = sort_overrides(words, ConfFolders())
+    assert (given.grids, given.models) == (("tiny", "one_gpu"), ("tiny", "llama1b"))
+
+
+def test_a_rehearsal_does_not_take_devices_that_it_will_not_use() -> None:
+    config = compose_sweep(["+grid=tiny", "launcher=rehearse", "launcher.num_devices=4"])
+    with pytest.raises(InvalidSweep, match=r"launcher\.num_devices=4: a rehearsal uses one device; leave it out"):
+        launch_settings(config, Machine(gpu_name=None, num_gpus=0))
 
 
 def test_clusters_to_learn_from_are_read_by_name() -> None:

@@ -120,6 +120,29 @@ def test_replicas_and_shards_may_be_derived_from_dp() -> None:
     assert layouts(expansion, "zero_stage", "dp_replicate", "dp_shard") == [(0, 8, 1), (3, 1, 8), (3, 2, 4)]
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"axes": {"dp_replicate": 1, "dp_shard": 1, "dp": 8}},
+            r"dp=8, but dp_replicate=1 and dp_shard=1 make 1; give dp_replicate=8 \(ZeRO 0\) or dp_shard=8",
+        ),
+        ({"axes": {"dp_shard": 2}, "derive": {"dp": "4"}}, "dp=4, but dp_replicate=1 and dp_shard=2 make 2"),
+        ({"axes": {"dp_shard": 2, "world_size": 4}}, "world_size=4, but .* has 2; derive the other degrees"),
+    ],
+)
+def test_a_field_beside_others_that_contradict_it_is_not_dropped(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSweep, match=message):
+        grid(**sections)
+
+
+def test_an_axis_without_effect_in_any_point_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    grid(axes={"pp": 1, "pp_schedule": "gpipe", "zero_stage": [0, 3], "cp_kind": ["ring", "ulysses"], "tp": [1, 2]})
+    assert [record.getMessage() for record in caplog.records] == [
+        "grid g: pp_schedule=gpipe has no effect in any point; the points have pp_schedule=none"
+    ]
+
+
 def test_a_subsample_is_seeded_and_a_part_of_the_whole() -> None:
     axes = {"tp": [1, 2, 4, 8], "micro_batch_size": list(range(1, 51))}
     whole = grid(axes=axes)
