@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweep.composing.composition import compose
+from sweep.composing.composition import compose, unknown_section
 from sweep.composing.conffiles import BuiltFile, ConfFolders
 from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, parse_overrides, sort_overrides
 from sweep.composing.search_settings import Settings, settings_from
@@ -103,8 +103,8 @@ def compose_sweep(
     data = compose(given, groups, folders)
     for section in data:
         if section not in _SECTIONS:
-            known = {*_SECTIONS, "grid", "model"} - {"grids"}
-            raise InvalidSweep(f"no option {section!r} at the top level{checks.suggest(section, known)}")
+            known = {name: data[name] for name in _SECTIONS if name in data}
+            raise InvalidSweep(unknown_section(section, known, folders))
     grids = tuple(
         grid_from_dict(name, _with_models(data["grids"][name], given.models), extra_where) for name in given.grids
     )

@@ -16,6 +16,8 @@ from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
 
 GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
+_OPEN = ("cluster.", "launcher.environment.", "launcher.phase_limits_s.", "launcher.sbatch.")
+"""Options to which an override adds names without a ``+``."""
 CHOSEN_GROUPS = ("cluster", "launcher", "measure")
 """Groups of which a sweep has exactly one option."""
 
@@ -50,10 +52,12 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
             hydra += _for_each_grid(override, grids)
         elif key in GROUPS:
             raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
+        elif key.startswith(("hydra/launcher", "hydra.launcher")):
+            raise InvalidSweep(f"{override.input_line}: write launcher=slurm and launcher.OPTION=..., without hydra")
         elif key.partition(".")[0] in ("grids", "hydra"):
             raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
-        elif key.startswith("cluster.") and not override.is_delete():
-            # Also fields that the file leaves out; a field that no cluster has is refused when the cluster is read.
+        elif key.startswith(_OPEN) and not override.is_delete():
+            # Also names that the file leaves out; a field that no cluster has is refused when the cluster is read.
             hydra.append(f"++{override.input_line.lstrip('+')}")
         else:
             hydra.append(override.input_line)

@@ -15,11 +15,17 @@ from typing import Any, TypeVar
 
 from results.errors import UltrasweepError
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.other_names import same_here, what_to_write
 
 T = TypeVar("T")
 _CLOSE = 0.7
 """Similarity from which a word of a short list is suggested. It is high because the message shows the whole list
 anyway."""
+_LEAST_PART, _MOST_MEANT = 3, 4
+"""A word of fewer letters is not searched in others, and no more words than this are suggested."""
+_PARTS = re.compile(r"[^a-z0-9]+")
+_CODE = re.compile(r"([a-z]{1,2})[0-9]{2,4}(?![0-9])")
+"""The name of a device or precision: h200, bf16."""
 _MOST_SHOWN = 100
 """A message repeats at most this many characters of what a user wrote."""
 
@@ -190,20 +196,49 @@ def build(
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: ``; did you mean 'x'? known: x, y``."""
+    """The end of a message about an unknown word: ``; did you mean 'x'? known: x, y``, or where another program's name
+    is written here."""
     options = sorted(known)
-    return f"{did_you_mean(word, options) or ';'} known: {', '.join(options)}"
+    hint = "" if same_here(word, options) else what_to_write(word, options)
+    hint = f"; {hint};" if hint else did_you_mean(word, options) or ";"
+    return f"{hint} known: {', '.join(options)}"
 
 
-def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
-    """``; did you mean 'x'?`` if one of the ``known`` words is similar (at least ``cutoff``; equal words have 1);
-    otherwise empty."""
+def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.65) -> str:
+    """``; did you mean 'x'?`` for the ``known`` words that ``word`` may stand for; otherwise empty.
+
+    These are the word with other case or dashes, another program's name of it, the words that begin with it, those that
+    have it as a part, or the most similar word (at least ``cutoff``; equal words have 1). Nothing with other digits is
+    similar, and no other short letters before digits: h200 is a misspelt h100 or gh200 to nobody.
+    """
     options = sorted(map(str, known))
     if not isinstance(word, str) and word is not None:
         return ""
-    exactly = [option for option in options if option.lower() == str(word).lower()]
-    close = exactly or difflib.get_close_matches(str(word), options, n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    text = str(word).lower()
+    close = [option for option in options if _letters(option) == _letters(text)]
+    if not close and (same := same_here(text, options)) is not None:
+        close = [same]
+    if not close and len(text) >= _LEAST_PART:
+        begun = [option for option in options if option.lower().startswith(text)]
+        close = begun or [option for option in options if text in _PARTS.split(option.lower())]
+        close = close if len(close) <= _MOST_MEANT else []
+    if not close:
+        similar = [option for option in options if _is_one_series(text, option.lower())]
+        close = difflib.get_close_matches(text, similar, n=1, cutoff=cutoff)
+    if not close:
+        return ""
+    *others, last = map(repr, close)
+    return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", word.lower())
+
+
+def _is_one_series(word: str, other: str) -> bool:
+    """Whether two names have the same digits in any order and, if one is a code such as h200, its letters."""
+    codes = [match[1] if (match := _CODE.match(text)) else None for text in (word, other)]
+    return sorted(re.findall("[0-9]", word)) == sorted(re.findall("[0-9]", other)) and codes[0] == codes[1]
 
 
 def shown(value: object) -> str:

@@ -187,8 +187,10 @@ def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
     for name, value in mapping(label, fields).items():
         if not _VARIABLE.fullmatch(name):
             raise InvalidSweep(f"{label}: {name!r} cannot be the name of a variable (letters, digits and _)")
-        if isinstance(value, bool) or not isinstance(value, (str, int)):  # 1.10 is 1.1 by now, and 1e5 is 100000.0
+        if isinstance(value, float):  # 1.10 is 1.1 by now, and 1e5 is 100000.0
             raise InvalidSweep(f"{label}: {name}={value!r} must be text or a whole number; put it in quotes")
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise InvalidSweep(f"{label}: {name}={value!r} must be text or a number; put it in quotes")
         if not str(value).isprintable():
             raise InvalidSweep(f"{label}: {name}={value!r} has a character that cannot be printed")
         environment[name] = str(value)

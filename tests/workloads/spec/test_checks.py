@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from workloads.spec import checks
+from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 
 
@@ -70,3 +71,21 @@ def test_another_error_may_be_raised() -> None:
 
 def test_nothing_close_is_not_suggested() -> None:
     assert checks.suggest("zzz", ["b", "a"]) == "; known: a, b"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("h100", "; did you mean 'h100_efa' or 'h100_ib400'?"),
+        ("ib400", "; did you mean 'h100_ib400'?"),
+        ("H100-EFA", "; did you mean 'h100_efa'?"),
+        ("lama8b", "; did you mean 'llama8b'?"),
+        ("h800", ""),  # another device, not a misspelt one
+        ("gh200", ""),
+        ("llama7b", ""),  # another model
+        ("mail_user", ""),
+    ],
+)
+def test_suggestions_do_not_mislead(word: str, said: str) -> None:
+    known = ("h100_efa", "h100_ib400", "h200", "gb200", "llama8b", "llama70b", "max_pilots")
+    assert did_you_mean(word, known) == said
