@@ -24,13 +24,15 @@ _GROUPED = re.compile(r"(?<![\w.'\"-])[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?([eE]
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 
 
-def refuse_ambiguous_scalars(label: str, root: Any) -> None:
-    """Check the plain scalars of one document. ``root``: its composed nodes; None for an empty document.
+def refuse_ambiguous_scalars(label: str, document: str) -> None:
+    """Check the plain scalars of one YAML document.
 
     Raises `InvalidSweep` with one message per value: the line, how the value would be read, and what to write.
     """
+    import yaml
+
     messages = []
-    for node in _scalars(root):
+    for node in _scalars(yaml.compose(document, Loader=yaml.SafeLoader)):
         if (meaning := _other_meaning(node)) is not None:
             written = shown(node.value)
             plain = node.value.lstrip("0") if _OCTAL.fullmatch(node.value) else meaning

@@ -14,6 +14,7 @@ from sweep.composing.ambiguous_scalars import refuse_ambiguous_override
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 
 GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
 _OPEN = ("cluster.", "launcher.environment.", "launcher.phase_limits_s.", "launcher.sbatch.")
@@ -42,45 +43,61 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     models = _names(parsed, "model", folders)
     groups: dict[str, str] = {}
     hydra: list[str] = []
+    mistakes = Mistakes()
     for override in parsed:
-        key = override.key_or_group
-        if key in ("grid", "model"):
-            continue
-        if key in CHOSEN_GROUPS:
-            groups[key] = _one_name(override, folders)
-        elif key.partition(".")[0] == "grid":
-            hydra += _for_each_grid(override, grids)
-        elif key in GROUPS:
-            raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
-        elif key.startswith(("hydra/launcher", "hydra.launcher")):
-            raise InvalidSweep(f"{override.input_line}: write launcher=slurm and launcher.OPTION=..., without hydra")
-        elif key.partition(".")[0] in ("grids", "hydra"):
-            raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
-        elif key.startswith(_OPEN) and not override.is_delete():
-            # Also names that the file leaves out; a field that no cluster has is refused when the cluster is read.
-            hydra.append(f"++{override.input_line.lstrip('+')}")
-        else:
-            hydra.append(override.input_line)
+        with mistakes.collected():
+            _sort(override, grids, folders, groups, hydra)
+    mistakes.refuse()
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
+
+
+def _sort(override: Any, grids: Sequence[str], folders: ConfFolders, groups: dict[str, str], hydra: list[str]) -> None:
+    """Adds the override to ``groups`` or to ``hydra``."""
+    key = override.key_or_group
+    if key in ("grid", "model"):
+        return
+    if key in CHOSEN_GROUPS:
+        groups[key] = _one_name(override, folders)
+    elif key.partition(".")[0] == "grid":
+        hydra += _for_each_grid(override, grids)
+    elif key in GROUPS:
+        raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
+    elif key.startswith(("hydra/launcher", "hydra.launcher")):
+        raise InvalidSweep(f"{override.input_line}: write launcher=slurm and launcher.OPTION=..., without hydra")
+    elif key.partition(".")[0] in ("grids", "hydra"):
+        raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
+    elif key.startswith(_OPEN) and not override.is_delete():
+        # Also names that the file leaves out; a field that no cluster has is refused when the cluster is read.
+        hydra.append(f"++{override.input_line.lstrip('+')}")
+    else:
+        hydra.append(override.input_line)
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Any]:
     """Parses overrides as Hydra does. Raises `InvalidSweep` for one that cannot be read, for one that changes nothing,
     and for two that set the same option, of which the last would win without a word."""
-    parsed = [parse_override(text) for text in texts]
+    parsed, mistakes = [], Mistakes()
+    for text in texts:
+        with mistakes.collected():
+            parsed.append(parse_override(text))
     earlier: list[tuple[str, Any]] = []
     for override in parsed:
         leaves = list(_leaves(override.key_or_group, None if override.is_delete() else override.value()))
         for place, value in leaves:
-            if isinstance(value, Mapping):
-                raise InvalidSweep(
-                    f"{override.input_line}: an empty mapping changes nothing; write ~{place} to remove it"
-                )
-            for other_place, other in earlier:
-                if _overlap(place, other_place) and not _may_repeat(other, override):
-                    raise InvalidSweep(_given_twice(place, other, override))
+            with mistakes.collected():
+                _refuse_lost(place, value, override, earlier)
         earlier += [(place, override) for place, _ in leaves]
+    mistakes.refuse()
     return parsed
+
+
+def _refuse_lost(place: str, value: Any, override: Any, earlier: Sequence[tuple[str, Any]]) -> None:
+    """Refuse an override that changes nothing, or that sets again what one of the ``earlier`` ones sets."""
+    if isinstance(value, Mapping):
+        raise InvalidSweep(f"{override.input_line}: an empty mapping changes nothing; write ~{place} to remove it")
+    for other_place, other in earlier:
+        if _overlap(place, other_place) and not _may_repeat(other, override):
+            raise InvalidSweep(_given_twice(place, other, override))
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     a mapping, for aliases that expand to more than `MOST_VALUES` values, and for every value that YAML 1.1 reads as
     another number or word (``0042``, ``16:00``, ``no``).
     """
-    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import MarkedYAMLError, YAMLError
@@ -31,9 +30,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         _refuse_depth(path, text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_explosion(path, root)
-        refuse_ambiguous_scalars(str(path), root)
+        _refuse_explosion(path, text)
+        refuse_ambiguous_scalars(str(path), text)
         data = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except InvalidSweep:
         raise
@@ -66,8 +64,10 @@ def _refuse_depth(path: Path, text: str) -> None:
             raise InvalidSweep(f"{path}: more than {_DEEPEST} brackets are open at a time; it is nested too deeply")
 
 
-def _refuse_explosion(path: Path, root: Any) -> None:
+def _refuse_explosion(path: Path, text: str) -> None:
     """Count the values of a file with its aliases expanded, without expanding them; refuse too many."""
+    if "*" not in text or "&" not in text:
+        return
     import yaml
 
     sizes: dict[int, int | None] = {}
@@ -85,7 +85,7 @@ def _refuse_explosion(path: Path, root: Any) -> None:
             sizes[id(node)] = known
         return known
 
-    total = size(root)
+    total = size(yaml.compose(text, Loader=yaml.SafeLoader))
     if total > MOST_VALUES:
         raise InvalidSweep(
             f"{path}: with its aliases (*NAME) expanded it holds {_short(total)} values; at most {MOST_VALUES:,}"

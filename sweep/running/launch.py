@@ -14,6 +14,7 @@ from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import flag, known_names, mapping
 from workloads.spec.cluster import environment_from_dict, to_dict
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import seconds
 
 if TYPE_CHECKING:
@@ -97,6 +98,17 @@ def slurm_options(config: SweepConfig) -> SlurmOptions | None:
             if name not in _PILOT_OPTIONS and name not in _READ_HERE
         }
     )
+
+
+def launch_options(config: SweepConfig, machine: Machine) -> tuple[LaunchSettings, SlurmOptions | None]:
+    """`launch_settings` and `slurm_options`. Raises `InvalidSweep` with the mistakes of both."""
+    mistakes = Mistakes()
+    with mistakes.collected():
+        settings = launch_settings(config, machine)
+    with mistakes.collected():
+        slurm = slurm_options(config)
+    mistakes.refuse()
+    return settings, slurm
 
 
 def is_dry(config: SweepConfig) -> bool:

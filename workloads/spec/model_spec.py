@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from workloads.spec.checks import build, flag, mapping, number, one_of, texts, whole_number
 from workloads.spec.errors import InvalidExperiment
+from workloads.spec.model_fields import refuse_mistakes
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
 
@@ -123,10 +124,12 @@ class ModelSpec:
 def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     """Makes a `ModelSpec` from user input (YAML); ``head_dim`` is hidden_size / num_heads if it is not given.
 
-    Raises `InvalidExperiment` for an unknown field, with the closest known name, and for a wrong value.
+    Raises `InvalidExperiment` for unknown fields, with the closest known names, and for missing and wrong values, all
+    at once.
     """
     label = f"model {fields.get('name', '(unnamed)')}"
     fields = dict(fields)
+    refuse_mistakes(label, fields)
     for name in ("hidden_size", "num_heads"):
         if name in fields:
             whole_number(f"{label}: {name}", fields[name], 1, error=InvalidExperiment)

@@ -146,13 +146,17 @@ _ABSENT: Mapping[str, str] = {
     "give recompute=full, and recompute_every for every n-th layer": "recompute_method recompute_num_layers",
     "every run has the same optimizer and rate; leave it out": "lr learning_rate weight_decay adam_beta1 adam_beta2 "
     "optimizer",
+}
+"""Names without a counterpart, by what to do instead."""
+
+_ABSENT_OF_JOBS: Mapping[str, str] = {
     "one agent starts on each node; cluster.devices_per_node gives its GPUs": "ntasks ntasks_per_node tasks_per_node "
     "use_srun",
     "the number of nodes of a job follows from its points; max_nodes limits all jobs": "nodes",
     "name=NAME names the sweep and its jobs": "job_name",
     "the output of jobs is in the sweep's folder slurm/": "output error stderr_to_stdout",
 }
-"""Names without a counterpart, by what to do instead."""
+"""The same for options of a launcher of jobs."""
 
 
 def _key(name: str) -> str:
@@ -172,7 +176,10 @@ def _by_key() -> dict[str, list[str]]:
 
 
 _PLACES = _by_key()
-_REASONS = {_key(name): reason for reason, names in _ABSENT.items() for name in names.split()}
+_REASONS, _REASONS_OF_JOBS = (
+    {_key(name): reason for reason, names in table.items() for name in names.split()}
+    for table in (_ABSENT, _ABSENT_OF_JOBS)
+)
 
 
 def same_here(name: str, known: Collection[str]) -> str | None:
@@ -192,23 +199,24 @@ def inside(name: str, known: Collection[str]) -> str | None:
     return None
 
 
-def what_to_write(name: str, known: Collection[str]) -> str:
+def what_to_write(name: str, known: Collection[str], value: str = "...") -> str:
     """What a user who wrote ``name`` has to write elsewhere, or why nothing; empty if the name is not known.
 
-    ``known``: the names that the user could have written instead.
+    ``known``: the names that the user could have written instead. ``value``: what the user wrote for it.
     """
     if (place := inside(name, known)) is not None:
         *_, section, last = place.split(".")
-        return f"it is {last} of {section}: write {section}: {{{last}: ...}}"
-    if reason := _REASONS.get(_key(name)):
+        return f"it is {last} of {section}: write {section}: {{{last}: {value}}}"
+    reasons = {**_REASONS, **_REASONS_OF_JOBS} if "sbatch" in known else _REASONS
+    if (reason := reasons.get(_key(name))) is not None:
         return reason
-    return next((_describe(place) for place in _PLACES.get(_key(name), ()) if "." in place), "")
+    return next((_describe(place, value) for place in _PLACES.get(_key(name), ()) if "." in place), "")
 
 
-def _describe(place: str) -> str:
+def _describe(place: str, value: str) -> str:
     kind, _, rest = place.partition(".")
     if kind == "axes":
-        return f"it is the axis {rest} of a grid: grid.axes.{rest}=..."
+        return f"it is the axis {rest} of a grid: grid.axes.{rest}={value}"
     if kind == "model":
         return f"it is {rest} of a model file"
-    return f"it is an option of the {kind}: {place}=..."
+    return f"it is an option of the {kind}: {place}={value}"

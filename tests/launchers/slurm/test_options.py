@@ -8,6 +8,7 @@ import pytest
 
 from launchers.slurm.options import options_from_dict
 from results.errors import UltrasweepError
+from workloads.spec.errors import InvalidSweep
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,15 @@ def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
     with pytest.raises(UltrasweepError) as error:
         options_from_dict(options)
     assert str(error.value).startswith("launcher: ") and "\n" not in str(error.value)
+
+
+def test_all_mistakes_of_a_launcher_file_are_reported_at_once() -> None:
+    with pytest.raises(InvalidSweep) as error:
+        options_from_dict({"partition": "a b", "account": 1.5, "time_min": 0, "setup": ["a\nb"]})
+    assert [message.partition("=")[0] for message in error.value.messages] == [
+        "launcher: partition",
+        "launcher: account",
+        "launcher: time_min",
+        "launcher: setup",
+    ]
+    assert "must be an account's name; put it in quotes" in error.value.messages[1]

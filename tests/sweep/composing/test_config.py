@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from results.errors import UltrasweepError
+from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import Machine
@@ -217,6 +218,37 @@ def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> No
 def test_no_override_is_dropped_in_silence(overrides: list[str], message: str) -> None:
     with pytest.raises(InvalidSweep, match=message):
         sort_overrides(["+grid=tiny", *overrides], ConfFolders())
+
+
+def test_mistakes_of_all_files_and_sections_are_reported_at_once(tmp_path: Path) -> None:
+    for group, text in {
+        "model": "num_hidden_layers: 2\nhidden_size: 64\nnum_heads: 4\nnum_kv_heads: 4\nffn_hidden_size: 128\n",
+        "grid": "cluster: ours\naxes: {model: ours, tensor_parallel_degree: 2, global_batch_size: 4}\n",
+        "cluster": "defaults: [h200, _self_]\nname: ours\ngpus_per_node: 4\nreserved_bytes: 3\n",
+    }.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "ours.yaml").write_text(text)
+    with pytest.raises(UltrasweepError) as error:
+        compose_sweep(["+grid=ours", "plan.reuse=2", "budget.gpu_hours=-1"], ConfFolders((tmp_path,)))
+    said = [message.partition(";")[0] for message in error.value.messages]
+    assert said == [
+        "model ours: no field 'num_hidden_layers'",
+        "model ours: vocab_size must be given",
+        "grid ours: no axis is called 'tensor_parallel_degree'",
+        "cluster ours: no option 'gpus_per_node'",
+        "cluster ours: reserved_bytes=3 means 3 B",
+        "plan.reuse=2 must be true or false",
+        "budget.gpu_hours=-1 must be a number above 0",
+    ]
+
+
+def test_several_mistakes_are_printed_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+grid=tiny", "plan.reuse=2", "budget.gpu_hours=-1"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "ultrasweep: 2 mistakes:",
+        "  plan.reuse=2 must be true or false",
+        "  budget.gpu_hours=-1 must be a number above 0",
+    ]
 
 
 def test_overrides_that_all_count_are_taken() -> None:

@@ -53,9 +53,13 @@ def test_what_is_right_comes_back() -> None:
         (lambda: checks.sequence("a", "word"), "a='word' must be a list, such as ['...','...']"),
         (
             lambda: checks.build(Link, "link", {"bandwith": 1.0}),
-            "link: no option 'bandwith'; did you mean 'bandwidth'? known: bandwidth, latency_s, source",
+            "link: no option 'bandwith'; did you mean 'bandwidth'? known: bandwidth, latency_s, source; "
+            "write bandwidth: 1.0; link: latency_s must be given; write for example latency_s: 5 us",
         ),
-        (lambda: checks.build(Link, "link", {"source": "?"}), "link: bandwidth, latency_s must be given"),
+        (
+            lambda: checks.build(Link, "link", {"source": "?"}),
+            "link: bandwidth, latency_s must be given; write for example bandwidth: 50 GB/s and latency_s: 5 us",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(check: Callable[[], object], told: str) -> None:
