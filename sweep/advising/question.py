@@ -15,6 +15,7 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import AXES, Precision
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.other_names import same_here
 
 LAYOUT_AXES = (
     *("tp", "cp", "pp", "ep", "etp", "zero_stage", "dp_replicate", "micro_batch_size", "recompute"),
@@ -80,7 +81,8 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
         if name.startswith("cluster.") or name == "plan.learn_from":
             changes.append(text)
         elif name not in KNOWN or text.startswith(("+", "~")):
-            raise InvalidSweep(f"advise: no option {name!r}{suggest(name, KNOWN)}")
+            hint = "; did you mean 'gpus'?" if same_here(name, AXES) == "world_size" else suggest(name, KNOWN)
+            raise InvalidSweep(f"advise: no option {name!r}{hint}")
         elif name in values:
             raise InvalidSweep(f"advise: {name} is given twice; give it once")
         else:

@@ -96,7 +96,8 @@ def _refuse_lost(place: str, value: Any, override: Any, earlier: Sequence[tuple[
     if isinstance(value, Mapping):
         raise InvalidSweep(f"{override.input_line}: an empty mapping changes nothing; write ~{place} to remove it")
     for other_place, other in earlier:
-        if _overlap(place, other_place) and not _may_repeat(other, override):
+        removed = override.is_delete() and other_place.startswith(f"{place}.")
+        if (place == other_place or removed) and not _may_repeat(other, override):
             raise InvalidSweep(_given_twice(place, other, override))
 
 
@@ -111,10 +112,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}", part)
     else:
         yield key, value
-
-
-def _overlap(place: str, other: str) -> bool:
-    return place == other or place.startswith(f"{other}.") or other.startswith(f"{place}.")
 
 
 def _may_repeat(first: Any, second: Any) -> bool:

@@ -169,7 +169,7 @@ def _check_names(
         )
     grid_names = {*axis_names, *grid.derive}
     if "model" not in axis_names:
-        refuse(" has no model; give one with model=NAME")
+        refuse(" has no model; give one with model=NAME, or write axes: {model: NAME}")
     for name in sorted(grid_names & set(SHAPE_NAMES)):
         refuse(f": {name} is part of the model's shape; give the variable another name")
     for name in sorted({"engine", "engine_version", "model"} & set(grid.derive)):
@@ -186,7 +186,7 @@ def _check_names(
         if name not in known:
             refuse(f": derive.{name} is not used{suggest(name, POINT_FIELDS)}")
     if "global_batch_size" not in {*grid_names, *meant, *unread}:
-        refuse(": global_batch_size is missing; add it as an axis or derive it")
+        refuse(": global_batch_size is missing; add it as an axis or derive it: write axes: {global_batch_size: 512}")
     for place, expression in expressions.items():
         usable = grid_names | set(SHAPE_NAMES) | meant | set(unread)
         if place in conditions:

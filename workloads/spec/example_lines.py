@@ -20,6 +20,7 @@ _EXAMPLES: Mapping[str, str] = {
     "qk_rope_head_dim": "64",
     "v_head_dim": "128",
     # a cluster: HGX H100
+    "name": "ours",
     "backend": "cuda",
     "devices_per_node": "8",
     "intra_node": "{bandwidth: 360 GB/s, latency_s: 4 us}",

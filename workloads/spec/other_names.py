@@ -42,13 +42,13 @@ _SAME: Mapping[str, str] = {
     "model.mla.v_head_dim": "v_head_dim",
     "axes.dp": "data_parallel_size data_parallel_degree dp_size dp_degree",
     "axes.dp_replicate": "data_parallel_replicate_degree num_distributed_optimizer_instances",
-    "axes.dp_shard": "data_parallel_shard_degree fsdp_size fsdp_degree",
+    "axes.dp_shard": "data_parallel_shard_degree fsdp fsdp_size fsdp_degree",
     "axes.tp": "tensor_parallel_degree tensor_model_parallel_size tensor_parallel_size tp_size tp_degree autotp_size",
     "axes.pp": "pipeline_parallel_degree pipeline_model_parallel_size pipeline_parallel_size pp_size pp_degree",
     "axes.cp": "context_parallel_degree context_parallel_size cp_size cp_degree sequence_parallel_size",
     "axes.ep": "expert_parallel_degree expert_model_parallel_size expert_parallel_size ep_size ep_degree",
     "axes.etp": "expert_tensor_parallel_degree expert_tensor_parallel_size",
-    "axes.world_size": "gpus num_gpus n_gpus ngpus num_devices num_processes",
+    "axes.world_size": "world_size gpus num_gpus n_gpus ngpus num_devices num_processes",
     "axes.micro_batch_size": "per_device_train_batch_size local_batch_size train_micro_batch_size_per_gpu mbs "
     "pipeline_parallel_microbatch_size",
     "axes.global_batch_size": "train_batch_size gbs",
@@ -132,6 +132,9 @@ _ABSENT: Mapping[str, str] = {
     "every layer attends to the whole sequence; leave it out": "sliding_window use_sliding_window max_window_layers "
     "layer_types window_size",
     "give the resulting width as ffn_hidden_size": "multiple_of ffn_dim_multiplier",
+    "blocks have RMSNorm and rotary embeddings; leave it out": "normalization position_embedding_type",
+    "give num_kv_heads, fewer than num_heads": "group_query_attention",
+    "give the fields of the experts as moe": "moe_enabled",
     "give tie_embeddings, its opposite": "untie_embeddings_and_output_weights",
     "give vocab_size with its padding": "make_vocab_size_divisible_by",
     "give num_shared_experts in moe: each is as wide as a routed expert": ""
@@ -139,7 +142,7 @@ _ABSENT: Mapping[str, str] = {
     "give num_dense_layers in moe, the number of first layers without experts": "moe_layer_freq decoder_sparse_step "
     "mlp_only_layers interleave_moe_layer_step",
     "experts are chosen from all, without groups; leave it out": "n_group topk_group moe_router_num_groups "
-    "moe_router_group_topk num_expert_groups num_limited_groups",
+    "moe_router_group_topk topk_method num_expert_groups num_limited_groups",
     "there is no multi-token prediction; leave it out": "num_nextn_predict_layers mtp_num_layers",
     "give virtual_stages, the number of model chunks of a pipeline rank": "num_layers_per_virtual_pipeline_stage "
     "pipeline_parallel_layers_per_stage",
@@ -153,7 +156,10 @@ _ABSENT_OF_JOBS: Mapping[str, str] = {
     "one agent starts on each node; cluster.devices_per_node gives its GPUs": "ntasks ntasks_per_node tasks_per_node "
     "use_srun",
     "the number of nodes of a job follows from its points; max_nodes limits all jobs": "nodes",
-    "name=NAME names the sweep and its jobs": "job_name",
+    "name=NAME names the sweep and its jobs": "job_name name",
+    "results_dir=DIR holds the sweeps": "folder",
+    "nothing runs after a pilot's points; leave it out": "teardown",
+    "the launcher sets it; leave it out": "comment map_count",
     "the output of jobs is in the sweep's folder slurm/": "output error stderr_to_stdout",
 }
 """The same for options of a launcher of jobs."""

@@ -175,6 +175,7 @@ def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
         (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no option 'tpp'; did you mean 'tp'?"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tp=1", "tp=2"], "tp is given twice, tp=1 and tp=2; give it once"),
         (["model=llama8b", "model=llama1b", "cluster=h200", "gpus=8"], "model is given twice"),
+        (["model=llama8b", "cluster=h200", "num_gpus=8"], "advise: no option 'num_gpus'; did you mean 'gpus'?"),
         (["model=llama9b", "cluster=h200", "gpus=8"], "llama9b"),
         (["model=llama8b", "cluster=cpu", "gpus=8"], "the file of cluster cpu"),
         (["model=llama8b", "cluster=h200", "gpus=8", "recompute=norm"], "is not searched"),

@@ -205,6 +205,10 @@ def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> No
         (["grid.axes.tp=8", "grid.axes.tp=2"], "grid.axes.tp is given twice, grid.axes.tp=8 and grid.axes.tp=2"),
         (["grid.axes.tp=8", "+grid.axes.tp=2"], "for several values write grid.axes.tp="),
         (["grid.axes.tp=8", "grid.axes={pp: 2, tp: 2}"], "grid.axes.tp is given twice"),
+        (
+            ["grid.subsample.count=8", "~grid.subsample"],
+            "grid.subsample is given twice, grid.subsample.count=8 and ~grid",
+        ),
         (["grid.axes.tp=8", "~grid.axes.tp"], "grid.axes.tp is given twice, grid.axes.tp=8 and ~grid.axes.tp"),
         (["model=tiny", "grid.axes.model=tiny_moe"], "grid.axes.model is given twice, model=tiny and"),
         (["cluster=cpu", "cluster=h200"], "cluster is given twice, cluster=cpu and cluster=h200; give it once"),
