@@ -209,7 +209,7 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "device.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),
         "device.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
-        "reserved_bytes": lambda where, value: value == 0 or _amount(where, value, unit="B", span=_MEMORY),
+        "reserved_bytes": partial(_amount, unit="B", span=_MEMORY, may_be_0=True),
         "matmul_efficiency": _share,
     }
     for link in ("intra_node", "inter_node"):
@@ -228,8 +228,8 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
                 check(f"{place}: {name}", value)
 
 
-def _amount(place: str, value: Any, *, unit: Unit, span: Range, optional: bool = False) -> None:
-    if value is not None or not optional:
+def _amount(place: str, value: Any, *, unit: Unit, span: Range, optional: bool = False, may_be_0: bool = False) -> None:
+    if not ((value is None and optional) or (value == 0 and may_be_0)):
         plausible(place, quantity(place, value, unit), *span)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from results.errors import UltrasweepError
 
@@ -17,13 +16,9 @@ class Mistakes:
     def __bool__(self) -> bool:
         return bool(self._errors)
 
-    @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Keeps the error of the block, if there is one, instead of raising it."""
-        try:
-            yield
-        except UltrasweepError as error:
-            self._errors.append(error)
+    def collected(self) -> _Collection:
+        """A block whose error, if there is one, is kept instead of raised."""
+        return _Collection(self._errors)
 
     def refuse(self) -> None:
         """Raises an error with every message, each once; a single error is raised as it is."""
@@ -32,3 +27,21 @@ class Mistakes:
         if self._errors:
             messages = dict.fromkeys(message for error in self._errors for message in error.messages)
             raise type(self._errors[0])(*messages) from None
+
+
+class _Collection:
+    """The block of `Mistakes.collected`; a class, so that type checkers know that it ends exceptions."""
+
+    def __init__(self, errors: list[UltrasweepError]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, UltrasweepError):
+            return False
+        self._errors.append(error)
+        return True
