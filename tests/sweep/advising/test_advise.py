@@ -162,6 +162,14 @@ def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
     assert "nothing fits" in printed(found) and "needs least: " in printed(found)
 
 
+def test_all_mistakes_of_a_question_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "model=llama8b", "gpus=8", "tpp=2", "num_gpus=8"]) == 2
+    heading, *said = capsys.readouterr().err.splitlines()
+    assert heading == "ultrasweep: 3 mistakes:"
+    for line, begin in zip(said, ("no option 'tpp'", "no option 'num_gpus'", "cluster is missing"), strict=True):
+        assert line.startswith(f"  advise: {begin}")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
