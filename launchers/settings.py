@@ -12,6 +12,7 @@ from workloads.contract.protocol import MeasureSpec, Method
 from workloads.spec.checks import build, flag, mapping, number, whole_number
 from workloads.spec.cluster import ClusterSpec, cluster_from_dict
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 
 Launcher = Literal["local", "rehearse", "slurm"]
 Device = Literal["cuda", "cpu"]
@@ -68,20 +69,28 @@ class LaunchSettings:
     """Measurement that points make instead of training steps, for ``python -m sweep probe``."""
 
     def __post_init__(self) -> None:
+        mistakes = Mistakes()
         for name in ("num_devices", "max_attempts", "breaker_failures"):
-            whole_number(f"launcher: {name}", getattr(self, name), 1)
-        if unknown := set(self.phase_limits_s) - set(PHASE_LIMITS_S):
-            known = ", ".join(PHASE_LIMITS_S)
-            raise InvalidSweep(f"launcher: phase_limits_s has no phase {', '.join(sorted(unknown))}; it has {known}")
+            with mistakes.collected():
+                whole_number(f"launcher: {name}", getattr(self, name), 1)
+        with mistakes.collected():
+            if unknown := set(self.phase_limits_s) - set(PHASE_LIMITS_S):
+                raise InvalidSweep(
+                    f"launcher: phase_limits_s has no phase {', '.join(sorted(unknown))}; it has "
+                    f"{', '.join(PHASE_LIMITS_S)}"
+                )
         for phase, limit_s in self.phase_limits_s.items():
-            number(f"launcher: phase_limits_s.{phase}", limit_s, above=0, unit="seconds")
-        for name in ("collective_timeout_s", "failure_grace_s", "device_free_limit_s", "lease_s"):
-            number(f"launcher: {name}", getattr(self, name), above=0, unit="seconds")
-        if self.node_check is not None:
-            flag("launcher: node_check", self.node_check)
-        flag("launcher: exclude_slow_nodes", self.exclude_slow_nodes)
-        if self.point_deadline_s is not None:
-            number("launcher: point_deadline_s", self.point_deadline_s, above=0, unit="seconds")
+            with mistakes.collected():
+                number(f"launcher: phase_limits_s.{phase}", limit_s, above=0, unit="seconds")
+        for name in ("collective_timeout_s", "failure_grace_s", "device_free_limit_s", "lease_s", "point_deadline_s"):
+            with mistakes.collected():
+                if name != "point_deadline_s" or self.point_deadline_s is not None:
+                    number(f"launcher: {name}", getattr(self, name), above=0, unit="seconds")
+        for name in ("node_check", "exclude_slow_nodes"):
+            with mistakes.collected():
+                if name != "node_check" or self.node_check is not None:
+                    flag(f"launcher: {name}", getattr(self, name))
+        mistakes.refuse()
 
     @property
     def checks_nodes(self) -> bool:

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 class UltrasweepError(ValueError):
     """A mistake of the user, in one line: what is wrong, the numbers, what would work. The command line prints it and
-    exits with 2."""
+    exits with 2.
+
+    An error may carry several mistakes, each a line of its own (`messages`); as one text they are joined by ``; ``.
+    """
+
+    def __init__(self, *messages: object) -> None:
+        self.messages = tuple(map(str, messages))
+        super().__init__("; ".join(self.messages))
 
 
 class InvalidResults(UltrasweepError):

@@ -1,7 +1,7 @@
 """The command line: ``python -m sweep COMMAND`` (or ``ultrasweep COMMAND``).
 
-A mistake of the user ends with one line on standard error and exit code 2. The options of each command are in
-`sweep.cli.parsers`, the commands in `sweep.cli.commands`.
+A mistake of the user ends with one line on standard error (several mistakes: one line each) and exit code 2. The
+options of each command are in `sweep.cli.parsers`, the commands in `sweep.cli.commands`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except UltrasweepError as error:
-        print(f"ultrasweep: {one_line(str(error))}", file=sys.stderr)
+        print("\n".join(_lines(error)), file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("ultrasweep: interrupted", file=sys.stderr)
@@ -39,6 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"use {error.filename}" if error.filename else "go on"
         print(one_line(f"ultrasweep: cannot {what}: {error.strerror or error}"), file=sys.stderr)
         return USAGE
+
+
+def _lines(error: UltrasweepError) -> list[str]:
+    """The lines that tell the user of an error: one, or a heading and one for each of several mistakes."""
+    if len(error.messages) < 2:
+        return [f"ultrasweep: {one_line(str(error))}"]
+    return [f"ultrasweep: {len(error.messages)} mistakes:", *(f"  {one_line(text)}" for text in error.messages)]
 
 
 def _dispatch(arguments: list[str]) -> int:

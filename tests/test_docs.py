@@ -309,7 +309,7 @@ def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> N
     named = set(re.findall(r"`([\w.]+)`", GRIDS))
     with pytest.raises(InvalidSweep) as refused:
         grid_from_dict("any", {"axes": {"model": "tiny"}, "where": {"any": "no_function(1)"}})
-    functions = str(refused.value).partition("if-else, ")[2].split(", ")
+    functions = refused.value.messages[0].partition("if-else, ")[2].split(", ")
     assert len(functions) >= 3
     assert {*SHAPE_NAMES, *CHECKED_FIELDS, *functions, "devices_per_node"} <= named
     assert set(table(section("Grid files"))) >= set(_SECTIONS)

@@ -105,8 +105,8 @@ def configuration() -> str:
     launchers = {name: read_options(PACKAGED / "launcher" / f"{name}.yaml") for name in folders.names("launcher")}
     parts = [
         _heading("Configuration"),
-        "Every option can be given on the command line as `NAME=VALUE`, in Hydra's grammar: `plan.oom_margin=1.2`. An "
-        "entry of a mapping that is not there yet needs a plus: `+launcher.environment.NCCL_DEBUG=WARN`. Options of a "
+        "Every option can be given on the command line as `NAME=VALUE`, in Hydra's grammar: `plan.oom_margin=1.2`. New "
+        "entries of `environment`, `phase_limits_s` and `sbatch` need no plus, others do. Options of a "
         "group can also stand in a file of your own, `DIR/launcher/NAME.yaml` with `--conf DIR launcher=NAME`.",
         "## The sweep",
         _options_table(option for section in whole.sections for option in section.options),

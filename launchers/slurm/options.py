@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from workloads.spec.checks import build, choice, flag, mapping, matching, number, sequence, text, whole_number
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 
 GpuRequest = Literal["gpus_per_node", "gres", "none"]
 
@@ -163,19 +164,33 @@ class SlurmOptions:
     """Further parameters of sbatch by their long names; true for a parameter without a value, false omits it."""
 
     def __post_init__(self) -> None:
+        mistakes = Mistakes()
         for name, (shape, what) in _SHAPES.items():
-            if (value := getattr(self, name)) is not None:
-                matching(f"launcher: {name}", value, shape, what)
+            with mistakes.collected():
+                if (value := getattr(self, name)) is not None:
+                    matching(f"launcher: {name}", value, shape, what)
         for name, least in _LEAST.items():
-            if (value := getattr(self, name)) is not None:
-                whole_number(f"launcher: {name}", value, least)
-        if self.target_h is not None:
-            number("launcher: target_h", self.target_h, above=0, unit="hours")
+            with mistakes.collected():
+                if (value := getattr(self, name)) is not None:
+                    whole_number(f"launcher: {name}", value, least)
+        with mistakes.collected():
+            if self.target_h is not None:
+                number("launcher: target_h", self.target_h, above=0, unit="hours")
         for name in ("requeue", "exclusive"):
-            flag(f"launcher: {name}", getattr(self, name))
-        if isinstance(self.gpus, int) or str(self.gpus).isdigit():
-            raise InvalidSweep(f"launcher: gpus={self.gpus} must be {_WAYS}, not a number; {_NUMBER_OF_GPUS}")
-        choice("launcher: gpus", self.gpus, get_args(GpuRequest))
+            with mistakes.collected():
+                flag(f"launcher: {name}", getattr(self, name))
+        with mistakes.collected():
+            if isinstance(self.gpus, int) or str(self.gpus).isdigit():
+                raise InvalidSweep(f"launcher: gpus={self.gpus} must be {_WAYS}, not a number; {_NUMBER_OF_GPUS}")
+            choice("launcher: gpus", self.gpus, get_args(GpuRequest))
+        with mistakes.collected():
+            self._check_lines()
+        mistakes.refuse()
+        if self.gpus == "none" and self.gpu_type is not None:
+            raise InvalidSweep(
+                f"launcher: gpu_type={self.gpu_type} has no effect with gpus=none, which requests no GPUs; choose "
+                "nodes with constraint or partition, or give gpus=gres"
+            )
         if self.usable_s < _LEAST_USABLE_S:
             raise InvalidSweep(
                 f"launcher: time_min={self.time_min} less signal_delay_s={self.signal_delay_s} and "
@@ -185,7 +200,6 @@ class SlurmOptions:
             raise InvalidSweep(
                 "launcher: exclusive=false needs cpus_per_task=N; without it Slurm gives a pilot one core of a node"
             )
-        self._check_lines()
 
     @property
     def usable_s(self) -> int:

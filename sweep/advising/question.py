@@ -9,12 +9,14 @@ from typing import Any
 
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
-from sweep.composing.overrides import parse_override
+from sweep.composing.overrides import parse_overrides
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import AXES, Precision
+from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.other_names import same_here
 
 LAYOUT_AXES = (
     *("tp", "cp", "pp", "ep", "etp", "zero_stage", "dp_replicate", "micro_batch_size", "recompute"),
@@ -75,21 +77,18 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
     folders = folders or ConfFolders()
     values: dict[str, Any] = {}
     changes: list[str] = []
-    for text in overrides:
-        override = parse_override(text)
-        name = override.key_or_group
-        if name.startswith("cluster.") or name == "plan.learn_from":
-            changes.append(text)
-        elif name not in KNOWN or text.startswith(("+", "~")):
-            raise InvalidSweep(f"advise: no option {name!r}{suggest(name, KNOWN)}")
-        else:
-            values[name] = override.value()
+    mistakes = Mistakes()
+    for text, override in zip(overrides, parse_overrides(overrides), strict=True):
+        with mistakes.collected():
+            _read_word(text, override, values, changes)
     for name in ("model", "cluster"):
-        if name not in values:
-            known = ", ".join(folders.names(name))
-            raise InvalidSweep(f"advise: {name} is missing: give {name}=NAME, one of {known}")
-        if not isinstance(values[name], str):
-            raise InvalidSweep(f"advise: {name}={values[name]!r}: give one {name}")
+        with mistakes.collected():
+            if name not in values:
+                known = ", ".join(folders.names(name))
+                raise InvalidSweep(f"advise: {name} is missing: give {name}=NAME, one of {known}")
+            if not isinstance(values[name], str):
+                raise InvalidSweep(f"advise: {name}={values[name]!r}: give one {name}")
+    mistakes.refuse()
     begin = ["+grid=one_point", f"model={values['model']}", f"cluster={values['cluster']}", *changes]
     begin += [f"results_dir={values['results_dir']}"] if "results_dir" in values else []
     config = compose_sweep(begin, folders)
@@ -113,6 +112,20 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
         price_source="price=" if "price" in values else f"cluster file {cluster.name}",
         **{name: whole_number(f"advise: {name}", values.get(name, default), 1) for name, default in _WORK.items()},
     )
+
+
+def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[str]) -> None:
+    """Adds an override to the ``values`` of the question or to the ``changes`` of the cluster."""
+    name = override.key_or_group
+    if name.startswith("cluster.") or name == "plan.learn_from":
+        changes.append(text)
+    elif name not in KNOWN or text.startswith(("+", "~")):
+        hint = "; did you mean 'gpus'?" if same_here(name, AXES) == "world_size" else suggest(name, KNOWN)
+        raise InvalidSweep(f"advise: no option {name!r}{hint}")
+    elif name in values:
+        raise InvalidSweep(f"advise: {name} is given twice; give it once")
+    else:
+        values[name] = override.value()
 
 
 def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:

@@ -44,7 +44,12 @@ def selected(files: Sequence[Path], only: str | None) -> list[tuple[Path, Card]]
 
 
 def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
-    """The arguments of `run` for a card. The user's overrides come last and win."""
+    """The arguments of `run` for a card. The user's overrides come last and win. Raises `UltrasweepError` for a
+    name."""
+    if any(word.lstrip("+").startswith("name=") for word in overrides):
+        raise UltrasweepError(
+            "verify names the sweep of each card itself; leave name=... out (results_dir may be given)"
+        )
     row = {
         "cluster": card.cluster,
         "method": card.method,

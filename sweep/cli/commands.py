@@ -41,7 +41,7 @@ def _plan(options: Namespace) -> int:
     from sweep.planning.ledger import check_ledger_path, write_ledger_file
     from sweep.planning.plan import refuse_if_nothing_can_run
     from sweep.planning.summary import print_plan
-    from sweep.running.launch import launch_settings, slurm_options
+    from sweep.running.launch import launch_options
     from workloads.spec.checks import suggest
 
     order = parse_order(options.sort) if options.sort is not None else None
@@ -54,8 +54,7 @@ def _plan(options: Namespace) -> int:
         options.overrides, ConfFolders(tuple(options.conf)), extra_where=options.where, launcher=default_launcher()
     )
     # Report mistakes in the launcher's options before planning, whatever this machine is.
-    slurm = slurm_options(config)
-    launch_settings(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
+    _, slurm = launch_options(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
     plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
     if options.out is not None:
         write_ledger_file(options.out, plan)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from sweep.composing.overrides import Overrides
-from workloads.spec.checks import suggest
+from workloads.spec.checks import did_you_mean, suggest
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import AXES
+from workloads.spec.other_names import inside, same_here
 
 
 def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolders) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolder
             composed = hydra_compose("config", overrides=[*base, *overrides.hydra])
         except ConfigCompositionException as error:
             known = OmegaConf.to_container(hydra_compose("config", overrides=base), resolve=False)
-            raise _unknown_key(overrides.hydra, known, folders) or error from None
+            raise _unknown_keys(overrides.hydra, known, folders) or error from None
         data = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
@@ -64,31 +66,64 @@ def _one_line_errors(folders: ConfFolders) -> Iterator[None]:
         raise InvalidSweep(f"the configuration cannot be composed: {first.strip()}") from None
 
 
-def _unknown_key(overrides: Sequence[str], known: Any, folders: ConfFolders) -> InvalidSweep | None:
-    """The error for the first override of an option that does not exist; None if every option exists."""
-    for override in overrides:
-        if override.startswith("+"):
-            continue
-        key = override.removeprefix("~").partition("=")[0]
-        node, walked = known, ""
-        for part in key.split("."):
-            if not isinstance(node, Mapping):
-                return InvalidSweep(f"{override}: {walked} is a single value, it has no {part!r}")
-            if part not in node:
-                if walked == "launcher" and (others := _launchers_with(part, folders)):
-                    return InvalidSweep(
-                        f"{override}: {part} is an option of launcher={' and launcher='.join(others)}; this sweep has "
-                        f"launcher={node['launcher']}"
-                    )
-                place = f"in {walked}" if walked else "at the top level"
-                return InvalidSweep(f"{override}: no option {part!r} {place}{suggest(part, _options(node, walked))}")
-            node, walked = node[part], f"{walked}.{part}".lstrip(".")
+def _unknown_keys(overrides: Sequence[str], known: Any, folders: ConfFolders) -> InvalidSweep | None:
+    """The error for all overrides of options that do not exist; None if every option exists."""
+    messages = [text for override in overrides if (text := _unknown_key(override, known, folders)) is not None]
+    return InvalidSweep(*messages) if messages else None
+
+
+def _unknown_key(override: str, known: Any, folders: ConfFolders) -> str | None:
+    if override.startswith("+"):
+        return None
+    key, _, value = override.removeprefix("~").partition("=")
+    node, walked = known, ""
+    for part in key.split("."):
+        if not isinstance(node, Mapping):
+            return f"{override}: {walked} is a single value, it has no {part!r}"
+        if part not in node:
+            if walked == "launcher" and (others := _launchers_with(part, folders)):
+                return (
+                    f"{override}: {part} is an option of launcher={' and launcher='.join(others)}; this sweep has "
+                    f"launcher={node['launcher']}"
+                )
+            if walked == "launcher" and (place := inside(part, node)) is not None:
+                return f"{override}: no option {part!r} in launcher; write {place}={value}"
+            if not walked:
+                return f"{override}: {unknown_section(key, known, folders, value)}"
+            return f"{override}: no option {part!r} in {walked}{suggest(part, _options(node, walked))}"
+        node, walked = node[part], f"{walked}.{part}".lstrip(".")
     return None
 
 
+def unknown_section(key: str, known: Mapping[str, Any], folders: ConfFolders, value: str = "...") -> str:
+    """The message for an option that does not exist at the top level; it says where the option is, if anywhere.
+
+    ``known``: the composed configuration, or its sections.
+    """
+    first, last = key.partition(".")[0], key.rpartition(".")[2]
+    message, sections = f"no option {first!r} at the top level", _options(known, "")
+    if not did_you_mean(first, sections) and (place := _place_of(last, known, folders)) is not None:
+        return f"{message}; write {place}={value}"
+    return f"{message}{suggest(first, sections)}"
+
+
+def _place_of(name: str, known: Mapping[str, Any], folders: ConfFolders) -> str | None:
+    """The full name of an option that a user gave without its section."""
+    if name in AXES or (name not in known and (same := same_here(name, AXES)) is not None):
+        return f"grid.axes.{name if name in AXES else same}"
+    for section, options in known.items():
+        if section != "grids" and isinstance(options, Mapping) and name in options:
+            return f"{section}.{name}"
+    return f"launcher.{name}" if _launchers_with(name, folders) else None
+
+
 def _launchers_with(option: str, folders: ConfFolders) -> list[str]:
-    """Launchers that have an option of this name."""
-    return [name for name in folders.names("launcher") if option in folders.read("launcher", name)]
+    """Launchers that have an option of this name; a file that cannot be read is not asked."""
+    having = []
+    for name in folders.names("launcher"):
+        with suppress(InvalidSweep):
+            having += [name] if option in folders.read("launcher", name) else []
+    return having
 
 
 def _options(node: Mapping[str, Any], walked: str) -> list[str]:

@@ -6,7 +6,7 @@ The options of a group (grid, model, cluster, device, launcher, measure) are fil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec, model_from_dict
 
 PACKAGED = Path(__file__).parents[1] / "conf"
@@ -93,6 +94,16 @@ class ConfFolders:
         file that does not exist or cannot be read, and for an option that is built on itself.
         """
         return list(self._walk(group, name, ()))
+
+    def refuse_mistakes(self, options: Iterable[tuple[str, str]]) -> None:
+        """Read the user's files that the options (group and name) are built from, because Hydra reports mistakes in
+        them without file and line. Raises `InvalidSweep` with those of all files."""
+        mistakes = Mistakes()
+        for group, name in options:
+            with mistakes.collected():
+                if not self.find(group, name).is_relative_to(PACKAGED):
+                    self.lineage(group, name)
+        mistakes.refuse()
 
     def _walk(self, group: str, name: str, above: tuple[Path, ...]) -> Iterator[BuiltFile]:
         """Yields the files of an option. ``above``: the files that led here, each named in the ``defaults`` list of the

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweep.composing.composition import compose
-from sweep.composing.conffiles import PACKAGED, BuiltFile, ConfFolders
-from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, parse_override, sort_overrides
+from sweep.composing.composition import compose, unknown_section
+from sweep.composing.conffiles import BuiltFile, ConfFolders
+from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, parse_overrides, sort_overrides
 from sweep.composing.search_settings import Settings, settings_from
 from sweep.grids.grid import GridSpec, grid_from_dict
 from workloads.contract.protocol import MeasureSpec
 from workloads.spec import checks
-from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict
+from workloads.spec.cluster import ClusterSpec, read_cluster
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.units import seconds
 
@@ -99,45 +100,62 @@ def compose_sweep(
     given_cluster = given.groups.get("cluster")
     chosen = given_cluster or cluster or _cluster_of_grids(given.grids, folders)
     groups = {"launcher": launcher, **given.groups, **({"cluster": chosen} if chosen else {})}
-    for group, name in (*(("grid", grid) for grid in given.grids), *groups.items()):
-        if not folders.find(group, name).is_relative_to(PACKAGED):
-            folders.lineage(group, name)  # reports mistakes with file and line, which Hydra does not
+    folders.refuse_mistakes([*(("grid", grid) for grid in given.grids), *groups.items()])
     data = compose(given, groups, folders)
+    mistakes = Mistakes()
     for section in data:
         if section not in _SECTIONS:
-            known = {*_SECTIONS, "grid", "model"} - {"grids"}
-            raise InvalidSweep(f"no option {section!r} at the top level{checks.suggest(section, known)}")
-    grids = tuple(
-        grid_from_dict(name, _with_models(data["grids"][name], given.models), extra_where, _constants(data))
-        for name in given.grids
-    )
-    names = {
-        str(row[axis.names.index("model")])
-        for grid in grids
-        for axis in grid.axes
-        if "model" in axis.names
-        for row in axis.rows
-    }
-    options = _mapping(data, "launcher")
-    plan = _mapping(data, "plan")
-    learn_from = _clusters("plan.learn_from", plan.pop("learn_from", []), folders)
-    kind = checks.choice("launcher.launcher", options.get("launcher"), ("local", "rehearse", "slurm"))
-    default_name = "+".join(given.grids) + ("-rehearsed" if kind == "rehearse" else "")
+            known = {name: data[name] for name in _SECTIONS if name in data}
+            with mistakes.collected():
+                raise InvalidSweep(unknown_section(section, known, folders))
+    grids, models = [], {}
+    for name in given.grids:
+        with mistakes.collected():
+            fields = _with_models(data["grids"][name], given.models)
+            for model in _models_of(fields):
+                with mistakes.collected():
+                    models[model] = folders.model(model)
+            grids.append(grid_from_dict(name, fields, extra_where, _constants(data)))
+    parts: dict[str, Any] = {}
+    for part, read in _READERS.items():
+        with mistakes.collected():
+            parts[part] = read(data)
+    with mistakes.collected():
+        learn_from = data["plan"].get("learn_from", []) if isinstance(data["plan"], Mapping) else []
+        parts["learn_from"] = _clusters("plan.learn_from", learn_from, folders)
+    with mistakes.collected():
+        kind = checks.choice("launcher.launcher", parts["launcher"].get("launcher"), ("local", "rehearse", "slurm"))
+        default_name = "+".join(given.grids) + ("-rehearsed" if kind == "rehearse" else "")
+        parts["name"] = _sweep_name(data["name"], default_name)
+    mistakes.refuse()
     return SweepConfig(
-        name=_sweep_name(data["name"], default_name),
-        results_dir=_results_dir(data["results_dir"]),
-        grids=grids,
-        models={name: folders.model(name) for name in sorted(names)},
-        cluster=check_cluster(cluster_from_dict(_mapping(data, "cluster"))),
+        grids=tuple(grids),
+        models={name: models[name] for name in sorted(models)},
         cluster_given=given_cluster is not None,
-        launcher=options,
         launcher_given="launcher" in given.groups,
-        measure=_measure(_mapping(data, "measure")),
-        plan=_plan_options(plan),
-        budget_gpu_hours=_budget(data["budget"]),
-        search=settings_from(_mapping(data, "search")),
-        learn_from=learn_from,
+        **parts,
     )
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "cluster": lambda data: read_cluster(_mapping(data, "cluster")),
+    "launcher": lambda data: _mapping(data, "launcher"),
+    "measure": lambda data: _measure(_mapping(data, "measure")),
+    "plan": lambda data: _plan_options(_mapping(data, "plan")),
+    "budget_gpu_hours": lambda data: _budget(data["budget"]),
+    "search": lambda data: settings_from(_mapping(data, "search")),
+    "results_dir": lambda data: _results_dir(data["results_dir"]),
+}
+"""How each part of a `SweepConfig` is read from the composed configuration."""
+
+
+def _models_of(grid: Mapping[str, Any]) -> list[str]:
+    """The models that a grid's data names, each once, also if the grid has mistakes."""
+    groups = grid.get("zip")
+    places = [grid.get("axes"), *(groups.values() if isinstance(groups, Mapping) else ())]
+    given = [place["model"] for place in places if isinstance(place, Mapping) and "model" in place]
+    names = [name for value in given for name in (value if isinstance(value, list) else [value])]
+    return list(dict.fromkeys(str(name) for name in names if isinstance(name, (str, int))))
 
 
 def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None = None) -> ClusterSpec | None:
@@ -151,8 +169,9 @@ def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None 
 
 
 def _cluster(name: str, folders: ConfFolders) -> ClusterSpec:
+    folders.refuse_mistakes([("cluster", name)])
     data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": name}, folders)
-    return check_cluster(cluster_from_dict(_mapping(data, "cluster")))
+    return read_cluster(_mapping(data, "cluster"))
 
 
 def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec, ...]:
@@ -165,8 +184,7 @@ def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec
 
 def compose_search(overrides: Sequence[str]) -> Settings:
     """The section ``search`` alone, without a grid. Raises `InvalidSweep` for a mistake of the user."""
-    for override in overrides:
-        parse_override(override)
+    parse_overrides(overrides)
     given = Overrides(grids=(), models=None, groups={}, hydra=tuple(overrides))
     return settings_from(_mapping(compose(given, {}, ConfFolders()), "search"))
 
@@ -223,32 +241,42 @@ def _constants(data: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
-    measure = checks.build(MeasureSpec, "measure", fields)
-    checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
-    if measure.timed_steps is not None:
-        checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
-    if measure.slow_step_s is not None:
-        checks.number("measure.slow_step_s", measure.slow_step_s, above=0, unit="seconds")
+    measure, mistakes = checks.build(MeasureSpec, "measure", fields), Mistakes()
+    with mistakes.collected():
+        checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
+    with mistakes.collected():
+        if measure.timed_steps is not None:
+            checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
+    with mistakes.collected():
+        if measure.slow_step_s is not None:
+            checks.number("measure.slow_step_s", measure.slow_step_s, above=0, unit="seconds")
     for name in ("memory_probe", "profile"):
-        checks.flag(f"measure.{name}", getattr(measure, name))
+        with mistakes.collected():
+            checks.flag(f"measure.{name}", getattr(measure, name))
+    mistakes.refuse()
     return measure
 
 
-def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
+def _plan_options(section: Mapping[str, Any]) -> PlanOptions:
+    fields = {name: value for name, value in section.items() if name != "learn_from"}
     deadline = checks.build(Deadline, "plan.deadline", _in_seconds("plan.deadline", _mapping(fields, "deadline")))
     options = checks.build(PlanOptions, "plan", {**_in_seconds("plan", fields), "deadline": deadline})
+    mistakes = Mistakes()
     for place, owner in (("plan", options), ("plan.deadline", deadline)):
         for option in dataclasses.fields(owner):
-            value = getattr(owner, option.name)
-            if option.type == "bool":
-                checks.flag(f"{place}.{option.name}", value)
-            elif option.type == "float":
-                checks.number(f"{place}.{option.name}", value, least=0)
+            with mistakes.collected():
+                value = getattr(owner, option.name)
+                if option.type == "bool":
+                    checks.flag(f"{place}.{option.name}", value)
+                elif option.type == "float":
+                    checks.number(f"{place}.{option.name}", value, least=0)
+    with mistakes.collected():
+        checks.whole_number("plan.audit_seed", options.audit_seed, 0)
+    mistakes.refuse()
     if options.audit > 1:
         raise InvalidSweep(
-            f"plan.audit={options.audit:g} is a must be a share of the points refused for memory, from 0 to 1"
+            f"plan.audit={options.audit:g} must be a share of the points refused for memory, from 0 to 1"
         )
-    checks.whole_number("plan.audit_seed", options.audit_seed, 0)
     return options
 
 
@@ -268,8 +296,8 @@ def _budget(fields: Any) -> float | None:
 
 def _sweep_name(given: Any, default: str) -> str:
     name = default if given is None else given
-    if not isinstance(name, (str, int, float)) or isinstance(name, bool):
-        raise InvalidSweep(f"name={name!r} must be one word")
+    if not isinstance(name, (str, int)) or isinstance(name, bool):  # 1.10 is 1.1 by now
+        raise InvalidSweep(f"name={name!r} must be one word; put a number in quotes: name=\"'1.10'\"")
     text = str(name)
     if not text or text != text.strip() or text.startswith((".", "-")) or "/" in text or not text.isprintable():
         raise InvalidSweep(

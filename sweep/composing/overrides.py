@@ -6,15 +6,19 @@ Hydra's grammar reads them. Overrides of grids are translated before Hydra compo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweep.composing.ambiguous_scalars import refuse_ambiguous_override
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 
 GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
+_OPEN = ("cluster.", "launcher.environment.", "launcher.phase_limits_s.", "launcher.sbatch.")
+"""Options to which an override adds names without a ``+``."""
 CHOSEN_GROUPS = ("cluster", "launcher", "measure")
 """Groups of which a sweep has exactly one option."""
 
@@ -32,31 +36,93 @@ class Overrides:
 
 def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest existing name."""
-    parsed = [parse_override(override) for override in overrides]
+    parsed = parse_overrides(overrides)
     grids = _names(parsed, "grid", folders)
     if not grids:
         raise InvalidSweep(f"no grid given: add +grid=NAME, one of {', '.join(folders.names('grid'))}")
     models = _names(parsed, "model", folders)
     groups: dict[str, str] = {}
     hydra: list[str] = []
+    mistakes = Mistakes()
     for override in parsed:
-        key = override.key_or_group
-        if key in ("grid", "model"):
-            continue
-        if key in CHOSEN_GROUPS:
-            groups[key] = _one_name(override, folders)
-        elif key.partition(".")[0] == "grid":
-            hydra += _for_each_grid(override, grids)
-        elif key in GROUPS:
-            raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
-        elif key.partition(".")[0] in ("grids", "hydra"):
-            raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
-        elif key.startswith("cluster.") and not override.is_delete():
-            # Also fields that the file leaves out; a field that no cluster has is refused when the cluster is read.
-            hydra.append(f"++{override.input_line.lstrip('+')}")
-        else:
-            hydra.append(override.input_line)
+        with mistakes.collected():
+            _sort(override, grids, folders, groups, hydra)
+    mistakes.refuse()
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
+
+
+def _sort(override: Any, grids: Sequence[str], folders: ConfFolders, groups: dict[str, str], hydra: list[str]) -> None:
+    """Adds the override to ``groups`` or to ``hydra``."""
+    key = override.key_or_group
+    if key in ("grid", "model"):
+        return
+    if key in CHOSEN_GROUPS:
+        groups[key] = _one_name(override, folders)
+    elif key.partition(".")[0] == "grid":
+        hydra += _for_each_grid(override, grids)
+    elif key in GROUPS:
+        raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
+    elif key.startswith(("hydra/launcher", "hydra.launcher")):
+        raise InvalidSweep(f"{override.input_line}: write launcher=slurm and launcher.OPTION=..., without hydra")
+    elif key.partition(".")[0] in ("grids", "hydra"):
+        raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
+    elif key.startswith(_OPEN) and not override.is_delete():
+        # Also names that the file leaves out; a field that no cluster has is refused when the cluster is read.
+        hydra.append(f"++{override.input_line.lstrip('+')}")
+    else:
+        hydra.append(override.input_line)
+
+
+def parse_overrides(texts: Sequence[str]) -> list[Any]:
+    """Parses overrides as Hydra does. Raises `InvalidSweep` for one that cannot be read, for one that changes nothing,
+    and for two that set the same option, of which the last would win without a word."""
+    parsed, mistakes = [], Mistakes()
+    for text in texts:
+        with mistakes.collected():
+            parsed.append(parse_override(text))
+    earlier: list[tuple[str, Any]] = []
+    for override in parsed:
+        leaves = list(_leaves(override.key_or_group, None if override.is_delete() else override.value()))
+        for place, value in leaves:
+            with mistakes.collected():
+                _refuse_lost(place, value, override, earlier)
+        earlier += [(place, override) for place, _ in leaves]
+    mistakes.refuse()
+    return parsed
+
+
+def _refuse_lost(place: str, value: Any, override: Any, earlier: Sequence[tuple[str, Any]]) -> None:
+    """Refuse an override that changes nothing, or that sets again what one of the ``earlier`` ones sets."""
+    if isinstance(value, Mapping):
+        raise InvalidSweep(f"{override.input_line}: an empty mapping changes nothing; write ~{place} to remove it")
+    for other_place, other in earlier:
+        removed = override.is_delete() and other_place.startswith(f"{place}.")
+        if (place == other_place or removed) and not _may_repeat(other, override):
+            raise InvalidSweep(_given_twice(place, other, override))
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The options that an override sets, by their dotted names. Choosing a file of a group is not an option of it."""
+    if key == "model":
+        yield "grid.axes.model", value
+    elif key in GROUPS:
+        yield f"{key}=", value
+    elif isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from _leaves(f"{key}.{name}", part)
+    else:
+        yield key, value
+
+
+def _may_repeat(first: Any, second: Any) -> bool:
+    """Whether two overrides of one option both count: grids and models add up, and a removal makes room for a value."""
+    both_add = first.key_or_group == second.key_or_group and first.key_or_group in ("grid", "model")
+    return both_add or (first.is_delete() and not second.is_delete())
+
+
+def _given_twice(place: str, first: Any, second: Any) -> str:
+    hint = f"; for several values write {place}=[A,B]" if place.startswith("grid.axes.") else ""
+    return f"{place.rstrip('=')} is given twice, {first.input_line} and {second.input_line}; give it once{hint}"
 
 
 def parse_override(text: str) -> Any:
@@ -64,6 +130,7 @@ def parse_override(text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    refuse_ambiguous_override(text)
     try:
         override = OverridesParser.create().parse_override(text)
         if override.is_sweep_override():

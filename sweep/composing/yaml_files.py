@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sweep.composing.ambiguous_scalars import refuse_ambiguous_scalars
 from workloads.spec.errors import InvalidSweep
 
 MOST_VALUES = 100_000
@@ -19,7 +20,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``, as OmegaConf reads YAML. An empty file is an empty mapping.
 
     Raises `InvalidSweep` with the file, and the line if known, for text that is not UTF-8 or not YAML, for anything but
-    a mapping, and for aliases that expand to more than `MOST_VALUES` values.
+    a mapping, for aliases that expand to more than `MOST_VALUES` values, and for every value that YAML 1.1 reads as
+    another number or word (``0042``, ``16:00``, ``no``).
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -29,6 +31,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         _refuse_depth(path, text)
         _refuse_explosion(path, text)
+        refuse_ambiguous_scalars(str(path), text)
         data = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except InvalidSweep:
         raise

@@ -8,10 +8,13 @@ point, a duplicate, not sampled, or dropped by a named condition or derived valu
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from results.text.numbers import plural
 from sweep.grids.columns import field_of, shape_of
@@ -20,6 +23,15 @@ from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, s
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+_REPLACEABLE = {
+    field.name: field.default
+    for field in dataclasses.fields(Experiment)
+    if field.name in ("zero_stage", "pp_schedule", "virtual_stages", "pp_split", "sequence_parallel", "cp_kind", "etp")
+    or field.name in ("routing", "routing_imbalance", "capacity_factor", "recompute_every")
+}
+"""Fields that `Experiment.canonical` replaces where they have no effect, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,8 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
         of = plural(walk.total, "combination")
         raise InvalidSweep(f"grid {grid.name}: no point is left of {of}; {ruled_out(dropped)}")
     ordered = sorted(chosen, key=chosen.__getitem__)
+    for line in _without_effect(grid, ordered):
+        _log.warning("%s", line)
     return Expansion(
         points=tuple(GridPoint(grid.name, experiment) for experiment in ordered),
         duplicates=duplicates,
@@ -114,6 +128,31 @@ def ruled_out(dropped: Mapping[str, int]) -> str:
         if count
     ]
     return f"ruled out by {', '.join(named)}"
+
+
+def _without_effect(grid: GridSpec, points: Sequence[Experiment]) -> Iterator[str]:
+    """A line for each axis none of whose values is in any point, because the points replace them (a schedule without a
+    pipeline)."""
+    for axis in grid.axes:
+        for column, name in enumerate(axis.names):
+            values = {row[column] for row in axis.rows}
+            if name not in _REPLACEABLE or _REPLACEABLE[name] in values:
+                continue
+            if not any(getattr(point, name) in values for point in points):
+                listed = ", ".join(map(str, sorted(values, key=str)))
+                has = getattr(points[0], name)
+                yield f"grid {grid.name}: {name}={listed} has no effect in any point; the points have {name}={has}"
+
+
+def _contradiction(name: str, value: Any, experiment: Experiment) -> str:
+    """The message about a computed value that the fields of its point do not have."""
+    has = getattr(experiment, name)
+    if name != "dp":
+        return f"{name}={value}, but {experiment.id} has {has}; derive the other degrees from {name}"
+    return (
+        f"dp={value}, but dp_replicate={experiment.dp_replicate} and dp_shard={experiment.dp_shard} make {has}; give "
+        f"dp_replicate={value} (ZeRO 0) or dp_shard={value} (ZeRO 1 to 3) instead of dp, or derive them from dp"
+    )
 
 
 def _failed_condition(grid: GridSpec, experiment: Experiment) -> str | None:
@@ -147,9 +186,8 @@ def _experiments(
     grid: GridSpec, names: tuple[str, ...], models: Mapping[str, ModelSpec], combinations: Iterable[tuple[int, Values]]
 ) -> Iterator[tuple[int, Experiment]]:
     checked = CHECKED_FIELDS.intersection(names)
-    dropped = set(checked)
     if {"dp_replicate", "dp_shard"} & set(names):
-        dropped.add("dp")  # dp is then a variable of the grid, not a field of the experiment
+        checked |= {"dp"} & set(names)  # dp is then a variable of the grid, not a field of the experiment
     if "global_batch_size" not in names:
         raise InvalidSweep(f"grid {grid.name}: global_batch_size is missing; add it as an axis or derive it")
     for position, values in combinations:
@@ -157,13 +195,10 @@ def _experiments(
         given = {name: fields[name] for name in checked}
         fields["model"] = models[fields["model"]]
         try:
-            experiment = Experiment.canonical(**{k: v for k, v in fields.items() if k not in dropped})
+            experiment = Experiment.canonical(**{k: v for k, v in fields.items() if k not in checked})
         except InvalidExperiment as error:
             raise InvalidSweep(f"grid {grid.name}: {error}") from None
         for name, value in given.items():
             if value != getattr(experiment, name):
-                raise InvalidSweep(
-                    f"grid {grid.name}: {name}={value}, but {experiment.id} has {getattr(experiment, name)}; "
-                    f"derive the other degrees from {name}"
-                )
+                raise InvalidSweep(f"grid {grid.name}: {_contradiction(name, value, experiment)}")
         yield position, experiment

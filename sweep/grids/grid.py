@@ -13,21 +13,25 @@ is the name of a model file; expressions may use the model's shape (``num_heads`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sweep.grids.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
-from workloads.spec.checks import did_you_mean, shown, suggest
+from workloads.spec.checks import did_you_mean, hints, meant_by, shown, suggest
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import AXES, COUNTS, Experiment
 from workloads.spec.expressions import Expression, parse
+from workloads.spec.mistakes import Mistakes
 
 POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
 CHECKED_FIELDS = frozenset(COMPUTED) - {"dp"}
 """Names computed from an experiment's fields: a grid variable of such a name must have the same value."""
 COUNTED = frozenset({*COUNTS, *COMPUTED})
 """Names that count something. A derived value below 1 drops its combination; other derived values may be 0."""
+_DERIVE = "derive."
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECTIONS = ("description", "cluster", "axes", "zip", "derive", "where", "subsample")
 Scalar = bool | int | float | str
 
@@ -70,39 +74,75 @@ def grid_from_dict(
     name: str, fields: Mapping[str, Any], extra_where: Iterable[str] = (), constants: Mapping[str, Scalar] | None = None
 ) -> GridSpec:
     """A grid from plain data. ``extra_where``: more filters. ``constants``: further values that expressions may use,
-    unless the grid has an axis of their name. Raises `InvalidSweep` for a mistake."""
-    label = f"grid {name}"
+    unless the grid has an axis of their name. Raises `InvalidSweep` for all mistakes."""
+    label, mistakes = f"grid {name}", Mistakes()
     for section in fields:
         if section not in _SECTIONS:
-            raise InvalidSweep(f"{label}: no section {section!r}{suggest(section, _SECTIONS)}")
-    axes = [
-        GridAxis(names=(axis,), rows=_values(label, axis, value)) for axis, value in _mapping(label, fields, "axes")
-    ]
-    axes += [_zipped(label, zip_name, members) for zip_name, members in _mapping(label, fields, "zip")]
-    if not axes:
-        raise InvalidSweep(f"{label} has no axes")
-    derive = {key: parse(text, f"{label}: derive.{key}") for key, text in _mapping(label, fields, "derive")}
-    conditions = {
-        f"where.{key}": parse(text, f"{label}: where.{key}") for key, text in _mapping(label, fields, "where")
-    }
-    conditions |= {f"--where '{text}'": parse(text, f"{label}: --where") for text in extra_where}
-    used = {used_name for expression in (*derive.values(), *conditions.values()) for used_name in expression.names}
-    given = {*derive, *(axis_name for axis in axes for axis_name in axis.names)}
-    fixed = [
-        GridAxis(names=(constant,), rows=((value,),))
-        for constant, value in (constants or {}).items()
-        if constant in used and constant not in given
-    ]
+            with mistakes.collected():
+                raise InvalidSweep(f"{label}: no section {section!r}{_section_hint(str(section), fields[section])}")
+    axes = []
+    for axis, value in _mapping(label, fields, "axes", mistakes):
+        axes.append(GridAxis(names=(axis,), rows=()))
+        with mistakes.collected():
+            axes[-1] = GridAxis(names=(axis,), rows=_values(label, axis, value))
+    for zip_name, members in _mapping(label, fields, "zip", mistakes):
+        names = tuple(map(str, members)) if isinstance(members, Mapping) else ()
+        axes.append(GridAxis(names=names, rows=()))
+        with mistakes.collected():
+            axes[-1] = _zipped(label, zip_name, members)
+    if not axes and not mistakes:
+        with mistakes.collected():
+            raise InvalidSweep(
+                f"{label} has no axes; write for example axes: {{model: llama8b, global_batch_size: 512}}"
+            )
+    expressions: dict[str, Expression] = {}
+    written = [(f"derive.{key}", text) for key, text in _mapping(label, fields, "derive", mistakes)]
+    written += [(f"where.{key}", text) for key, text in _mapping(label, fields, "where", mistakes)]
+    written += [(f"--where '{text}'", text) for text in extra_where]
+    for place, text in written:
+        with mistakes.collected():
+            expressions[place] = parse(text, f"{label}: {'--where' if place.startswith('--where') else place}")
+    subsample = None
+    with mistakes.collected():
+        subsample = _subsample(label, fields.get("subsample"))
+    derive = {place[len(_DERIVE) :]: one for place, one in expressions.items() if place.startswith(_DERIVE)}
     grid = GridSpec(
         name=name,
-        axes=(*fixed, *axes),
+        axes=(*_used(constants or {}, expressions.values(), derive, axes), *axes),
         derive=derive,
         where={},
-        subsample=_subsample(label, fields.get("subsample")),
+        subsample=subsample,
         description=str(fields.get("description") or ""),
     )
-    _check_names(grid, conditions)
+    conditions = {place: one for place, one in expressions.items() if not place.startswith(_DERIVE)}
+    unread = {place.partition(".")[2]: str(text) for place, text in written if place not in expressions}
+    if axes and all(axis.names for axis in axes):  # otherwise the names on an axis are not known
+        words = {word for text in unread.values() for word in _WORD.findall(text)}
+        misplaced = {name for section in fields if section not in _SECTIONS for name in meant_by(section, AXES)}
+        _check_names(grid, conditions, {*unread, *words, *misplaced}, mistakes)
+    mistakes.refuse()
     return _with_conditions(grid, conditions)
+
+
+def _used(
+    constants: Mapping[str, Scalar], expressions: Iterable[Expression], derive: Iterable[str], axes: Sequence[GridAxis]
+) -> list[GridAxis]:
+    """The constants that expressions use and the grid does not define, as axes of one value."""
+    used = {name for expression in expressions for name in expression.names}
+    given = {*derive, *(name for axis in axes for name in axis.names)}
+    return [
+        GridAxis(names=(name,), rows=((value,),))
+        for name, value in constants.items()
+        if name in used and name not in given
+    ]
+
+
+def _section_hint(section: str, value: Any) -> str:
+    """The end of the message about an unknown section; a field of a point belongs into ``axes``."""
+    meant = meant_by(section, AXES)
+    if meant and not meant_by(section, _SECTIONS) and isinstance(value, (Scalar, list)):
+        return f"; it is an axis: write axes: {{{meant[0]}: {str(value).replace(chr(39), '')}}}"
+    return suggest(section, _SECTIONS)
 
 
 def _with_conditions(grid: GridSpec, conditions: Mapping[str, Expression]) -> GridSpec:
@@ -126,38 +166,50 @@ def _with_conditions(grid: GridSpec, conditions: Mapping[str, Expression]) -> Gr
     )
 
 
-def _check_names(grid: GridSpec, conditions: Mapping[str, Expression]) -> None:
+def _check_names(
+    grid: GridSpec, conditions: Mapping[str, Expression], unread: Collection[str], mistakes: Mistakes
+) -> None:
+    """Check that every name is known and used. ``unread``: names in expressions that cannot be read, or of such."""
     label = f"grid {grid.name}"
     axis_names = grid.axis_names
+
+    def refuse(message: str) -> None:
+        with mistakes.collected():
+            raise InvalidSweep(f"{label}{message}")
+
     if twice := sorted({name for name in axis_names if axis_names.count(name) > 1}):
-        raise InvalidSweep(f"{label}: {', '.join(twice)} is on more than one axis")
-    if both := sorted(set(axis_names) & set(grid.derive)):
-        raise InvalidSweep(
-            f"{label}: {both[0]} is an axis and also derived (= {grid.derive[both[0]].text}); "
-            f"to give it yourself, add ~grid.derive.{both[0]}"
+        refuse(f": {', '.join(twice)} is on more than one axis")
+    for name in sorted(set(axis_names) & set(grid.derive)):
+        refuse(
+            f": {name} is an axis and also derived (= {grid.derive[name].text}); "
+            f"to give it yourself, add ~grid.derive.{name}"
         )
-    if "model" not in axis_names:
-        raise InvalidSweep(f"{label} has no model; give one with model=NAME")
     grid_names = {*axis_names, *grid.derive}
-    if hidden := sorted(grid_names & set(SHAPE_NAMES)):
-        raise InvalidSweep(f"{label}: {hidden[0]} is part of the model's shape; give the variable another name")
-    if engine := sorted({"engine", "engine_version", "model"} & set(grid.derive)):
-        raise InvalidSweep(f"{label}: {engine[0]} cannot be derived; give it as an axis")
+    if "model" not in axis_names:
+        refuse(" has no model; give one with model=NAME, or write axes: {model: NAME}")
+    for name in sorted(grid_names & set(SHAPE_NAMES)):
+        refuse(f": {name} is part of the model's shape; give the variable another name")
+    for name in sorted({"engine", "engine_version", "model"} & set(grid.derive)):
+        refuse(f": {name} cannot be derived; give it as an axis")
     expressions = {**{f"derive.{name}": derived for name, derived in grid.derive.items()}, **conditions}
     known = POINT_FIELDS | CHECKED_FIELDS | {name for expression in expressions.values() for name in expression.names}
-    # Check axes before expressions: the closest name suggested for an expression would be the misspelt axis.
-    for name in axis_names:
-        if name not in known:
-            raise InvalidSweep(f"{label}: no axis is called {name!r}{suggest(name, POINT_FIELDS | CHECKED_FIELDS)}")
+    known |= set(unread)
+    # An axis that no expression uses is misspelt, or has another program's name.
+    unknown = [name for name in axis_names if name not in known]
+    meant = {other for name in unknown for other in meant_by(name, POINT_FIELDS | CHECKED_FIELDS)}
+    for name, hint in hints(dict.fromkeys(unknown), POINT_FIELDS | CHECKED_FIELDS).items():
+        refuse(f": no axis is called {name!r}{hint or '; no expression uses it'}")
     for name in grid.derive:
         if name not in known:
-            raise InvalidSweep(f"{label}: derive.{name} is not used{suggest(name, POINT_FIELDS)}")
+            refuse(f": derive.{name} is not used{suggest(name, POINT_FIELDS)}")
+    if "global_batch_size" not in {*grid_names, *meant, *unread}:
+        refuse(": global_batch_size is missing; add it as an axis or derive it: write axes: {global_batch_size: 512}")
     for place, expression in expressions.items():
-        usable = grid_names | set(SHAPE_NAMES)
+        usable = grid_names | set(SHAPE_NAMES) | meant | set(unread)
         if place in conditions:
             usable |= POINT_NAMES | set(PREDICTED_NAMES)
         for name in sorted(expression.names - usable):
-            raise InvalidSweep(f"{label}: {place} uses {name!r}, which {_missing(name, usable, grid_names)}")
+            refuse(f": {place} uses {name!r}, which {_missing(name, usable, grid_names)}")
 
 
 def _missing(name: str, usable: set[str], grid_names: set[str]) -> str:
@@ -169,10 +221,12 @@ def _missing(name: str, usable: set[str], grid_names: set[str]) -> str:
     return f"is no axis{close or ';'} known: {', '.join(sorted(grid_names | set(PREDICTED) & usable))}"
 
 
-def _mapping(label: str, fields: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
+def _mapping(label: str, fields: Mapping[str, Any], section: str, mistakes: Mistakes) -> list[tuple[str, Any]]:
     value = fields.get(section) or {}
     if not isinstance(value, Mapping):
-        raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {shown(value)}")
+        with mistakes.collected():
+            raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {shown(value)}")
+        return []
     return [(str(key), entry) for key, entry in value.items()]
 
 

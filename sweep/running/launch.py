@@ -13,6 +13,8 @@ from sweep.composing.machine import Machine, method_of
 from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import flag, known_names, mapping
 from workloads.spec.cluster import environment_from_dict, to_dict
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import seconds
 
 if TYPE_CHECKING:
@@ -67,6 +69,10 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
     elif fields.get("num_devices") is None:
         fields["num_devices"] = machine.num_gpus if on_gpu else config.cluster.devices_per_node
     if method != "measured":
+        if fields["num_devices"] not in (1, None):
+            raise InvalidSweep(
+                f"launcher.num_devices={fields['num_devices']}: a rehearsal uses one device; leave it out"
+            )
         fields["num_devices"] = 1
     fields |= {
         "device": "cuda" if on_gpu else "cpu",
@@ -92,6 +98,17 @@ def slurm_options(config: SweepConfig) -> SlurmOptions | None:
             if name not in _PILOT_OPTIONS and name not in _READ_HERE
         }
     )
+
+
+def launch_options(config: SweepConfig, machine: Machine) -> tuple[LaunchSettings, SlurmOptions | None]:
+    """`launch_settings` and `slurm_options`. Raises `InvalidSweep` with the mistakes of both."""
+    mistakes = Mistakes()
+    with mistakes.collected():
+        settings = launch_settings(config, machine)
+    with mistakes.collected():
+        slurm = slurm_options(config)
+    mistakes.refuse()
+    return settings, slurm
 
 
 def is_dry(config: SweepConfig) -> bool:

@@ -86,7 +86,9 @@ def prepare_probe(overrides: Sequence[str], folders: ConfFolders, nodes: int) ->
 
 def _results_dir(overrides: Sequence[str]) -> Path:
     given = [o.partition("=")[2] for o in overrides if o.startswith("results_dir=")]
-    return Path(given[-1] if given else "results").expanduser()
+    if len(given) > 1:
+        raise UltrasweepError(f"probe: results_dir is given twice, {' and '.join(given)}; give it once")
+    return Path(given[0] if given else "results").expanduser()
 
 
 def store_probe(sweep: SweepDir, prepared: Prepared, command: str) -> Probe:

@@ -24,7 +24,7 @@ from sweep.composing.machine import Machine, default_launcher, fitting_cluster, 
 from sweep.planning.assemble import plan_sweep
 from sweep.planning.ledger import ledger_rows
 from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
-from sweep.running.launch import is_dry, launch_settings, slurm_options
+from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
         if other is not None:
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
-    settings, slurm = launch_settings(config, machine), slurm_options(config)
+    settings, slurm = launch_options(config, machine)
     dry = is_dry(config)
     if not dry and (rebuilt := _rebuilt(config)) is not None:
         notes.append(rebuilt)

@@ -4,6 +4,7 @@ fault."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -53,6 +54,18 @@ derive: {{dp: nodes * {devices}, global_batch_size: nodes * {devices}}}
 """
 
 
+def _given_once(words: Sequence[str]) -> list[str]:
+    """The words without overrides that a later word replaces."""
+    last = {option: place for place, word in enumerate(words) if (option := _option(word)) is not None}
+    return [word for place, word in enumerate(words) if last.get(_option(word) or "", place) == place]
+
+
+def _option(word: str) -> str | None:
+    """The name of the option that an override sets; None for another word."""
+    match = re.fullmatch(r"\+*([a-z][\w.]*)=.*", word, re.DOTALL)
+    return match[1] if match else None
+
+
 @dataclass(slots=True)
 class StandinSweep:
     """A sweep whose points are ``(behaviour, nodes)``; the behaviours are those of `standin`."""
@@ -95,9 +108,8 @@ class StandinSweep:
             *("launcher.time_min=5", "launcher.signal_delay_s=60"),
             *(f"+launcher.phase_limits_s.{phase}={limit_s}" for phase, limit_s in limits.items()),
             "launcher.point_deadline_s=90",
-            *self.words,
-            *more,
         ]
+        command = _given_once([*command, *self.words, *more])
         return self.lab.as_other_user(command, login=self._login()) if self.as_other_user else command
 
     def start(self, *more: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

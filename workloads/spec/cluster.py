@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from workloads.spec.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import EXAMPLES, Unit, quantity
 
+_ABSENT = object()
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Range = tuple[float, float, str, str]
 """Smallest and largest plausible value, their unit, and an example of how to write such a quantity."""
@@ -117,74 +120,92 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
     name.
     """
     place = f"cluster {fields.get('name', '(unnamed)')}"
-    values = dict(fields)
+    values, mistakes = dict(fields), Mistakes()
     if "device" in values:
-        device = mapping(f"{place}: device", values["device"])
-        names = device.get("driver_names") or ()
-        names = [names] if isinstance(names, str) else sequence(f"{place}: device.driver_names", names)
-        device["driver_names"] = tuple(names)
-        _convert(f"{place}: device.", device, {"memory_bytes": "B", "memory_bandwidth": "B/s", "workspace_bytes": "B"})
-        if "peak_flops" in device:
-            peaks = mapping(f"{place}: device.peak_flops", device["peak_flops"])
-            known_names(f"{place}: device.peak_flops", peaks, _PEAKS, noun="precision")
-            _convert(f"{place}: device.peak_flops.", peaks, dict.fromkeys(peaks, "FLOP/s"))
-            device["peak_flops"] = peaks
-        values["device"] = build(DeviceSpec, f"{place}: device", device)
+        with mistakes.collected():
+            values["device"] = _device(f"{place}: device", values["device"])
     values.setdefault("inter_node", None)
     for link in ("intra_node", "inter_node"):
         if link in values and (values[link] is not None or link == "intra_node"):
-            rates = mapping(f"{place}: {link}", values[link])
-            _convert(f"{place}: {link}.", rates, {name: unit for name, (unit, _) in _OF_LINK.items()})
-            values[link] = build(LinkSpec, f"{place}: {link}", rates)
-    _convert(f"{place}: ", values, {"reserved_bytes": "B"})
-    values["environment"] = environment_from_dict(values.get("environment") or {}, place)
-    return build(ClusterSpec, place, values)
+            with mistakes.collected():
+                values[link] = _link(f"{place}: {link}", values[link])
+    with mistakes.collected():
+        _convert(f"{place}: ", values, {"reserved_bytes": "B"})
+    with mistakes.collected():
+        values["environment"] = environment_from_dict(values.get("environment") or {}, place)
+    with mistakes.collected():
+        cluster = build(ClusterSpec, place, values)
+    mistakes.refuse()
+    return cluster
+
+
+def _device(place: str, fields: object) -> DeviceSpec:
+    device, mistakes = mapping(place, fields), Mistakes()
+    names = device.get("driver_names") or ()
+    with mistakes.collected():
+        names = [names] if isinstance(names, str) else sequence(f"{place}.driver_names", names)
+        device["driver_names"] = tuple(names)
+    with mistakes.collected():
+        _convert(f"{place}.", device, {"memory_bytes": "B", "memory_bandwidth": "B/s", "workspace_bytes": "B"})
+    if "peak_flops" in device:
+        with mistakes.collected():
+            peaks = mapping(f"{place}.peak_flops", device["peak_flops"])
+            known_names(f"{place}.peak_flops", peaks, _PEAKS, noun="precision")
+            _convert(f"{place}.peak_flops.", peaks, dict.fromkeys(peaks, "FLOP/s"))
+            device["peak_flops"] = peaks
+    with mistakes.collected():
+        spec = build(DeviceSpec, place, device)
+    mistakes.refuse()
+    return spec
+
+
+def _link(place: str, fields: object) -> LinkSpec:
+    rates, mistakes = mapping(place, fields), Mistakes()
+    with mistakes.collected():
+        _convert(f"{place}.", rates, {name: unit for name, (unit, _) in _OF_LINK.items()})
+    with mistakes.collected():
+        spec = build(LinkSpec, place, rates)
+    mistakes.refuse()
+    return spec
+
+
+def read_cluster(fields: Mapping[str, Any]) -> ClusterSpec:
+    """Makes a checked `ClusterSpec` from a user's data. Raises `InvalidSweep` with all mistakes: names, missing fields,
+    units, and numbers that no hardware has."""
+    mistakes = Mistakes()
+    with mistakes.collected():
+        return check_cluster(cluster_from_dict(fields))
+    _check_values(f"cluster {fields.get('name', '(unnamed)')}", fields, mistakes)
+    mistakes.refuse()
+    raise AssertionError("the mistakes of a cluster vanished")
 
 
 def _convert(place: str, values: dict[str, Any], units: Mapping[str, Unit]) -> None:
     """Replaces texts with units by numbers. ``place`` is the text before the name of a value in messages."""
+    mistakes = Mistakes()
     for name, unit in units.items():
         if name in values:
-            values[name] = quantity(f"{place}{name}", values[name], unit)
+            with mistakes.collected():
+                values[name] = quantity(f"{place}{name}", values[name], unit)
+    mistakes.refuse()
 
 
 def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
-    """Returns the cluster itself. Raises `InvalidSweep` for numbers that no hardware has."""
-    place = f"cluster {cluster.name}"
-    choice(f"{place}: backend", cluster.backend, ("cuda", "cpu"))
-    if cluster.backend == "cuda":
-        _refuse_other_vendors(place, cluster.device)
-    whole_number(f"{place}: devices_per_node", cluster.devices_per_node, 1)
-    if cluster.nodes is not None:
-        whole_number(f"{place}: nodes", cluster.nodes, 1)
-    if cluster.price_per_device_hour is not None:
-        number(f"{place}: price_per_device_hour", cluster.price_per_device_hour, above=0)
-    device = cluster.device
-    amounts: dict[str, tuple[Any, Range]] = {
-        "device.memory_bytes": (device.memory_bytes, _MEMORY),
-        "device.memory_bandwidth": (device.memory_bandwidth, _MEMORY_BANDWIDTH),
-        **{f"device.peak_flops.{dtype}": (peak, _PEAK) for dtype, peak in device.peak_flops.items()},
-    }
-    for name, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
-        if link is not None:
-            if name == "inter_node" and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
-                raise InvalidSweep(f"{place}: {name} has no pair rates; give them in intra_node")
-            for rate, (_, span) in _OF_LINK.items():
-                if (value := getattr(link, rate)) is not None or not rate.startswith("pair"):
-                    plausible(f"{place}: {name}.{rate}", value, *span)
-    for name, (value, span) in amounts.items():
-        if value is not None:
-            plausible(f"{place}: {name}", value, *span)
-    whole_number(f"{place}: device.workspace_bytes", device.workspace_bytes, 0)
-    if cluster.reserved_bytes != 0:
-        plausible(f"{place}: reserved_bytes", cluster.reserved_bytes, *_MEMORY)
+    """Returns the cluster itself. Raises `InvalidSweep` for all numbers that no hardware has."""
+    place, device, mistakes = f"cluster {cluster.name}", cluster.device, Mistakes()
+    _check_values(place, to_dict(cluster), mistakes)
+    with mistakes.collected():
+        if cluster.backend == "cuda":
+            _refuse_other_vendors(place, device)
+    mistakes.refuse()
+    link = cluster.inter_node
+    if link is not None and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
+        raise InvalidSweep(f"{place}: inter_node has no pair rates; give them in intra_node")
     if device.memory_bytes is not None and cluster.reserved_bytes >= device.memory_bytes:
         raise InvalidSweep(
             f"{place}: reserved_bytes={cluster.reserved_bytes} leaves nothing of device.memory_bytes="
             f"{device.memory_bytes}"
         )
-    if (share := cluster.matmul_efficiency) is not None and not 0 < number(f"{place}: matmul_efficiency", share) <= 1:
-        raise InvalidSweep(f"{place}: matmul_efficiency={share} must be a share above 0, at most 1 (0.7 is 70 %)")
     return cluster
 
 
@@ -198,6 +219,45 @@ def _refuse_other_vendors(place: str, device: DeviceSpec) -> None:
             )
 
 
+def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> None:
+    """Check each value of a cluster's plain data by itself; absent ones are not checked."""
+    checks: dict[str, Callable[[str, Any], object]] = {
+        "backend": lambda where, value: choice(where, value, ("cuda", "cpu")),
+        "devices_per_node": lambda where, value: whole_number(where, value, 1),
+        "nodes": lambda where, value: value is None or whole_number(where, value, 1),
+        "price_per_device_hour": lambda where, value: value is None or number(where, value, above=0),
+        "device.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),
+        "device.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
+        "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
+        "reserved_bytes": partial(_amount, unit="B", span=_MEMORY, may_be_0=True),
+        "matmul_efficiency": _share,
+    }
+    for link in ("intra_node", "inter_node"):
+        for rate, (unit, span) in _OF_LINK.items():
+            checks[f"{link}.{rate}"] = partial(_amount, unit=unit, span=span, optional=rate.startswith("pair"))
+    device = fields.get("device")
+    peaks = device.get("peak_flops") if isinstance(device, Mapping) else None
+    for precision in peaks if isinstance(peaks, Mapping) else ():
+        checks[f"device.peak_flops.{precision}"] = partial(_amount, unit="FLOP/s", span=_PEAK, optional=True)
+    for name, check in checks.items():
+        value: Any = fields
+        for part in name.split("."):
+            value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        if value is not _ABSENT:
+            with mistakes.collected():
+                check(f"{place}: {name}", value)
+
+
+def _amount(place: str, value: Any, *, unit: Unit, span: Range, optional: bool = False, may_be_0: bool = False) -> None:
+    if not ((value is None and optional) or (value == 0 and may_be_0)):
+        plausible(place, quantity(place, value, unit), *span)
+
+
+def _share(place: str, value: Any) -> None:
+    if value is not None and not 0 < number(place, value) <= 1:
+        raise InvalidSweep(f"{place}={value} must be a share above 0, at most 1 (0.7 is 70 %)")
+
+
 def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
     """Environment variables from plain data. Raises `InvalidSweep`, with ``place`` first, for values that no
     environment can hold or that YAML has probably read differently from what was meant."""
@@ -206,7 +266,9 @@ def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
     for name, value in mapping(label, fields).items():
         if not _VARIABLE.fullmatch(name):
             raise InvalidSweep(f"{label}: {name!r} cannot be the name of a variable (letters, digits and _)")
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        if isinstance(value, float):  # 1.10 is 1.1 by now, and 1e5 is 100000.0
+            raise InvalidSweep(f"{label}: {name}={value!r} must be text or a whole number; put it in quotes")
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise InvalidSweep(f"{label}: {name}={value!r} must be text or a number; put it in quotes")
         if not str(value).isprintable():
             raise InvalidSweep(f"{label}: {name}={value!r} has a character that cannot be printed")

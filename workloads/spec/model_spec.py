@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from workloads.spec import model_relations
 from workloads.spec.checks import build, flag, mapping, number, one_of, texts, whole_number
 from workloads.spec.errors import InvalidExperiment
+from workloads.spec.model_fields import refuse_mistakes
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
 
@@ -155,11 +156,12 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     """Makes a canonical `ModelSpec` from user input (YAML). ``head_dim`` is hidden_size / num_heads if it is not given;
     fields without effect need not be given, nor ``num_kv_heads`` with latent attention.
 
-    Raises `InvalidExperiment` for an unknown field, with the closest known name, for a wrong value, and for fields that
-    do not fit together.
+    Raises `InvalidExperiment` for all unknown fields, with the closest known names, all missing and wrong values, and
+    then for fields that do not fit together.
     """
     label = f"model {fields.get('name', '(unnamed)')}"
     fields = dict(fields)
+    refuse_mistakes(label, fields)
     for name in ("hidden_size", "num_heads"):
         if name in fields:
             whole_number(f"{label}: {name}", fields[name], 1, error=InvalidExperiment)

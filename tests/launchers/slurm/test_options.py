@@ -9,6 +9,7 @@ import pytest
 
 from launchers.slurm.options import _NAMES, _OURS, _alternative, options_from_dict
 from results.errors import UltrasweepError
+from workloads.spec.errors import InvalidSweep
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ from results.errors import UltrasweepError
         {"exclude": "node1 node2"},
         {"nodelist": "node1\nrm"},
         {"gpu_type": "h100:8"},
+        {"gpus": "none", "gpu_type": "h100"},
         {"mem": "all"},
         {"mem": "-1"},
         {"nice": "5"},
@@ -114,3 +116,15 @@ def test_a_dependency_that_orders_nothing_is_refused_by_the_name_of_what_does() 
     with pytest.raises(UltrasweepError, match=r"sbatch\.array is set by the launcher itself; use launcher\.max_pilots"):
         options_from_dict({"sbatch": {"array": "0-3%1"}})
     assert options_from_dict({"sbatch": {"dependency": "afterok:12"}}).sbatch
+
+
+def test_all_mistakes_of_a_launcher_file_are_reported_at_once() -> None:
+    with pytest.raises(InvalidSweep) as error:
+        options_from_dict({"partition": "a b", "account": 1.5, "time_min": 0, "setup": ["a\nb"]})
+    assert [message.partition("=")[0] for message in error.value.messages] == [
+        "launcher: partition",
+        "launcher: account",
+        "launcher: time_min",
+        "launcher: setup",
+    ]
+    assert "must be an account's name; put it in quotes" in error.value.messages[1]

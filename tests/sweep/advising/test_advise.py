@@ -169,6 +169,14 @@ def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
     assert "nothing fits" in printed(found) and "needs least: " in printed(found)
 
 
+def test_all_mistakes_of_a_question_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "model=llama8b", "gpus=8", "tpp=2", "num_gpus=8"]) == 2
+    heading, *said = capsys.readouterr().err.splitlines()
+    assert heading == "ultrasweep: 3 mistakes:"
+    for line, begin in zip(said, ("no option 'tpp'", "no option 'num_gpus'", "cluster is missing"), strict=True):
+        assert line.startswith(f"  advise: {begin}")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -180,6 +188,9 @@ def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
         (["model=llama8b", "cluster=h200", "gpus=7"], "no layout of llama8b on 7 devices obeys the rules"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e12"], "tokens needs days too"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no option 'tpp'; did you mean 'tp'?"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "tp=1", "tp=2"], "tp is given twice, tp=1 and tp=2; give it once"),
+        (["model=llama8b", "model=llama1b", "cluster=h200", "gpus=8"], "model is given twice"),
+        (["model=llama8b", "cluster=h200", "num_gpus=8"], "advise: no option 'num_gpus'; did you mean 'gpus'?"),
         (["model=llama9b", "cluster=h200", "gpus=8"], "llama9b"),
         (["model=llama8b", "cluster=cpu", "gpus=8"], "the file of cluster cpu"),
         (["model=llama8b", "cluster=h200", "gpus=8", "recompute=norm"], "is not searched"),

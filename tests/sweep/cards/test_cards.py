@@ -238,6 +238,8 @@ def test_arguments(tmp_path: Path, card: Card) -> None:
             split_arguments(wrong)
     words = arguments_of(card, ["cluster=h100_efa", "launcher=slurm"])
     assert words[-2:] == ["cluster=h100_efa", "launcher=slurm"] and "cluster=h200" not in words
+    with pytest.raises(UltrasweepError, match="verify names the sweep of each card itself; leave"):
+        arguments_of(card, ["name=mine"])
 
 
 def test_judged_by_a_runner_and_noted(tmp_path: Path, card: Card, row: dict[str, Any]) -> None:

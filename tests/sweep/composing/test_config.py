@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from results.errors import UltrasweepError
+from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import Machine
+from sweep.composing.overrides import sort_overrides
 from sweep.grids.expand import expand_all
 from sweep.running.launch import launch_settings, slurm_options
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 
 
@@ -143,6 +146,14 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         ([], "no grid given: add .*playbook"),
         (["+grid=playbok"], "no grid called 'playbok'; did you mean 'playbook'"),
         (["+grid=tiny", "model=lama8b"], "no model called 'lama8b'; did you mean 'llama8b'"),
+        (["+grid=tiny", "cluster=h100"], "no cluster called 'h100'; did you mean 'h100_efa' or 'h100_ib400'"),
+        (["+grid=tiny", "tp=8"], "no option 'tp' at the top level; write grid.axes.tp=8"),
+        (["+grid=tiny", "partition=main"], "no option 'partition' at the top level; write launcher.partition=main"),
+        (["+grid=tiny", "hydra.launcher.partition=x"], "write launcher=slurm and launcher.OPTION"),
+        (
+            ["+grid=tiny", "launcher=slurm", "launcher.mail_user=me"],
+            "no option 'mail_user' in launcher; write launcher.sbatch.mail_user=me",
+        ),
         (["+grid=tiny", "cluster=h20"], "no cluster called 'h20'; did you mean 'h200'"),
         (["+grid=tiny", "launcher=slrm"], "no launcher called 'slrm'; did you mean 'slurm'"),
         (["+grid=tiny", "cluster=[h200]"], "a sweep has one cluster"),
@@ -186,6 +197,75 @@ def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> No
     with pytest.raises(UltrasweepError, match=message) as error:
         compose_sweep(overrides)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["grid.axes.tp=8", "grid.axes.tp=2"], "grid.axes.tp is given twice, grid.axes.tp=8 and grid.axes.tp=2"),
+        (["grid.axes.tp=8", "+grid.axes.tp=2"], "for several values write grid.axes.tp="),
+        (["grid.axes.tp=8", "grid.axes={pp: 2, tp: 2}"], "grid.axes.tp is given twice"),
+        (
+            ["grid.subsample.count=8", "~grid.subsample"],
+            "grid.subsample is given twice, grid.subsample.count=8 and ~grid",
+        ),
+        (["grid.axes.tp=8", "~grid.axes.tp"], "grid.axes.tp is given twice, grid.axes.tp=8 and ~grid.axes.tp"),
+        (["model=tiny", "grid.axes.model=tiny_moe"], "grid.axes.model is given twice, model=tiny and"),
+        (["cluster=cpu", "cluster=h200"], "cluster is given twice, cluster=cpu and cluster=h200; give it once"),
+        (["launcher=local", "launcher=rehearse"], "launcher is given twice"),
+        (["name=a", "name=b"], "name is given twice"),
+        (["budget.gpu_hours=1", "++budget.gpu_hours=2"], "budget.gpu_hours is given twice"),
+        (["cluster.nodes=1", "cluster.nodes=2"], "cluster.nodes is given twice"),
+        (["grid.where={}"], "an empty mapping changes nothing; write ~grid.where to remove it"),
+    ],
+)
+def test_no_override_is_dropped_in_silence(overrides: list[str], message: str) -> None:
+    with pytest.raises(InvalidSweep, match=message):
+        sort_overrides(["+grid=tiny", *overrides], ConfFolders())
+
+
+def test_mistakes_of_all_files_and_sections_are_reported_at_once(tmp_path: Path) -> None:
+    for group, text in {
+        "model": "num_hidden_layers: 2\nhidden_size: 64\nnum_heads: 4\nnum_kv_heads: 4\nffn_hidden_size: 128\n",
+        "grid": "cluster: ours\naxes: {model: ours, tensor_parallel_degree: 2, global_batch_size: 4}\n",
+        "cluster": "defaults: [h200, _self_]\nname: ours\ngpus_per_node: 4\nreserved_bytes: 3\n",
+    }.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "ours.yaml").write_text(text)
+    with pytest.raises(UltrasweepError) as error:
+        compose_sweep(["+grid=ours", "plan.reuse=2", "budget.gpu_hours=-1"], ConfFolders((tmp_path,)))
+    said = [message.partition(";")[0] for message in error.value.messages]
+    assert said == [
+        "model ours: no field 'num_hidden_layers'",
+        "model ours: vocab_size must be given",
+        "grid ours: no axis is called 'tensor_parallel_degree'",
+        "cluster ours: no option 'gpus_per_node'",
+        "cluster ours: reserved_bytes=3 means 3 B",
+        "plan.reuse=2 must be true or false",
+        "budget.gpu_hours=-1 must be a number above 0",
+    ]
+
+
+def test_several_mistakes_are_printed_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+grid=tiny", "plan.reuse=2", "budget.gpu_hours=-1"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "ultrasweep: 2 mistakes:",
+        "  plan.reuse=2 must be true or false",
+        "  budget.gpu_hours=-1 must be a number above 0",
+    ]
+
+
+def test_overrides_that_all_count_are_taken() -> None:
+    words = ["+grid=tiny", "+grid=one_gpu", "model=tiny", "model=llama1b", "cluster=h200", "cluster.nodes=2"]
+    words += ["~grid.subsample", "grid.subsample.count=2", "grid.axes={tp: 1}", "grid.axes.pp=1"]
+    given = sort_overrides(words, ConfFolders())
+    assert (given.grids, given.models) == (("tiny", "one_gpu"), ("tiny", "llama1b"))
+
+
+def test_a_rehearsal_does_not_take_devices_that_it_will_not_use() -> None:
+    config = compose_sweep(["+grid=tiny", "launcher=rehearse", "launcher.num_devices=4"])
+    with pytest.raises(InvalidSweep, match=r"launcher\.num_devices=4: a rehearsal uses one device; leave it out"):
+        launch_settings(config, Machine(gpu_name=None, num_gpus=0))
 
 
 def test_clusters_to_learn_from_are_read_by_name() -> None:

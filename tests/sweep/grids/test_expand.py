@@ -120,6 +120,29 @@ def test_replicas_and_shards_may_be_derived_from_dp() -> None:
     assert layouts(expansion, "zero_stage", "dp_replicate", "dp_shard") == [(0, 8, 1), (3, 1, 8), (3, 2, 4)]
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"axes": {"dp_replicate": 1, "dp_shard": 1, "dp": 8}},
+            r"dp=8, but dp_replicate=1 and dp_shard=1 make 1; give dp_replicate=8 \(ZeRO 0\) or dp_shard=8",
+        ),
+        ({"axes": {"dp_shard": 2}, "derive": {"dp": "4"}}, "dp=4, but dp_replicate=1 and dp_shard=2 make 2"),
+        ({"axes": {"dp_shard": 2, "world_size": 4}}, "world_size=4, but .* has 2; derive the other degrees"),
+    ],
+)
+def test_a_field_beside_others_that_contradict_it_is_not_dropped(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSweep, match=message):
+        grid(**sections)
+
+
+def test_an_axis_without_effect_in_any_point_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    grid(axes={"pp": 1, "pp_schedule": "gpipe", "zero_stage": [0, 3], "cp_kind": ["ring", "ulysses"], "tp": [1, 2]})
+    assert [record.getMessage() for record in caplog.records] == [
+        "grid g: pp_schedule=gpipe has no effect in any point; the points have pp_schedule=none"
+    ]
+
+
 def test_a_subsample_is_seeded_and_a_part_of_the_whole() -> None:
     axes = {"tp": [1, 2, 4, 8], "micro_batch_size": list(range(1, 51))}
     whole = grid(axes=axes)
@@ -346,3 +369,24 @@ def test_combinations_are_cheap() -> None:
     with pytest.raises(InvalidSweep, match=r"of 1,000,000 combinations; ruled out by where\.none: 1,000,000"):
         grid(axes=axes, where={"none": "x + seed < 0"})
     assert time.process_time() - began < 3  # 0.15 s on an idle machine; 1.3 s when each expression was a tree of calls
+
+
+def test_all_mistakes_of_a_grid_are_reported_at_once() -> None:
+    fields = {
+        "global_batch_size": 64,
+        "axes": {"model": "small", "tensor_parallel_degree": 2, "zero_stage": [0, 4], "spare": 1, "nodes": 1},
+        "zip": {"pair": {"pp": [1, 2], "cp": [1]}},
+        "derive": {"dp": "8 * nodes / tp", "seq_len": "1 +"},
+        "where": {"small": "tpp < 2"},
+    }
+    with pytest.raises(InvalidSweep) as error:
+        grid_from_dict("g", fields)
+    assert [message.partition(" known:")[0] for message in error.value.messages] == [
+        "grid g: no section 'global_batch_size'; it is an axis: write axes: {global_batch_size: 64}",
+        "grid g: axis zero_stage=4; it may be 0, 1, 2 or 3",
+        "grid g: zip.pair pairs lists of different lengths: pp 2, cp 1",
+        "grid g: derive.seq_len: cannot read '1 +'; an example: world_size / (tp * pp)",
+        "grid g: no axis is called 'tensor_parallel_degree'; did you mean 'tp'?",
+        "grid g: no axis is called 'spare';",
+        "grid g: where.small uses 'tpp', which is no axis; did you mean 'tp'?",
+    ]

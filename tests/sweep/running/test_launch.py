@@ -208,8 +208,8 @@ def test_a_dry_run_rebuilds_no_lost_rows(submit: Fleet, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_points_wider_than_max_nodes_are_invalid(submit: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["+grid=playbook", "grid.axes.nodes=[1,2,4]", "model=llama1.34b", "launcher=slurm", "launcher.max_nodes=2"]
-    assert main(["run", *words, "launcher.dry=true"]) == 0
+    words = ["+grid=playbook", "model=llama1.34b", "launcher=slurm", "launcher.max_nodes=2"]
+    assert main(["run", *words, "grid.axes.nodes=[1,2,4]", "launcher.dry=true"]) == 0
     assert {point.experiment.world_size for point in submit.shown[0]} == {8, 16}
     assert main(["run", *words, "grid.axes.nodes=[4]"]) == 2
     assert "needs 32 devices, launcher.max_nodes=2 gives 16" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from sweep.running.probe import prepare_probe
         (["name=mine"], 1, "name is set by this command"),
         (["+grid=tiny"], 1, "grid is set by this command"),
         (["launcher=local"], 2, "needs launcher=slurm"),
+        (["launcher=local", "cluster=cpu", "results_dir=a", "results_dir=b"], 1, "results_dir is given twice, a and b"),
         (["launcher=rehearse"], 1, "no links to measure"),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from workloads.spec import checks
+from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 
 
@@ -52,9 +53,13 @@ def test_what_is_right_comes_back() -> None:
         (lambda: checks.sequence("a", "word"), "a='word' must be a list, such as ['...','...']"),
         (
             lambda: checks.build(Link, "link", {"bandwith": 1.0}),
-            "link: no option 'bandwith'; did you mean 'bandwidth'? known: bandwidth, latency_s, source",
+            "link: no option 'bandwith'; did you mean 'bandwidth'? known: bandwidth, latency_s, source; "
+            "write bandwidth: 1.0; link: latency_s must be given; write for example latency_s: 5 us",
         ),
-        (lambda: checks.build(Link, "link", {"source": "?"}), "link: bandwidth, latency_s must be given"),
+        (
+            lambda: checks.build(Link, "link", {"source": "?"}),
+            "link: bandwidth, latency_s must be given; write for example bandwidth: 50 GB/s and latency_s: 5 us",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(check: Callable[[], object], told: str) -> None:
@@ -70,3 +75,21 @@ def test_another_error_may_be_raised() -> None:
 
 def test_nothing_close_is_not_suggested() -> None:
     assert checks.suggest("zzz", ["b", "a"]) == "; known: a, b"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("h100", "; did you mean 'h100_efa' or 'h100_ib400'?"),
+        ("ib400", "; did you mean 'h100_ib400'?"),
+        ("H100-EFA", "; did you mean 'h100_efa'?"),
+        ("lama8b", "; did you mean 'llama8b'?"),
+        ("h800", ""),  # another device, not a misspelt one
+        ("gh200", ""),
+        ("llama7b", ""),  # another model
+        ("mail_user", ""),
+    ],
+)
+def test_suggestions_do_not_mislead(word: str, said: str) -> None:
+    known = ("h100_efa", "h100_ib400", "h200", "gb200", "llama8b", "llama70b", "max_pilots")
+    assert did_you_mean(word, known) == said
