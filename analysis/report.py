@@ -100,7 +100,7 @@ def _build(
     from analysis.claims import study as claims
     from analysis.index_page import assemble, report_json
     from analysis.options import Options
-    from analysis.page import claims_page, engines_page, export, render, staging, tables
+    from analysis.page import claims_page, earlier_report, engines_page, export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -119,9 +119,9 @@ def _build(
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)
     shown = assemble.with_plan(results, parts)
-    earlier = staging.earlier_report(out)
+    stage = staging.Staged(out, earlier_report.KIND)
     _compute_shared(parts)
-    with staging.Staged(out, "a report") as staged:
+    with stage as staged:
         with Drawing(parts, specs, staged.figures, options.formats) as drawing:
             scripts = assemble.scripts(assemble.data(results, shown, out, options.price_per_gpu_hour))
             sections = [assemble.section(part) for part in shown]
@@ -144,7 +144,7 @@ def _build(
         about = assemble.about(words) | engines_page.records(results.attempts)
         numbers = report_json.write(parts, about, options.price_per_gpu_hour)
         (staged.folder / "report.json").write_text(numbers, encoding="utf-8", errors="replace")
-        staged.publish(earlier)
+        staged.publish()
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
     asked = len(parts) * len(specs)
     if asked:

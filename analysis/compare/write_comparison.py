@@ -13,7 +13,7 @@ from analysis.compare.comparison import Comparison
 from analysis.compare.facts import FACTS
 from analysis.figures import style
 from analysis.page.render import environment, style_sheet
-from analysis.page.staging import Staged
+from analysis.page.staging import Kind, Staged
 
 _GENERATOR = "ultrasweep analysis.compare"
 _FILES = {
@@ -23,6 +23,7 @@ _FILES = {
     "png": "figures/compare.png",
     "svg": "figures/compare.svg",
 }
+_KIND = Kind("comparison", _FILES["html"], _GENERATOR, lambda page: _FILES.values())
 _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (
     *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),
@@ -46,9 +47,9 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) 
 
     Both tables are always written; ``html`` (with at most ``most`` changed points), ``png`` and ``svg`` if in
     ``formats``. An earlier comparison's files are replaced once the new ones are complete, and removed if their format
-    is not asked for. Raises `UnwritableReport` if ``out`` cannot be written.
+    is not asked for. Raises `UnwritableReport` if ``out`` cannot be written or holds other files of these names.
     """
-    with Staged(out, "a comparison") as staged:
+    with Staged(out, _KIND) as staged:
         made = {kind: staged.folder / name for kind, name in _FILES.items()}
         table(comparison).to_csv(made["csv"], index=False)
         comparison.by_axis.to_csv(made["axes"], index=False)
@@ -62,7 +63,7 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) 
         for kind in {"png", "svg"} - set(formats):
             made[kind].unlink(missing_ok=True)
         written = [out / name for kind, name in _FILES.items() if made[kind].exists()]
-        staged.publish(earlier=[out / name for name in _FILES.values()])
+        staged.publish()
     return written
 
 

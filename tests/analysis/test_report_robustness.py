@@ -170,13 +170,15 @@ def test_an_earlier_report_is_replaced_whole(sweep: Path, tmp_path: Path) -> Non
     out = tmp_path / "out"
     report.build(sweep, out, QUICK)
     stale = [out / "figures" / "all_runs-measured-a100.png", out / "tables" / "old.md"]
-    for path in stale:
-        path.write_bytes(b"old")
+    with (out / ".report-files").open("a") as listing:
+        for path in stale:
+            path.write_bytes(b"old")
+            listing.write(f"{path.relative_to(out)}\n")
     (out / "notes.txt").write_text("mine")
     report.build(sweep, out, QUICK)
     assert not any(path.exists() for path in stale)
     assert (out / "notes.txt").exists()
-    assert not list(out.glob(".*"))
+    assert [path.name for path in out.glob(".*")] == [".report-files"]
 
 
 def test_files_in_a_folder_that_is_no_report_are_left_alone(sweep: Path, tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path:
         command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 60
-    while not list((out / ".unfinished" / "figures").glob("*")) and time.monotonic() < deadline:
+    while not list(out.glob(".unfinished-*/figures/*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
     _, told = running.communicate(timeout=150)
