@@ -207,7 +207,7 @@ def _card(options: Namespace) -> int:
 def _verify(options: Namespace) -> int:
     from pathlib import Path
 
-    from sweep.cards.verify import run_card, selected, split_arguments, verify_cards
+    from sweep.cards.verify import announce_bisect, run_card, selected, split_arguments, verify_cards
     from sweep.composing.conffiles import ConfFolders
 
     files, overrides = split_arguments(options.cards)
@@ -227,6 +227,7 @@ def _verify(options: Namespace) -> int:
 
     if len(cards) != 1:
         raise UltrasweepError(f"--bisect takes one card, not {len(cards)}; pick one with --only ID")
+    announce_bisect(cards[0][1], overrides)
     with TemporaryDirectory(prefix="ultrasweep-bisect-results-") as results:
         first = first_slower(
             Path(__file__).resolve().parents[2],

@@ -20,6 +20,8 @@ T = TypeVar("T")
 _CLOSE = 0.7
 """Similarity from which a word of a short list is suggested. It is high because the message shows the whole list
 anyway."""
+LARGEST = 1e30
+"""Largest size of a number that a user may write; above it, arithmetic on numbers soon overflows."""
 _MOST_SHOWN = 100
 """A message repeats at most this many characters of what a user wrote."""
 
