@@ -44,6 +44,8 @@ def without_odd_rows(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
     """Returns the rows of ``attempts`` that can be read, with null for odd values of columns that do not define a run,
     and one line for each column with odd values."""
     problems: list[str] = []
+    if not attempts.num_rows:
+        return attempts, problems
     odd_rows = pa.array([False] * attempts.num_rows)
     for column, ok in _defining(attempts):
         odd = pc.and_(attempts[column].is_valid(), pc.invert(pc.fill_null(ok(attempts[column]), True)))
@@ -52,6 +54,8 @@ def without_odd_rows(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
             odd_rows = pc.or_(odd_rows, odd.combine_chunks() if isinstance(odd, pa.ChunkedArray) else odd)
     if problems:
         attempts = attempts.filter(pc.invert(odd_rows))
+        if not attempts.num_rows:
+            return attempts, problems
     for column, ok in _measured(attempts):
         odd = pc.and_(attempts[column].is_valid(), pc.invert(pc.fill_null(ok(attempts[column]), True)))
         if count := pc.sum(odd).as_py():

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from results.errors import UltrasweepError
-from results.text.numbers import plural
+from results.text.numbers import listed, plural
 from results.text.printable import printable
 from results.text.terminal import open_console
 from sweep.cli.parsers import PARSERS
@@ -270,7 +270,7 @@ def _predict(options: Namespace) -> int:
     write_predictions(outcome.predictions, options.out)
     console = open_console(soft_wrap=True)
     if unread := unread_columns(frame):
-        console.print(printable(f"ignored columns: {', '.join(unread)}"), markup=False, highlight=False)
+        console.print(printable(f"ignored columns: {listed(unread, 20)}"), markup=False, highlight=False)
     for mistake in outcome.mistakes:
         console.print(printable(mistake), markup=False, highlight=False)
     fitted = f", fitted on {plural(outcome.fitted_on, 'row')}" if calibration is not None else ""

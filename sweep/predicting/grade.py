@@ -12,6 +12,7 @@ from rich.console import Console
 
 from results.errors import InvalidResults, UltrasweepError
 from results.statistics import grade
+from results.tables.limits import read_csv, read_parquet
 from results.tables.load import load
 from results.text.terminal import plain_table
 from sweep.predicting.measured_tables import is_attempts
@@ -60,7 +61,9 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
 
 def _table(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        return read_csv(path) if path.suffix == ".csv" else read_parquet(path).to_pandas()
+    except InvalidResults:
+        raise
     except (OSError, ValueError) as error:
         raise InvalidResults(f"{path} cannot be read: {error}") from None
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
-from workloads.spec.checks import Values, one_of, texts, whole_numbers
+from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, checked_model
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
@@ -44,10 +43,10 @@ Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
 
 
-def _is_number(value: object, least: float = -math.inf) -> bool:
+def _is_number(value: object, least: float = -LARGEST) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and value >= least
+    return least <= value <= LARGEST
 
 
 COUNTS = (

@@ -28,6 +28,12 @@ def test_ordinary_rows_stay_as_they_are() -> None:
     before = table(step_time_s=math.nan, host_lead_s=-1e-5, loss_max_difference=math.inf, losses=[math.inf, math.nan])
     after, problems = without_odd_rows(before)
     assert after is before and not problems
+    assert without_odd_rows(before.slice(0, 0)) == (before.slice(0, 0), [])
+
+
+def test_a_table_of_odd_rows_only_is_empty() -> None:
+    after, [problem] = without_odd_rows(table(world_size=0).slice(1, 1))
+    assert after.num_rows == 0 and problem.startswith("1 row left out: world_size=0")
 
 
 @pytest.mark.parametrize(

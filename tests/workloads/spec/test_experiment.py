@@ -54,6 +54,8 @@ def test_every_field_is_declared() -> None:
         ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
         ({"recompute_every": 0}, "recompute_every=0 must be a whole number of at least 1"),
         ({"precision": "fp6"}, "precision='fp6'; did you mean"),
+        ({"capacity_factor": 10**400}, "0… must be null or a number above 0"),
+        ({"seq_len": 10**400}, "must be a whole number of at least 1, at most 9,223,372,036,854,775,807"),
         ({"engine_version": 2}, "engine_version=2 must be text"),
     ],
 )
