@@ -6,7 +6,7 @@ A number that is not a number (NaN) counts as missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,7 +47,7 @@ def without_odd_rows(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
     if not attempts.num_rows:
         return attempts, problems
     odd_rows = pa.array([False] * attempts.num_rows)
-    for column, ok in _defining(attempts):
+    for column, ok in _known(attempts, _defining()):
         odd = pc.and_(attempts[column].is_valid(), pc.invert(pc.fill_null(ok(attempts[column]), True)))
         if count := pc.sum(odd).as_py():
             problems.append(f"{plural(count, 'row')} left out: {_example(attempts, column, odd, count)}")
@@ -56,7 +56,7 @@ def without_odd_rows(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
         attempts = attempts.filter(pc.invert(odd_rows))
         if not attempts.num_rows:
             return attempts, problems
-    for column, ok in _measured(attempts):
+    for column, ok in _known(attempts, _measured()):
         odd = pc.and_(attempts[column].is_valid(), pc.invert(pc.fill_null(ok(attempts[column]), True)))
         if count := pc.sum(odd).as_py():
             problems.append(f"{plural(count, 'value')} left out: {_example(attempts, column, odd, count)}")
@@ -71,7 +71,13 @@ Test = Callable[[Any], Any]
 """Whether each value of a column is one that a run can have; null where that is not known."""
 
 
-def _defining(attempts: pa.Table) -> Iterator[tuple[str, Test]]:
+def _known(attempts: pa.Table, tests: Iterable[tuple[str, Test]]) -> Iterator[tuple[str, Test]]:
+    """The tests of the columns that the table has."""
+    names = set(attempts.column_names)
+    return ((column, ok) for column, ok in tests if column in names)
+
+
+def _defining() -> Iterator[tuple[str, Test]]:
     """Columns that say what a run was and how fast it was, with the test of their values."""
     yield "outcome", _one_of(*OUTCOMES, UNKNOWN_OUTCOME)
     yield "method", _one_of(*METHODS)
@@ -88,7 +94,7 @@ def _defining(attempts: pa.Table) -> Iterator[tuple[str, Test]]:
         )
 
 
-def _measured(attempts: pa.Table) -> Iterator[tuple[str, Test]]:
+def _measured() -> Iterator[tuple[str, Test]]:
     """All other columns that are checked, with the test of their values."""
     yield "phase", _one_of(*PHASES)
     defining = {*_SPEEDS, *(column.name for column in CONFIG_COLUMNS)}

@@ -30,6 +30,7 @@ from results.tables import files
 from results.tables.compaction import compact
 from results.tables.files import Table
 from results.tables.limits import most_bytes
+from results.tables.odd_rows import without_odd_rows
 from results.tables.rows import conform, table_from_rows
 from results.tables.schema import ATTEMPTS, LEDGER, STEPS
 from results.text.numbers import format_bytes
@@ -43,7 +44,9 @@ __all__ = [
     "own_sweep_dirs",
     "read_attempts",
     "read_ledger",
+    "read_runs",
     "read_steps",
+    "runs_of",
     "scan",
     "shipped_sweep_dirs",
     "sweep_dirs",
@@ -97,6 +100,20 @@ def read_attempts(path: Path) -> pa.Table:
     `InvalidResults` if there is no sweep.
     """
     return _warned(scan(path, "attempts"))
+
+
+def read_runs(path: Path) -> pa.Table:
+    """As `read_attempts`, without rows and values that no run can have (`results.tables.odd_rows`), for programs that
+    compute with them. They are warned of in the same way."""
+    return runs_of(read_attempts(path), path)
+
+
+def runs_of(attempts: pa.Table, path: Path) -> pa.Table:
+    """As `read_runs`, for some columns of attempts that were read from ``path``; ``attempt_id`` must be one of them."""
+    rows, problems = without_odd_rows(attempts)
+    for problem in problems:
+        _log.warning("%s: %s", path, problem)
+    return rows
 
 
 def find_attempt(sweep_dir: Path, attempt_id: str) -> dict[str, Any] | None:

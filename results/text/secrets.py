@@ -27,6 +27,8 @@ _FORMS = tuple(
     for form in (
         # The user and the password of a URL; a digest after the tag of an image is no host.
         r"""(?<=://)(?P<secret>[^/\s'"@]*:[^/\s'"]*)@(?!sha256:)""",
+        # The same without a scheme, as pyxis writes an image.
+        r"""=["']?(?P<secret>[^\s/:=@"']+:[^\s/@"']+)@(?!sha256:)""",
         rf"""(?<![\w-])--?(?:[a-z0-9]+-)*(?:token|password|passwd|passphrase|secret)(?:=|\s+)(?P<secret>{_WORD})""",
         rf"""(?<![\w-])--?(?:[a-z0-9]+-)*(?:api|access|secret|private)-?key(?:=|\s+)(?P<secret>{_WORD})""",
         r"""(?<![\w-])(?:-u|--user)(?:=|\s+)["']?[^\s:"'=]+:(?P<secret>[^\s"']+)""",

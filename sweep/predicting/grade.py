@@ -14,6 +14,7 @@ from results.errors import InvalidResults, UltrasweepError
 from results.statistics import grade
 from results.tables.limits import read_csv, read_parquet
 from results.tables.load import load
+from results.tables.store import runs_of
 from results.text.terminal import plain_table
 from sweep.predicting.measured_tables import is_attempts
 from sweep.predicting.predict_table import numeric
@@ -41,7 +42,8 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
     points = pd.DataFrame()
     pair_tables = []
     if against is None or path.exists():
-        points = grade.measured_points(grade.with_rehearsals(load(path).table.to_pandas()))
+        rows = runs_of(load(path).table, path)
+        points = grade.measured_points(grade.with_rehearsals(rows.to_pandas()))
         pair_tables.append(grade.pairs_of_rows(points))
     if predictions is not None:
         measured, in_its_order = points, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from results.tables.files import nullable
 from results.tables.odd_rows import without_odd_rows
 from results.tables.schema import ATTEMPTS
+from results.tables.store import runs_of
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS
 
@@ -29,6 +31,14 @@ def test_ordinary_rows_stay_as_they_are() -> None:
     after, problems = without_odd_rows(before)
     assert after is before and not problems
     assert without_odd_rows(before.slice(0, 0)) == (before.slice(0, 0), [])
+
+
+def test_a_few_columns_are_enough_and_warnings_name_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = table(step_time_s=-1.0).select(["attempt_id", "step_time_s"])
+    assert runs_of(few, tmp_path).num_rows == 2
+    assert f"{tmp_path}: 1 row left out: step_time_s=-1.0 (attempt second)" in caplog.text
 
 
 def test_a_table_of_odd_rows_only_is_empty() -> None:

@@ -172,6 +172,7 @@ def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
         (["model=llama8b", "cluster=h200", "gpus=64-8"], "smaller to a larger"),
         (["model=llama8b", "cluster=h200", "gpus=7"], "no layout of llama8b on 7 devices obeys the rules"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e12"], "tokens needs days too"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e400", "days=3"], "tokens=inf in days=3: both must be"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no option 'tpp'; did you mean 'tp'?"),
         (["model=llama9b", "cluster=h200", "gpus=8"], "llama9b"),
         (["model=llama8b", "cluster=cpu", "gpus=8"], "the file of cluster cpu"),
