@@ -97,13 +97,14 @@ def read_csv(path: Path, *, most: int | None = None, **options: Any) -> pd.DataF
 
 def _bytes_of(path: Path, file: pq.ParquetFile, leaf: int, most: int) -> int:
     chunks = [file.metadata.row_group(group).column(leaf) for group in range(file.metadata.num_row_groups)]
-    values, stored = sum(chunk.num_values for chunk in chunks), sum(chunk.total_uncompressed_size for chunk in chunks)
-    if not chunks or (width := _WIDTHS.get(chunks[0].physical_type)) is not None:
-        return values * (width if chunks else 0)
-    if values * stored <= most // _SURELY_SMALL:
+    if not chunks:
+        return 0
+    values = sum(int(chunk.num_values) for chunk in chunks)
+    if (width := _WIDTHS.get(chunks[0].physical_type)) is not None:
+        return values * width
+    stored = sum(int(chunk.total_uncompressed_size) for chunk in chunks)
+    if values * stored <= most // _SURELY_SMALL or stored > most:
         return stored
-    if stored > most:
-        return int(stored)
     name = chunks[0].path_in_schema
     with pq.ParquetFile(path, read_dictionary=[name]) as packed:
         return _unpacked(packed.read(columns=[name], use_threads=False))

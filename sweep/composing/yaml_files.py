@@ -34,8 +34,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    with _one_line_errors(path, OmegaConfBaseException):
-        data = OmegaConf.to_container(OmegaConf.load(io.StringIO(_checked_text(path))))
+    with _one_line_errors(path):
+        try:
+            data = OmegaConf.to_container(OmegaConf.load(io.StringIO(_checked_text(path))))
+        except OmegaConfBaseException as error:
+            raise ValueError(str(error)) from None
     if not isinstance(data, dict):
         raise InvalidSweep(f"{path} does not hold a mapping")
     return {str(key): value for key, value in data.items()}
@@ -58,7 +61,7 @@ def read_documents(path: Path) -> list[Any]:
 
 
 @contextmanager
-def _one_line_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
+def _one_line_errors(path: Path) -> Iterator[None]:
     from yaml import MarkedYAMLError, YAMLError
 
     try:
@@ -71,7 +74,7 @@ def _one_line_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
         raise InvalidSweep(f"{path}{_place(error)}") from None
     except RecursionError:  # nested by indentation
         raise InvalidSweep(f"{path}: it is nested too deeply") from None
-    except (OSError, ValueError, YAMLError, *others) as error:
+    except (OSError, ValueError, YAMLError) as error:
         raise InvalidSweep(f"{path}: {' '.join(str(error).split())}") from None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from results.errors import InvalidResults
 from workloads.spec import experiment as ex
+from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
 
 
@@ -63,7 +64,11 @@ class Results:
             raise InvalidResults(
                 f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
             )
-        return Record(id=matches[0], experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+        try:
+            experiment = ex.from_json(text)
+        except InvalidExperiment as error:
+            raise InvalidResults(f"{matches[0]} in {self.path}: {error}") from None
+        return Record(id=matches[0], experiment=experiment, ledger=tuple(ledger), attempts=tuple(attempts))
 
     def _hint(self, id_part: str, ids: Sequence[str]) -> str:
         """End of a message: where else the experiment is, or may be."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
-from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
+from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_numbers
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, checked_model
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
@@ -353,7 +353,14 @@ def to_json(experiment: Experiment) -> str:
 
 
 def from_json(text: str) -> Experiment:
-    return from_dict(json.loads(text))
+    """Inverse of `to_json`. Raises `InvalidExperiment` as `from_dict` does, and for text that is no JSON object."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidExperiment(f"stored experiment is not JSON: {shown(text)}") from None
+    if not isinstance(fields, dict):
+        raise InvalidExperiment(f"stored experiment is no mapping: {shown(text)}")
+    return from_dict(fields)
 
 
 def _slug(name: str) -> str:

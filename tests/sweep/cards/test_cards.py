@@ -17,7 +17,7 @@ from results.tables.store import read_attempts
 from sweep.__main__ import main
 from sweep.cards.card import Band, Card, read_cards, to_yaml
 from sweep.cards.judge import judge
-from sweep.cards.make import canonical, make_card
+from sweep.cards.make import canonical, make_card, make_cards
 from sweep.cards.verify import (
     announce_bisect,
     announcement,
@@ -26,7 +26,7 @@ from sweep.cards.verify import (
     split_arguments,
     verify_cards,
 )
-from sweep.inspecting.lookup import Record
+from sweep.inspecting.lookup import Record, Results
 from sweep.predicting.measured_tables import RECORDED
 from tests.sweep.engine_configs.layouts import layout
 from tests.sweep.helpers import plan_of, store_attempt
@@ -326,6 +326,12 @@ def test_the_command_of_a_card_plans_its_experiment(tmp_path: Path) -> None:
         assert [point.experiment for point in plan.points] == [
             canonical(card.experiment).replace(engine_version=plan.points[0].experiment.engine_version)
         ]
+
+
+def test_odd_rows_are_no_reason_to_make_no_cards(tmp_path: Path) -> None:
+    for number, odd in enumerate(({}, {"config_json": "[" * 5000}, {"step_time_s": -1.0}, {"step_time_min_s": 0.0})):
+        store_attempt(tmp_path / "s", EXPERIMENT.replace(seed=number), **{**ROW, "step_time_std_s": None, **odd})
+    assert {card.experiment.seed for card in make_cards(Results(tmp_path / "s"))} == {0, 3}
 
 
 def test_a_card_of_one_point_or_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
