@@ -127,6 +127,8 @@ def _build(
             sections = [assemble.section(part) for part in shown]
             checked = claims.table(parts)
             drawn = drawing.collect(step)
+            for problem in [one.problem for of in drawn for one in of if one.problem]:
+                say(f"warning: {problem}")
         engines = engines_page.tables(results.attempts)
         files = export.write([*tables.all_tables(parts, drawn, checked), *engines], staged.tables, options.tables)
         claims_page.write(checked, staged.folder / "claims.html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,6 @@ def _step_times(path: Path) -> Mapping[str, Sequence[float]]:
     if not path.is_dir():
         return {}
     steps = store.scan(path, "steps").table.select(["attempt_id", "step", "is_warmup", "step_time_s"]).to_pandas()
-    timed = steps[steps["is_warmup"].eq(False) & steps["step_time_s"].notna()]
+    timed = steps[steps["is_warmup"].eq(False) & steps["step_time_s"].between(0, math.inf, inclusive="neither")]
     slowest = timed.groupby(["attempt_id", "step"])["step_time_s"].max()
     return {str(attempt): times.tolist() for attempt, times in slowest.groupby(level="attempt_id")}

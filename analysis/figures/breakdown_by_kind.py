@@ -38,7 +38,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     if "breakdown_step_time_s" not in frame:
         return pd.DataFrame(columns=[*beside, *names])
     rows = metrics.ranked(frame)
-    rows = rows[rows["rank"].notna() & rows["breakdown_step_time_s"].notna()]
+    rows = rows[rows["rank"].notna() & rows[["breakdown_step_time_s", *_KINDS]].notna().all(axis=1)]
     if rows.empty:
         return pd.DataFrame(columns=[*beside, *names])
     rows = labels.in_group_order(rows).reset_index(drop=True)

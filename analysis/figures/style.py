@@ -52,6 +52,7 @@ RC: dict[str, Any] = {
     "ytick.labelcolor": "#222222",
     "text.color": "#222222",
     "text.hinting": "none",
+    "text.parse_math": False,  # a name may hold a $
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "hatch.linewidth": 0.5,

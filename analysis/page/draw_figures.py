@@ -27,8 +27,13 @@ _WORTH_ROWS = 1000
 """Smallest number of rows for which processes are started; fewer rows need `_WORTH_FIGURES` figures to save time."""
 _WORTH_FIGURES = 20
 _MOST_PROCESSES = 8
+_LONGEST_REASON = 200
 _Task = tuple[int, int]
 """(index of the cohort, index of the figure) in a request."""
+
+
+STRICT = False
+"""Whether an error of a figure ends the report, as in tests; otherwise it costs that figure and a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class Drawn:
 
     figure: DrawnFigure
     data: pd.DataFrame
+    problem: str | None = None
+    """A line for the user if the figure could not be drawn because of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +156,20 @@ def _draw_inherited(cohort: int, spec: int) -> Drawn:
 
 
 def _draw(request: _Request, cohort_place: int, spec_place: int) -> Drawn:
-    with style.in_style():
-        return _drawn(request, request.cohorts[cohort_place], request.specs[spec_place])
+    cohort, spec = request.cohorts[cohort_place], request.specs[spec_place]
+    try:
+        with style.in_style():
+            return _drawn(request, cohort, spec)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if STRICT:
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"[:_LONGEST_REASON]
+        figure = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
+        missing = f"it cannot be drawn from these rows ({reason})"
+        problem = f"figure {spec.name} of {cohort.title} cannot be drawn from these rows: {reason}"
+        return Drawn(replace(figure, missing=missing), pd.DataFrame(), problem)
 
 
 def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:

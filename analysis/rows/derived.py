@@ -10,8 +10,10 @@ from typing import Any
 import pandas as pd
 
 from analysis.rows.labels import records
+from results.text.numbers import plural
 from workloads.costs.shape.flops import flops_per_token
 from workloads.costs.shape.params import matmul_params, num_params
+from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, checked_model
 
 SHAPE = (
@@ -49,6 +51,20 @@ def model_of(row: dict[str, Any]) -> ModelSpec:
     fields = {name: int(row[name]) for name in SHAPE} | {"tie_embeddings": bool(row["tie_embeddings"])}
     name = str(row.get("model", "model"))
     return checked_model(f"model {name}", {"name": name, **fields})
+
+
+def without_odd_shapes(attempts: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows whose model shape can exist, or is not known, and one line for each other shape."""
+    shapes = attempts[[*SHAPE]].dropna().drop_duplicates()
+    odd, problems = pd.Series(False, index=attempts.index), []
+    for place, row in zip(shapes.index, records(shapes), strict=True):
+        try:
+            model_of({**row, "model": attempts["model"].loc[place]})
+        except InvalidExperiment as error:
+            same = attempts[[*SHAPE]].eq(shapes.loc[place]).all(axis=1)
+            problems.append(f"{plural(int(same.sum()), 'row')} left out: {error}")
+            odd |= same
+    return (attempts[~odd].reset_index(drop=True) if problems else attempts), problems
 
 
 def _columns(known: pd.DataFrame) -> dict[str, list[float]]:

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.rows.answers import from_other_sweeps
-from analysis.rows.derived import add_formulas
+from analysis.rows.derived import add_formulas, without_odd_shapes
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.step_peaks import add_first_steps
 from results.errors import InvalidResults
 from results.statistics.grade import with_rehearsals
 from results.tables import reference, store
 from results.tables.load import upgraded, upgraded_ledger
+from results.tables.odd_rows import without_odd_rows
 from results.tables.schema import ATTEMPTS
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
@@ -57,8 +58,9 @@ def load(path: Path) -> LoadedResults:
         return _plan(path)
     reading = store.scan(path, "attempts")
     table, newer = upgraded(reading.table)
+    table, odd = without_odd_rows(table)
     attempts = table.to_pandas()
-    problems = [*reading.problems, *newer]
+    problems = [*reading.problems, *newer, *odd]
     notes: list[str] = []
     folders: list[Path] = []
     if path.is_file():
@@ -74,7 +76,10 @@ def load(path: Path) -> LoadedResults:
             ledger = store.empty_ledger().to_pandas()
         others = from_other_sweeps(ledger, attempts, folders)
         if others.rows is not None:
-            attempts = upgraded(pa.concat_tables([table, others.rows], promote_options="permissive"))[0].to_pandas()
+            table = upgraded(pa.concat_tables([table, others.rows], promote_options="permissive"))[0]
+            table, odd = without_odd_rows(table)
+            attempts = table.to_pandas()
+            problems += odd
         folders += others.folders
         notes += others.found
         problems += others.missing
@@ -87,6 +92,8 @@ def load(path: Path) -> LoadedResults:
     if broken.any():
         problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
         attempts = attempts[~broken].reset_index(drop=True)
+    attempts, odd_shapes = without_odd_shapes(attempts)
+    problems += odd_shapes
     attempts = with_rehearsals(attempts)
     attempts, unread = add_first_steps(attempts, folders)
     problems += unread

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from results.text.secrets import hide_in_text, holds_secret
 from workloads.spec.checks import build, choice, flag, mapping, matching, number, sequence, text, whole_number
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
@@ -113,6 +114,17 @@ _EXCLUDED: Mapping[str, tuple[str, Any]] = {
     "oversubscribe": ("exclusive", False),
 }
 """Parameters that Slurm does not take beside one of our options, and the value of that option with which it does."""
+_IN_A_CONTAINER = (
+    "store credentials of a registry where the container's runtime reads them (enroot: ~/.config/enroot/.credentials, "
+    "apptainer: `apptainer registry login`)"
+)
+_REMEDIES: Mapping[str, str] = {
+    "setup": "let a line of launcher.setup read a file that only you can read, such as 'source ~/.secrets', or set a "
+    "variable of the ranks with +launcher.environment.NAME=VALUE",
+    "srun_args": _IN_A_CONTAINER,
+    "prefix": _IN_A_CONTAINER,
+}
+"""What works instead of a secret in an option."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
@@ -243,6 +255,19 @@ class SlurmOptions:
                         "launcher: sbatch.dependency=singleton holds back no pilot: the jobs of a sweep have different "
                         "names, and the elements of an array run at once; launcher.max_pilots=1 runs one at a time"
                     )
+        self._refuse_secrets()
+
+    def _refuse_secrets(self) -> None:
+        """Refuse values of secrets: everyone may read the batch file, and Slurm keeps it."""
+        lines = [("setup", line) for line in self.setup]
+        lines += [(name, " ".join(getattr(self, name))) for name in ("prefix", "srun_args")]
+        lines += [(f"sbatch.{key}", f"--{key}={value}") for key, value in self.sbatch.items()]
+        for name, line in lines:
+            if holds_secret(line):
+                raise InvalidSweep(
+                    f"launcher: {name} {hide_in_text(line)!r} holds a secret, and others can read the batch file; "
+                    f"{_REMEDIES.get(name, _REMEDIES['setup'])}"
+                )
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,9 @@ from results.text.numbers import plural
 
 _COUNTS = ("max_nodes", "max_pilots", "target_h")
 """Options that set the number of pilots, and change nothing about a single pilot."""
+_COMMANDS = ("setup", "prefix", "srun_args")
+"""Options that are the user's own commands, of which only digests are stored."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{16}")
 _FOR_LACK_OF_NODES = ("PartitionConfig", "PartitionNodeLimit", "BadConstraints")
 """Reasons for waiting that excluded nodes can cause."""
 _MOST_CHANGES, _VALUE_LENGTH = 3, 40
@@ -44,8 +48,17 @@ def pilot_options(options: SlurmOptions, settings: LaunchSettings) -> dict[str, 
     # also in the settings.
     plain["cluster"].pop("environment", None)
     for name, value in plain["environment"].items():
-        plain["environment"][name] = hashlib.sha256(value.encode()).hexdigest()[:16]
-    return plain
+        plain["environment"][name] = _digest(value)
+    return {**plain, **{name: _digests(plain[name]) for name in _COMMANDS}}
+
+
+def _digests(lines: Sequence[str]) -> list[str]:
+    """Digests of the user's own lines of shell, which may hold a secret. Earlier versions stored the lines."""
+    return [line if _DIGEST.fullmatch(line) else f"sha256:{_digest(line)}" for line in lines]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class WaitingPilots:
@@ -158,16 +171,18 @@ class WaitingPilots:
             return f"this folder was {submission.folder} when they were submitted"
         if not submission.options:  # options of an earlier version, or a damaged file
             return f"Slurm will never start them: {job.reason}" if job.never_starts else ""
-        names = sorted({*submission.options, *self._wanted})
-        changed = [name for name in names if submission.options.get(name) != self._wanted.get(name)]
-        changes = [
-            _change(name, submission.options.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]
-        ]
+        before = {**submission.options}
+        before |= {name: _digests(before[name]) for name in _COMMANDS if isinstance(before.get(name), list)}
+        names = sorted({*before, *self._wanted})
+        changed = [name for name in names if before.get(name) != self._wanted.get(name)]
+        changes = [_change(name, before.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]]
         changes += [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
         return ", ".join(changes)
 
 
 def _change(name: str, before: object, after: object) -> str:
+    if name in _COMMANDS:
+        return f"{name} has changed"
     texts = [json.dumps(value) for value in (before, after)]
     if isinstance(after, dict) or any(len(text) > _VALUE_LENGTH for text in texts):
         return f"{name} has changed"

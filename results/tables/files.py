@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
 from results.shared_filesystem.patience import may_pass
-from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
+from results.shared_filesystem.whole_files import NotAFile, create, temporary_path
+from results.tables import limits
 from results.tables.rows import conform
 from results.tables.schema import ATTEMPTS, STEPS
 
@@ -44,13 +45,16 @@ def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
     return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
-def read_parquet(path: Path) -> pa.Table:
+def read_parquet(path: Path, schema: pa.Schema | None = None, *, most: int | None = None) -> pa.Table:
     """Reads the whole file. Raises `FileNotFoundError`, another `OSError` if it cannot be read now, or `InvalidResults`
-    if it is damaged or not a Parquet file."""
+    if it is damaged, not a Parquet file, or takes more than ``most`` bytes in memory (by default
+    `results.tables.limits.most_bytes`).
+
+    ``schema``: the columns that the caller will add where they are missing.
+    """
     try:
-        with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
-            return file.read()
-    except FileNotFoundError:
+        return limits.read_parquet(path, schema, most)
+    except (FileNotFoundError, InvalidResults):
         raise
     except (OSError, NotAFile, pa.ArrowException) as error:
         if isinstance(error, OSError) and may_pass(error):
@@ -61,7 +65,7 @@ def read_parquet(path: Path) -> pa.Table:
 def read_file(path: Path, table: Table) -> pa.Table:
     """Reads one part or merged file, with every column of today's schema and its extra ones. Raises as
     `read_parquet`."""
-    stored = read_parquet(path)
+    stored = read_parquet(path, SCHEMAS[table])
     if "attempt_id" not in stored.column_names:
         raise InvalidResults(f"{path} is not a table of {table}: it has no column attempt_id")
     try:

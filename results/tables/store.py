@@ -15,6 +15,7 @@ sweeps, get the shipped sweeps.
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ from results.errors import InvalidResults
 from results.tables import files
 from results.tables.compaction import compact
 from results.tables.files import Table
+from results.tables.limits import most_bytes
+from results.tables.odd_rows import without_odd_rows
 from results.tables.rows import conform, table_from_rows
 from results.tables.schema import ATTEMPTS, LEDGER, STEPS
+from results.text.numbers import format_bytes
 
 __all__ = [
     "Reading",
@@ -40,7 +44,9 @@ __all__ = [
     "own_sweep_dirs",
     "read_attempts",
     "read_ledger",
+    "read_runs",
     "read_steps",
+    "runs_of",
     "scan",
     "shipped_sweep_dirs",
     "sweep_dirs",
@@ -96,6 +102,20 @@ def read_attempts(path: Path) -> pa.Table:
     return _warned(scan(path, "attempts"))
 
 
+def read_runs(path: Path) -> pa.Table:
+    """As `read_attempts`, without rows and values that no run can have (`results.tables.odd_rows`), for programs that
+    compute with them. They are warned of in the same way."""
+    return runs_of(read_attempts(path), path)
+
+
+def runs_of(attempts: pa.Table, path: Path) -> pa.Table:
+    """As `read_runs`, for some columns of attempts that were read from ``path``; ``attempt_id`` must be one of them."""
+    rows, problems = without_odd_rows(attempts)
+    for problem in problems:
+        _log.warning("%s: %s", path, problem)
+    return rows
+
+
 def find_attempt(sweep_dir: Path, attempt_id: str) -> dict[str, Any] | None:
     """Returns the row of one attempt of a sweep; None if there is none, or only a damaged one. Raises `OSError` if it
     cannot be read now."""
@@ -123,6 +143,7 @@ def scan(path: Path, table: Table) -> Reading:
     schema = files.nullable(files.SCHEMAS[table])
     seen: set[str] = set()
     pieces: list[pa.Table] = []
+    held = 0
     for file in _table_files(path, table):
         rows = files.read_or_report(file, table, problems)
         if rows is None:
@@ -133,6 +154,11 @@ def scan(path: Path, table: Table) -> Reading:
             problems.append(files.unreadable(file, error))
             continue
         ids = set(rows["attempt_id"].to_pylist())
+        held += rows.nbytes
+        if held > most_bytes():
+            problems.append(f"{file} is left out: the rows before it already take {format_bytes(held - rows.nbytes)}")
+            held -= rows.nbytes
+            continue
         if repeated := ids & seen:
             in_both = pc.is_in(rows["attempt_id"], value_set=pa.array(list(repeated), pa.string()))
             rows = rows.filter(pc.invert(in_both))
@@ -182,11 +208,11 @@ def read_ledger(path: Path) -> pa.Table:
     """Returns the rows of every ledger below ``path`` (or of one Parquet file); empty if the sweeps have none."""
     path = Path(path)
     if path.is_file():
-        return conform(files.read_parquet(path.resolve()), LEDGER)
+        return conform(files.read_parquet(path.resolve(), LEDGER), LEDGER)
     tables = [empty_ledger()]
     for sweep in sweep_dirs(path):
         try:
-            tables.append(conform(files.read_parquet(sweep / "ledger.parquet"), LEDGER))
+            tables.append(conform(files.read_parquet(sweep / "ledger.parquet", LEDGER), LEDGER))
         except FileNotFoundError:
             continue
         except (InvalidResults, OSError) as error:
@@ -216,24 +242,27 @@ def _warned(reading: Reading) -> pa.Table:
 
 
 def _find_sweeps(path: Path) -> tuple[list[Path], list[Path]]:
-    """Returns the user's sweeps at and below ``path``, and the shipped ones, both sorted."""
+    """Returns the user's sweeps at and below ``path``, and the shipped ones, both sorted. A folder that several links
+    lead to counts once."""
     user_sweeps: list[Path] = []
     shipped: list[Path] = []
-
-    def visit(folder: Path, depth: int, sweeps: list[Path]) -> None:
+    visited: set[tuple[int, int]] = set()
+    # Folders without links come first, then by depth, so that no link hides a folder or cuts off what is below it.
+    waiting: list[tuple[bool, int, Path, bool]] = [(False, 0, path, False)] if path.is_dir() else []
+    while waiting:
+        linked, depth, folder, is_shipped = heapq.heappop(waiting)
         try:
-            if folder != path and (folder / files.SHIPPED_MARKER).is_file():
-                sweeps = shipped
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in visited:
+                continue
+            visited.add((status.st_dev, status.st_ino))
+            is_shipped = is_shipped or (folder != path and (folder / files.SHIPPED_MARKER).is_file())
             if (folder / files.MARKER).is_file():
-                sweeps.append(folder)
-                return
-            inside = sorted(folder.iterdir()) if depth > 0 else []
-            children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
+                (shipped if is_shipped else user_sweeps).append(folder)
+            elif depth < _MAX_DEPTH:
+                for child in folder.iterdir():
+                    if not child.name.startswith(".") and child.is_dir():
+                        heapq.heappush(waiting, (linked or child.is_symlink(), depth + 1, child, is_shipped))
         except OSError:  # not readable, or removed meanwhile
-            return
-        for child in children:
-            visit(child, depth - 1, sweeps)
-
-    if path.is_dir():
-        visit(path, _MAX_DEPTH, user_sweeps)
+            continue
     return sorted(user_sweeps), sorted(shipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,8 @@ def _goal(values: Mapping[str, Any]) -> Goal | None:
     if not given:
         return None
     tokens, days = (number(f"advise: {name}", values[name], above=0) for name in ("tokens", "days"))
+    if math.inf in (tokens, days):
+        raise InvalidSweep(f"advise: tokens={tokens:g} in days={days:g}: both must be finite")
     return Goal(tokens=float(tokens), days=float(days))
 
 

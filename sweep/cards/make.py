@@ -58,7 +58,7 @@ def make_card(record: Record) -> Card:
         raise InvalidResults(
             f"{record.id} was recorded by {record.experiment.engine}, which this program cannot run again"
         )
-    finished = [row for row in record.attempts if row["outcome"] == "ok" and row["step_time_s"] is not None]
+    finished = [row for row in record.attempts if row["outcome"] == "ok" and _is_time(row["step_time_s"])]
     if not finished:
         known = ", ".join(sorted({str(row["outcome"]) for row in record.attempts})) or "no attempt"
         raise InvalidResults(f"{record.id} has no finished attempt to make a card of ({known})")
@@ -174,10 +174,14 @@ def _of_steps(row: Mapping[str, Any]) -> float | None:
         return None
     if row["step_time_std_s"] is not None:
         return float(row["step_time_std_s"] / row["step_time_s"])
-    if row["step_time_min_s"] is None or row["step_time_max_s"] is None:
+    if not (_is_time(row["step_time_min_s"]) and _is_time(row["step_time_max_s"])):
         return None
     width = 2 * statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
     return math.log(row["step_time_max_s"] / row["step_time_min_s"]) / width
+
+
+def _is_time(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf
 
 
 def _band(value: float, width: float | None) -> Band:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.whole_files import write_whole
 from results.tables.store import read_attempts
+from results.text.numbers import plural
 from results.text.printable import printable
 from results.text.terminal import open_console
 from sweep.cards.card import Card, read_cards, to_yaml
 from sweep.cards.judge import Judgement, judge
 from sweep.cards.make import overrides_of
 from sweep.composing.conffiles import ConfFolders
+from workloads.spec.checks import shown
 
+if TYPE_CHECKING:
+    from sweep.running.run import Prepared
+
+MOST_STEPS = 10_000
+"""A card of more warm-up or timed steps is run only if the user gives their number."""
 Runner = Callable[[Card, Sequence[str]], Mapping[str, Any] | None]
 """Runs a card with the user's overrides and returns its row; None if it was only shown (``launcher.dry=true``)."""
 
@@ -61,6 +69,39 @@ def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
     return [*(word for word in words if word.partition("=")[0] not in given), *overrides]
 
 
+def refuse_many_steps(card: Card, overrides: Sequence[str]) -> None:
+    """Refuse a card of more than `MOST_STEPS` steps, unless the user gives their number. Raises `InvalidResults`."""
+    given = {word.partition("=")[0] for word in overrides}
+    for name in ("warmup_steps", "timed_steps"):
+        count = getattr(card, name)
+        if count > MOST_STEPS and f"measure.{name}" not in given:
+            raise InvalidResults(
+                f"{card.id}: the card asks for {name}={shown(count)}, more than {MOST_STEPS:,}; give your own number "
+                f"with measure.{name}=N"
+            )
+
+
+def announcement(card: Card, prepared: Prepared) -> str:
+    """What is about to run, and its price: ``to run: ID: 4 devices of h200, 3 + 5 steps, about 0.02 device-hours
+    ...``."""
+    plan = prepared.plan
+    prices = [point.price for point in plan.to_run if point.price is not None]
+    expected = [price.expected_h for price in prices if price.expected_h is not None]
+    about = f"about {sum(expected):.2g}" if len(expected) == len(prices) else "an unknown number of"
+    return (
+        f"to run: {card.id}: {plural(sum(price.devices for price in prices), 'device')} of {plan.config.cluster.name}, "
+        f"{plan.config.measure.in_words} steps, {about} device-hours, at most "
+        f"{sum(price.worst_h for price in prices):.2g}"
+    )
+
+
+def announce_bisect(card: Card, overrides: Sequence[str]) -> None:
+    """Print the command that a bisection runs for each commit. Raises `InvalidResults` as `refuse_many_steps` does."""
+    refuse_many_steps(card, overrides)
+    command = shlex.join(["python", "-m", "sweep", "run", *arguments_of(card, overrides)])
+    print(printable(f"to run for each commit: {command}"), flush=True)
+
+
 def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: bool | None, command: str) -> Any:
     """Run one card as a sweep of one point, ``verify-HASH-WHEN``. Returns its row, or None after a dry run. Raises
     `UltrasweepError` if it cannot run."""
@@ -68,12 +109,14 @@ def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: b
     from sweep.running.start import only_shown, start
 
     words = arguments_of(card, overrides)
+    refuse_many_steps(card, overrides)
     if not any(word.startswith("results_dir=") for word in overrides):
         words.append("results_dir=results/verify")
     when = time.strftime("%Y%m%d-%H%M%S") + f"-{time.monotonic_ns() % 10**6:06d}"
     prepared = prepare([*words, f"name=verify-{card.id.rpartition('-')[2]}-{when}"], folders, [])
     if only_shown(prepared, open_console()):
         return None
+    print(printable(announcement(card, prepared)), flush=True)
     queued = enqueue(prepared)
     summary = start(prepared, queued, live=live, command=command)
     if summary.interrupted:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from results.errors import UltrasweepError
 from results.text.command_line import InvalidOption
-from results.text.numbers import plural
+from results.text.numbers import listed, plural
 from results.text.printable import printable
 from results.text.terminal import open_console
 from sweep.cli.parsers import PARSERS
@@ -207,7 +207,7 @@ def _card(options: Namespace) -> int:
 def _verify(options: Namespace) -> int:
     from pathlib import Path
 
-    from sweep.cards.verify import run_card, selected, split_arguments, verify_cards
+    from sweep.cards.verify import announce_bisect, run_card, selected, split_arguments, verify_cards
     from sweep.composing.conffiles import ConfFolders
 
     files, overrides = split_arguments(options.cards)
@@ -229,6 +229,7 @@ def _verify(options: Namespace) -> int:
         raise UltrasweepError("--bisect runs the card with several commits; leave out launcher.dry=true, or --bisect")
     if len(cards) != 1:
         raise UltrasweepError(f"--bisect takes one card, not {len(cards)}; pick one with --only ID")
+    announce_bisect(cards[0][1], overrides)
     with TemporaryDirectory(prefix="ultrasweep-bisect-results-") as results:
         first = first_slower(
             Path(__file__).resolve().parents[2],
@@ -272,7 +273,7 @@ def _predict(options: Namespace) -> int:
     write_predictions(outcome.predictions, options.out)
     console = open_console(soft_wrap=True)
     if unread := unread_columns(frame):
-        console.print(printable(f"ignored columns: {', '.join(unread)}"), markup=False, highlight=False)
+        console.print(printable(f"ignored columns: {listed(unread, 20)}"), markup=False, highlight=False)
     for mistake in outcome.mistakes:
         console.print(printable(mistake), markup=False, highlight=False)
     fitted = f", fitted on {plural(outcome.fitted_on, 'row')}" if calibration is not None else ""

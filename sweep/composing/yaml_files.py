@@ -1,19 +1,29 @@
-"""Reads one YAML file of a user: each mistake is reported on one line with its place, and expansion is limited."""
+"""Reads YAML files of users and strangers: each mistake is one line with its place, and size and expansion are limited.
+
+Configuration files are read as OmegaConf reads them (`read_yaml`), cards as plain YAML (`read_documents`).
+"""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sweep.composing.ambiguous_scalars import refuse_ambiguous_scalars
+from workloads.spec.checks import LARGEST, shown
 from workloads.spec.errors import InvalidSweep
 
 MOST_VALUES = 100_000
 """A file whose aliases (``*name``) stand for more values than this is refused."""
+MOST_BYTES = 32 * 2**20
+"""A larger file is refused."""
 _DEEPEST = 100
 """Deepest nesting of brackets; PyYAML's time grows with its square."""
+_INDENTED = re.compile(r"^[ \t?:-]{400}", re.MULTILINE)
+"""A line that may nest blocks deeper than the parser's stack allows."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -25,14 +35,41 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    with _one_line_errors(path):
+        try:
+            text = _checked_text(path)
+            refuse_ambiguous_scalars(str(path), text)
+            data = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        except OmegaConfBaseException as error:
+            raise ValueError(str(error)) from None
+    if not isinstance(data, dict):
+        raise InvalidSweep(f"{path} does not hold a mapping")
+    return {str(key): value for key, value in data.items()}
+
+
+def read_documents(path: Path) -> list[Any]:
+    """Every YAML document in ``path``, as plain data.
+
+    Raises `InvalidSweep` as `read_yaml` does, and for a value that JSON cannot hold, such as a date without quotes or
+    a number that is not finite.
+    """
+    import yaml
+
+    with _one_line_errors(path):
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        documents = list(yaml.load_all(_checked_text(path), Loader=loader))
+        for document in documents:
+            _refuse_odd_values(path, document)
+    return documents
+
+
+@contextmanager
+def _one_line_errors(path: Path) -> Iterator[None]:
     from yaml import MarkedYAMLError, YAMLError
 
     try:
-        text = path.read_text(encoding="utf-8")
-        _refuse_depth(path, text)
-        _refuse_explosion(path, text)
-        refuse_ambiguous_scalars(str(path), text)
-        data = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        yield
     except InvalidSweep:
         raise
     except UnicodeDecodeError as error:
@@ -41,11 +78,38 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InvalidSweep(f"{path}{_place(error)}") from None
     except RecursionError:  # nested by indentation
         raise InvalidSweep(f"{path}: it is nested too deeply") from None
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, YAMLError) as error:
         raise InvalidSweep(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise InvalidSweep(f"{path} does not hold a mapping")
-    return {str(key): value for key, value in data.items()}
+
+
+def _checked_text(path: Path) -> str:
+    """The text of ``path``, if parsing it takes bounded time and memory."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise InvalidSweep(f"{path} has more than {MOST_BYTES // 2**20} MiB; it is no file of this program")
+    text = content.decode("utf-8")
+    _refuse_depth(path, text)
+    _refuse_explosion(path, text)
+    return text
+
+
+def _refuse_odd_values(path: Path, value: Any, place: str = "") -> None:
+    """Refuse what JSON cannot hold, and numbers beyond any use."""
+    where = f"{path}: {place.lstrip('.')}" if place else f"{path}:"
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                raise InvalidSweep(f"{where} has the name {shown(key)}; a name is text: put it in quotes")
+            _refuse_odd_values(path, entry, f"{place}.{key}")
+    elif isinstance(value, list):
+        for entry in value:
+            _refuse_odd_values(path, entry, place)
+    elif isinstance(value, (int, float)):
+        if not abs(value) <= LARGEST:
+            raise InvalidSweep(f"{where}={shown(value)} must be a number of at most {LARGEST:.0e}")
+    elif value is not None and not isinstance(value, str):
+        raise InvalidSweep(f"{where}={shown(value)} is a {type(value).__name__}; if it is text, put it in quotes")
 
 
 def _place(error: Any) -> str:
@@ -62,6 +126,8 @@ def _refuse_depth(path: Path, text: str) -> None:
         depth += 1 if bracket in "[{" else -1
         if depth > _DEEPEST:
             raise InvalidSweep(f"{path}: more than {_DEEPEST} brackets are open at a time; it is nested too deeply")
+    if _INDENTED.search(text):
+        raise InvalidSweep(f"{path}: a line begins with 400 blanks or dashes; it is nested too deeply")
 
 
 def _refuse_explosion(path: Path, text: str) -> None:
@@ -85,11 +151,11 @@ def _refuse_explosion(path: Path, text: str) -> None:
             sizes[id(node)] = known
         return known
 
-    total = size(yaml.compose(text, Loader=yaml.SafeLoader))
-    if total > MOST_VALUES:
-        raise InvalidSweep(
-            f"{path}: with its aliases (*NAME) expanded it holds {_short(total)} values; at most {MOST_VALUES:,}"
-        )
+    for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+        if (total := size(document)) > MOST_VALUES:
+            raise InvalidSweep(
+                f"{path}: with its aliases (*NAME) expanded it holds {_short(total)} values; at most {MOST_VALUES:,}"
+            )
 
 
 def _short(count: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from results.text.numbers import name_routing
 from workloads.contract.protocol import HOST_WAIT
 from workloads.spec import experiment as ex
+from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
 
 Row = Mapping[str, Any]
@@ -118,12 +119,12 @@ class Untried:
 def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     """Cells of the finished rows, ranked as in the report (`results.statistics.ranking`).
 
-    Left out are rows without their configuration, rows of older versions (`older`), and layouts whose losses contradict
-    the reference. In each cell only the batch size of most layouts is ranked.
+    Left out are rows without a configuration that can be read, rows of older versions (`older`), and layouts whose
+    losses contradict the reference. In each cell only the batch size of most layouts is ranked.
     """
     good = _finished(rows)
     newest = _newest(good)
-    good = [row for row in good if _version(row) == newest[_engine(row)]]
+    good = [row for row in good if _version(row) == newest[_engine(row)] and _experiment(row) is not None]
     if not good:
         return []
     import pandas as pd  # takes half a second, so it is imported only at the end of a run
@@ -199,10 +200,10 @@ def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[C
         ratios = next((reached[scope] for scope in ((key,), (key.model,), ()) if reached[scope]), [1.0])
         rate = guess * statistics.median(ratios)
         gain = rate / best[key] - 1 if key in best else None
-        if gain is None or gain >= WITHIN - 1:
+        if (gain is None or gain >= WITHIN - 1) and (experiment := _experiment(row)) is not None:
             untried.append(
                 Untried(
-                    experiment=ex.from_json(row["config_json"]),
+                    experiment=experiment,
                     verdict=row["verdict"],
                     rate=rate,
                     gain=gain,
@@ -241,11 +242,21 @@ def _finished(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["outcome"] == "ok" and row[_RATE] and row["config_json"]]
 
 
+def _experiment(row: Row) -> Experiment | None:
+    """The stored experiment; None if it cannot be read, as that of a newer version."""
+    try:
+        return ex.from_json(row["config_json"])
+    except (InvalidExperiment, TypeError):
+        return None
+
+
 def _layout(middle: Row, rate: float, runs: int) -> Layout:
     """A layout from its median run and the median throughput of its runs."""
     mfu = middle["mfu_palm"]
+    experiment = _experiment(middle)
+    assert experiment is not None
     return Layout(
-        experiment=ex.from_json(middle["config_json"]),
+        experiment=experiment,
         rate=float(rate),
         peak_bytes=middle["peak_allocated_bytes"],
         mfu=None if mfu is None else mfu * rate / middle[_RATE],

@@ -65,7 +65,11 @@ class Results:
             raise InvalidResults(
                 f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
             )
-        return Record(id=matches[0], experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+        try:
+            experiment = ex.from_json(text)
+        except InvalidExperiment as error:
+            raise InvalidResults(f"{matches[0]} in {self.path}: {error}") from None
+        return Record(id=matches[0], experiment=experiment, ledger=tuple(ledger), attempts=tuple(attempts))
 
     def _stored_under(self, id_part: str) -> list[str]:
         """Ids of stored experiments that a new run would store under an id with ``id_part``."""

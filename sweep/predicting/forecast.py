@@ -128,7 +128,7 @@ def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any
 
     for sweep in store.own_sweep_dirs(folder):
         try:
-            table = store.scan(sweep, "attempts").table
+            table = store.runs_of(store.scan(sweep, "attempts").table.select([*READ, "attempt_id"]), sweep)
         except (InvalidResults, OSError):
             continue
         for row in table.select(READ).to_pylist():

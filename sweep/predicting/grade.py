@@ -13,7 +13,9 @@ from rich.console import Console
 from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.whole_files import output_file, write_output
 from results.statistics import grade
+from results.tables.limits import read_csv, read_parquet
 from results.tables.load import load
+from results.tables.store import runs_of
 from results.text.terminal import plain_table
 from sweep.predicting.measured_tables import is_attempts
 from sweep.predicting.predict_table import numeric
@@ -41,7 +43,8 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
     points = pd.DataFrame()
     pair_tables = []
     if against is None or path.exists():
-        points = grade.measured_points(grade.with_rehearsals(load(path).table.to_pandas()))
+        rows = runs_of(load(path).table, path)
+        points = grade.measured_points(grade.with_rehearsals(rows.to_pandas()))
         pair_tables.append(grade.pairs_of_rows(points))
     if predictions is not None:
         measured, in_its_order = points, False
@@ -61,7 +64,9 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
 
 def _table(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        return read_csv(path) if path.suffix == ".csv" else read_parquet(path).to_pandas()
+    except InvalidResults:
+        raise
     except (OSError, ValueError) as error:
         raise InvalidResults(f"{path} cannot be read: {error}") from None
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.errors import UltrasweepError
+from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.whole_files import output_file
+from results.tables.limits import read_csv, read_parquet
 from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.measured_tables import columns_of_attempts, has_latents, is_attempts, measured_attempts
@@ -58,7 +59,9 @@ def read_table(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise UltrasweepError(f"{path}: no such file")
     try:
-        frame = pd.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+        frame = read_parquet(path).to_pandas() if path.suffix == ".parquet" else _read_csv(path)
+    except InvalidResults:
+        raise
     except (OSError, ValueError, UnicodeDecodeError) as error:  # pandas' and pyarrow's errors are ValueErrors
         raise UltrasweepError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from None
     frame.columns = [str(name).strip() for name in frame.columns]
@@ -71,7 +74,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+    return read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
 
 
 def predict_frame(

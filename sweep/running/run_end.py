@@ -16,7 +16,7 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.status.run_summary import RunSummary
 from launchers.status.status import sweep_status
 from results.errors import UltrasweepError
-from results.tables.store import own_sweep_dirs, read_attempts, read_ledger
+from results.tables.store import own_sweep_dirs, read_ledger, read_runs
 from results.text.numbers import device_noun, format_bytes, format_percent, listed, plural
 from results.text.terminal import plain_table
 from sweep.inspecting.findings import (
@@ -97,7 +97,7 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
 
 
 def _rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = read_attempts(folder).select(ROW_COLUMNS).to_pylist()
+    rows: list[dict[str, Any]] = read_runs(folder).select(ROW_COLUMNS).to_pylist()
     return rows
 
 

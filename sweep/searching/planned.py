@@ -175,7 +175,7 @@ def known_rows(plan: Plan, most: int = 400) -> list[KnownRow]:
     Rows of other layouts are not needed: the plan's predictions were already fitted on them.
     """
     from results.tables.schema import MEASUREMENT_VERSION
-    from results.tables.store import own_sweep_dirs, read_attempts
+    from results.tables.store import own_sweep_dirs, read_runs
 
     config, matching_rows = plan.config, []
     times = {layout_id(point.experiment): point.time for point in plan.points if point.time is not None}
@@ -184,7 +184,7 @@ def known_rows(plan: Plan, most: int = 400) -> list[KnownRow]:
     for folder in own_sweep_dirs(config.results_dir) if config.results_dir.is_dir() else []:
         if folder.resolve() == config.sweep_dir.resolve():
             continue
-        for row in read_attempts(folder).select([*columns, "started_at"]).to_pylist():
+        for row in read_runs(folder).select([*columns, "started_at"]).to_pylist():
             same = row["cluster"] == config.cluster.name and row["method"] == plan.method
             new = row["measurement_version"] == MEASUREMENT_VERSION and row["engine_version"] in versions
             if same and new and row["outcome"] == "ok" and row["step_time_s"] and row["config_json"]:

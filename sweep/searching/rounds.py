@@ -17,7 +17,7 @@ from typing import Any
 
 from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, split_name
-from results.tables.store import read_attempts
+from results.tables.store import read_runs
 from sweep.composing.search_settings import Settings
 from sweep.planning.plan import PlannedPoint
 from sweep.searching.checked import CHECKS, Checks
@@ -65,7 +65,7 @@ def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings
         session.seen.ended(place, "ok", row.step_time_s, float(planned.space.log_time[place]))
     if sweep is None:
         return now
-    rows = read_attempts(sweep.path).select(ROW_COLUMNS).to_pylist()
+    rows = read_runs(sweep.path).select(ROW_COLUMNS).to_pylist()
     rows = sorted((row for row in rows if row["method"] == method), key=lambda one: str(one["started_at"]))
     checks = Checks(planned.cluster, rows)
     for row in rows:

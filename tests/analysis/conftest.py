@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
+from analysis.page import draw_figures
 from analysis.rows.cohorts import split
 from results.tables.rows import table_from_rows
 from results.tables.schema import ATTEMPTS
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 def frame_of(rows: list[dict[str, object]]) -> pd.DataFrame:
     """Rows as analysis reads them from disk."""
     return table_from_rows(rows, ATTEMPTS).to_pandas()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def strict_figures() -> None:
+    """Errors of figures fail tests."""
+    draw_figures.STRICT = True
 
 
 @pytest.fixture(scope="session")

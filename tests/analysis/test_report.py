@@ -124,6 +124,7 @@ def test_there_is_one_page_and_its_numbers_as_a_file(whole: Path) -> None:
         "index.html",
         "claims.html",
         "report.json",
+        "report_files.txt",
     }
 
 

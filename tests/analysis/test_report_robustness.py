@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,9 +19,12 @@ import pytest
 from analysis import report
 from analysis.figures import all_runs, failures_by_phase, outcomes
 from analysis.index_page import headlines, page_data
+from analysis.options import Options
+from analysis.page import draw_figures
 from analysis.page import staging as output
 from analysis.rows import answer, cohorts
 from analysis.rows.load import load
+from results.tables.files import nullable
 from results.tables.rows import table_from_rows
 from results.tables.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
 from tests.analysis import synthetic
@@ -329,3 +333,49 @@ def test_a_damaged_table_says_how_its_rows_come_back(tmp_path: Path) -> None:
     (sweep / "attempts").mkdir()
     text = text_of(report.build(sweep, tmp_path / "out", QUICK))
     assert f"the rows of {sweep} can be rebuilt from {sweep / 'attempts'}: python -m sweep status {sweep}" in text
+
+
+ODD = [
+    {"step_time_s": -1.0},
+    {"step_time_s": float("inf")},
+    {"world_size": 0},
+    {"outcome": "exploded"},
+    {"num_kv_heads": 7},
+    {"config_json": "[" * 5000},
+    {"started_at": datetime(9999, 12, 31, tzinfo=UTC)},
+    {"step_time_min_s": 0.0},
+    {"breakdown_comm_by_axis": [None]},
+    {"model": r"$\x$ a$b_{"},
+    {"sweep": r"$\frac{"},
+    {"pp_schedule": r"$\bad$"},
+]
+
+
+def test_odd_rows_cost_a_warning_each_and_not_the_report(tmp_path: Path) -> None:
+    """Values that a writer of another program stored, and names that matplotlib could take for mathematics."""
+    rows = [{**synthetic.attempt(point, i), "sweep": "s"} for i, point in enumerate(POINTS[: len(ODD) + 8])]
+    rows = [{**row, **odd} for row, odd in zip(rows, ODD, strict=False)] + rows[len(ODD) :]
+    folder = synthetic.make_sweep(tmp_path / "s", [])
+    pq.write_table(pa.Table.from_pylist(rows, nullable(ATTEMPTS)), folder / "attempts.parquet")
+    said: list[str] = []
+    quick = Options(figures=("outcomes", "all_runs", "breakdown_by_axis"))
+    text = text_of(report.build(folder, tmp_path / "out", quick, say=said.append))
+    warnings = [line for line in said if line.startswith("warning: ")]
+    assert [line.split(":")[1].strip().partition(" left out")[0] for line in warnings] == [
+        *["1 row", "1 row", "2 rows", "1 row"],  # by outcome, world size, step time and configuration
+        *["1 value", "1 value", "1 value", "1 row"],  # times, a list, and heads
+    ]
+    assert "world_size=0 (attempt 000002-" in text
+    assert r"$\x$ a$b_{" in text
+
+
+def test_an_error_of_a_figure_costs_that_figure(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("of 0\nby 0")
+
+    monkeypatch.setattr(draw_figures, "STRICT", False)
+    monkeypatch.setattr(draw_figures, "_drawn", fail)
+    said: list[str] = []
+    text = text_of(report.build(sweep, tmp_path / "out", QUICK, say=said.append))
+    assert "cannot be drawn from these rows (ZeroDivisionError: of 0 by 0)" in text
+    assert [line for line in said if line.startswith("warning: figure outcomes of ")]

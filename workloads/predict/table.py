@@ -32,6 +32,7 @@ from workloads.predict.words import (
     truth_of,
     zero_of,
 )
+from workloads.spec.checks import MOST, shown
 from workloads.spec.cluster import ClusterSpec
 
 COLUMNS = (
@@ -45,6 +46,7 @@ MEASURED = ("status", "step_time_s", "reserved_gib")
 """Additional columns of rows to calibrate with."""
 _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
            "dp", "tp", "pp", "vpp", "cp", "ep", *EXPERT_COLUMNS)  # fmt: skip
+_LONGEST_REASON = 300
 _DEFAULT_VOCAB = 50_000.0
 """Vocabulary if a table does not state it: between those of GPT-2 and Llama 2."""
 
@@ -90,7 +92,8 @@ def read_points(
         try:
             row_fields, cluster, experts = _row(values, clusters, profiles, general, note, routed)
         except Refused as refused:
-            reasons.append(str(refused))
+            reason = str(refused)
+            reasons.append(reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 1]}…")
         else:
             fields_of_rows.append(row_fields)
             places.append((cluster, experts))
@@ -352,9 +355,11 @@ def _count(name: str, value: Any) -> float | None:
     try:
         number = float(text.replace(",", ""))
     except ValueError:
-        raise Refused(f"{name} = {text!r} is not a number") from None
+        raise Refused(f"{name} = {shown(text)} is not a number") from None
     if not math.isfinite(number) or number < 0 or (number != round(number) and name not in ("mbs", "ffn", "vocab")):
-        raise Refused(f"{name} = {text} is not a whole number above 0")
+        raise Refused(f"{name} = {number:g} is not a whole number above 0")
+    if number > MOST:
+        raise Refused(f"{name} = {number:g} is above {MOST:,}")
     if number == 0:
         if name in ("shared_experts", "dense_layers"):
             return 0.0

@@ -27,6 +27,10 @@ _LEAST_PART, _MOST_MEANT = 3, 4
 _PARTS = re.compile(r"[^a-z0-9]+")
 _CODE = re.compile(r"([a-z]{1,2})[0-9]{2,4}(?![0-9])")
 """The name of a device or precision: h200, bf16."""
+LARGEST = 1e30
+"""Largest size of a number that a user may write; above it, arithmetic on numbers soon overflows."""
+MOST = 2**63 - 1
+"""Largest whole number: tables hold 64 bits."""
 _MOST_SHOWN = 100
 """A message repeats at most this many characters of what a user wrote."""
 
@@ -53,14 +57,15 @@ class Values:
 
     def refusal(self, place: str, value: object) -> str:
         if not self.choices:
-            return f"{place}={shown(value)} must be {self.must}"
+            return f"{place}={shown(value)} must be {self.must}{_at_most(value)}"
         return f"{place}={shown(value)}{did_you_mean(value, self.choices, _CLOSE) or ';'} it may be {self.must}"
 
 
 def whole_numbers(least: int) -> Values:
     """Rule for a field of whole numbers of at least ``least``; accepts the same values as `whole_number`."""
     return Values(
-        accepts=lambda value: type(value) is int and value >= least, must=f"a whole number of at least {least}"
+        accepts=lambda value: type(value) is int and least <= value <= MOST,
+        must=f"a whole number of at least {least}",
     )
 
 
@@ -83,11 +88,11 @@ def texts() -> Values:
 def whole_number(
     place: str, value: object, least: int | None = None, *, error: type[UltrasweepError] = InvalidSweep
 ) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
+    lowest = -MOST if least is None else least
+    if isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= MOST:
         return value
-    raise error(
-        f"{place}={shown(value)} must be a whole number" + (f" of at least {least}" if least is not None else "")
-    )
+    at_least = f" of at least {least}" if least is not None else ""
+    raise error(f"{place}={shown(value)} must be a whole number{at_least}{_at_most(value)}")
 
 
 def number(
@@ -102,9 +107,11 @@ def number(
     """Returns a number that is not NaN and is at least ``least`` or above ``above``; ``unit`` is for the message."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
         high_enough = (least is None or value >= least) and (above is None or value > above)
-        if high_enough:
+        if high_enough and (isinstance(value, float) or abs(value) <= LARGEST):
             return value
     limit = f" of at least {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        limit += f", at most {LARGEST:g}"
     raise error(f"{place}={shown(value)} must be a number{f' of {unit}' if unit else ''}{limit}")
 
 
@@ -312,6 +319,11 @@ def shown(value: object) -> str:
     except ValueError:  # a whole number with thousands of digits
         return "(a number with thousands of digits)"
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+
+
+def _at_most(value: object) -> str:
+    """The end of a message about a whole number that is too large."""
+    return f", at most {MOST:,}" if isinstance(value, int) and abs(value) > MOST else ""
 
 
 def _alternatives(choices: Sequence[bool | int | str]) -> str:

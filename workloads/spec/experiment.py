@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from results.shared_filesystem.whole_files import shortened
-from workloads.spec.checks import Values, one_of, texts, whole_numbers
+from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_numbers
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
@@ -55,10 +54,10 @@ def limits_of(version: str) -> str:
     return found[1] if found else ""
 
 
-def _is_number(value: object, least: float = -math.inf) -> bool:
+def _is_number(value: object, least: float = -LARGEST) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and value >= least
+    return least <= value <= LARGEST
 
 
 COUNTS = (
@@ -375,7 +374,14 @@ def to_json(experiment: Experiment) -> str:
 
 
 def from_json(text: str) -> Experiment:
-    return from_dict(json.loads(text))
+    """Inverse of `to_json`. Raises `InvalidExperiment` as `from_dict` does, and for text that is no JSON object."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidExperiment(f"stored experiment is not JSON: {shown(text)}") from None
+    if not isinstance(fields, dict):
+        raise InvalidExperiment(f"stored experiment is no mapping: {shown(text)}")
+    return from_dict(fields)
 
 
 def _slug(name: str) -> str:

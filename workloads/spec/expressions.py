@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workloads.spec.checks import LARGEST, shown
 from workloads.spec.errors import InvalidSweep
 
 Evaluator = Callable[[Mapping[str, Any]], Any]
@@ -54,9 +55,11 @@ def parse(text: object, label: str, functions: Functions | None = None) -> Expre
     """
     functions = _FUNCTIONS if functions is None else functions
     if isinstance(text, (bool, int)):
+        if abs(text) > LARGEST:
+            raise InvalidSweep(f"{label}: {shown(text)} is above {LARGEST:g}")
         text = str(text)  # YAML reads an expression that is a single number as a number
     if not isinstance(text, str):
-        raise InvalidSweep(f"{label}: {text!r} is not an expression; write it as text")
+        raise InvalidSweep(f"{label}: {shown(text)} is not an expression; write it as text")
     names: set[str] = set()
 
     def variable(name: str) -> str:
@@ -67,14 +70,14 @@ def parse(text: object, label: str, functions: Functions | None = None) -> Expre
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError):
-        raise InvalidSweep(f"{label}: cannot read {text!r}; an example: world_size / (tp * pp)") from None
+        raise InvalidSweep(f"{label}: cannot read {shown(text)}; an example: world_size / (tp * pp)") from None
     except (RecursionError, MemoryError):
         raise InvalidSweep(deep) from None
     try:
         evaluate = _compiled(f"lambda env: {_source(tree.body, functions, variable)}", functions)
     except _NotAllowed as error:
         raise InvalidSweep(
-            f"{label}: {error} in {text!r} is not allowed; use names, numbers, + - * / // %, comparisons, in, "
+            f"{label}: {error} in {shown(text)} is not allowed; use names, numbers, + - * / // %, comparisons, in, "
             f"and, or, not, if-else, {', '.join(sorted(functions))}"
         ) from None
     except (RecursionError, MemoryError, SyntaxError):  # more brackets than Python's parser accepts
@@ -137,8 +140,20 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+_LONGEST_TEXT = 1000
+"""Most characters of a text that an expression joins."""
+
+
 class _NotAllowed(Exception):
     pass
+
+
+def _add(left: Any, right: Any) -> Any:
+    """The sum of two numbers, or two short texts joined. Derived values could double a text again and again."""
+    total = left + right
+    if isinstance(total, str) and len(total) > _LONGEST_TEXT:
+        raise OverflowError(f"a text of {len(total):,} characters is longer than {_LONGEST_TEXT:,}")
+    return total
 
 
 def _divide(left: Any, right: Any) -> Any:
@@ -149,9 +164,13 @@ def _divide(left: Any, right: Any) -> Any:
 
 
 def _multiply(left: Any, right: Any) -> Any:
-    """The product of two numbers. ``*`` on texts repeats them, which could fill the memory."""
+    """The product of two numbers. ``*`` on texts repeats them, and derived values could square a number again and
+    again, which could fill the memory."""
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        return left * right
+        product = left * right
+        if product.__class__ is int and not -LARGEST <= product <= LARGEST:
+            raise OverflowError(f"{shown(left)} * {shown(right)} is above {LARGEST:g}")
+        return product
     raise TypeError(f"{left!r} and {right!r} are not both numbers")
 
 
@@ -163,6 +182,7 @@ def _modulo(left: Any, right: Any) -> Any:
 
 
 _CHECKED_OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: _add,
     ast.Div: _divide,
     ast.Mult: _multiply,
     ast.Mod: _modulo,
@@ -188,6 +208,8 @@ def _source(node: ast.expr, functions: Functions, variable: Callable[[str], str]
     match node:
         case ast.Constant(value=float() as value) if math.isinf(value):
             return "1e999"
+        case ast.Constant(value=int() as value) if not -LARGEST <= value <= LARGEST:
+            raise _NotAllowed(f"a number above {LARGEST:g}")
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return repr(value)
         case ast.Name(id=name):

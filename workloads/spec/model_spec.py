@@ -74,6 +74,10 @@ class MLASpec:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
+MOST_LAYERS = 10_000
+"""A plan takes time for every layer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Shape of a Llama-like decoder: RMSNorm, RoPE, SwiGLU, no biases."""
@@ -97,6 +101,8 @@ class ModelSpec:
         label = f"model {self.name}"
         for field in MODEL_SIZES:
             whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
+        if self.num_layers > MOST_LAYERS:
+            raise InvalidExperiment(f"{label}: num_layers={self.num_layers:,} must be at most {MOST_LAYERS:,}")
         if self.num_heads % self.num_kv_heads:
             raise InvalidExperiment(
                 HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)

@@ -61,12 +61,18 @@ from workloads.spec.errors import InvalidSweep
         {"sbatch": ["x"]},
         {"sbatch": {"dependency": "afterok:12,singleton"}},
         {"no_such": 1},
+        {"setup": ["export HF_TOKEN=hunter2"]},
+        {"setup": ["module load cuda", "export https_proxy=http://me:hunter2@proxy:8080"]},
+        {"srun_args": ["--container-image=docker://me:hunter2@registry.example/torch"]},
+        {"prefix": ["apptainer", "exec", "--docker-password", "hunter2"]},
+        {"sbatch": {"export": "ALL,GITHUB_PAT=hunter2"}},
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
     with pytest.raises(UltrasweepError) as error:
         options_from_dict(options)
     assert str(error.value).startswith("launcher: ") and "\n" not in str(error.value)
+    assert "hunter2" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +134,11 @@ def test_all_mistakes_of_a_launcher_file_are_reported_at_once() -> None:
         "launcher: setup",
     ]
     assert "must be an account's name; put it in quotes" in error.value.messages[1]
+
+
+def test_a_secret_is_refused_with_what_works_instead() -> None:
+    with pytest.raises(UltrasweepError, match=r"'export HF_TOKEN=\*\*\*' holds a secret, .*'source ~/.secrets'"):
+        options_from_dict({"setup": ["export HF_TOKEN=hunter2"]})
+    with pytest.raises(UltrasweepError, match=r"enroot: ~/\.config/enroot/\.credentials"):
+        options_from_dict({"srun_args": ["--container-image=docker://me:hunter2@registry.example/torch"]})
+    assert options_from_dict({"setup": ["source ~/.secrets", "export HF_TOKEN=$(cat ~/.token)"]}).setup

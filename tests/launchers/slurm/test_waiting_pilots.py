@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,22 @@ def test_every_option_that_changes_a_job_is_compared() -> None:
     )
     assert all(differ(name, value) for name, value in changes.items())
     assert not any(differ(name, value) for name, value in {"max_nodes": 3, "max_pilots": 2, "target_h": 1.0}.items())
+
+
+def test_no_line_of_the_user_is_stored_and_lines_of_earlier_versions_are_compared(
+    fake: FakeSlurm, sweep: SweepDir
+) -> None:
+    lines = {"setup": ("source /shared/secret.sh",), "srun_args": ("--mpi=pmix",)}
+    run(sweep, detach=True, **lines)
+    [stored] = (sweep.path / "submissions").glob("slurm-*.json")
+    fields = json.loads(stored.read_text())
+    assert "secret.sh" not in stored.read_text() and "pmix" not in stored.read_text()
+    assert fields["options"]["setup"][0].startswith("sha256:")
+    stored.write_text(json.dumps({**fields, "options": {**fields["options"], "setup": list(lines["setup"])}}))
+    run(sweep, detach=True, **lines)
+    assert states(fake) == ["1 PENDING"]
+    run(sweep, detach=True, **{**lines, "setup": ("source /shared/other.sh",)})
+    assert states(fake) == ["1 CANCELLED", "2 PENDING"]
 
 
 def test_waiting_pilots_do_not_get_nodes_that_are_excluded_meanwhile(fake: FakeSlurm, sweep: SweepDir) -> None:

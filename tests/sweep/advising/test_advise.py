@@ -187,6 +187,7 @@ def test_all_mistakes_of_a_question_are_reported_at_once(capsys: pytest.CaptureF
         (["model=llama8b", "cluster=h200", "gpus=64-8"], "smaller to a larger"),
         (["model=llama8b", "cluster=h200", "gpus=7"], "no layout of llama8b on 7 devices obeys the rules"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e12"], "tokens needs days too"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e400", "days=3"], "tokens=inf in days=3: both must be"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no option 'tpp'; did you mean 'tp'?"),
         (["model=llama8b", "cluster=h200", "gpus=8", "tp=1", "tp=2"], "tp is given twice, tp=1 and tp=2; give it once"),
         (["model=llama8b", "model=llama1b", "cluster=h200", "gpus=8"], "model is given twice"),

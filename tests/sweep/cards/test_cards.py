@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +17,23 @@ from results.tables.store import read_attempts
 from sweep.__main__ import main
 from sweep.cards.card import Band, Card, read_cards, to_yaml
 from sweep.cards.judge import judge
-from sweep.cards.make import canonical, make_card
-from sweep.cards.verify import arguments_of, print_judgement, selected, split_arguments, verify_cards
-from sweep.inspecting.lookup import Record
+from sweep.cards.make import canonical, make_card, make_cards
+from sweep.cards.verify import (
+    announce_bisect,
+    announcement,
+    arguments_of,
+    print_judgement,
+    selected,
+    split_arguments,
+    verify_cards,
+)
+from sweep.inspecting.lookup import Record, Results
 from sweep.predicting.measured_tables import RECORDED
 from tests.sweep.engine_configs.layouts import layout
 from tests.sweep.helpers import plan_of, store_attempt
 
 EXPERIMENT = layout("llama8b", dp=4, zero_stage=2, micro_batch_size=2, global_batch_size=32)
+BAND = {"value": 2.0, "low": 1.0, "high": 3.0}
 ROW: Mapping[str, Any] = {
     "step_time_s": 2.0,
     "step_time_min_s": 1.99,
@@ -198,7 +209,12 @@ def test_card_survives_its_file(card: Card, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "holds no card"),
-        ("{", "is not YAML"),
+        ("{", ", line 2: while parsing a flow node"),
+        ("- " * 500 + "x", "it is nested too deeply"),
+        ("format: &a [*a]", "an alias refers to a value that contains it"),
+        ("a0: &a0 [1, 2, 3]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 18)), "aliases"),
+        ("format: 1\nid: 2026-01-01", "id=datetime.date(2026, 1, 1) is a date; if it is text, put it in quotes"),
+        ("1: 2", "has the name 1; a name is text"),
         ("[1, 2]", "is not a card"),
         ("format: 7", "a card of format 7; this program reads format 1"),
         ("format: 1\nid: x", "unknown or missing in the card: attempts, "),
@@ -217,6 +233,22 @@ def test_what_is_no_card(text: str, message: str, tmp_path: Path, capsys: pytest
     [
         ({"expected": {"step_time_s": 2.0}}, "expected must give each column a value, a low and a high"),
         ({"machine": []}, "machine must be a mapping"),
+        ({"machine": {"sm_clock_mhz": "fast"}}, "machine.sm_clock_mhz='fast' must be a number or null"),
+        ({"machine": {"device_name": ["a"]}}, r"machine.device_name=\['a'\] must be a single value"),
+        ({"id": "x-${oc.env:HOME}"}, "is not the id of an experiment"),
+        ({"id": 7}, "id=7 must be text"),
+        ({"cluster": "${oc.env:HOME}"}, r"cluster holds '\$\{oc.env:HOME\}'; a card may not refer to other values"),
+        ({"cluster": ["h200"]}, r"cluster=\['h200'\] must be text or null"),
+        ({"method": "guessed"}, "method='guessed' may be measured, rehearsed"),
+        ({"attempts": 3}, "attempts must be a list of texts"),
+        ({"timed_steps": True}, "timed_steps=True must be a whole number of at least 1"),
+        ({"warmup_steps": int("9" * 400)}, r"warmup_steps=9+… must be a number of at most 1e\+30"),
+        ({"verified": {"NVIDIA H200": 1}}, "verified.NVIDIA H200=1 must be a mapping or null"),
+        ({"expected": {"device_name": BAND}}, "expected.device_name is no column that a run measures in numbers"),
+        ({"expected": {"step_time_s": {**BAND, "value": 0}}}, "step_time_s.value=0 must be a number above 0"),
+        ({"expected": {"step_time_s": {**BAND, "low": "1"}}}, "step_time_s.low='1' must be a number"),
+        ({"expected": {"step_time_s": {**BAND, "high": float("inf")}}}, r"step_time_s.high=inf must be a number of at"),
+        ({"expected": {"step_time_s": {**BAND, "low": 4}}}, "step_time_s: low=4 is above high=3"),
         ({"configuration": {"tp": 1}}, "configuration: stored experiment has unknown or missing fields"),
     ],
 )
@@ -227,6 +259,44 @@ def test_a_card_edited_wrongly(change: dict[str, Any], message: str, card: Card,
     path.write_text(yaml.safe_dump({**next(yaml.safe_load_all(to_yaml([card]))), **change}))
     with pytest.raises(InvalidResults, match=message):
         read_cards(path)
+
+
+def test_no_field_of_a_card_may_be_of_another_type(card: Card, tmp_path: Path) -> None:
+    """Each field in turn becomes a value of another type: a card either is refused in one line, or means the same."""
+    import yaml
+
+    document = next(yaml.safe_load_all(to_yaml([card])))
+    path = tmp_path / "card.yaml"
+
+    def read(changed: Mapping[str, Any]) -> None:
+        path.write_text(json.dumps(changed))
+        try:
+            read_cards(path)
+        except InvalidResults as error:
+            assert "\n" not in str(error)
+
+    for odd in ([], {"a": -1.5}):
+        for name in document:
+            read({**document, name: odd})
+        for name in document["configuration"]:
+            read({**document, "configuration": {**document["configuration"], name: odd}})
+        model = document["configuration"]["model"]
+        for name in model:
+            read({**document, "configuration": {**document["configuration"], "model": {**model, name: odd}}})
+
+
+def test_what_will_run_and_its_price_are_shown_first(card: Card) -> None:
+    plan = plan_of(arguments_of(card, ["launcher=slurm", "launcher.partition=main"]))
+    prepared = SimpleNamespace(plan=plan)
+    told = announcement(card, prepared)  # type: ignore[arg-type]
+    assert told.startswith(f"to run: {card.id}: 4 devices of h200, 3 + 5 steps, about 0.")
+    assert "device-hours, at most " in told
+    long = dataclasses.replace(card, timed_steps=10**9)
+    with pytest.raises(
+        InvalidResults, match=r"timed_steps=1000000000, more than 10,000; give .* measure.timed_steps=N"
+    ):
+        announce_bisect(long, [])
+    announce_bisect(long, ["measure.timed_steps=5"])
 
 
 def test_arguments(tmp_path: Path, card: Card) -> None:
@@ -288,6 +358,12 @@ def test_the_command_of_a_card_plans_its_experiment(tmp_path: Path) -> None:
         assert [point.experiment for point in plan.points] == [
             canonical(card.experiment).replace(engine_version=plan.points[0].experiment.engine_version)
         ]
+
+
+def test_odd_rows_are_no_reason_to_make_no_cards(tmp_path: Path) -> None:
+    for number, odd in enumerate(({}, {"config_json": "[" * 5000}, {"step_time_s": -1.0}, {"step_time_min_s": 0.0})):
+        store_attempt(tmp_path / "s", EXPERIMENT.replace(seed=number), **{**ROW, "step_time_std_s": None, **odd})
+    assert {card.experiment.seed for card in make_cards(Results(tmp_path / "s"))} == {0, 3}
 
 
 def test_a_card_of_one_point_or_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,15 @@ def test_wrong_losses_and_second_runs_of_a_point_do_not_rank(sweep: SweepDir) ->
     assert [layout.rate for layout in cell.layouts] == [10000.0]
 
 
+@pytest.mark.parametrize("odd", ["nope", "[1]", "[" * 5000, '{"model": 3}'])
+def test_a_row_whose_configuration_cannot_be_read_does_not_rank(sweep: SweepDir, odd: str) -> None:
+    good, other = layouts(2)
+    store(sweep, good, 9_000)
+    store(sweep, other, 10_000, config_json=odd)
+    [cell] = cells_of(sweep)
+    assert [layout.experiment for layout in cell.layouts] == [good]
+
+
 def test_rows_of_older_engines_and_measurements_do_not_rank(sweep: SweepDir) -> None:
     """Version 10 is newer than 9, and a measurement counts before an engine."""
     first, second, third = layouts(3)
@@ -392,7 +401,7 @@ def test_rows_that_cannot_be_read_do_not_fail_the_run(sweep: SweepDir, monkeypat
     def broken(path: Path) -> Any:
         raise OSError(5, "Input/output error", str(path))
 
-    monkeypatch.setattr(run_end, "read_attempts", broken)
+    monkeypatch.setattr(run_end, "read_runs", broken)
     lines = ended(sweep, 120).splitlines()
     assert "cannot summarize the rows: " in lines[1] and "Input/output error" in lines[1]
     assert lines[-1] == f"report: python -m analysis.report {sweep.path}"

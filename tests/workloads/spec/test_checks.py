@@ -41,6 +41,15 @@ def test_what_is_right_comes_back() -> None:
         (lambda: checks.whole_number("x: a", 0, 1), "x: a=0 must be a whole number of at least 1"),
         (lambda: checks.whole_number("a", True, 1), "a=True must be a whole number of at least 1"),
         (lambda: checks.whole_number("a", 1.0), "a=1.0 must be a whole number"),
+        (
+            lambda: checks.whole_number("a", 2**63, 1),
+            "a=9223372036854775808 must be a whole number of at least 1, at most 9,223,372,036,854,775,807",
+        ),
+        (lambda: checks.number("a", 10**40, above=0), f"a={10**40} must be a number above 0, at most 1e+30"),
+        (
+            lambda: checks.whole_numbers(1).check("a", 10**400),
+            f"a=1{'0' * 98}… must be a whole number of at least 1, at most 9,223,372,036,854,775,807",
+        ),
         (lambda: checks.number("a", "1", above=0, unit="seconds"), "a='1' must be a number of seconds above 0"),
         (lambda: checks.number("a", -0.5, least=0), "a=-0.5 must be a number of at least 0"),
         (lambda: checks.number("a", math.nan), "a=nan must be a number"),

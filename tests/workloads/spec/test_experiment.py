@@ -54,6 +54,8 @@ def test_every_field_is_declared() -> None:
         ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
         ({"recompute_every": 0}, "recompute_every=0 must be a whole number of at least 1"),
         ({"precision": "fp6"}, "precision='fp6'; did you mean"),
+        ({"capacity_factor": 10**400}, "0… must be null or a number above 0"),
+        ({"seq_len": 10**400}, "must be a whole number of at least 1, at most 9,223,372,036,854,775,807"),
         ({"engine_version": 2}, "engine_version=2 must be text"),
     ],
 )
@@ -136,6 +138,7 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
     ("fields", "told"),
     [
         ({"hiden_size": 3}, "model ours: no field 'hiden_size'; did you mean 'hidden_size'? known: "),
+        ({"num_layers": 10**9}, "model ours: num_layers=1,000,000,000 must be at most 10,000"),
         ({"num_layers": None}, "model ours: num_layers=None must be a whole number of at least 1"),
         ({"num_heads": "4"}, "model ours: num_heads='4' must be a whole number"),
         ({"hidden_size": [64]}, r"model ours: hidden_size=[64] must be a whole number"),

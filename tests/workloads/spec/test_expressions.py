@@ -77,6 +77,17 @@ def test_texts_cannot_grow(text: str) -> None:
         parse(text, "here").evaluate({})
 
 
+def test_values_cannot_grow() -> None:
+    """Each derived value may use the one before it: squares and doubled texts would soon fill the memory."""
+    with pytest.raises(OverflowError, match=r"1000000000000000000 \* 1000000000000000000 is above 1e\+30"):
+        parse("a * a", "here").evaluate({"a": 10**18})
+    with pytest.raises(OverflowError, match="a text of 1,800 characters is longer than 1,000"):
+        parse("a + a", "here").evaluate({"a": "x" * 900})
+    with pytest.raises(InvalidSweep, match=r"here: a number above 1e\+30 in '9+…? is not allowed"):
+        parse("9" * 400, "here")
+    assert parse("a * a + 1", "here").evaluate({"a": 10**9}) == 10**18 + 1
+
+
 @pytest.mark.parametrize(
     ("text", "data"),
     [
