@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -145,7 +146,7 @@ def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
         phase_started_at=started,
         forward_s=0.01,
         backward_s=0.02,
-        host="here",
+        host=socket.gethostname(),
         device_name="cpu",
     )
     protocol.write_json(protocol.result_path(folder, rank), result)

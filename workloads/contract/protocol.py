@@ -301,7 +301,7 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
         with os.fdopen(handle, "w") as file:
             file.write(json.dumps(data))
         temporary.replace(path)
-    except BaseException:
+    except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
