@@ -74,6 +74,7 @@ class DeadPilots:
                 return self._recorder.move(claim, record)
         attempt = self._unrecorded(claim.point, holder)
         if attempt is not None:
+            claim = queue.name_attempt(claim, attempt.attempt_id)
             row = store.find_attempt(self._sweep.path, attempt.attempt_id)
             if row is None:
                 why = f"pilot {attempt.pilot_id} died while it ran this point"

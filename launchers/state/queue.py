@@ -19,7 +19,7 @@ happened before it raises an `OSError`. After an `OSError` the whole operation m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launchers.state.damaged import read_or_rebuild
@@ -91,6 +91,15 @@ class QueueReader:
                 return None
             self._points[stem] = point
         return self._points[stem]
+
+
+def name_attempt(claim: Claim, attempt_id: str) -> Claim:
+    """Note in the claim's name which attempt is about to be recorded under it: whoever has the claim later, after an
+    error or after a death between the record and the move, then only moves the point. Raises `OSError`."""
+    named = replace(claim, recorded=attempt_id)
+    if named.path != claim.path:
+        _move(claim.path, named.path)
+    return named
 
 
 def finish(claim: Claim, outcome: str) -> bool:

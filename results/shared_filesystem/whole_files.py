@@ -35,7 +35,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         with create(temporary, private=private) as file:
             yield file
         temporary.replace(path)
-    except BaseException:
+    except (Exception, KeyboardInterrupt):
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

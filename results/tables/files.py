@@ -108,7 +108,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
             file.flush()
             os.fsync(file.fileno())
         _replace(temporary, path)
-    except BaseException:
+    except (Exception, KeyboardInterrupt):
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
