@@ -112,8 +112,8 @@ def assemble(
 def choose_attention(experiment: Experiment) -> None:
     """Set the SDPA back ends of this process.
 
-    ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, otherwise torch's
-    default order.
+    ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions and for the sizes of heads that it has kernels
+    for (multiples of 8 up to 256), otherwise torch's default order.
     """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
@@ -124,6 +124,9 @@ def choose_attention(experiment: Experiment) -> None:
     chosen: str = experiment.attention
     if chosen == "auto":
         hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-        chosen = "cudnn" if hopper and experiment.precision not in ("fp32", "fp64") else "all"
+        mla = experiment.model.mla
+        sizes = (mla.qk_head_dim, mla.v_head_dim) if mla is not None else (experiment.model.head_dim,)
+        fits = all(size % 8 == 0 and size <= 256 for size in sizes)
+        chosen = "cudnn" if hopper and fits and experiment.precision not in ("fp32", "fp64") else "all"
     for name, enable in backends.items():
         enable(chosen in (name, "all"))
