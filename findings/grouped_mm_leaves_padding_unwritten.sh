@@ -7,6 +7,7 @@
 # freed before, here 7.0, finite and of a plausible size, and change from run to run. A mean over the buffer, a norm of
 # the gradient or a non-finite check that covers the padding reads them. The gradient of an empty group is 0, as it is
 # to be. The backward pass also refuses a gradient that `sum()` has expanded; the same gradient made contiguous works.
+# On one H200 with torch 2.11.0 (CUDA 13.0) the padding of the result showed 7.0 as well; this script checks the CPU.
 # Who meets it: dispatch of tokens to experts with padded or capacity-limited buffers.
 #
 # Output of 2026-11-27:
