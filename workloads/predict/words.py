@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from workloads.predict.points import fp8_kind
 from workloads.spec.recomputation import SELECTIVE, operations_of
 
@@ -38,7 +36,7 @@ def text_of(value: Any) -> str:
 
 def word_of(value: Any) -> str:
     """Text of a cell in lower case. ``none`` is a word here; an empty cell gives an empty string."""
-    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
+    if value is None or (isinstance(value, float) and value != value) or str(value) == "<NA>":
         return ""
     return str(value).strip().lower()
 

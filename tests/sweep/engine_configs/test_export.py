@@ -11,13 +11,14 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import yaml
 
 from sweep.__main__ import main
 from sweep.cli import parsers
-from sweep.engine_configs import deepspeed, draft, megatron, nanotron, torchtitan
+from sweep.engine_configs import deepspeed, draft, export, megatron, nanotron, torchtitan
 from sweep.engine_configs.export import ENGINES, engine_config, summary, write_config
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.engine_configs.megatron_reads import flags_in
@@ -342,14 +343,14 @@ def test_a_full_disk_leaves_no_file_that_the_next_command_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = engine_config(next(iter(LAYOUTS.values())), "torchtitan")
-    write_text = Path.write_text
+    create = export.create
 
-    def full(path: Path, text: str) -> int:
+    def full(path: Path) -> BinaryIO:
         if path.name == "NOTES.txt":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_text(path, text)
+        return create(path)
 
     with monkeypatch.context() as disk, pytest.raises(OSError, match="No space left"):
-        disk.setattr(Path, "write_text", full)
+        disk.setattr(export, "create", full)
         write_config(config, tmp_path)
     assert len(write_config(config, tmp_path)) > 1

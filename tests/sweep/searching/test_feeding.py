@@ -49,7 +49,7 @@ def waiting(queued: Queued) -> list[str]:
     return [layout_id(point.experiment) for point in QueueReader(queued.sweep, "", print).waiting()]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=20)
 def test_every_end_is_followed_by_another_point(tmp_path: Path) -> None:
     search = searched(tmp_path)
     cluster = SideBySide(search, off)

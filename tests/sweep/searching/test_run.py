@@ -146,7 +146,7 @@ def test_a_budget_is_kept(tmp_path: Path) -> None:
     assert "the budget of 1 GPU-hours covers no further run" in text and "not settled" in text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=40)
 def test_what_runs_out_of_memory_is_learned_from(tmp_path: Path) -> None:
     search = searched(tmp_path, "plan.run_predicted_oom=true")
     (name,) = set(search.planned.names)

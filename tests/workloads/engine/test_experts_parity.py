@@ -108,7 +108,7 @@ OF_MESSAGES = [
     routed(cp=2, tp=2, etp=1, ep=4, routing="skewed", routing_imbalance=2.0, cp_kind="ulysses", num_kv_heads=4),
     routed(tp=2, etp=2, recompute="full", micro_batch_size=2, sequence_parallel=False, qk_norm=True),
 ]
-ON_GLOO = [*sampled(ONE_RANK, 6), *sampled(FEW_RANKS, 22), *sampled(MORE_RANKS, 8), *sampled(OF_MESSAGES, 1)]
+ON_GLOO = [*sampled(ONE_RANK, 4), *sampled(FEW_RANKS, 16), *sampled(MORE_RANKS, 6), *sampled(OF_MESSAGES, 1)]
 
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(ON_GLOO, CASES))

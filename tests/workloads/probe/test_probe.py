@@ -78,7 +78,7 @@ def task() -> Task:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=45)
 def test_one_device_alone_has_figures_of_every_kind() -> None:
     beats: list[int | None] = []
     shares = [run.alone(task(), rank, rank, lambda phase, step: beats.append(step)) for rank in range(2)]
