@@ -291,7 +291,7 @@ def test_the_configuration_is_the_rows_own(browser: Browser, recorded: tuple[Pat
 def test_memory_and_pipeline_are_those_of_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
     page, frame = recorded
     first = frame[frame["outcome"].eq("ok") & frame["method"].eq("measured")]
-    rows = first.drop_duplicates(["model", "pp_schedule", "virtual_stages", "recompute"]).index
+    rows = first.drop_duplicates(["model", "pp_schedule", "virtual_stages", "recompute"]).index[::2]
     for row in random.Random(SEED).sample(list(rows), 10):
         opened(browser, page, f"#r.row={frame['attempt_id'].iloc[row]}&r.view=memory")
         browser.wait("document.querySelector('#runs-m-total')?.dataset.bytes")

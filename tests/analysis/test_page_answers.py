@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_the_answer_of_every_cell_is_the_first_row_of_its_batch(
             browser.click(cell(workload, size))
             rows = ours[(ours["workload"] == workload) & (ours["world_size"] == size)]
             if rows.empty:
-                assert "Nothing finished here" in browser.text("#winner")
+                assert re.search("Nothing (finished here|has run here yet)", browser.text("#winner"))
                 continue
             won.add((part.slug, workload, size))
             first = ranking.of_usual_batch(rows, metrics.GROUP).iloc[0]
@@ -148,7 +149,7 @@ def test_the_answer_of_every_cell_is_the_first_row_of_its_batch(
             assert layout == first["layout"]
             if pd.notna(first["mfu_palm"]):
                 assert f"{100 * first['mfu_palm']:.1f} %" in browser.text(cell(workload, size))
-    assert seen >= len(won) > 5
+    assert seen >= len(won) > 0
     if name == "study":
         assert (seen, len(won)) == CELLS_OF_STUDY
     elif name == "recorded":
