@@ -38,7 +38,7 @@ PART_SECONDS ?= 120
 part: setup
 	$(PYTEST) $(WORKERS) --exhaustive-part "$(PART_SECONDS)/$(or $(TESTS_SEED),$(shell date +%F))"
 
-# A minute's answer while you change code: style, and a part of the tests from every folder.
+# A quick answer while you change code: style, and a part of the tests from every folder.
 quick: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

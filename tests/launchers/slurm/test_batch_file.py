@@ -181,7 +181,8 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_named(line: str, told: str,
 
 def test_setup_lines_may_allow_a_failure_and_leave_no_trace(tmp_path: Path) -> None:
     text = submission_text(of_folder(tmp_path), SlurmOptions(setup=("false || true", "if false; then", "exit 1", "fi")))
-    run_by_bash(text.replace("srun --unbuffered", "false; srun --unbuffered"), tmp_path)
+    words, seen = run_by_bash(text.replace("srun --unbuffered", "false; srun --unbuffered"), tmp_path)
+    assert words[0] == "--unbuffered" and seen["PYTHONSAFEPATH"] == "1", "srun starts, in the pilot's environment"
 
 
 @pytest.mark.parametrize("given", ["/mine:", ":/mine", "::/mine:::"])
