@@ -8,11 +8,17 @@ write_gres() {
   gres_node= gres_types=
   echo 'AutoDetect=off' >"$STATE/gres.conf"
   [ "$GPUS" -gt 0 ] || return 0
+  gres_types="GresTypes=gpu" gres_node="Gres=gpu:$GPUS"
+  if [ "$REAL_GPUS" = yes ]; then # the machine's devices, the first $GPUS of them for the first node and so on
+    for i in $(seq 1 "$NODES"); do
+      echo "NodeName=$(node_name "$i") Name=gpu File=/dev/nvidia[$(((i - 1) * GPUS))-$((i * GPUS - 1))]"
+    done >>"$STATE/gres.conf"
+    return 0
+  fi
   # Slurm 22.05 drops a gpu that has a count and no file; these are /dev/null by another name.
   for i in $(seq 0 $((GPUS - 1))); do
     [ -c "$STATE/dev/nvidia$i" ] || mknod -m 666 "$STATE/dev/nvidia$i" c 1 3
   done
-  gres_types="GresTypes=gpu" gres_node="Gres=gpu:$GPUS"
   echo "Name=gpu File=$STATE/dev/nvidia[0-$((GPUS - 1))]" >>"$STATE/gres.conf"
 }
 
@@ -115,10 +121,12 @@ configure() {
   write_gres
   write_slurm_conf
   write_dbd_conf
+  # slurmd loads a cgroup plugin though nothing uses one; that for cgroup v2 ends slurmd where no systemd runs.
+  echo 'CgroupPlugin=cgroup/v1' >"$STATE/cgroup.conf"
   # The nodes' own /etc/hosts. Every node is 127.0.0.1: with an address of its own srun inside a job would listen there,
   # but be called back on the source address of its request, which is 127.0.0.1.
   { cat /etc/hosts; for i in $(seq 1 "$NODES"); do echo "127.0.0.1 $(node_name "$i")"; done; } >"$STATE/hosts"
-  for v in NODES GPUS CPUS MEM ACCOUNTING PORT MAX_ARRAY NAMESPACES DISK_MB OPEN; do
+  for v in NODES GPUS REAL_GPUS CPUS MEM ACCOUNTING PORT MAX_ARRAY NAMESPACES DISK_MB OPEN; do
     printf '%s=%q\n' $v "${!v}"
   done >"$STATE/cluster.env"
 }
