@@ -32,6 +32,7 @@ from workloads.measuring import host_pace
 from workloads.measuring.device import DeviceSampler, identity, nccl_environment, prepare_device
 from workloads.measuring.flight import answer_requests
 from workloads.measuring.step import Diverged
+from workloads.measuring.transports import record_log, transports_in
 from workloads.probe import run as probe
 from workloads.rehearse import rehearse
 from workloads.spec.errors import UnsupportedByEngine
@@ -176,6 +177,8 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
     answer_requests(folder, rank, task.device)
     progress.enter("rendezvous")
     device = prepare_device(task, local_rank)
+    nccl_variables = nccl_environment() if task.device == "cuda" else None
+    nccl_log = record_log(protocol.log_path(folder, rank), nccl_variables) if nccl_variables is not None else None
     store = TCPStore(
         task.rendezvous_host,
         task.rendezvous_port,
@@ -219,7 +222,8 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         host_lead_s=measurements.host_lead_s,
         routing=measurements.routing,
         device_state=state,
-        nccl_environment=nccl_environment() if task.device == "cuda" else None,
+        nccl_environment=nccl_variables,
+        nccl_transports=transports_in(nccl_log),
         traffic=traffic,
         **identity(device),
     )

@@ -345,6 +345,7 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         "power_w": statistics.fmean(power) if power else None,
         "power_limit_w": min(limits, default=None),
         "nccl_environment": spread.nccl_environment(results),
+        "nccl_transports": spread.nccl_transports(results),
         "sm_clock_mhz": statistics.fmean(clocks) if clocks else None,
         "temperature_c": max(heat, default=None),
         "host_launch_s": max(_present(result.host_launch_s for result in every), default=None),

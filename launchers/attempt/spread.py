@@ -66,6 +66,12 @@ def nccl_environment(results: Mapping[int, RankResult]) -> str | None:
     return json.dumps({name: _value(seen) for name, seen in values.items()})
 
 
+def nccl_transports(results: Mapping[int, RankResult]) -> list[str] | None:
+    """The transports of all ranks' NCCL connections, each once; None if no rank knows its own."""
+    known = [result.nccl_transports for result in results.values() if result.nccl_transports is not None]
+    return sorted({name for names in known for name in names}) if known else None
+
+
 def _value(seen: set[str | None]) -> Any:
     return next(iter(seen)) if len(seen) == 1 else sorted(seen, key=lambda value: (value is None, value or ""))
 

@@ -249,6 +249,9 @@ class RankResult:
     """``torch``, ``cuda``, ``nccl``, ``triton``, ``driver``, ``python``."""
     nccl_environment: dict[str, str] | None = None
     """Environment variables that configure NCCL; None where NCCL is not used."""
+    nccl_transports: list[str] | None = None
+    """Transports of NCCL's connections of this rank (`workloads.measuring.transports`); None where NCCL is not used or
+    its log does not show them."""
     traffic: list[Traffic] | None = None
     """Messages that this rank sends in one step, counted in a warm-up step; None where they were not counted."""
     breakdown: Breakdown | None = None

@@ -74,3 +74,10 @@ def test_nccl_variables_of_all_ranks() -> None:
     assert of({"NCCL_B": "1", "NCCL_A": "x"}, {"NCCL_A": "x", "NCCL_B": "1"}) == {"NCCL_A": "x", "NCCL_B": "1"}
     assert of({"NCCL_A": "x"}, {}) == {"NCCL_A": ["x", None]}
     assert of({"NCCL_A": "y"}, {"NCCL_A": "x"}) == {"NCCL_A": ["x", "y"]}
+
+
+def test_transports_of_all_ranks_are_joined() -> None:
+    names = [["NET/Socket"], None, ["P2P/CUMEM", "NET/Socket"]]
+    results = {rank: result(rank, [], nccl_transports=value) for rank, value in enumerate(names)}
+    assert spread.nccl_transports(results) == ["NET/Socket", "P2P/CUMEM"]
+    assert spread.nccl_transports({1: results[1]}) is None
