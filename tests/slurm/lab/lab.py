@@ -57,17 +57,29 @@ class Lab:
     """A running cluster. Use as a context manager, or call `down`."""
 
     def __init__(
-        self, *, nodes: int = 8, gpus: int = 8, accounting: Literal["dbd", "none"] = "dbd", port_base: int = 19000
+        self,
+        *,
+        nodes: int = 8,
+        gpus: int = 8,
+        accounting: Literal["dbd", "none"] = "dbd",
+        port_base: int = 19000,
+        real_gpus: bool = False,
+        state: Path | None = None,
     ) -> None:
-        """Start the cluster; needs ``nodes + 2`` ports from ``port_base``. Raises `RuntimeError` with the failed
-        step."""
-        self.state = Path(tempfile.mkdtemp(prefix="ultrasweep-slurm-", dir="/tmp"))
+        """Start the cluster; needs ``nodes + 2`` ports from ``port_base``. Raises `RuntimeError` with the failed step.
+
+        ``real_gpus``: the nodes share out the machine's own GPUs, ``gpus`` to each. ``state``: folder of the cluster,
+        which may already run there; None: a new one.
+        """
+        self.state = state or Path(tempfile.mkdtemp(prefix="ultrasweep-slurm-", dir="/tmp"))
+        self.state.mkdir(exist_ok=True)
         self.state.chmod(0o755)
         self.nodes = tuple(f"node{number:03d}" for number in range(1, nodes + 1))
         self.gpus = gpus
         self.accounting = accounting
         self.disk = self.state / "disk"
         words = ["--nodes", nodes, "--gpus", gpus, "--accounting", accounting, "--port-base", port_base]
+        words += ["--real-gpus", "yes"] if real_gpus else []
         for folder in _closed_to_others():
             words += ["--open", folder]
         done = subprocess.run(
