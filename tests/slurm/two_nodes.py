@@ -1,8 +1,8 @@
 """The user's commands on a real Slurm with real GPUs, and what they survive: ``python -m tests.slurm.two_nodes``.
 
-One machine with two or more GPUs becomes a cluster of two nodes (`tests.slurm.lab`), each with half of the GPUs. Nodes have
-host names of their own, so that NCCL takes them for two hosts and sends between them over sockets. Needs root, Slurm's
-programs (``tests/slurm/lab/packages``, or ``unpack`` where nothing can be installed) and ``nsenter``, ``unshare``.
+One machine with two or more GPUs becomes a cluster of two nodes (`tests.slurm.lab`), each with half of the GPUs. The
+nodes have host names of their own, so that NCCL takes them for two hosts and sends between them over sockets. Needs
+root, and Slurm's programs (``tests/slurm/lab/packages``, or ``unpack`` where nothing can be installed).
 
     python -m tests.slurm.two_nodes up                 # start the cluster
     python -m tests.slurm.two_nodes probe              # python -m sweep probe --nodes 2 through Slurm
@@ -35,7 +35,7 @@ from launchers.state.pilot_state import PilotState, Running
 from launchers.state.sweep_dir import SweepDir, entry_names
 from results.tables.store import read_attempts
 from tests.slurm.lab import Lab
-from tests.slurm.lab.lab import CHECKOUT, wait_until
+from tests.slurm.lab.lab import CHECKOUT
 from tests.slurm.sweeps import brief, marked
 
 CONF = CHECKOUT / "tests" / "slurm" / "lab" / "conf"
@@ -118,7 +118,7 @@ class TwoNodes:
         """SIGKILL to one rank on the second node of a point of both nodes."""
         if (found := self.running(2)) is None:
             return False
-        state, point = found
+        _, point = found
         agents = self.lab.processes("pilot_job", node=point.nodes[1]) + self.lab.processes("agent", node=point.nodes[1])
         ranks = [pid for pid in set(agents) if _leads_session(pid) and _parent(pid) in agents]
         if not ranks:
@@ -169,10 +169,7 @@ class TwoNodes:
             return False
         self.note("cancel")
         words = [sys.executable, "-m", "sweep", "cancel", str(self.sweep.path)]
-        done = subprocess.run(
-            words, cwd=CHECKOUT, env=self.lab.environment, capture_output=True, text=True, timeout=120
-        )
-        print(done.stdout + done.stderr, flush=True)
+        subprocess.run(words, cwd=CHECKOUT, env=self.lab.environment, timeout=120, check=False)
         return True
 
     def run(self, limit_s: float) -> None:
