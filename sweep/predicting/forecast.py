@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,9 @@ from results.text.numbers import plural
 from sweep.composing.config import SweepConfig
 from sweep.grids.step_time import StepTime
 from sweep.predicting.codebases import GENERAL, read_profiles
-from workloads.predict import layouts, near_full
+from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
+from workloads.predict import crossing, layouts, near_full
+from workloads.predict.crossing import Crossing
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.probed import LAUNCH_S, probed
@@ -60,6 +63,8 @@ class Known:
     rates."""
     probe_day: str = ""
     """Day when the probe ended, as year-month-day."""
+    network: MeasuredNetwork | None = None
+    """Times of collectives between nodes; None without a probe of several nodes."""
     elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
     """Measurements on other clusters that also count."""
 
@@ -83,7 +88,9 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     if (probe := load_probe(cluster.name, results_dir)) is None:
         return known
     rates = probed(probe.rows, cluster)
-    return dataclasses.replace(known, probe=rates, probe_day=f"{probe.measured_at:%Y-%m-%d}" if rates else "")
+    network = network_of(probe.rows, cluster.devices_per_node)
+    day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
+    return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
 
 
 def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
@@ -162,10 +169,15 @@ class Forecast:
     """Measurements used in addition to the profile, in words; empty: none."""
     engines: frozenset[str] = frozenset({ENGINE})
     """Engines that can be predicted: this project's, and those with enough measured rows."""
+    crossing: Crossing | None = None
+    """Seconds due to a network that a probe has timed; None: not timed."""
     structures: layouts.Structures = field(init=False, repr=False, compare=False)
+    _of_one_node: layouts.Structures | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "structures", layouts.Structures(self.cluster))
+        one_node = layouts.Structures(self.crossing.one_node) if self.crossing is not None else None
+        object.__setattr__(self, "_of_one_node", one_node)
 
     @classmethod
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
@@ -178,7 +190,7 @@ class Forecast:
             rows = _rows(place, known_there, set(leave_out) if place is cluster else set(), room)
             if place is cluster and not set(_OF_HOSTS) & set(rates):
                 rates = {**rates, **_usual_host(rows.get(ENGINE, []))}
-            points, counts, silent = _measured(rows, place, known_there.probe)
+            points, counts, silent = _measured(rows, place, known_there)
             measured += points
             engines |= counts.keys()
             # a probe of another cluster is used only together with its rows
@@ -193,27 +205,35 @@ class Forecast:
                 sources.append(f"{' and '.join(words) or 'no measured experiment'} on {place.name}{without}")
         used = f"predicted with {'; '.join(sources)}" if sources else ""
         learned = Predictor.learn(_together(measured), read_profiles())
-        return cls(cluster, learned, rates, used, frozenset(engines))
+        return cls(cluster, learned, rates, used, frozenset(engines), _crossing(cluster, known))
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """Step times of experiments whose layouts break no rule; None: unknown."""
         times: list[StepTime | None] = [None] * len(experiments)
-        places = [at for at, one in enumerate(experiments) if self._knows(one)]
-        if not places:
-            return times
-        predicted = [experiments[at] for at in places]
-        factors = self.structures.factors(predicted)
-        of_layers = self.structures.of_layers(predicted, factors)
-        points = _points(predicted, self.cluster, self.rates, of_layers)
+        known = [at for at, one in enumerate(experiments) if self._knows(one)]
+        across = [at for at in known if self.crossing is not None and self.crossing.covers(experiments[at])]
+        inside = sorted(set(known) - set(across))
+        for places, structures in ((inside, self.structures), (across, self._of_one_node)):
+            if places and structures is not None:
+                found = self._times([experiments[at] for at in places], structures)
+                for at, time in zip(places, found, strict=True):
+                    times[at] = time
+        if across and self.crossing is not None:
+            added = self.crossing.seconds([experiments[at] for at in across])
+            for at, seconds in zip(across, added.tolist(), strict=True):
+                time = times[at]
+                times[at] = _later(time, seconds) if time is not None and math.isfinite(seconds) else None
+        return times
+
+    def _times(self, experiments: Sequence[Experiment], structures: layouts.Structures) -> list[StepTime | None]:
+        """Step times by the closed form on the cluster of ``structures``."""
+        factors = structures.factors(experiments)
+        of_layers = structures.of_layers(experiments, factors)
+        points = _points(experiments, structures.cluster, self.rates, of_layers)
         prediction, (busy, after, least) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least), of_layers)
-        for place, at in enumerate(places):
-            step = float(middle[place])
-            if math.isfinite(step):
-                times[at] = StepTime(
-                    step, float(low[place]), float(high[place]), step * float(busy[place]), step * float(after[place])
-                )
-        return times
+        columns = np.stack((middle, low, high, middle * busy, middle * after), axis=1).tolist()
+        return [StepTime(*row) if math.isfinite(row[0]) else None for row in columns]
 
     def near_full(self, time: StepTime, tensor_bytes: int | None, start: float = near_full.FROM) -> StepTime:
         """Adds the time in which the allocator frees cached memory on a nearly full device.
@@ -231,6 +251,21 @@ class Forecast:
 
     def _knows(self, experiment: Experiment) -> bool:
         return experiment.engine in self.engines and layouts.is_predicted(experiment, self.cluster)
+
+
+def _crossing(cluster: ClusterSpec, known: Known) -> Crossing | None:
+    return Crossing(cluster, known.network) if known.network is not None else None
+
+
+def _later(time: StepTime, seconds: float) -> StepTime:
+    """A step that takes ``seconds`` longer, as uncertain as both parts are."""
+    wide = NORMAL_90 * crossing.SPREAD * seconds
+    return dataclasses.replace(
+        time,
+        step_time_s=time.step_time_s + seconds,
+        low_s=time.step_time_s + seconds - math.hypot(time.step_time_s - time.low_s, wide),
+        high_s=time.step_time_s + seconds + math.hypot(time.high_s - time.step_time_s, wide),
+    )
 
 
 def _profile_of(engine: str) -> str:
@@ -293,13 +328,21 @@ def _launch(ran: MeasuredLayout) -> float:
 
 
 def _measured(
-    rows: Mapping[str, list[MeasuredLayout]], cluster: ClusterSpec, rates: Mapping[str, float]
+    rows: Mapping[str, list[MeasuredLayout]], cluster: ClusterSpec, known: Known
 ) -> tuple[list[Measured], dict[str, int], int]:
     """Training rows of one cluster, divided by their structure factors.
 
     Returns (rows, number of rows by engine, number of rows left out). Host-bound rows without a recorded launch time
     are left out, because the fit would attribute their host's speed to the cluster.
     """
+    if (across := _crossing(cluster, known)) is not None:
+        inside = {engine: [one for one in runs if not across.covers(one.experiment)] for engine, runs in rows.items()}
+        taught = {engine: _without_network(runs, across) for engine, runs in rows.items()}
+        alone = dataclasses.replace(known, network=None)
+        parts = [_measured(inside, cluster, alone), _measured(taught, across.one_node, alone)]
+        both = Counter(parts[0][1]) + Counter(parts[1][1])
+        return parts[0][0] + parts[1][0], dict(both), parts[0][2] + parts[1][2]
+    rates = known.probe
     training_rows, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, read_profiles())
     of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows record their own host
     for engine, runs in rows.items():
@@ -327,6 +370,18 @@ def _measured(
         unknown = np.full(len(kept), np.nan)
         training_rows.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
     return training_rows, counts, left_out
+
+
+def _without_network(runs: Sequence[MeasuredLayout], across: Crossing) -> list[MeasuredLayout]:
+    """The runs that span the probe's nodes, without the seconds due to the network; those in which these seconds are
+    most of the step teach nothing about the rest and are left out."""
+    spanning = [one for one in runs if across.covers(one.experiment)]
+    added = across.seconds([one.experiment for one in spanning]).tolist()
+    return [
+        one._replace(step_time_s=one.step_time_s - seconds)
+        for one, seconds in zip(spanning, added, strict=True)
+        if one.step_time_s - seconds >= crossing.LEAST_TAUGHT * one.step_time_s
+    ]
 
 
 def _together(parts: Sequence[Measured]) -> Measured | None:

@@ -32,7 +32,8 @@ from workloads.costs.time.rank_times import (
     tied_s,
 )
 from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, step_bounds_s
-from workloads.costs.traffic.collectives import Group, group_of, slowest_link
+from workloads.costs.traffic.collectives import Group, group_of, members_per_node, slowest_link
+from workloads.costs.traffic.measured_network import ProbedCluster
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
@@ -99,7 +100,7 @@ class StepTimes:
                 for e, one in zip(experiments, held, strict=True)
             ],
             first=_starts(of_chunk),
-            hop_s=latency + message / bandwidth,
+            hop_s=self._hops_s(experiments, message, latency + message / bandwidth),
             tied_s=np.maximum.reduceat(tied_s(of_ranks, ranks), first),
             optimizer_s=np.maximum.reduceat(optimizers_s, first),
         )
@@ -156,6 +157,18 @@ class StepTimes:
             return 0.0, np.inf
         link = slowest_link(pp, apart, self.cluster)
         return link.latency_s, link.bandwidth
+
+    def _hops_s(self, experiments: Sequence[Experiment], message: Floats, hop_s: Floats) -> Floats:
+        """Seconds of a message between stages by layout: those that a probe has timed, else ``hop_s``."""
+        if not isinstance(self.cluster, ProbedCluster):
+            return hop_s
+        hops = hop_s.copy()
+        for at, e in enumerate(experiments):
+            # a pair of neighbours that lie in two nodes, if any does
+            crosses = e.pp > 1 and members_per_node(e.pp, stride(e, "pp"), self.cluster.devices_per_node) < e.pp
+            timed = self.cluster.network.seconds("p2p", float(message[at]), 2, 1) if crosses else None
+            hops[at] = hop_s[at] if timed is None else timed
+        return hops
 
     def _kinds(self, e: Experiment) -> _Kinds:
         key = _OF_STAGES(e), e.recompute_every if e.recompute != "none" else 1

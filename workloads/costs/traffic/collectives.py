@@ -20,6 +20,8 @@ except for point to point.
 S is the size in bytes of the whole (gathered, or not yet scattered) buffer of one rank, and bus bandwidth is defined as
 in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n). Bandwidths are per device
 (`LinkSpec`), so groups that run at the same time on one node's devices do not slow each other.
+
+On a `ProbedCluster` a group between nodes that was timed takes the measured seconds.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Callable
 from math import ceil, inf, log2
 from typing import Any, Literal, NamedTuple, get_args
 
+from workloads.costs.traffic.measured_network import ProbedCluster
 from workloads.spec.cluster import ClusterSpec, LinkSpec
 from workloads.spec.errors import InfeasibleLayout
 
@@ -51,6 +54,10 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
     Raises `InfeasibleLayout` if the group leaves a node of a cluster without a link between nodes, ValueError for an
     unknown ``op``.
     """
+    if isinstance(cluster, ProbedCluster):
+        local = members_per_node(group_size, stride, cluster.devices_per_node)
+        if local < group_size and (timed := cluster.network.seconds(op, bytes, group_size, local)) is not None:
+            return timed
     if op in ("all_gather", "reduce_scatter"):
         scattered: float = group_of(group_size, stride, cluster).scattered_s(bytes)
         return scattered
@@ -83,6 +90,8 @@ class Group(NamedTuple):
     """B, bytes per second."""
     depth_s: Any
     """t, seconds."""
+    reduce_bandwidth: Any
+    """B of an all-reduce, which differs where it was measured."""
 
     def scattered_s(self, bytes: Any) -> Any:
         """Seconds of an all-gather or a reduce-scatter of ``bytes``."""
@@ -91,8 +100,8 @@ class Group(NamedTuple):
     def reduced_s(self, bytes: Any, least: Callable[[Any, Any], Any] = min) -> Any:
         """Seconds of an all-reduce of ``bytes``. ``least``: minimum of two numbers, or of two arrays
         (`numpy.minimum`)."""
-        ring = 2 * self.startup_s + 2 * self.share * bytes / self.bandwidth
-        return least(ring, 2 * self.depth_s + 2 * bytes / self.bandwidth)
+        ring = 2 * self.startup_s + 2 * self.share * bytes / self.reduce_bandwidth
+        return least(ring, 2 * self.depth_s + 2 * bytes / self.reduce_bandwidth)
 
 
 def together_s(compute_s: Any, traffic_s: Any, most: Callable[[Any, Any], Any] = max) -> Any:
@@ -110,18 +119,33 @@ def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
     `collective_time_s`."""
     n = group_size
     if n == 1:
-        return Group(0.0, 0.0, inf, 0.0)
+        return Group(0.0, 0.0, inf, 0.0, inf)
     local = members_per_node(n, stride, cluster.devices_per_node)
     nodes = ceil(n / local)
     intra, share = _inside(cluster, n), (n - 1) / n
     depth = ceil(log2(local)) * intra.latency_s
     if nodes == 1:
-        return Group((n - 1) * intra.latency_s, share, intra.bandwidth, depth)
+        return Group((n - 1) * intra.latency_s, share, intra.bandwidth, depth, intra.bandwidth)
+    if isinstance(cluster, ProbedCluster) and (timed := _timed(n, local, cluster)) is not None:
+        return timed
     inter = _between_nodes(cluster, n, stride)
     startup = (n - nodes) * intra.latency_s + nodes * inter.latency_s
     # If a node holds one member, the ring never uses the link inside a node.
     bandwidth = min(intra.bandwidth, local * inter.bandwidth) if local > 1 else inter.bandwidth
-    return Group(startup, share, bandwidth, depth + ceil(log2(nodes)) * inter.latency_s)
+    return Group(startup, share, bandwidth, depth + ceil(log2(nodes)) * inter.latency_s, bandwidth)
+
+
+def _timed(n: int, local: int, cluster: ProbedCluster) -> Group | None:
+    """`Group` of ``n`` ranks, ``local`` of them in a node, from the probe's times; None if they were not timed."""
+    gather, scatter, reduce = (
+        cluster.network.rate(op, n, local) for op in ("all_gather", "reduce_scatter", "all_reduce")
+    )
+    if gather is None or scatter is None or reduce is None:
+        return None
+    share = (n - 1) / n
+    startup = (gather[0] + scatter[0]) / 2
+    bandwidth = share / ((1 / gather[1] + 1 / scatter[1]) / 2)
+    return Group(startup, share, bandwidth, inf, 2 * share * reduce[1])
 
 
 def _inside(cluster: ClusterSpec, group_size: int) -> LinkSpec:

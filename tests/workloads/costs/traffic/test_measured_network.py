@@ -1,0 +1,78 @@
+"""Times of collectives between nodes come from a probe where it has timed them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.workloads.costs.traffic.test_collectives import H200
+from workloads.costs.traffic.collectives import collective_time_s, group_of
+from workloads.costs.traffic.measured_network import ProbedCluster, network_of
+from workloads.spec.cluster import ClusterSpec
+
+MIB = 2**20
+
+
+def figure(name: str, size: int, seconds: float, ranks: int = 2, placement: str = "between_nodes") -> dict[str, Any]:
+    return {
+        "kind": "collective",
+        "backend": "cuda",
+        "name": name,
+        "bytes": size,
+        "value": seconds,
+        "group_size": ranks,
+        "placement": placement,
+    }
+
+
+def probed(*figures: dict[str, Any]) -> ProbedCluster:
+    cluster = dataclasses.replace(H200, devices_per_node=2)
+    network = network_of(figures, 2)
+    assert network is not None
+    fields = {one.name: getattr(cluster, one.name) for one in dataclasses.fields(ClusterSpec)}
+    return ProbedCluster(**fields, network=network)
+
+
+def test_times_are_interpolated_between_sizes_and_grow_in_proportion_beyond() -> None:
+    cluster = probed(figure("all_gather", 4 * MIB, 2e-3), figure("all_gather", 64 * MIB, 18e-3))
+
+    def seconds(size: float) -> float:
+        return collective_time_s("all_gather", size, 2, 2, cluster)
+
+    assert seconds(1024) == seconds(4 * MIB) == pytest.approx(2e-3)
+    assert seconds(34 * MIB) == pytest.approx(10e-3)
+    assert seconds(128 * MIB) == pytest.approx(36e-3)
+
+
+def test_groups_that_were_not_timed_follow_the_model() -> None:
+    cluster = probed(figure("all_gather", 4 * MIB, 2e-3))
+    for op, ranks, apart in (("all_gather", 2, 1), ("all_gather", 4, 1), ("all_reduce", 2, 2), ("all_gather", 4, 2)):
+        plain = dataclasses.replace(H200, devices_per_node=2)
+        assert collective_time_s(op, MIB, ranks, apart, cluster) == collective_time_s(op, MIB, ranks, apart, plain)  # type: ignore[arg-type]
+        assert group_of(ranks, apart, cluster) == group_of(ranks, apart, plain)
+
+
+def test_slow_outliers_do_not_count() -> None:
+    """A message can be split, and takes no longer than a larger one: a time that contradicts another is too long."""
+    times = {1: 9e-3, 4: 2e-3, 16: 5e-3, 64: 80e-3}
+    cluster = probed(*(figure("all_gather", size * MIB, seconds) for size, seconds in times.items()))
+    assert collective_time_s("all_gather", MIB, 2, 2, cluster) == pytest.approx(2e-3)
+    assert collective_time_s("all_gather", 64 * MIB, 2, 2, cluster) == pytest.approx(20e-3)
+
+
+def test_gradients_use_the_rates_of_their_own_operations() -> None:
+    figures = [
+        figure(op, size, start + size / rate, 4, "mixed")
+        for op, start, rate in (("all_gather", 1e-3, 4e9), ("reduce_scatter", 1e-3, 4e9), ("all_reduce", 2e-3, 3e9))
+        for size in (1024, 256 * MIB)
+    ]
+    group = group_of(4, 1, probed(*figures))
+    assert group.scattered_s(256 * MIB) == pytest.approx(256 * MIB / 4e9, rel=0.05)
+    assert group.reduced_s(256 * MIB) == pytest.approx(256 * MIB / 3e9, rel=0.05)
+
+
+def test_a_probe_of_one_node_has_no_network() -> None:
+    assert network_of([figure("all_gather", MIB, 1e-3, 2, "inside_node")], 2) is None
+    assert network_of([{**figure("all_gather", MIB, 1e-3), "backend": "cpu"}], 2) is None
