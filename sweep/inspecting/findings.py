@@ -34,6 +34,7 @@ ROW_COLUMNS = [
         "host_lead_s",
         "allocator_retries",
     ),
+    *("nodes", "nccl_transports"),
 ]
 LEDGER_COLUMNS = [
     *(
@@ -174,6 +175,13 @@ def freeing_cache(rows: Iterable[Row]) -> tuple[int, int]:
     """Returns (number of finished rows whose allocator had to free its cache, number of rows where this is known)."""
     retries_of_rows = [row["allocator_retries"] for row in _finished(rows) if row["allocator_retries"] is not None]
     return sum(retries > 0 for retries in retries_of_rows), len(retries_of_rows)
+
+
+def sockets_between_nodes(rows: Iterable[Row]) -> tuple[int, int]:
+    """Returns (number of finished rows of several nodes between which NCCL used sockets, number of rows of several
+    nodes whose transports are known)."""
+    known_rows = [row for row in _finished(rows) if len(row["nodes"] or ()) > 1 and row["nccl_transports"] is not None]
+    return sum("NET/Socket" in row["nccl_transports"] for row in known_rows), len(known_rows)
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:

@@ -28,6 +28,7 @@ from sweep.inspecting.findings import (
     freeing_cache,
     older,
     untried_points,
+    sockets_between_nodes,
     waiting_for_host,
 )
 from sweep.planning.summary import layout, workload
@@ -85,6 +86,13 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
         say(
             f"in {freed} of {plural(known_runs, 'run')} memory was so full that the allocator had to free its cache "
             "(allocator_retries): a layout that needs less memory may be faster"
+        )
+    sockets, known_runs = sockets_between_nodes(rows)
+    if sockets:
+        say(
+            f"in {sockets} of {plural(known_runs, 'run')} over several nodes NCCL used sockets between them "
+            "(nccl_transports): if the nodes have InfiniBand or EFA, see NCCL's variables in the cluster file "
+            "(docs/slurm.md, The network between the nodes)"
         )
     if left_out := older(rows):
         say(

@@ -96,8 +96,9 @@ class TwoNodes:
 
     def running(self, nodes: int) -> tuple[PilotState, Running] | None:
         """A point of so many nodes that is in its steps now, and its pilot."""
+        jobs = {job.id for job in self.lab.jobs() if job.state == "RUNNING"}
         for state in pilot_state.all_states(self.sweep):
-            for one in state.running:
+            for one in state.running if {state.job, (state.job or "") + "_0"} & jobs else ():
                 if state.activity == "running" and len(one.nodes) == nodes and one.phase in ("warmup", "step"):
                     return state, one
         return None
@@ -149,9 +150,18 @@ class TwoNodes:
         if (found := self.running(2)) is None:
             return False
         state, point = found
-        self.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=1")
+        self.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=1", check=False)
         self.note("time limit cut to a minute", point=point.experiment_id, job=state.job)
         return True
+
+    def raise_time(self) -> bool:
+        """Give the requeued job its hour back before it starts again."""
+        waiting = [job.id for job in self.lab.jobs() if job.state == "PENDING"]
+        for job in waiting:
+            self.lab.run("scontrol", "update", f"jobid={job}", "TimeLimit=60", check=False)
+        if waiting:
+            self.note("time limit raised", jobs=waiting)
+        return bool(waiting)
 
     def resume(self) -> bool:
         """Give the drained node back once a pilot of one node has worked on the other."""
@@ -179,9 +189,10 @@ class TwoNodes:
             ("rank killed", 2, self.kill_rank),
             ("pilot killed", 5, self.kill_pilot),
             ("node drained", 9, self.drain),
-            ("time limit cut to a minute", 10, self.cut_time),
             ("node resumed", 12, self.resume),
-            ("cancel", 17, self.cancel),
+            ("time limit cut to a minute", 16, self.cut_time),
+            ("time limit raised", 16, self.raise_time),
+            ("cancel", 22, self.cancel),
         )
         waiting = [step for step in plan if not self.noted(step[0])]
         process = self.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,35 @@ from typing import Any
 import pytest
 
 from results.tables import probes
-from results.tables.store import read_ledger
+from results.tables.store import read_attempts, read_ledger
 from sweep.__main__ import main
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import compose_sweep
 from sweep.planning.ledger import ledger_rows
 from sweep.predicting.codebases import read_clusters, read_profiles
-from sweep.predicting.forecast import LEAST_OF_ANOTHER, Forecast, Known, ran_layouts, read_known
+from sweep.predicting.forecast import (
+    LEAST_OF_ANOTHER,
+    Forecast,
+    Known,
+    _without_network,
+    ran_layouts,
+    read_known,
+)
 from sweep.running.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
 from workloads.predict import layouts as structures
 from workloads.predict import near_full
+from workloads.predict.crossing import Crossing
 from workloads.predict.layouts import plain
 from workloads.predict.probed import LAUNCH_S
-from workloads.spec.experiment import ENGINES, Experiment, layout_id, to_json
+from workloads.spec.experiment import ENGINES, Experiment, from_json, layout_id, to_json
 
 pytestmark = pytest.mark.slow
 
 H200 = read_clusters()["h200"]
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED, LAB_CONF = ROOT / "results" / "recorded", ROOT / "tests" / "slurm" / "lab" / "conf"
 
 
 def of(**fields: Any) -> Experiment:
@@ -369,3 +382,42 @@ def test_a_plan_has_times_of_another_engine_but_neither_memory_nor_a_verdict_of_
         assert by["ultrasweep"].time is not None and by["ultrasweep"].peak_bytes is not None
         assert (by["torchtitan"].time is not None) == (known is not None)
         assert by["torchtitan"].peak_bytes is None and by["torchtitan"].verdict == "run"
+
+
+def test_layouts_across_nodes_take_the_times_of_a_probes_network() -> None:
+    """Two nodes of two H200 joined by sockets: the closed form alone, with the link of the cluster file, is far off."""
+    sweep = RECORDED / "h200x4_slurm_two_nodes"
+    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB_CONF,))).cluster
+    known = dataclasses.replace(read_known(cluster, RECORDED), steps={})
+    assert known.network is not None and known.network.nodes == 2
+    across = [
+        (from_json(row["config_json"]), row["step_time_s"])
+        for row in read_attempts(sweep).to_pylist()
+        if row["outcome"] == "ok" and len(row["nodes"]) == 2
+    ]
+    experiments = [one for one, _ in across]
+
+    def errors(forecast: Forecast) -> list[float]:
+        times = forecast.times(experiments)
+        return [abs(time.step_time_s / measured - 1) for time, (_, measured) in zip(times, across, strict=True) if time]
+
+    with_network, without = (
+        errors(Forecast.of(cluster, one)) for one in (known, dataclasses.replace(known, network=None))
+    )
+    assert len(with_network) == len(across) == 21
+    assert statistics.median(with_network) < 0.08 < 0.2 < statistics.median(without)
+
+
+def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> None:
+    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB_CONF,))).cluster
+    known = read_known(cluster, RECORDED)
+    across = Crossing(cluster, known.network) if known.network is not None else None
+    assert across is not None
+    spanning = [one for one in known.steps.values() if across.covers(one.experiment)]
+    learned, added = _without_network(spanning, across), across.seconds([one.experiment for one in spanning])
+    assert 0 < len(learned) < len(spanning) / 2
+    assert all(added > 0)
+    left = {one.experiment.id: one.step_time_s for one in learned}
+    for one, seconds in zip(spanning, added.tolist(), strict=True):
+        if one.experiment.id in left:
+            assert left[one.experiment.id] == pytest.approx(one.step_time_s - seconds)

@@ -14,6 +14,10 @@ import numpy as np
 
 from workloads.spec.cluster import ClusterSpec
 
+Key = tuple[str, int, int]
+"""Operation, number of ranks, ranks in each node."""
+Curve = tuple[tuple[float, ...], tuple[float, ...]]
+"""Sizes in bytes and their seconds, ascending."""
 _PLACEMENTS = ("between_nodes", "mixed")
 _OPS = {"p2p": "send_recv"}
 """Names of operations in a probe, where they differ from those of `workloads.costs.traffic.collectives.Collective`."""
@@ -21,12 +25,9 @@ _OPS = {"p2p": "send_recv"}
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNetwork:
-    """Seconds of operations between nodes by size.
+    """Seconds of operations between nodes by size."""
 
-    ``curves``: by (operation, number of ranks, ranks in each node), sizes in bytes and their seconds, ascending.
-    """
-
-    curves: Mapping[tuple[str, int, int], tuple[tuple[float, ...], tuple[float, ...]]]
+    curves: Mapping[Key, Curve]
     nodes: int
     """Number of nodes that the probe spanned."""
 
@@ -61,7 +62,7 @@ class ProbedCluster(ClusterSpec):
 
 def network_of(rows: Iterable[Mapping[str, Any]], devices_per_node: int) -> MeasuredNetwork | None:
     """The network in a probe's rows (`results.tables.probes.COLUMNS`); None if it did not span several nodes."""
-    points: dict[tuple[str, int, int], dict[float, float]] = {}
+    points: dict[Key, dict[float, float]] = {}
     nodes = 0
     for row in rows:
         if row["kind"] != "collective" or row["placement"] not in _PLACEMENTS or row["backend"] != "cuda":
@@ -73,11 +74,31 @@ def network_of(rows: Iterable[Mapping[str, Any]], devices_per_node: int) -> Meas
             nodes = max(nodes, ranks // local)
     if not points:
         return None
-    curves = {}
+    curves: dict[Key, Curve] = {}
     for key, by_size in points.items():
         sizes = sorted(by_size)
         curves[key] = tuple(sizes), tuple(_without_outliers(sizes, [by_size[size] for size in sizes]))
-    return MeasuredNetwork(curves, nodes)
+    return MeasuredNetwork(_with_all_links(curves), nodes)
+
+
+def _with_all_links(curves: Mapping[Key, Curve]) -> dict[Key, Curve]:
+    """Curves in which a gather or scatter over several devices of each node is not slower than its share of each link.
+
+    A ring through n ranks, l in each node, sends (n - 1) / n / l of the buffer over each device's link; through k nodes
+    with one rank each it sends (k - 1) / k. Steps of training reached the rate of these links where the probe's own
+    rings did not (results/recorded/h200x4_slurm_two_nodes).
+    """
+    lowered = dict(curves)
+    for (op, ranks, local), (sizes, times) in curves.items():
+        single = curves.get((op, ranks // local, 1))
+        if op not in ("all_gather", "reduce_scatter") or local == 1 or single is None:
+            continue
+        nodes = ranks // local
+        share = (ranks - 1) / ranks / local * nodes / (nodes - 1)
+        by_link = MeasuredNetwork({(op, nodes, 1): single}, nodes)
+        best = [by_link.seconds(op, share * size, nodes, 1) or time for size, time in zip(sizes, times, strict=True)]
+        lowered[op, ranks, local] = sizes, tuple(map(min, times, best))
+    return lowered
 
 
 def _without_outliers(sizes: Sequence[float], seconds: Sequence[float]) -> list[float]:
