@@ -27,8 +27,8 @@ from sweep.inspecting.findings import (
     best_layouts,
     freeing_cache,
     older,
-    untried_points,
     sockets_between_nodes,
+    untried_points,
     waiting_for_host,
 )
 from sweep.planning.summary import layout, workload

@@ -274,13 +274,8 @@ def test_a_run_ends_with_how_many_waited_for_the_host(sweep: SweepDir) -> None:
 
 
 def test_a_run_ends_with_how_many_used_sockets_between_nodes(sweep: SweepDir) -> None:
-    seen = (
-        (["a", "b"], ["NET/Socket", "P2P/CUMEM"]),
-        (["a", "b"], ["NET/IB"]),
-        (["a"], ["NET/Socket"]),
-        (["a", "b"], None),
-    )
-    for experiment, (nodes, transports) in zip(layouts(4), seen, strict=True):
+    seen = ((["a", "b"], ["NET/Socket", "P2P/CUMEM"]), (["a", "b"], ["NET/IB"]), (["a"], ["NET/Socket"]))
+    for experiment, (nodes, transports) in zip(layouts(3), seen, strict=True):
         store(sweep, experiment, 10000.0, nodes=nodes, nccl_transports=transports)
     assert "in 1 of 2 runs over several nodes NCCL used sockets between them" in ended(sweep, 200)
 
