@@ -1,7 +1,7 @@
 """The command line: ``python -m sweep COMMAND`` (or ``ultrasweep COMMAND``).
 
 A mistake of the user ends with one line on standard error (several mistakes: one line each) and exit code 2. The
-options of each command are in `sweep.cli.parsers`, the commands in `sweep.cli.commands`.
+commands are listed in `sweep.cli.commands`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _lines(error: UltrasweepError) -> list[str]:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from sweep.cli.parsers import PARSERS, help_text
+    from sweep.cli.commands import COMMANDS, help_text, run_command
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -60,12 +60,10 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"ultrasweep {code_provenance(Path(__file__).parent.parent)['ultrasweep_version'] or '(not installed)'}")
         return 0
-    if name not in PARSERS:
+    if name not in COMMANDS:
         from workloads.spec.checks import suggest
 
-        raise UltrasweepError(f"no command {name!r}{suggest(name, PARSERS)}")
-    from sweep.cli.commands import run_command
-
+        raise UltrasweepError(f"no command {name!r}{suggest(name, COMMANDS)}")
     return run_command(name, arguments[1:])
 
 

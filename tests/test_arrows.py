@@ -71,7 +71,7 @@ TORCH_FREE = ("workloads/contract", "workloads/costs", "workloads/predict", "wor
 CONFINED = {
     "torch": ("workloads",),
     "triton": ("workloads",),
-    "submitit": ("launchers/slurm/batch_file.py",),
+    "submitit": ("launchers/slurm/sbatch.py", "launchers/slurm/submitit_names.py"),
     "hydra": ("sweep",),
     "omegaconf": ("sweep",),
     "matplotlib": ("analysis",),

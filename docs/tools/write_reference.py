@@ -23,8 +23,8 @@ from docs.tools.conf_comments import FileOptions, Option, read_options
 from results.tables.reference import EXTRA_COLUMNS
 from results.tables.rows import CHOICES
 from results.tables.schema import ATTEMPT_COLUMNS, CONFIG_COLUMNS, LEDGER_COLUMNS, STEP_COLUMNS, Column
+from sweep.cli.commands import COMMANDS, help_text
 from sweep.cli.help_texts import OVERRIDES
-from sweep.cli.parsers import PARSERS, help_text
 from sweep.composing.conffiles import PACKAGED, ConfFolders
 from workloads.costs.shape.params import num_params
 
@@ -55,8 +55,8 @@ def main() -> int:
 def command_line() -> str:
     """Help of every command of ``python -m sweep``, of the report and of the comparison."""
     parts = [_heading("Command line"), _block(help_text())]
-    for name, make in PARSERS.items():
-        parser = make()
+    for name, one in COMMANDS.items():
+        parser = one.parser()
         # Fix the width: argparse would take the terminal's.
         parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=_WIDTH)
         if parser.epilog == OVERRIDES:

@@ -1,72 +1,24 @@
-"""Writes the batch file of pilots and submits it. Only this file uses submitit.
+"""The text of the batch file of pilots: parameters of sbatch, shell lines before srun, srun, and lines after it.
 
-submitit writes the file and calls sbatch. Its pickles are not used, because a job must not depend on steps of its
-submitter after sbatch: a pilot's config is a JSON file written before.
+A job depends on no step of its submitter after sbatch: a pilot's config is a JSON file written before.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
 import shlex
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
-from submitit.slurm.slurm import SlurmExecutor
-
 from launchers.pilot.allocation import STARTED_AT
-from launchers.slurm.environment import CLUSTERS, unset_for_sbatch
 from launchers.slurm.options import SlurmOptions, check_path
-from launchers.slurm.srun_log import MARK
+from launchers.slurm.srun_log import MARK, log_name
 from launchers.state import submissions
 from launchers.state.code_snapshot import check_line
 from launchers.state.pilot_state import REQUEUE_REQUEST
 from launchers.state.sweep_dir import SweepDir
-from results.errors import UltrasweepError
-from results.text.numbers import listed
-
-SBATCH_LIMIT_S = 150
-"""Time limit of sbatch in seconds. It needs 9 s to notice that slurmctld is down, and retries for 120 s where the
-cluster holds too many jobs."""
-_KILL_AFTER_S = 5
-_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
-"""Commands without which no pilot can be submitted, seen or ended. Others are used where they exist."""
-_PASSING = (
-    "unable to contact slurm controller",
-    "resource temporarily unavailable",
-    "timed out",
-    "zero bytes",
-    "connection refused",
-    "connection reset",
-    "slurmctld",
-    "backup controller",
-    "standby mode",
-    "try again",
-    "unexpected message received",
-    "protocol authentication error",  # while munged restarts
-    "munge",
-)
-"""Parts of sbatch's messages, in lower case, for temporary errors."""
-_LIMITED = ("submitjob", "submit job", "submit limit", "maxsubmit", "job limit")
-"""Parts of sbatch's messages, in lower case, for a user or account that has reached its limit of jobs."""
-
-
-class SubmissionRefused(UltrasweepError):
-    """sbatch refuses, and would refuse again: wrong partition or account, too many nodes ..."""
-
-
-class JobLimitReached(UltrasweepError):
-    """sbatch accepts no more jobs from this user now; a smaller array may be accepted."""
-
-
-class SubmissionUncertain(UltrasweepError):
-    """sbatch failed, or was ended, for a reason that may be temporary. The job may exist nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,164 +50,80 @@ class PilotJob:
         return submissions.log_dir(self.sweep_dir, self.token)
 
 
-def available() -> bool:
-    """Whether this machine can submit jobs and follow them."""
-    return not missing_commands()
-
-
-def missing_commands() -> str:
-    """One line about the commands of Slurm that this machine lacks; empty when it has all. Waiting would not help."""
-    missing = [name for name in _COMMANDS if shutil.which(name) is None]
-    if not missing:
-        return ""
-    are = "is" if len(missing) == 1 else "are"
-    return f"launcher=slurm needs {listed(missing)}, which {are} not on PATH here; use a login node"
-
-
 def submission_text(job: PilotJob, options: SlurmOptions) -> str:
     """The text of the batch file. Raises `InvalidSweep` for a path that cannot be written into one."""
-    executor, command = _prepare(job, options)
-    return executor.text(command)
-
-
-def submit(job: PilotJob, options: SlurmOptions) -> str:
-    """Call sbatch. Returns the id of the job, or of the array if there are several pilots.
-
-    Raises `SubmissionRefused`, `JobLimitReached` or `SubmissionUncertain` with sbatch's message. None of them proves
-    that the job does not exist: look for the token in squeue.
-    """
-    if trouble := missing_commands():
-        raise SubmissionRefused(trouble)
-    executor, command = _prepare(job, options)
-    try:
-        job.log_dir.mkdir(parents=True, exist_ok=True)
-        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints the errors that it raises
-            return str(executor._submit_command(command).job_id)
-    except FailedJobError as error:
-        raise _classify(str(error)) from None
-    except FailedSubmissionError as error:
-        raise SubmissionUncertain(f"sbatch printed something unexpected: {_one_line(str(error))}") from None
-    except OSError as error:
-        raise SubmissionUncertain(f"cannot write in {job.log_dir}: {error.strerror or error}") from None
-
-
-def _classify(message: str) -> UltrasweepError:
-    line = _one_line(message)
-    lower = line.lower()
-    if not line:
-        return SubmissionUncertain(f"sbatch did not answer within {SBATCH_LIMIT_S} s")
-    if any(word in lower for word in _LIMITED):
-        return JobLimitReached(line)
-    return SubmissionUncertain(line) if any(word in lower for word in _PASSING) else SubmissionRefused(line)
-
-
-def _one_line(message: str) -> str:
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in message.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line))
-
-
-class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor with a time limit and a clean environment for sbatch; it writes the file without a
-    cluster."""
-
-    cluster: str | None = None
-    """Cluster of the job; see `PilotJob`."""
-
-    @classmethod
-    def affinity(cls) -> int:
-        return 2  # `submit` has checked for sbatch; a dry run needs none
-
-    def text(self, command: str) -> str:
-        return str(self._make_submission_file_text(command, ""))
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # `timeout` creates a new process group, so a Ctrl-C in the terminal does not end sbatch.
-        limit = ["timeout", "-k", str(_KILL_AFTER_S), str(SBATCH_LIMIT_S)]
-        names = [*unset_for_sbatch(os.environ, self._given()), *([] if self.cluster is None else [CLUSTERS])]
-        unset = [word for name in names for word in ("-u", name)]
-        chosen = [f"{CLUSTERS}={self.cluster}"] if self.cluster else []
-        return [*limit, "env", *unset, *chosen, "sbatch", "--parsable", str(submission_file_path)]
-
-    def _given(self) -> set[str]:
-        """Names of the parameters that the batch file sets."""
-        everything = {**self.parameters, **(self.parameters.get("additional_parameters") or {})}
-        return {name for name, value in everything.items() if value is not None}
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        """The number that ``sbatch --parsable`` prints alone on a line. Sites may print other lines around it."""
-        text = string if isinstance(string, str) else string.decode(errors="replace")
-        numbers = [match[1] for line in text.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
-        if len(numbers) != 1:  # the job exists, and its token finds it
-            raise FailedSubmissionError(f"no job number in: {text}" if not numbers else f"several numbers in: {text}")
-        return str(numbers[0])
-
-
-_PARSABLE = re.compile(r"([0-9]+)(;[A-Za-z0-9_.-]+)?")
-"""Output of ``sbatch --parsable``: the job's number, and the cluster's name where there are several."""
-
-
-def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]:
     for path in (job.sweep_dir, job.code_dir):
         check_path(path)
-    executor = _PilotExecutor(folder=job.log_dir)
-    executor.cluster = job.cluster
-    executor.update_parameters(**_parameters(job, options))
-    if job.count > 1:
-        executor.parameters["map_count"] = job.count
     pilot = list(job.pilot)
     if options.python is not None:
         pilot[0] = options.python
-    return executor, shlex.join([*options.prefix, *pilot, str(job.sweep_dir), job.token])
+    command = [*options.prefix, *pilot, str(job.sweep_dir), job.token]
+    lines = [
+        "#!/bin/bash",
+        "",
+        "# Parameters",
+        *(_directive(name, value) for name, value in sorted(parameters(job, options).items())),
+        "",
+        "# setup",
+        *_setup(job, options),
+        "",
+        "# command",
+        "export SUBMITIT_EXECUTOR=slurm",  # submitit.JobEnvironment() tells the user's code about the job
+        shlex.join(["srun", "--unbuffered", "--output", _log(job, "%t"), *_srun_args(job, options), *command]),
+        "",
+        "",
+        "# teardown",
+        *_teardown(job),
+    ]
+    return "\n".join(lines)
 
 
-def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
-    """submitit's parameters; None leaves a parameter out of the file."""
-    more: dict[str, Any] = {
-        "requeue" if options.requeue else "no-requeue": True,
-        # `python -m` searches the working directory before PYTHONPATH, so it must be the copy of the code.
-        "chdir": str(job.code_dir),
-        "signal": f"USR2@{options.signal_delay_s}",  # overrides submitit's environment variable
-        "open-mode": "append",  # a requeued pilot writes into the same log
-    }
-    if options.nice is not None:
-        more["nice"] = options.nice
-    if options.reservation is not None:
-        more["reservation"] = options.reservation
-    more |= {key.replace("_", "-"): value for key, value in options.sbatch.items() if value is not False}
-    gpus = gres = None
-    if job.gpus_per_node:
-        count = f"{options.gpu_type}:{job.gpus_per_node}" if options.gpu_type else str(job.gpus_per_node)
-        if options.gpus == "gpus_per_node":
-            gpus = count
-        elif options.gpus == "gres":
-            gres = f"gpu:{count}"
-    excluded = [name for name in (options.exclude, *job.excluded) if name]
-    return {
-        "job_name": job.job_name,
+def parameters(job: PilotJob, options: SlurmOptions) -> Mapping[str, Any]:
+    """Parameters of sbatch by their long names; true for one without a value."""
+    everything: dict[str, Any] = {
+        "job-name": job.job_name,
         "comment": f"ultrasweep:{job.token}",
         "nodes": job.nodes,
-        "ntasks_per_node": 1,
+        "ntasks-per-node": 1,
+        "array": f"0-{job.count - 1}%{job.count}" if job.count > 1 else None,
         "time": options.time_min,
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
         "constraint": options.constraint,
+        "reservation": options.reservation,
         "nodelist": options.nodelist,
-        "exclude": ",".join(excluded) or None,
+        "exclude": ",".join(name for name in (options.exclude, *job.excluded) if name) or None,
         "exclusive": options.exclusive or None,
-        "cpus_per_task": options.cpus_per_task,
+        "cpus-per-task": options.cpus_per_task,
         "mem": options.mem,
-        "gpus_per_node": gpus,
-        "gres": gres,
-        "array_parallelism": job.count,
-        "wckey": None,
-        "stderr_to_stdout": True,
-        "additional_parameters": more,
-        "setup": _setup(job, options),
-        "teardown": _teardown(job),
-        "srun_args": _srun_args(job, options),
+        "nice": options.nice,
+        # `python -m` searches the working directory before PYTHONPATH, so it must be the copy of the code.
+        "chdir": str(job.code_dir),
+        "requeue" if options.requeue else "no-requeue": True,
+        "signal": f"USR2@{options.signal_delay_s}",
+        "output": _log(job, "0"),
+        "open-mode": "append",  # a requeued pilot writes into the same log
+        **_gpus(job, options),
+        **{name.replace("_", "-"): value for name, value in options.sbatch.items() if value is not False},
     }
+    return {name: value for name, value in everything.items() if value is not None}
+
+
+def _gpus(job: PilotJob, options: SlurmOptions) -> Mapping[str, str]:
+    if not job.gpus_per_node or options.gpus == "none":
+        return {}
+    count = f"{options.gpu_type}:{job.gpus_per_node}" if options.gpu_type else str(job.gpus_per_node)
+    return {"gpus-per-node": count} if options.gpus == "gpus_per_node" else {"gres": f"gpu:{count}"}
+
+
+def _directive(name: str, value: Any) -> str:
+    return f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
+
+
+def _log(job: PilotJob, task: str) -> str:
+    """The log of a task, in which Slurm fills in the job's id."""
+    return str(job.log_dir / log_name("%A_%a" if job.count > 1 else "%j", task))
 
 
 def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from launchers.slurm import polling
-from launchers.slurm.batch_file import SBATCH_LIMIT_S
 from launchers.slurm.client import SlurmClient, SlurmUnreachable
+from launchers.slurm.sbatch import SBATCH_LIMIT_S
 from launchers.slurm.submitter_lease import only_submitter
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir

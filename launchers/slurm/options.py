@@ -245,8 +245,8 @@ class SlurmOptions:
             option, remedy = _EXCLUDED.get(dashed, ("", None))
             if given is not False and option and getattr(self, option) != remedy:
                 raise InvalidSweep(
-                    f"launcher: sbatch.{key}={given} and launcher.{option}={_as_typed(getattr(self, option))} exclude "
-                    f"each other in Slurm; add launcher.{option}={_as_typed(remedy)}"
+                    f"launcher: sbatch.{key}={given} and launcher.{option}={as_typed(getattr(self, option))} exclude "
+                    f"each other in Slurm; add launcher.{option}={as_typed(remedy)}"
                 )
             if not isinstance(given, int):
                 _one_line(f"sbatch.{key}", given)
@@ -317,7 +317,7 @@ def _alternative(parameter: str) -> str:
     return _ALTERNATIVES.get(parameter) or f"use launcher.{parameter.replace('-', '_')}"
 
 
-def _as_typed(value: object) -> str:
+def as_typed(value: object) -> str:
     """A value as a user types it on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 

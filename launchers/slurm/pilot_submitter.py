@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.settings import LaunchSettings
-from launchers.slurm import batch_file
+from launchers.slurm import batch_file, sbatch
 from launchers.slurm.client import SlurmClient, default_limits
 from launchers.slurm.failed_starts import lacks_program, last_words
 from launchers.slurm.job_quota import JobQuota
@@ -118,7 +118,7 @@ class PilotSubmitter:
                 break
             try:
                 submission = self._submit_array(nodes, count, use_excluded)
-            except batch_file.JobLimitReached as error:
+            except sbatch.JobLimitReached as error:
                 if count > 1:
                     largest = count // 2
                     continue
@@ -129,10 +129,10 @@ class PilotSubmitter:
                         f"Slurm accepts no more pilots of this user now; the others are submitted later: {error}"
                     )
                 break
-            except batch_file.SubmissionRefused as error:
+            except sbatch.SubmissionRefused as error:
                 self._give_up(nodes, error)
                 break
-            except (batch_file.SubmissionUncertain, InvalidResults) as error:
+            except (sbatch.SubmissionUncertain, InvalidResults) as error:
                 if "temporarily unavailable" in str(error).lower():  # the cluster may hold too many jobs
                     self._largest_array = max(1, count // 2)
                 self._try_later(f"submitting failed: {error}")
@@ -149,7 +149,7 @@ class PilotSubmitter:
         excluded = [] if use_excluded else batch_file.node_names(list(node_exclusions.excluded(self._sweep)))
         try:
             return self._call_sbatch(nodes, count, excluded, use_excluded)
-        except batch_file.SubmissionRefused as error:
+        except sbatch.SubmissionRefused as error:
             if not excluded:
                 raise
             # Retry whatever the message: without these nodes there may be too few, or Slurm may no longer know them.
@@ -188,14 +188,14 @@ class PilotSubmitter:
             write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config), private=True)
             submissions.write(sweep, submission)
         except OSError as error:
-            raise batch_file.SubmissionUncertain(f"cannot write in {sweep.path}: {error.strerror or error}") from None
+            raise sbatch.SubmissionUncertain(f"cannot write in {sweep.path}: {error.strerror or error}") from None
         job = pilot_job(sweep, self._settings, submission, code, snapshot.digest, self._pilot, excluded)
         try:
-            job_id = batch_file.submit(job, options)
-        except (batch_file.SubmissionRefused, batch_file.JobLimitReached):
+            job_id = sbatch.submit(job, options)
+        except (sbatch.SubmissionRefused, sbatch.JobLimitReached):
             submissions.discard(sweep, submission)
             raise
-        except batch_file.SubmissionUncertain:
+        except sbatch.SubmissionUncertain:
             self._tracker.change(submission, stage="unsure")
             raise
         return self._tracker.change(submission, stage="submitted", job_id=job_id)

@@ -29,12 +29,18 @@ _NOT_STARTED = re.compile(
 _NODE_FAILED = re.compile(r"^srun: error: Node failure on (?P<nodes>\S+)$", re.MULTILINE)
 
 
+def log_name(job: str, task: object) -> str:
+    """The name of a task's log: the one that submitit gives it (``SlurmJob.paths.stdout``). submitit is not imported
+    here, because a pilot needs none."""
+    return f"{job}_{task}_log.out"
+
+
 def log_path(sweep: SweepDir, token: str, job: str, task: int = 0) -> Path:
     """The log of one task of a pilot's job. Task 0 is the pilot, and its log also has srun's own messages.
 
     ``job``: in the form of squeue, ``1234`` or ``1234_5``.
     """
-    return submissions.log_dir(sweep.path, token) / f"{job}_{task}_log.out"
+    return submissions.log_dir(sweep.path, token) / log_name(job, task)
 
 
 def ended_tasks(sweep: SweepDir, pilot: str, job: str) -> list[EndedTask]:

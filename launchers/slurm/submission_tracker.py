@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from launchers.slurm import batch_file
+from launchers.slurm import sbatch
 from launchers.slurm.client import Ending, Job, SlurmClient
 from launchers.state import submissions
 from launchers.state.submissions import Submission
@@ -21,7 +21,7 @@ GRACE_S = 5.0
 """Seconds without a living job after which a submission counts as ended."""
 REQUEUE_GRACE_S = 30.0
 """Such seconds for a job that was lost with a node or preempted: Slurm may restart it under the same number."""
-INTENT_LIMIT_S = batch_file.SBATCH_LIMIT_S + 30.0
+INTENT_LIMIT_S = sbatch.SBATCH_LIMIT_S + 30.0
 """Seconds after which the job of an sbatch whose caller was killed may still appear."""
 _MAY_RETURN = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED"})
 _FINAL = frozenset({"CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"})

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
-from launchers.slurm.batch_file import available, missing_commands, submission_text
+from launchers.slurm.batch_file import submission_text
 from launchers.slurm.client import SlurmClient, SlurmUnreachable, cluster_for, default_limits
 from launchers.slurm.demand import demand_of
 from launchers.slurm.environment import cluster_in, several_clusters
@@ -25,6 +25,7 @@ from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
 from launchers.slurm.polling import files_timer, sleep_until_signal, squeue_timer
 from launchers.slurm.reconcile import Cycle, Reconciler
+from launchers.slurm.sbatch import available, missing_commands
 from launchers.state import code_snapshot, submissions
 from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import Point, SweepDir

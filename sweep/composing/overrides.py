@@ -15,9 +15,13 @@ from sweep.composing.conffiles import GROUPS, ConfFolders
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
+from workloads.spec.other_names import OF_SUBMITIT
 
 GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
-_OPEN = ("cluster.", "launcher.environment.", "launcher.phase_limits_s.", "launcher.sbatch.")
+_OPEN = (
+    *("cluster.", "launcher.environment.", "launcher.phase_limits_s.", "launcher.sbatch."),
+    *(f"launcher.{name}" for name in OF_SUBMITIT),
+)
 """Options to which an override adds names without a ``+``."""
 CHOSEN_GROUPS = ("cluster", "launcher", "measure")
 """Groups of which a sweep has exactly one option."""

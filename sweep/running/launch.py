@@ -15,6 +15,7 @@ from workloads.spec.checks import flag, known_names, mapping
 from workloads.spec.cluster import environment_from_dict, to_dict
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
+from workloads.spec.other_names import OF_SUBMITIT
 from workloads.spec.units import seconds
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 def launcher_options(config: SweepConfig) -> dict[str, Any]:
-    """The options of the launcher. Times given with a unit (``2 h``) become numbers in the unit of the option's name.
+    """The options of the launcher. Times given with a unit (``2 h``) become numbers in the unit of the option's name,
+    and submitit's names become ours.
 
     Raises `InvalidSweep` with the closest name for an option that this launcher does not have.
     """
     options = {name: value for name, value in config.launcher.items() if name != "launcher"}
     known = read_yaml(PACKAGED / "launcher" / f"{config.launcher_kind}.yaml")
+    options = _without_submitits_names(options, known, config.launcher_kind)
     known_names("launcher", options, known.keys() - {"launcher"})
     for name, value in options.items():
         size = _SECONDS.get(name.rpartition("_")[2])
@@ -47,6 +50,17 @@ def launcher_options(config: SweepConfig) -> dict[str, Any]:
             str(phase): seconds(f"launcher.phase_limits_s.{phase}", limit) for phase, limit in limits.items()
         }
     return options
+
+
+def _without_submitits_names(options: dict[str, Any], defaults: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    theirs = [name for name in options if name.startswith(OF_SUBMITIT)]
+    if not theirs:
+        return options
+    if kind != "slurm":
+        raise InvalidSweep(f"launcher: {theirs[0]} is an option of launcher=slurm; this sweep has launcher={kind}")
+    from launchers.slurm.submitit_names import in_our_options
+
+    return in_our_options(options, defaults)
 
 
 def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:

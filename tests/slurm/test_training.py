@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from launchers.state.submissions import all_submissions, log_dir
+from launchers.state.sweep_dir import SweepDir
 from results.tables.probes import load_probe
 from results.tables.store import read_attempts
 from tests.slurm.lab import Lab
@@ -93,7 +96,8 @@ def _rows_of(lab: Lab, folder: Path, command: list[str]) -> list[dict[str, Any]]
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
 def test_layouts_over_two_nodes_compute_what_they_compute_on_one(lab: Lab, conf: Path) -> None:
-    over_nodes = run(lab, conf, "over nodes", "launcher=slurm", "launcher.time_min=30", "launcher.max_pilots=1")
+    submitits_names = ["launcher.timeout_min=30", "launcher.slurm_array_parallelism=1", "launcher.slurm_mail_type=NONE"]
+    over_nodes = run(lab, conf, "over nodes", "launcher=slurm", *submitits_names)
     here = run(lab, conf, "here", "launcher=local", "cluster=four_a_node")
     assert all(len(row["hosts"]) == 2 for row in over_nodes), [row["hosts"] for row in over_nodes]
     for far, near in zip(over_nodes, here, strict=True):
@@ -101,6 +105,24 @@ def test_layouts_over_two_nodes_compute_what_they_compute_on_one(lab: Lab, conf:
         assert len(far["losses"]) == far["warmup_steps"] + far["timed_steps"]
         assert far["losses"] == pytest.approx(near["losses"], rel=1e-6), far["experiment_id"]
         assert far["grad_norms"] == pytest.approx(near["grad_norms"], rel=1e-5), far["experiment_id"]
+    [submission] = all_submissions(SweepDir(conf.parent / "over nodes"))
+    [seen] = seen_by_submitit(lab, str(log_dir(conf.parent / "over nodes", submission.token)), submission.job_id)
+    assert seen["state"] == "COMPLETED" and "srun starts pilot" in seen["log"]
+    assert "#SBATCH --mail-type=NONE" in seen["file"] and "#SBATCH --time=30" in seen["file"]
+
+
+def seen_by_submitit(lab: Lab, folder: str, *ids: str | None) -> list[dict[str, str]]:
+    """What submitit's handle of a pilot's job says, asked as a user may ask."""
+    code = """
+import json, submitit, sys
+jobs = [submitit.SlurmJob(sys.argv[1], id) for id in sys.argv[2:]]
+print(json.dumps([
+    {"state": job.state, "log": job.stdout(), "file": job.paths.submission_file.read_text()} for job in jobs
+]))
+"""
+    command = [sys.executable, "-c", code, folder, *map(str, ids)]
+    told = subprocess.run(command, env=lab.environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    return list(json.loads(told))
 
 
 @pytest.mark.slurm

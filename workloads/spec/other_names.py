@@ -165,6 +165,10 @@ _ABSENT_OF_JOBS: Mapping[str, str] = {
 """The same for options of a launcher of jobs."""
 
 
+OF_SUBMITIT = ("slurm_", "timeout_min", "mem_gb")
+"""Beginnings of submitit's names that a launcher of Slurm jobs takes for its own (`launchers.slurm.submitit_names`)."""
+
+
 def _key(name: str) -> str:
     """A name as it is compared: its last part, in small letters and digits."""
     last = name.rpartition(".")[2].lower().lstrip("-").removeprefix("slurm_")

@@ -97,6 +97,8 @@ elif name == "sbatch":
         os.kill(int(state["caller"]), 9)
     if mode == "banner":
         print("Welcome to cluster 9!\nYour last job 4711 ended well.\n31337 jobs served so far")
+    if mode == "latin":  # a site's line in another encoding
+        sys.stdout.buffer.write(b"caf\xe9\n")
     print(number if "--parsable" in sys.argv else f"Submitted batch job {number}")
     if mode == "two numbers":
         print(4711)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launchers.slurm import batch_file, submission_tracker
+from launchers.slurm import sbatch, submission_tracker
 from launchers.slurm.options import SlurmOptions
 from launchers.slurm.pilot_submitter import PilotsEnd
 from launchers.slurm.reconcile import Cycle, Reconciler
@@ -209,7 +209,7 @@ def test_sbatch_fails_and_has_not(fake: FakeSlurm, sweep: SweepDir) -> None:
 
 @pytest.mark.slow
 def test_sbatch_does_not_answer(fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_file, "SBATCH_LIMIT_S", 0.3)
+    monkeypatch.setattr(sbatch, "SBATCH_LIMIT_S", 0.3)
     fake.mode("sbatch", "hang")
     submitter = Submitter(sweep)
     started = time.monotonic()

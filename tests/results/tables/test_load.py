@@ -138,7 +138,8 @@ def test_the_shipped_rows_have_todays_columns() -> None:
     """After new columns: ``python -m results.upgrade results/recorded``."""
     for name, schema in (("attempts", ATTEMPTS), ("steps", STEPS), ("ledger", LEDGER)):
         for file in RECORDED.glob(f"*/{name}.parquet"):
-            assert pq.read_schema(file).names == schema.names, file
+            shipped = pq.read_schema(file)
+            assert (shipped.names, shipped.types) == (schema.names, schema.types), file
     pattern = f"{RECORDED}/*/attempts.parquet"
     [(rows,)] = duckdb.sql(f"select count(*) from '{pattern}'").fetchall()
     assert rows == len(polars.read_parquet(pattern)) == store.read_attempts(RECORDED).num_rows

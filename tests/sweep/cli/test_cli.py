@@ -11,19 +11,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 import launchers.local
+import sweep.cli
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, read_point
 from launchers.status.run_summary import RunSummary
 from results.tables.store import read_ledger
 from sweep.__main__ import main
+from sweep.cli.command import Command
 from sweep.cli.commands import COMMANDS
-from sweep.cli.parsers import PARSERS
 from sweep.composing import machine
 from tests.sweep.helpers import plan_of, store_attempt
 
@@ -138,10 +141,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert re.search(message, captured.err), captured.err
 
 
+def test_every_command_is_in_the_table_under_its_name() -> None:
+    modules = [import_module(f"sweep.cli.{found.name}") for found in iter_modules(sweep.cli.__path__)]
+    made = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, Command)}
+    assert sorted(one.name for one in made.values()) == sorted(COMMANDS)
+    assert all(name == command.name for name, command in COMMANDS.items())
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    assert list(PARSERS) == list(COMMANDS)
     for word in (*(f"\n  {name} " for name in COMMANDS), "+grid=", "budget.gpu_hours"):
         assert word in told
     with pytest.raises(SystemExit) as done:

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from sweep.__main__ import main
-from sweep.cli import parsers
+from sweep.cli.point_commands import ENGINES as OFFERED
+from sweep.cli.point_commands import EXPORT
 from sweep.engine_configs import deepspeed, draft, export, megatron, nanotron, torchtitan
 from sweep.engine_configs.export import ENGINES, engine_config, summary, write_config
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
@@ -66,8 +67,8 @@ def test_the_optimizer_is_the_engines_own() -> None:
 
 
 def test_the_help_names_engines_and_versions() -> None:
-    assert tuple(ENGINES) == parsers.ENGINES
-    told = parsers.PARSERS["export"]().format_help().replace("\n", " ")
+    assert tuple(ENGINES) == OFFERED
+    told = EXPORT.parser().format_help().replace("\n", " ")
     for target, _ in ENGINES.values():
         assert target.version.split(",")[0].removesuffix(" main") in told
 

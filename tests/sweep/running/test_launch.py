@@ -25,6 +25,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import Machine, default_launcher
 from sweep.running.launch import launch_settings, slurm_options
+from workloads.spec.other_names import OF_SUBMITIT
 
 LOGIN_NODE = Machine(gpu_name=None, num_gpus=0)
 
@@ -133,6 +134,18 @@ def test_the_options_reach_the_launcher() -> None:
     assert options.setup == ("module load cuda/12.8", "source /shared/venv/bin/activate")
     assert options.srun_args == ("--container-image=/images/a b.sqsh",)
     assert options.sbatch == {"switches": 1}
+
+
+def test_options_by_submitits_names_reach_the_launcher_of_slurm_alone() -> None:
+    words = ["launcher.slurm_partition=gpu", "launcher.slurm_time=01:30:00", "launcher.mem_gb=4"]
+    words += ["+launcher.slurm_additional_parameters.switches=1", "launcher.slurm_setup=['module load a']"]
+    options = slurm_options(compose_sweep(["+grid=tiny", "launcher=slurm", *words]))
+    expected = SlurmOptions(partition="gpu", time_min=90, mem="4G", sbatch={"switches": 1}, setup=("module load a",))
+    assert options == expected
+    with pytest.raises(
+        UltrasweepError, match="slurm_partition is an option of launcher=slurm; this sweep has launcher=l"
+    ):
+        launch_settings(compose_sweep(["+grid=tiny", "launcher=local", words[0]]), LOGIN_NODE)
 
 
 @pytest.mark.slow
@@ -281,7 +294,7 @@ def test_the_options_in_the_documentation_exist() -> None:
     section = PAGE[PAGE.index("## What to set") : PAGE.index("## Containers")]
     rows = re.findall(r"^\| ((?:`[a-z_]+` )+)\|", section, re.MULTILINE)
     table = {name for row in rows for name in re.findall(r"[a-z_]+", row)}
-    named = set(re.findall(r"launcher\.([a-z_]+)", PAGE))
+    named = {name for name in re.findall(r"launcher\.([a-z_]+)", PAGE) if not name.startswith(OF_SUBMITIT)}
     assert len(table) > 10 and len(named) > 5
     assert named | table <= known
 
