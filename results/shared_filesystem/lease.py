@@ -26,6 +26,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.shared_filesystem.patience import repeated
+
 _POLL_S = 0.05
 _BEAT_S = 5.0
 
@@ -61,7 +63,7 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
     try:
         yield lease
     finally:
-        (path / lease.token).unlink(missing_ok=True)
+        repeated(lambda: (path / lease.token).unlink(missing_ok=True))
         _remove_empty(path)
 
 

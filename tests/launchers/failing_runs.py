@@ -86,7 +86,9 @@ class Result:
         return 3600 * self.done / self.seconds
 
 
-def run(case: Case, count: int, folder: Path, seed: int = 0, said: Callable[[str], object] = lambda text: None) -> Result:
+def run(
+    case: Case, count: int, folder: Path, seed: int = 0, said: Callable[[str], object] = lambda text: None
+) -> Result:
     """Run ``count`` points to their end. ``said`` gets what the pilots print."""
     result, clock, chance = Result(points=count), VirtualTime(), random.Random(seed)
     sweep = SweepDir.create(folder, {})
@@ -128,7 +130,8 @@ def run(case: Case, count: int, folder: Path, seed: int = 0, said: Callable[[str
         patch.setattr(StopRequest, "listen", lambda self: None)
         patch.setattr(time, "sleep", clock.sleep)
         patch.setattr(time, "monotonic", lambda: clock.now)
-        patch.setattr(time, "time", lambda start=time.time(): start + clock.now)
+        start = time.time()
+        patch.setattr(time, "time", lambda: start + clock.now)
         files.at_call, files.active = at_call, True
         clock.run(*(partial(pilots, slot) for slot in range(PILOTS)))
         files.active = False
@@ -153,21 +156,22 @@ def main() -> None:
     """Print the table, one line as soon as a run has ended. ``--pilots``: print what the pilots say, too."""
     said = print if "--pilots" in sys.argv else lambda text: None
     counts = [int(word) for word in sys.argv[1:] if word.isdecimal()] or [1000]
-    print(f"{'points':>6}  {'calls':<21}{'done':>6}{'hours':>8}{'points/h':>9}{'of clean':>9}{'first claim':>12}", end="")
-    print(f"{'calls/point':>12}{'failed':>8}{'killed':>7}{'gave up':>8}{'repeated':>9}{'unmarked':>9}{'final rows':>11}")
+    columns = ("done", "hours", "points/h", "of clean", "1st claim", "calls/pt", "failed", "killed", "gave up")
+    more = ("repeated", "unmarked", "final rows")
+    print(f"{'points':>6}  {'calls':<20}", *(f"{name:>9}" for name in columns), *(f"{name:>10}" for name in more))
     for count in counts:
         clean = 0.0
         for case in CASES:
             with tempfile.TemporaryDirectory(prefix="failing_runs-") as name:
-                done = run(case, count, Path(name) / "sweep", said=said)
-            clean = clean or done.per_hour
-            first = "never" if done.first_claim_s is None else f"{done.first_claim_s:.1f} s"
-            print(
-                f"{count:>6}  {case.name:<21}{done.done:>6}{done.seconds / 3600:>8.3f}{done.per_hour:>9,.0f}"
-                f"{done.per_hour / clean:>9.2f}{first:>12}{done.calls / count:>12.1f}{done.failed:>8}{done.killed:>7}"
-                f"{done.gave_up:>8}{done.repeated:>9}{done.unmarked:>9}{done.final_rows:>11}",
-                flush=True,
+                ran = run(case, count, Path(name) / "sweep", said=said)
+            clean = clean or ran.per_hour
+            first = "never" if ran.first_claim_s is None else f"{ran.first_claim_s:.1f} s"
+            figures = (
+                f"{ran.done:>9} {ran.seconds / 3600:>9.3f} {ran.per_hour:>9,.0f} {ran.per_hour / clean:>9.2f}",
+                f"{first:>9} {ran.calls / count:>9.1f} {ran.failed:>9} {ran.killed:>9} {ran.gave_up:>9}",
+                f"{ran.repeated:>10} {ran.unmarked:>10} {ran.final_rows:>10}",
             )
+            print(f"{count:>6}  {case.name:<20}", *figures, flush=True)
 
 
 if __name__ == "__main__":
