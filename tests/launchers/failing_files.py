@@ -57,7 +57,9 @@ class FakeAttempts:
             self._files.active = active
 
         if not self._point_s:
+            write_results()
             more[-1].set()  # the pilot's event: an attempt has ended
+        more[-1].next_at = time.monotonic() + self._point_s
         return _FakeAttempt(
             claim=claim,
             attempt=attempt,
@@ -67,7 +69,7 @@ class FakeAttempts:
             ended_at=time.time() + self._point_s,
             progress=Progress(phase="done", step=None),
             ends_at=time.monotonic() + self._point_s,
-            at_end=write_results,
+            at_end=write_results if self._point_s else lambda: None,
             unclean=dict,
             running=lambda: _running(claim, attempt),
         )

@@ -9,12 +9,12 @@ must have a row.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
 import math
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -153,18 +153,24 @@ def _count_rows(sweep: SweepDir, runs: Mapping[str, int], result: Result) -> Non
 
 
 def main() -> None:
-    """Print the table, one line as soon as a run has ended. ``--pilots``: print what the pilots say, too."""
-    said = print if "--pilots" in sys.argv else lambda text: None
-    counts = [int(word) for word in sys.argv[1:] if word.isdecimal()] or [1000]
+    """Print the table, one line as soon as a run has ended."""
+    parser = argparse.ArgumentParser(prog="python -m tests.launchers.failing_runs")
+    parser.add_argument("points", nargs="*", type=int, default=[1000], help="numbers of points")
+    parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only these cases")
+    parser.add_argument("--pilots", action="store_true", help="print what the pilots say, too")
+    arguments = parser.parse_args()
+    said = print if arguments.pilots else lambda text: None
     columns = ("done", "hours", "points/h", "of clean", "1st claim", "calls/pt", "failed", "killed", "gave up")
     more = ("repeated", "unmarked", "final rows")
     print(f"{'points':>6}  {'calls':<20}", *(f"{name:>9}" for name in columns), *(f"{name:>10}" for name in more))
-    for count in counts:
-        clean = 0.0
+    for count in arguments.points:
+        clean = math.nan
         for case in CASES:
+            if arguments.case and case.name not in arguments.case:
+                continue
             with tempfile.TemporaryDirectory(prefix="failing_runs-") as name:
                 ran = run(case, count, Path(name) / "sweep", said=said)
-            clean = clean or ran.per_hour
+            clean = ran.per_hour if case == CASES[0] else clean
             first = "never" if ran.first_claim_s is None else f"{ran.first_claim_s:.1f} s"
             figures = (
                 f"{ran.done:>9} {ran.seconds / 3600:>9.3f} {ran.per_hour:>9,.0f} {ran.per_hour / clean:>9.2f}",

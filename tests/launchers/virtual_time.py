@@ -67,13 +67,19 @@ class VirtualTime:
 class VirtualEvent(threading.Event):
     """An event that is waited for in virtual time. Only the waiting program and its own steps set it."""
 
+    longest_s = 0.5
+    """Most seconds by which a wait is longer than its caller asks, if nothing happens meanwhile: programs that look
+    many times a second change threads less often."""
+
     def __init__(self, clock: VirtualTime) -> None:
         super().__init__()
+        self.next_at = 0.0
+        """When something happens, as far as is known."""
         self._clock = clock
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for ``timeout`` seconds, or not at all if the event is set."""
+        """Wait for ``timeout`` seconds, or longer (`longest_s`); not at all if the event is set."""
         if not self.is_set():
             assert timeout is not None
-            self._clock.sleep(timeout)
+            self._clock.sleep(max(timeout, min(self.next_at - self._clock.now, self.longest_s)))
         return self.is_set()
