@@ -88,8 +88,8 @@ def kept_alive(lease: Lease) -> Iterator[None]:
 def _take(lease: Lease) -> bool:
     """Put this process's file into the lock, unless it holds the file of another process."""
     draft = lease.path.with_name(f"{lease.path.name}.{lease.token}")
-    draft.mkdir(exist_ok=True)
-    (draft / lease.token).touch()
+    repeated(lambda: draft.mkdir(exist_ok=True))
+    repeated((draft / lease.token).touch)
     with suppress(OSError):  # another process holds the lock
         draft.rename(lease.path)
     # The file is checked whatever the rename returned: over NFS a rename that was done can be answered with an error.
@@ -123,7 +123,7 @@ def _remove_stale(path: Path, stale_after_s: float) -> bool:
 def _touch(file: Path) -> bool:
     """Sets the modification time of the file to now. False if the file does not exist."""
     try:
-        os.utime(file)
+        repeated(lambda: os.utime(file))
     except OSError:
         return False
     return True

@@ -63,6 +63,8 @@ class FailedSteps:
 
     count: int = 0
     last: str = ""
+    outage: bool = False
+    """Whether the last step has failed at every try."""
 
 
 failed_steps = FailedSteps()
@@ -70,16 +72,26 @@ failed_steps = FailedSteps()
 
 def repeated(step: Callable[[], _T]) -> _T:
     """Returns the result of ``step``, a few calls on one file or folder, which is called up to five times within half a
-    second while it raises an error that may pass. Raises the last error."""
-    for wait_s in BRIEF_WAITS_S:
+    second while it raises an error that may pass. Raises the last error.
+
+    After a step that has failed at every try, each step gets one try until one succeeds, so that an outage costs a
+    reader of many files the half second once.
+    """
+    waits = [] if failed_steps.outage else list(BRIEF_WAITS_S)
+    while True:
         try:
-            return step()
+            done = step()
         except OSError as error:
             if not may_pass(error):
                 raise
             failed_steps.count, failed_steps.last = failed_steps.count + 1, str(error)
-        time.sleep(wait_s)
-    return step()
+            if not waits:
+                failed_steps.outage = True
+                raise
+        else:
+            failed_steps.outage = False
+            return done
+        time.sleep(waits.pop(0))
 
 
 def patiently(

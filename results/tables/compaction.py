@@ -34,7 +34,7 @@ def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
     or if a merged file is damaged.
     """
     sweep_dir = Path(sweep_dir)
-    if not (sweep_dir / files.MARKER).is_file():
+    if not repeated((sweep_dir / files.MARKER).is_file):
         raise InvalidResults(f"{sweep_dir} is not a sweep: it has no {files.MARKER}")
     with acquire(sweep_dir / _LOCK, stale_after_s=_STALE_AFTER_S, wait_s=wait_s) as lease:
         return lease is not None and all(_compact_table(sweep_dir, table, lease) for table in files.SCHEMAS)

@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
+from results.shared_filesystem import patience
 from results.shared_filesystem.patience import BRIEF_WAITS_S, LONGEST_WAIT_S, may_pass, patiently, repeated
+
+
+@pytest.fixture(autouse=True)
+def no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "failed_steps", patience.FailedSteps())
 
 
 def failing(*numbers: int) -> Callable[[], str]:
@@ -54,7 +60,8 @@ def test_whoever_may_not_wait_gets_one_last_try() -> None:
 
 def test_waits_are_short_again_and_the_limit_begins_anew_after_progress() -> None:
     """A step that reads one more file between two failures goes on for ever, and one that stands still does not."""
-    clock, waits, read = [0.0], [], []
+    clock, waits = [0.0], list[float]()
+    read: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock[0])
 
@@ -81,6 +88,17 @@ def test_a_small_step_is_repeated_within_half_a_second(monkeypatch: pytest.Monke
     assert tuple(waits) == BRIEF_WAITS_S and sum(waits) < 0.5
     with pytest.raises(OSError, match="no"):
         repeated(failing(*[errno.ESTALE] * 5))
+
+
+def test_an_outage_costs_a_reader_of_many_files_the_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    for _ in range(20):
+        with pytest.raises(OSError, match="no"):
+            repeated(failing(*[errno.EIO] * 9))
+    assert repeated(failing()) == "done"
+    assert tuple(waits) == BRIEF_WAITS_S
+    assert repeated(failing(errno.EIO)) == "done"
 
 
 def test_a_small_step_is_not_repeated_after_an_error_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
