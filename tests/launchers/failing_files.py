@@ -69,7 +69,7 @@ class FakeAttempts:
             ended_at=time.time() + self._point_s,
             progress=Progress(phase="done", step=None),
             ends_at=time.monotonic() + self._point_s,
-            at_end=write_results if self._point_s else lambda: None,
+            at_end=write_results if self._point_s else _nothing,
             unclean=dict,
             running=lambda: _running(claim, attempt),
         )
@@ -78,13 +78,20 @@ class FakeAttempts:
 class _FakeAttempt(SimpleNamespace):
     """What `AttemptThread` would be; its ranks write their results when it ends."""
 
+    ends_at: float
+    at_end: Callable[[], None]
+
     @property
     def finished(self) -> bool:
         if time.monotonic() < self.ends_at:
             return False
         self.at_end()
-        self.at_end = lambda: None
+        self.at_end = _nothing
         return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def run_pilot(sweep: SweepDir, pilot_id: str, wake: threading.Event | None = None, **changes: Any) -> int:

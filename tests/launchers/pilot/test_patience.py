@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import time
+from functools import partial
 
 import pytest
 
@@ -56,5 +57,5 @@ def test_both_limits_count_time_without_progress(pilot: Patience, monkeypatch: p
     monkeypatch.setattr(patience, "PERSON_LIMIT_S", 9.0)
     for number in (errno.EIO, errno.EACCES):
         moves, stays = FailingStep(number, times=100), FailingStep(number, times=100)
-        assert pilot.until_done(moves, "read", limit_s=9.0, progress=lambda moves=moves: moves.calls) == "done"
+        assert pilot.until_done(moves, "read", limit_s=9.0, progress=partial(getattr, moves, "calls")) == "done"
         assert pilot.until_done(stays, "read", limit_s=9.0) is None
