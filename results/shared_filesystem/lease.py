@@ -53,8 +53,8 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
     """
     lease = Lease(path, f"{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}")
     give_up_at = time.monotonic() + wait_s
-    while not _take(lease):
-        if _remove_stale(path, stale_after_s):
+    while not repeated(lambda: _take(lease)):
+        if repeated(lambda: _remove_stale(path, stale_after_s)):
             continue
         if time.monotonic() >= give_up_at:
             yield None
@@ -88,8 +88,8 @@ def kept_alive(lease: Lease) -> Iterator[None]:
 def _take(lease: Lease) -> bool:
     """Put this process's file into the lock, unless it holds the file of another process."""
     draft = lease.path.with_name(f"{lease.path.name}.{lease.token}")
-    repeated(lambda: draft.mkdir(exist_ok=True))
-    repeated((draft / lease.token).touch)
+    draft.mkdir(exist_ok=True)
+    (draft / lease.token).touch()
     with suppress(OSError):  # another process holds the lock
         draft.rename(lease.path)
     # The file is checked whatever the rename returned: over NFS a rename that was done can be answered with an error.

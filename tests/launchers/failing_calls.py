@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _CHANGING = ("rename", "replace", "mkdir", "unlink", "link")
-_READING = ("open", "scandir", "listdir", "stat")
+_READING = ("open", "scandir", "listdir", "stat", "utime")
 ERRORS = (errno.EIO, errno.ESTALE)
 
 
