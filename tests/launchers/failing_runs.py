@@ -44,6 +44,9 @@ LIFE_S, RESTART_S, LEASE_S = 60.0, 5.0, 10.0
 """Virtual seconds: mean life of a pilot where pilots are killed, time until another starts in its place, and age of a
 heartbeat at which its points are taken over."""
 
+LIMIT_S = 7200.0
+"""Virtual time at which a run is ended that gets nowhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -89,7 +92,7 @@ class Result:
 def run(
     case: Case, count: int, folder: Path, seed: int = 0, said: Callable[[str], object] = lambda text: None
 ) -> Result:
-    """Run ``count`` points to their end. ``said`` gets what the pilots print."""
+    """Run ``count`` points to their end, or until `LIMIT_S`. ``said`` gets what the pilots print."""
     result, clock, chance = Result(points=count), VirtualTime(), random.Random(seed)
     sweep = SweepDir.create(folder, {})
     sweep.add_points(points(*["ok"] * count))
@@ -107,16 +110,16 @@ def run(
         return True
 
     def pilots(slot: int) -> None:
-        for number in itertools.count():
-            dies_at[threading.current_thread()] = clock.now + chance.expovariate(1 / LIFE_S) if case.kills else math.inf
+        number, status = itertools.count(), None
+        while status is None and clock.now < LIMIT_S:
+            life_s = chance.expovariate(1 / LIFE_S) if case.kills else math.inf
+            dies_at[threading.current_thread()] = min(clock.now + life_s, LIMIT_S)
             try:
-                status = run_pilot(sweep, f"p{slot}.{number}", VirtualEvent(clock), lease_s=LEASE_S)
+                status = run_pilot(sweep, f"p{slot}.{next(number)}", VirtualEvent(clock), lease_s=LEASE_S)
             except Death:
                 result.killed += 1
                 clock.sleep(RESTART_S)
-            else:
-                result.gave_up += status != pilot_module.FINISHED
-                return
+        result.gave_up += status not in (None, pilot_module.FINISHED)
 
     def claimed(claim: Any, *more: Any, **options: Any) -> Any:
         if result.first_claim_s is None:
