@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from results.shared_filesystem.patience import repeated
 from results.shared_filesystem.whole_files import create, temporary_path
 from results.statistics.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
 from workloads.contract.protocol import read_json
@@ -106,9 +107,9 @@ def _create(path: Path, data: dict[str, Any]) -> bool:
     with create(temporary) as file:
         file.write(json.dumps(data).encode())
     try:
-        os.link(temporary, path)
+        repeated(lambda: os.link(temporary, path))
     except FileExistsError:
         return False
     finally:
-        temporary.unlink()
+        repeated(lambda: temporary.unlink(missing_ok=True))
     return True

@@ -14,6 +14,7 @@ from launchers.state import pilot_state, queue
 from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
+from results.shared_filesystem.patience import repeated
 from results.tables import store
 from results.tables.schema import OUTCOMES
 from workloads.contract.protocol import read_json
@@ -41,6 +42,8 @@ class DeadPilots:
         self._records = records
         self._recorder = recorder
         self._report = report
+        self.taken_over = 0
+        """Number of claims of dead pilots that have been settled."""
 
     def take_over(self, stem: str, holder: str) -> bool:
         """Finish the dead pilot ``holder``'s work on a point. False when a row could not be written."""
@@ -56,6 +59,7 @@ class DeadPilots:
             return True
         if not self._settle(claim, holder):
             return False
+        self.taken_over += 1
         self._report(f"took {stem} over from pilot {holder}, which is dead")
         return True
 
@@ -94,11 +98,13 @@ class DeadPilots:
         records = self._records.of(point.stem)
         recorded = {record.attempt_id for record in records}
         last = max((record.attempt_number for record in records), default=0)
+        prefix = attempt_prefix(point)
         begun = [
             attempt
-            for folder in self._sweep.attempts.glob(f"{attempt_prefix(point)}*")
-            if folder.name not in recorded
-            and not folder.is_symlink()
+            for folder in repeated(lambda: list(self._sweep.attempts.iterdir()))
+            if folder.name.startswith(prefix)
+            and folder.name not in recorded
+            and not repeated(folder.is_symlink)
             and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
             and attempt.task.method == point.method
             and attempt.pilot_id != self._pilot_id
@@ -156,5 +162,6 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome:
 def _last_written_at(attempt: Attempt) -> float:
     """Time of the last write in the attempt's folder, on the clock of ``started_at``. The time since the start is
     computed from the files' times alone, because the clocks of the file server and of the dead pilot may differ."""
-    written = [path.stat().st_mtime for path in attempt.folder.iterdir()]
-    return attempt.started_at + max(written) - (attempt.folder / "attempt.json").stat().st_mtime
+    files = repeated(lambda: list(attempt.folder.iterdir()))
+    written = {file.name: repeated(file.stat).st_mtime for file in files}
+    return attempt.started_at + max(written.values()) - written["attempt.json"]

@@ -31,9 +31,17 @@ class Patience:
         self._report = report
         self._pause = pause
 
-    def until_done(self, step: Callable[[], _T], task: str, *, limit_s: float | None = None) -> _T | None:
+    def until_done(
+        self,
+        step: Callable[[], _T],
+        task: str,
+        *,
+        limit_s: float | None = None,
+        progress: Callable[[], object] = lambda: None,
+    ) -> _T | None:
         """Call ``step`` until it raises no `OSError` and return its result, which is not None. Returns None when the
-        pilot must stop first, when ``limit_s`` seconds are over, or when the sweep's folder has been removed.
+        pilot must stop first, when ``limit_s`` seconds are over, or when the sweep's folder has been removed. Both
+        limits count from the last change of ``progress``, as in `patiently`.
 
         An error that cannot pass ends it at once, one that a person must mend after `PERSON_LIMIT_S`.
 
@@ -42,9 +50,12 @@ class Patience:
         """
         reported = False
         refused_at: float | None = None
+        reached = progress()
 
         def waits_for(error: OSError) -> bool:
-            nonlocal refused_at
+            nonlocal refused_at, reached
+            if (done := progress()) != reached:
+                refused_at, reached = None, done
             if self._removed(error) or cannot_pass(error):
                 return False
             if not needs_a_person(error):
@@ -61,7 +72,7 @@ class Patience:
             return self._pause(seconds, message)
 
         try:
-            done = patiently(step, limit_s=limit_s, wait=wait, waits_for=waits_for)
+            done = patiently(step, limit_s=limit_s, wait=wait, waits_for=waits_for, progress=progress)
         except OSError as error:
             self.failure = f"{self._sweep.path} was removed" if self._removed(error) else f"cannot {task}: {error}"
             return None

@@ -41,9 +41,10 @@ from launchers.state.pilot_config import PilotConfig
 from launchers.state.pilot_state import Liveness
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import SweepDir, entry_names
-from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.patience import failed_steps, patiently
 from results.tables.rows import table_from_rows
 from results.tables.schema import ATTEMPTS
+from results.text.numbers import plural
 
 FINISHED, STOPPED, TROUBLE = 0, 3, 4
 """Exit statuses: no fitting point is left; stopped by a signal; stopped by a fault of the machine (see the state's
@@ -61,8 +62,8 @@ pause."""
 _WAIT_S = 0.5
 """Seconds between two checks of the queue while other pilots run the remaining points."""
 QUEUE_LIMIT_S = 900.0
-"""Seconds that a pilot waits for a filesystem on which the queue cannot be read. Rows of measured points have no such
-limit."""
+"""Seconds without any progress that a pilot waits for a filesystem on which the queue cannot be read. Rows of measured
+points have no such limit."""
 
 
 class Pilot:
@@ -120,6 +121,7 @@ class Pilot:
         yet."""
         self._checks: dict[str, Rates] = {}
         self._gaps = StepGaps()
+        self._failed_before = failed_steps.count
 
     def run(self) -> int:
         """Claim and run points until no fitting point is left. Returns the exit status."""
@@ -149,6 +151,10 @@ class Pilot:
         message = self._state.message or self._scheduler.why_waiting()
         self._state.write("stopping")
         self._recorder.compact()
+        if failed := failed_steps.count - self._failed_before:
+            self.log(
+                f"{plural(failed, 'step')} on shared files had to be repeated; the last error: {failed_steps.last}"
+            )
         self._state.write("ended", message=self._trouble or message)
         if self.stop_reason() is not None:
             self._requeue_own_job()
@@ -178,7 +184,10 @@ class Pilot:
         self._report_excluded(self._pool.wait_for_agents(meanwhile))
         usable, expected = self._pool.size, self._pool.expected
         if 0 < usable < expected and self._patience.until_done(
-            lambda: self._scheduler.waiting_for(usable + 1, expected) > 0, "read the queue", limit_s=QUEUE_LIMIT_S
+            lambda: self._scheduler.waiting_for(usable + 1, expected) > 0,
+            "read the queue",
+            limit_s=QUEUE_LIMIT_S,
+            progress=self._queue_progress,
         ):
             # Pilots for the narrower points are submitted too. While this pilot lives, no other takes its place.
             why = self._pool.exclusion_summary
@@ -237,10 +246,16 @@ class Pilot:
 
         if self._trouble:
             return False
-        done = self._patience.until_done(whole, "read or move the points of the queue", limit_s=QUEUE_LIMIT_S)
+        done = self._patience.until_done(
+            whole, "read or move the points of the queue", limit_s=QUEUE_LIMIT_S, progress=self._queue_progress
+        )
         if done is None and self.stop_reason() is None:
             self._give_up(self._patience.failure)
         return bool(done)
+
+    def _queue_progress(self) -> object:
+        """Changes when a step that fails later has read a file or settled a claim, which the next call keeps."""
+        return self._scheduler.files_read, self._dead_pilots.taken_over
 
     def _start_one(self) -> bool:
         """Start one more point if a waiting one fits the free nodes. Returns whether a point was claimed."""

@@ -3,7 +3,7 @@
 The order makes every crash harmless: first the outcome into the attempt's folder, then the row into the tables, the
 record into the history, and last the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
 claim checks which of these steps are done, and continues with the next. Each step may be done twice, so after a
-filesystem error all of them are repeated.
+filesystem error a step is repeated, and no earlier one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class AttemptRecorder:
                 return self._write(claim, attempt, internal_error(error), ended_at, None, still_held, None)
 
         record = self._patience.until_done(write, f"write the row of {attempt.attempt_id}")
-        if record is None or not self.move(claim, record):
+        if record is None or not self._write_record(claim.stem, record) or not self.move(claim, record):
             return False
         self._report(describe(record))
         return True
@@ -102,7 +102,7 @@ class AttemptRecorder:
         still_held: str | None,
         comparison: loss_check.LossComparison | None,
     ) -> AttemptRecord:
-        """Write the row and the record, and return the record. Raises `OSError`; it may then be called again."""
+        """Write the row, and return the record to write. Raises `OSError`; it may then be called again."""
         held = claim.held
         if not held:  # the pilot that took over the claim may have recorded an attempt
             self._records.refresh()
@@ -125,9 +125,16 @@ class AttemptRecorder:
             repeat_of=answered_meanwhile(before, attempt),
         )
         store.write_attempt(self._sweep.path, row, rows.step_rows(attempt, done.results))
-        record = record_of_row(row, attempt, outcome, claim, ended_at)
-        self.write_record(claim.stem, record)
-        return record
+        return record_of_row(row, attempt, outcome, claim, ended_at)
+
+    def _write_record(self, stem: str, record: AttemptRecord) -> bool:
+        """Write the record of an attempt whose row is written. False when the pilot had to stop before that."""
+
+        def write() -> bool:
+            self.write_record(stem, record)
+            return True
+
+        return self._patience.until_done(write, f"write the record of {record.attempt_id}") is not None
 
     def write_record(self, stem: str, record: AttemptRecord) -> None:
         """Write the record of an attempt whose row is written. Raises `OSError`."""

@@ -48,6 +48,11 @@ class Scheduler:
         self._too_long = ""
         """Why points that would fit the nodes do not fit the time that is left; empty when there are none."""
 
+    @property
+    def files_read(self) -> tuple[int, int]:
+        """Numbers of points and of records whose files have been read."""
+        return self._reader.files_read, self._records.files_read
+
     def claim_next(
         self, free: int, nodes: Collection[str], left_s: float | None, running: Sequence[Point]
     ) -> Claim | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import all_states
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
+from results.shared_filesystem.patience import repeated
 from results.text.numbers import plural
 from workloads.contract.protocol import read_json, write_json
 from workloads.contract.typed import typed
@@ -148,7 +149,7 @@ def _resume_file(sweep: SweepDir) -> Path:
 def _stamp(sweep: SweepDir) -> tuple[int, ...]:
     """Inode, time and size of the file of the last `resume`; empty without one. Raises `OSError`."""
     try:
-        stat = _resume_file(sweep).stat()
+        stat = repeated(_resume_file(sweep).stat)
     except FileNotFoundError:
         return ()
     return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -74,6 +74,11 @@ class HistoryReader:
         """Why a record cannot be read, by file name. Such a record is left out."""
         self._by_stem: dict[str, list[AttemptRecord]] = {}
 
+    @property
+    def files_read(self) -> int:
+        """Number of records whose files have been read or written."""
+        return len(self._records)
+
     def refresh(self) -> None:
         """Read new records: one listing of the folder, and each new file. Raises `OSError`."""
         for name in entry_names(self._sweep.history):

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from launchers.state.damaged import read_or_rebuild
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, split_name
+from results.shared_filesystem.patience import repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Claim:
     @property
     def held(self) -> bool:
         """False after another pilot has taken over the claim because it considered this pilot dead."""
-        return self.path.exists()
+        return _is_there(self.path)
 
 
 class QueueReader:
@@ -56,6 +57,11 @@ class QueueReader:
         self.pilot_id = pilot_id
         self._report = report
         self._points: dict[str, Point] = {}
+
+    @property
+    def files_read(self) -> int:
+        """Number of points whose files have been read."""
+        return len(self._points)
 
     def claim_next(self, choose: Callable[[list[Point]], Iterable[Point]]) -> Claim | None:
         """Claim one point. ``choose`` gets the waiting points and returns those that may run now, best first. The first
@@ -199,12 +205,28 @@ def _move(source: Path, target: Path) -> bool:
     moved again. Raises `OSError` when the file was not moved.
     """
     claiming = target.parent.name == "claimed"
+    failed = False
+
+    def move() -> bool:
+        nonlocal failed
+        try:
+            source.rename(target)
+        except FileNotFoundError:
+            return _is_there(target) if claiming else failed
+        except OSError:
+            failed = True
+            if _is_there(source):
+                raise
+            return not claiming or _is_there(target)
+        return True
+
+    return repeated(move)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the file exists. Raises `OSError` when that cannot be seen now."""
     try:
-        source.rename(target)
+        repeated(path.stat)
     except FileNotFoundError:
-        return claiming and target.exists()
-    except OSError:
-        if source.exists():
-            raise
-        return not claiming or target.exists()
+        return False
     return True

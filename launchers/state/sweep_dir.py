@@ -24,7 +24,7 @@ from typing import Any
 
 from results.errors import InvalidResults, UltrasweepError
 from results.shared_filesystem.lease import acquire
-from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.patience import patiently, repeated
 from results.shared_filesystem.whole_files import create, link_out, temporary_path
 from workloads.contract.protocol import Method, read_json, write_json
 from workloads.contract.typed import typed
@@ -261,8 +261,12 @@ def _is_begun(path: Path) -> bool:
 
 def entry_names(folder: Path) -> list[str]:
     """Names of the files of points or records in ``folder``, sorted by the points' indices."""
-    with os.scandir(folder) as entries:  # distinguishes files from folders without a call for each
-        return sorted(e.name for e in entries if e.name.endswith(".json") and e.name[0] != "." and e.is_file())
+
+    def names() -> list[str]:
+        with os.scandir(folder) as entries:  # distinguishes files from folders without a call for each
+            return sorted(e.name for e in entries if e.name.endswith(".json") and e.name[0] != "." and e.is_file())
+
+    return repeated(names)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -26,6 +26,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from results.shared_filesystem.patience import repeated
+
 _POLL_S = 0.05
 _BEAT_S = 5.0
 
@@ -51,8 +53,8 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
     """
     lease = Lease(path, f"{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}")
     give_up_at = time.monotonic() + wait_s
-    while not _take(lease):
-        if _remove_stale(path, stale_after_s):
+    while not repeated(lambda: _take(lease)):
+        if repeated(lambda: _remove_stale(path, stale_after_s)):
             continue
         if time.monotonic() >= give_up_at:
             yield None
@@ -61,7 +63,7 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
     try:
         yield lease
     finally:
-        (path / lease.token).unlink(missing_ok=True)
+        repeated(lambda: (path / lease.token).unlink(missing_ok=True))
         _remove_empty(path)
 
 
@@ -121,7 +123,7 @@ def _remove_stale(path: Path, stale_after_s: float) -> bool:
 def _touch(file: Path) -> bool:
     """Sets the modification time of the file to now. False if the file does not exist."""
     try:
-        os.utime(file)
+        repeated(lambda: os.utime(file))
     except OSError:
         return False
     return True

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from results.shared_filesystem.patience import repeated
+
 MOST_BYTES = 2**28
 """Largest file that `read_text` reads. Files of a sweep that are read as a whole are far smaller."""
 _MOST_REPEATED_BYTES = 200
@@ -43,8 +45,12 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Write ``content``, text as UTF-8, as `whole_file` does."""
-    with whole_file(path, private=private) as file:
-        file.write(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+
+    def write() -> None:
+        with whole_file(path, private=private) as file:
+            file.write(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+
+    repeated(write)
 
 
 @contextmanager
@@ -125,8 +131,12 @@ def path_of(file: BinaryIO) -> str:
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     """The content of a UTF-8 file. Raises `ValueError` when it is not UTF-8 or larger than ``most_bytes``, and as
     `open_regular`."""
-    with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
+
+    def read() -> bytes:
+        with open_regular(path) as file:
+            return file.read(most_bytes + 1)
+
+    content = repeated(read)
     if len(content) > most_bytes:
         raise ValueError(f"{path} is larger than {most_bytes:,} bytes")
     return content.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
 from results.shared_filesystem.lease import Lease, acquire
+from results.shared_filesystem.patience import repeated
 from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
 from results.tables import files
 from results.tables.files import Table
@@ -32,7 +34,7 @@ def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
     or if a merged file is damaged.
     """
     sweep_dir = Path(sweep_dir)
-    if not (sweep_dir / files.MARKER).is_file():
+    if not repeated((sweep_dir / files.MARKER).is_file):
         raise InvalidResults(f"{sweep_dir} is not a sweep: it has no {files.MARKER}")
     with acquire(sweep_dir / _LOCK, stale_after_s=_STALE_AFTER_S, wait_s=wait_s) as lease:
         return lease is not None and all(_compact_table(sweep_dir, table, lease) for table in files.SCHEMAS)
@@ -71,7 +73,7 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
         if old is not None:
             old.close()
     for part in parts:
-        part.unlink(missing_ok=True)
+        repeated(partial(part.unlink, missing_ok=True))
     return True
 
 
@@ -80,7 +82,7 @@ def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[
     problems: list[str] = []
     parts: list[Path] = []
     tables: list[pa.Table] = []
-    for part in files.part_paths(sweep_dir, table):
+    for part in repeated(lambda: files.part_paths(sweep_dir, table)):
         rows = files.read_or_report(part, table, problems)
         if rows is None:
             continue
@@ -98,9 +100,12 @@ def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[
 
 
 def _open(path: Path) -> Any:
+    def opened() -> Any:
+        with open_regular(path) as file:
+            return pq.ParquetFile(path_of(file))
+
     try:
-        with open_regular(path) as opened:
-            return pq.ParquetFile(path_of(opened))
+        return repeated(opened)
     except FileNotFoundError:
         return None
     except (OSError, NotAFile, pa.ArrowException) as error:

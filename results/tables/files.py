@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
-from results.shared_filesystem.patience import may_pass
+from results.shared_filesystem.patience import may_pass, repeated
 from results.shared_filesystem.whole_files import NotAFile, create, temporary_path
 from results.tables import limits
 from results.tables.rows import conform
@@ -53,7 +53,7 @@ def read_parquet(path: Path, schema: pa.Schema | None = None, *, most: int | Non
     ``schema``: the columns that the caller will add where they are missing.
     """
     try:
-        return limits.read_parquet(path, schema, most)
+        return repeated(lambda: limits.read_parquet(path, schema, most))
     except (FileNotFoundError, InvalidResults):
         raise
     except (OSError, NotAFile, pa.ArrowException) as error:
@@ -96,6 +96,10 @@ def unreadable(path: Path, error: Exception) -> str:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write ``table`` so that readers see the old file or the whole new one, even after a power cut."""
+    repeated(lambda: _write(path, table))
+
+
+def _write(path: Path, table: pa.Table) -> None:
     temporary = temporary_path(path)
     try:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _CHANGING = ("rename", "replace", "mkdir", "unlink", "link")
-_READING = ("open", "scandir", "listdir", "stat")
+_READING = ("open", "scandir", "listdir", "stat", "utime")
 ERRORS = (errno.EIO, errno.ESTALE)
 
 
@@ -33,6 +33,8 @@ class FailingFiles:
         self.failed: list[str] = []
         self.dies_at: int | None = None
         """Number of the call at which the pilot dies instead of failing."""
+        self.at_call: Callable[[], bool] = lambda: False
+        """Called before every call; returns whether the pilot dies at it."""
         self._root = str(root)
         self._pid = os.getpid()
         self._rate = rate
@@ -52,7 +54,7 @@ class FailingFiles:
             ):
                 return real(*arguments, **options)
             self.calls += 1
-            dies = self.calls == self.dies_at
+            dies = self.at_call() or self.calls == self.dies_at
             if not dies and self._random.random() >= self._rate:
                 return real(*arguments, **options)
             if name in _CHANGING and self._random.random() < 0.5:

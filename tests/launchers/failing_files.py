@@ -37,41 +37,69 @@ def main() -> int:
 
 
 class FakeAttempts:
-    """Replaces `AttemptThread`: every attempt is measured in full and ends at once."""
+    """Replaces `AttemptThread`: every attempt is measured in full and ends at once, or after ``point_s`` seconds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: FailingFiles) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: FailingFiles, point_s: float = 0.0) -> None:
         self.runs: Counter[str] = Counter()
         """Number of runs of each point, by its stem."""
         self._files = files
+        self._point_s = point_s
         monkeypatch.setattr(pilot_module, "AttemptThread", self._run)
 
     def _run(self, claim: Any, attempt: Any, nodes: Any, width: int, launch: Any, stages: Path, *more: Any) -> Any:
-        active, self._files.active = self._files.active, False
         self.runs[claim.stem] += 1
         results = {rank: _result(rank) for rank in attempt.ranks()}
-        for rank, result in results.items():
-            protocol.write_json(protocol.result_path(attempt.folder, rank), result)
-        self._files.active = active
-        more[-1].set()  # the pilot's event: an attempt has ended
-        return SimpleNamespace(
+
+        def write_results() -> None:
+            active, self._files.active = self._files.active, False
+            for rank, result in results.items():
+                protocol.write_json(protocol.result_path(attempt.folder, rank), result)
+            self._files.active = active
+
+        if not self._point_s:
+            write_results()
+            more[-1].set()  # the pilot's event: an attempt has ended
+        more[-1].next_at = time.monotonic() + self._point_s
+        return _FakeAttempt(
             claim=claim,
             attempt=attempt,
             nodes=tuple(nodes),
             done=Execution(outcome=Outcome(outcome="ok", phase="done"), results=results),
             held={},
-            ended_at=time.time(),
+            ended_at=time.time() + self._point_s,
             progress=Progress(phase="done", step=None),
-            finished=True,
+            ends_at=time.monotonic() + self._point_s,
+            at_end=write_results if self._point_s else _nothing,
             unclean=dict,
             running=lambda: _running(claim, attempt),
         )
 
 
-def run_pilot(sweep: SweepDir, pilot_id: str) -> int:
-    """Run a pilot on one node without an agent, in this process, and return its exit status."""
-    config = PilotConfig(settings=settings(), command=None, wall_time_s=None, stop_with_parent=False)
+class _FakeAttempt(SimpleNamespace):
+    """What `AttemptThread` would be; its ranks write their results when it ends."""
+
+    ends_at: float
+    at_end: Callable[[], None]
+
+    @property
+    def finished(self) -> bool:
+        if time.monotonic() < self.ends_at:
+            return False
+        self.at_end()
+        self.at_end = _nothing
+        return True
+
+
+def _nothing() -> None:
+    pass
+
+
+def run_pilot(sweep: SweepDir, pilot_id: str, wake: threading.Event | None = None, **changes: Any) -> int:
+    """Run a pilot on one node without an agent, in this process, and return its exit status. ``changes``: of its
+    settings."""
+    config = PilotConfig(settings=settings(**changes), command=None, wall_time_s=None, stop_with_parent=False)
     place = Allocation(pilot_id=pilot_id, job=None, node="n0", is_head=True, restarts=0)
-    return Pilot(sweep, place, config, cast(NodePool, _Pool()), threading.Event(), {}).run()
+    return Pilot(sweep, place, config, cast(NodePool, _Pool()), wake or threading.Event(), {}).run()
 
 
 class _Pool:

@@ -109,7 +109,7 @@ def failing_files(place: Place) -> TableRow:
     rows = sweep.check()
     assert [row["outcome"] for row in rows["ok_1"]] == ["ok"] * 8, brief(rows["ok_1"])
     said = "".join(log.read_text() for log in sweep.path.glob("slurm/*/*.out"))
-    assert "trying again, nothing is lost" in said and "Traceback" not in said, said
+    assert "on shared files had to be repeated" in said and "Traceback" not in said, said
     assert not _excluded(sweep), sweep.output()
     return TableRow(
         f"{100 * rate:.0f} % of the pilots' own calls on the sweep's files get EIO or ESTALE, half of those that "

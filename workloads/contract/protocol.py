@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from results.shared_filesystem.patience import repeated
 from results.shared_filesystem.whole_files import read_text, write_whole
 from workloads.contract.probe_figures import Figure, ProbeKind
 from workloads.costs.traffic.sent import Traffic
@@ -308,7 +309,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_task(folder: Path, task: Task) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    repeated(lambda: folder.mkdir(parents=True, exist_ok=True))
     write_json(folder / "task.json", task)
 
 

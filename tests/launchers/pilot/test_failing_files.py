@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import signal
 import sys
@@ -44,6 +46,7 @@ def own_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "BRIEF_WAITS_S", (1e-5,) * 4)
     monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
     monkeypatch.setattr(patience, "LONGEST_WAIT_S", 1e-3)
     monkeypatch.setattr(compaction, "_STALE_AFTER_S", 0.01)
@@ -127,7 +130,7 @@ def test_real_pilots_on_failing_files_run_each_point_exactly_once(
     assert sorted(row["seed"] for row in rows) == list(range(10))
     assert len(list(sweep.attempts.glob("*/rank_0.log"))) == 10, "a point ran twice"
     log = "".join(pilot_state.log_path(sweep, name).read_text() for name in ("p1", "p2"))
-    assert "trying again, nothing is lost" in log and "Traceback" not in log
+    assert "on shared files had to be repeated" in log and "Traceback" not in log
 
 
 @pytest.mark.parametrize("takers", [1, 2, 3])
@@ -171,6 +174,43 @@ def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
         run_pilot(sweep, "second")
     run_pilot(sweep, "third")
     assert list(attempts.runs.values()) == [2]
+
+
+def test_a_failed_call_is_repeated_and_no_pass_over_the_queue(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first open of every waiting point fails, and so does the first look at each folder of the queue: no point is
+    read twice, no claim is given back, and the folder of waiting points is listed for each claim and once more."""
+    sweep.add_points(points(*["ok"] * 12))
+    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch.setattr, sweep.path, 0, rate=0.0))
+    calls: Counter[str] = Counter()
+    opened, listed, renamed = os.open, os.scandir, os.rename
+
+    def once(name: str, path: Path | str) -> None:
+        calls[name] += 1
+        if calls[name] == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    def open_file(path: Any, *more: Any, **options: Any) -> int:
+        if Path(path).parent == sweep.todo:
+            once(Path(path).name, path)
+        return opened(path, *more, **options)
+
+    def list_folder(path: Any) -> Any:
+        if Path(path).parent == sweep.todo.parent:
+            once(Path(path).name, path)
+        return listed(path)
+
+    def rename(source: Any, target: Any) -> None:
+        calls["given back"] += Path(target).parent == sweep.todo
+        renamed(source, target)
+
+    with monkeypatch.context() as patch:
+        for name, failing in (("open", open_file), ("scandir", list_folder), ("rename", rename)):
+            patch.setattr(os, name, failing)
+        assert run_pilot(sweep, "p") == pilot_module.FINISHED
+    assert sum(attempts.runs.values()) == len(attempts.runs) == 12
+    assert calls["given back"] == 0
+    assert all(calls[f"{point.stem}.json"] == 2 for point in points(*["ok"] * 12)), calls
+    assert calls["todo"] <= 12 + 3, calls
 
 
 def test_a_pilot_gives_up_on_a_queue_that_stays_unreadable(

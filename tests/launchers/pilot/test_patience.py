@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import time
+from functools import partial
 
 import pytest
 
@@ -45,3 +48,14 @@ def test_an_error_that_a_person_must_mend_is_waited_out_for_a_while(
     monkeypatch.setattr(patience, "PERSON_LIMIT_S", 0.0)
     assert pilot.until_done(FailingStep(errno.EROFS, times=1000), "write the row") is None
     assert pilot.until_done(FailingStep(errno.ENOSPC, times=30), "write the row") == "done"
+
+
+def test_both_limits_count_time_without_progress(pilot: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by a second at every reading, far beyond both limits."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(patience, "PERSON_LIMIT_S", 9.0)
+    for number in (errno.EIO, errno.EACCES):
+        moves, stays = FailingStep(number, times=100), FailingStep(number, times=100)
+        assert pilot.until_done(moves, "read", limit_s=9.0, progress=partial(getattr, moves, "calls")) == "done"
+        assert pilot.until_done(stays, "read", limit_s=9.0) is None
