@@ -140,6 +140,7 @@ class _SlurmRun:
         """The last cycle in which Slurm answered."""
         self._shown_jobs = self._shown_error = ""
         self._shown_unreachable = self._shown_busy = False
+        self._shown_capped: set[int] = set()
         self._message = ""
         self._detached = self._interrupted = False
         self._too_wide = 0
@@ -252,6 +253,10 @@ class _SlurmRun:
                 self._view.print_line(str(cycle.given_up[nodes]))
         self._cycle = cycle
         self._too_wide = cycle.demand.too_wide
+        for nodes, sentence in cycle.demand.capped.items():
+            if nodes not in self._shown_capped:
+                self._shown_capped.add(nodes)
+                self._view.print_line(sentence)
         jobs = describe_jobs(cycle.jobs)
         changed = jobs != self._shown_jobs or cycle.submitted > 0
         if changed and not cycle.submitted:  # after a submission, squeue's output is out of date

@@ -86,9 +86,7 @@ def _all_right(field: pa.Field, values: Sequence[Any]) -> bool:
     if kinds == {bool}:
         return pa.types.is_boolean(field.type)
     if kinds == {str}:
-        return pa.types.is_string(field.type) and (
-            field.name not in CHOICES or set(given) <= set(CHOICES[field.name])
-        )
+        return pa.types.is_string(field.type) and (field.name not in CHOICES or set(given) <= set(CHOICES[field.name]))
     if kinds == {int} and pa.types.is_integer(field.type):
         return all(-(2**63) <= value < 2**63 for value in given)
     return kinds <= {int, float} and pa.types.is_floating(field.type) and all(map(math.isfinite, given))

@@ -126,7 +126,9 @@ def make_plan(
     count, widest = len(expansion.points), device_limit if method == "measured" else None
     checked = [_checked(config, point, method, widest, host_bytes) for point in expansion.points]
     possible = [one.experiment for one in checked if one.predicted]
-    forecast = Forecast.of(config.cluster, known, (layout_id(one) for one in possible) if known else ())
+    # An id differs from that of its layout in the hash alone, whose computation takes long.
+    ran = {name[:-8] for name in known.steps} if known else set()
+    forecast = Forecast.of(config.cluster, known, [layout_id(one) for one in possible if ran and one.id[:-8] in ran])
     times = iter(forecast.times(possible))
     for done, one in enumerate(checked):
         if not done % _PROGRESS_EVERY:

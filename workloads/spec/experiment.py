@@ -361,7 +361,7 @@ def canonical_id(experiment: Experiment) -> str:
 
 def from_dict(fields: dict[str, Any]) -> Experiment:
     """Inverse of `to_dict`. Raises `InvalidExperiment` for unknown or missing fields, so that an old file does not
-    silently get new defaults.
+    silently get new defaults. A model that was read before may stand in the place of its fields.
 
     Experiments of engine versions that had no choice in a matter get the field with the behaviour of those engines.
     """
@@ -371,7 +371,9 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
     expected = {f.name for f in dataclasses.fields(Experiment)}
     if wrong := expected.symmetric_difference(fields):
         raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
-    return Experiment(**{**fields, "model": checked_model("stored model", fields["model"])})
+    model = fields["model"]
+    model = model if isinstance(model, ModelSpec) else checked_model("stored model", model)
+    return Experiment(**{**fields, "model": model})
 
 
 LATER_FIELDS: Mapping[str, Any] = {

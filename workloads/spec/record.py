@@ -8,7 +8,6 @@ from typing import Any
 from results.tables.schema import CONFIG_COLUMNS
 from workloads.spec.experiment import Experiment, to_dict
 
-
 _NAMED = ("experiment_id", "model", "config_json")
 _OF_EXPERIMENT, _OF_MODEL = (
     tuple(
