@@ -69,7 +69,9 @@ def run_slurm(
     before = reader.read()
     view = choose_view(live, before)
     with interrupts(limit=2) as signals, view:
-        run = _SlurmRun(sweep, settings, options, reader, view, signals, command or command_line(), detach, feed)
+        run = _SlurmRun(
+            sweep, settings, options, reader, before, view, signals, command or command_line(), detach, feed
+        )
         try:
             run.loop()
         except KeyboardInterrupt:  # the second Ctrl-C: the next run finds an unfinished submission by its token
@@ -109,6 +111,7 @@ class _SlurmRun:
         settings: LaunchSettings,
         options: SlurmOptions,
         reader: StatusReader,
+        before: SweepStatus,
         view: StatusView,
         signals: list[int],
         command: str,
@@ -120,7 +123,7 @@ class _SlurmRun:
         self._feed = feed
         self._lingers = settings.linger_s > 0
         """Whether pilots keep their nodes for points that a later call may add."""
-        self._known_attempts = len(reader.read().attempts)
+        self._known_attempts = len(before.attempts)
         self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
