@@ -10,7 +10,8 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
@@ -36,6 +37,7 @@ from launchers.status.view import StatusView, choose_view
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.provenance import command_line
 from results.text.numbers import format_duration, plural
+from workloads.spec.experiment import Experiment
 
 PILOT = (sys.executable, "-m", "launchers.slurm.pilot_job")
 _DETACH_LIMIT_S = 600.0
@@ -53,14 +55,15 @@ def run_slurm(
     command: str | None = None,
     detach: bool = False,
     feed: Callable[[], str] = lambda: "",
+    experiments: Mapping[str, Experiment] = MappingProxyType({}),
 ) -> RunSummary:
     """Submit the missing pilots and watch until no point is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``detach``:
     return after the submission. ``feed`` is called at every check of the files: it may add points, and returns a line
-    to show or nothing. Ctrl-C does not end the pilots: the summary is ``detached``, and the view has shown how to
-    continue. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending without
-    an attempt.
+    to show or nothing. ``experiments``: as in `launchers.state.queue.QueueReader`. Ctrl-C does not end the pilots: the
+    summary is ``detached``, and the view has shown how to continue. Raises `UltrasweepError` when there is no pilot and
+    Slurm refuses all of them, or they keep ending without an attempt.
     """
     if trouble := missing_commands() or several_clusters(os.environ):
         raise UltrasweepError(trouble)
@@ -70,7 +73,17 @@ def run_slurm(
     view = choose_view(live, before)
     with interrupts(limit=2) as signals, view:
         run = _SlurmRun(
-            sweep, settings, options, reader, before, view, signals, command or command_line(), detach, feed
+            sweep,
+            settings,
+            options,
+            reader,
+            before,
+            view,
+            signals,
+            command or command_line(),
+            detach,
+            feed,
+            experiments,
         )
         try:
             run.loop()
@@ -117,6 +130,7 @@ class _SlurmRun:
         command: str,
         detach: bool,
         feed: Callable[[], str],
+        experiments: Mapping[str, Experiment],
     ) -> None:
         self._sweep, self._options = sweep, options
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
@@ -138,6 +152,7 @@ class _SlurmRun:
             command=command,
             report=view.print_line,
             stopped=lambda: bool(signals) or self._cancelled(),
+            experiments=experiments,
         )
         self._cycle = Cycle(jobs=None)
         """The last cycle in which Slurm answered."""

@@ -26,6 +26,7 @@ from results.tables.rows import conform
 from results.tables.schema import METHODS
 from workloads.spec import experiment as ex
 from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec, checked_model
 
 LEAST = 100
@@ -99,20 +100,19 @@ class PointIndex:
                     self._rows |= {row["stem"]: row for row in _read(path).to_pylist()}
                 self._known.add(path)
 
-    def take(self, stem: str) -> dict[str, Any] | None:
+    def take(self, stem: str, known: Experiment | None = None) -> dict[str, Any] | None:
         """The fields of the point of this name, with its experiment, for `launchers.state.sweep_dir.Point`; None
-        without an index that holds it. A second call for the same point returns None."""
+        without an index that holds it. A second call for the same point returns None.
+
+        ``known``: the experiment, if the caller has it; it is read otherwise.
+        """
         row = self._rows.pop(stem, None)
         if row is None:
             return None
         try:
-            experiment = json.loads(row["experiment"])
             fields = {name: row[name] for name in (*_AS_THEY_ARE, *_PREDICTED)}
-            return {
-                **fields,
-                "experiment": ex.from_dict({**experiment, "model": _model(row["model"])}),
-                "ran_on": tuple(fields["ran_on"]),
-            }
+            experiment = known or ex.from_dict({**json.loads(row["experiment"]), "model": _model(row["model"])})
+            return {**fields, "experiment": experiment, "ran_on": tuple(fields["ran_on"])}
         except (ValueError, TypeError, KeyError, RecursionError, InvalidExperiment):
             return None
 

@@ -18,14 +18,16 @@ happened before it raises an `OSError`. After an `OSError` the whole operation m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from launchers.state.damaged import read_or_rebuild
 from launchers.state.point_index import PointIndex
-from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, read_point, split_name
 from results.errors import InvalidResults
+from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,20 @@ class QueueReader:
     """Reads the queue and claims points for one pilot. Points of an index (`launchers.state.point_index`) are read
     together; the file of any other is read once, since it never changes."""
 
-    def __init__(self, sweep: SweepDir, pilot_id: str, report: Callable[[str], None]) -> None:
-        """``report`` is called with one line about every file that holds no point."""
+    def __init__(
+        self,
+        sweep: SweepDir,
+        pilot_id: str,
+        report: Callable[[str], None],
+        experiments: Mapping[str, Experiment] = MappingProxyType({}),
+    ) -> None:
+        """``report`` is called with one line about every file that holds no point. ``experiments``: those that the
+        caller has, by id; they need not be read again."""
         self.sweep = sweep
         self.pilot_id = pilot_id
         self._report = report
         self._points: dict[str, Point] = {}
+        self._experiments = experiments
         self._index = PointIndex(sweep.todo.parent)
         self._copies: set[str] = set()
         """Stems of the points that were read from an index."""
@@ -92,7 +102,8 @@ class QueueReader:
     def _point(self, path: Path, stem: str) -> Point | None:
         point = self._points.get(stem)
         if point is None:
-            if (fields := self._index.take(stem)) is not None and (copy := Point(**fields)).stem == stem:
+            known = self._experiments.get(key_of(stem).partition("+")[0])
+            if (fields := self._index.take(stem, known)) is not None and (copy := Point(**fields)).stem == stem:
                 point = copy
                 self._copies.add(stem)
             else:

@@ -84,7 +84,7 @@ def _all_right(field: pa.Field, values: Sequence[Any]) -> bool:
         return True
     given = (value for value in values if value is not None)
     if kinds == {bool}:
-        return pa.types.is_boolean(field.type)
+        return bool(pa.types.is_boolean(field.type))
     if kinds == {str}:
         return pa.types.is_string(field.type) and (field.name not in CHOICES or set(given) <= set(CHOICES[field.name]))
     if kinds == {int} and pa.types.is_integer(field.type):

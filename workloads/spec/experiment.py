@@ -111,6 +111,7 @@ class _WithId:
     """Keeps the id of an experiment, which is a hash over all fields and is needed many times."""
 
     __slots__ = ("_id",)
+    _id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,10 +246,10 @@ class Experiment(_WithId):
         """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
         `LONGEST_ID` bytes, because file names are composed of ids."""
         try:
-            return str(self._id)
+            return self._id
         except AttributeError:
             object.__setattr__(self, "_id", self._new_id())
-            return str(self._id)
+            return self._id
 
     def _new_id(self) -> str:
         parts = [_slug(self.model.name)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launchers.state import point_index, queue, sweep_dir
+from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir, entry_names
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import points
@@ -99,6 +100,14 @@ def test_a_row_of_an_index_that_is_no_point_is_read_from_its_file(sweep: SweepDi
     for point in added:
         write_json(sweep.todo / f"{point.stem}.json", sweep_dir.point_to_dict(point))
     assert queue_reader(sweep, "p").waiting() == added
+
+
+def test_experiments_that_the_caller_has_are_not_read_again(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = many()
+    sweep.add_points(added)
+    monkeypatch.setattr(point_index.json, "loads", None)
+    reader = QueueReader(sweep, "", print, {point.experiment.id: point.experiment for point in added})
+    assert reader.waiting() == added
 
 
 def test_a_point_that_comes_back_changed_is_the_new_one(sweep: SweepDir) -> None:
