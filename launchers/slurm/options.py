@@ -158,9 +158,9 @@ class SlurmOptions:
     """Memory per node; ``0`` is all of it, None omits the option (some sites refuse it)."""
     max_nodes: int | None = None
     """Nodes that the pilots of one shape may hold at the same time; None: as many as needed to finish within
-    ``target_h``."""
+    ``target_h``. Without ``target_h`` and ``max_pilots``: at most `launchers.slurm.demand.DEFAULT_NODES`."""
     max_pilots: int | None = None
-    """Pilots of one shape at the same time; None: no limit other than ``max_nodes``."""
+    """Pilots of one shape at the same time; None: no limit other than that of nodes."""
     target_h: float | None = None
     """Hours from the pilots' start until all points should be done. None: one time limit, the fewest pilots that
     suffice without a second submission."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from launchers.settings import LaunchSettings
 from launchers.slurm.client import Job, SlurmClient, cluster_for
@@ -30,6 +31,7 @@ from launchers.state.sweep_dir import Point, SweepDir
 from results.errors import UltrasweepError
 from results.shared_filesystem.lease import Lease
 from results.text.numbers import plural
+from workloads.spec.experiment import Experiment
 
 _MOST_RELEASES = 3
 """Number of times that a job which Slurm cannot start is released before it is cancelled."""
@@ -81,12 +83,13 @@ class Reconciler:
         report: Callable[[str], None],
         stopped: Callable[[], bool],
         client: SlurmClient | None = None,
+        experiments: Mapping[str, Experiment] = MappingProxyType({}),
     ) -> None:
-        """Arguments after ``options`` are those of `PilotSubmitter`."""
+        """Other arguments after ``options`` are those of `PilotSubmitter`. ``experiments`` as in `QueueReader`."""
         self.client = client or SlurmClient(cluster_for(sweep))
         self._sweep, self._settings, self._options = sweep, settings, options
         self._report, self._stopped = report, stopped
-        self._reader = QueueReader(sweep, "", report)
+        self._reader = QueueReader(sweep, "", report, experiments)
         self._liveness = Liveness(sweep, settings.lease_s)
         self._claimed: dict[str, Point] = {}
         self._tracker = SubmissionTracker(sweep, self.client)

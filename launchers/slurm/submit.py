@@ -10,7 +10,8 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
@@ -37,6 +38,7 @@ from launchers.status.view import StatusView, choose_view
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.provenance import command_line
 from results.text.numbers import format_duration, plural
+from workloads.spec.experiment import Experiment
 
 PILOT = (sys.executable, "-m", "launchers.slurm.pilot_job")
 _DETACH_LIMIT_S = 600.0
@@ -54,14 +56,15 @@ def run_slurm(
     command: str | None = None,
     detach: bool = False,
     feed: Callable[[], str] = lambda: "",
+    experiments: Mapping[str, Experiment] = MappingProxyType({}),
 ) -> RunSummary:
     """Submit the missing pilots and watch until no point is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``detach``:
     return after the submission. ``feed`` is called at every check of the files: it may add points, and returns a line
-    to show or nothing. Ctrl-C does not end the pilots: the summary is ``detached``, and the view has shown how to
-    continue. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending without
-    an attempt.
+    to show or nothing. ``experiments``: as in `launchers.state.queue.QueueReader`. Ctrl-C does not end the pilots: the
+    summary is ``detached``, and the view has shown how to continue. Raises `UltrasweepError` when there is no pilot and
+    Slurm refuses all of them, or they keep ending without an attempt.
     """
     if trouble := missing_commands() or several_clusters(os.environ):
         raise UltrasweepError(trouble)
@@ -70,7 +73,19 @@ def run_slurm(
     before = reader.read()
     view = choose_view(live, before)
     with interrupts(limit=2) as signals, view:
-        run = _SlurmRun(sweep, settings, options, reader, view, signals, command or command_line(), detach, feed)
+        run = _SlurmRun(
+            sweep,
+            settings,
+            options,
+            reader,
+            before,
+            view,
+            signals,
+            command or command_line(),
+            detach,
+            feed,
+            experiments,
+        )
         try:
             run.loop()
         except KeyboardInterrupt:  # the second Ctrl-C: the next run finds an unfinished submission by its token
@@ -110,18 +125,20 @@ class _SlurmRun:
         settings: LaunchSettings,
         options: SlurmOptions,
         reader: StatusReader,
+        before: SweepStatus,
         view: StatusView,
         signals: list[int],
         command: str,
         detach: bool,
         feed: Callable[[], str],
+        experiments: Mapping[str, Experiment],
     ) -> None:
         self._sweep, self._options = sweep, options
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
         self._feed = feed
         self._lingers = settings.linger_s > 0
         """Whether pilots keep their nodes for points that a later call may add."""
-        self._known_attempts = len(reader.read().attempts)
+        self._known_attempts = len(before.attempts)
         self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
@@ -136,11 +153,13 @@ class _SlurmRun:
             command=command,
             report=view.print_line,
             stopped=lambda: bool(signals) or self._cancelled(),
+            experiments=experiments,
         )
         self._cycle = Cycle(jobs=None)
         """The last cycle in which Slurm answered."""
         self._shown_jobs = self._shown_error = ""
         self._shown_unreachable = self._shown_busy = False
+        self._shown_capped: set[int] = set()
         self._message = ""
         self._detached = self._interrupted = False
         self._too_wide = 0
@@ -253,6 +272,10 @@ class _SlurmRun:
                 self._view.print_line(str(cycle.given_up[nodes]))
         self._cycle = cycle
         self._too_wide = cycle.demand.too_wide
+        for nodes, sentence in cycle.demand.capped.items():
+            if nodes not in self._shown_capped:
+                self._shown_capped.add(nodes)
+                self._view.print_line(sentence)
         jobs = describe_jobs(cycle.jobs)
         changed = jobs != self._shown_jobs or cycle.submitted > 0
         if changed and not cycle.submitted:  # after a submission, squeue's output is out of date

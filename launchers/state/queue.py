@@ -18,13 +18,17 @@ happened before it raises an `OSError`. After an `OSError` the whole operation m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from launchers.state.damaged import read_or_rebuild
-from launchers.state.sweep_dir import Point, SweepDir, entry_names, split_name
+from launchers.state.point_index import PointIndex
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, read_point, split_name
+from results.errors import InvalidResults
 from results.shared_filesystem.patience import repeated
+from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,26 @@ class Claim:
 
 
 class QueueReader:
-    """Reads the queue and claims points for one pilot. Each point's file is read once, since it never changes."""
+    """Reads the queue and claims points for one pilot. Points of an index (`launchers.state.point_index`) are read
+    together; the file of any other is read once, since it never changes."""
 
-    def __init__(self, sweep: SweepDir, pilot_id: str, report: Callable[[str], None]) -> None:
-        """``report`` is called with one line about every file that holds no point."""
+    def __init__(
+        self,
+        sweep: SweepDir,
+        pilot_id: str,
+        report: Callable[[str], None],
+        experiments: Mapping[str, Experiment] = MappingProxyType({}),
+    ) -> None:
+        """``report`` is called with one line about every file that holds no point. ``experiments``: those that the
+        caller has, by id; they need not be read again."""
         self.sweep = sweep
         self.pilot_id = pilot_id
         self._report = report
         self._points: dict[str, Point] = {}
+        self._experiments = experiments
+        self._index = PointIndex(sweep.todo.parent)
+        self._copies: set[str] = set()
+        """Stems of the points that were read from an index."""
 
     @property
     def files_read(self) -> int:
@@ -69,34 +85,56 @@ class QueueReader:
         for point in choose(self.waiting()):
             claim = Claim(self.sweep, point.stem, self.pilot_id, point)
             if _move(self.sweep.todo / f"{point.stem}.json", claim.path):
-                return claim
+                return replace(claim, point=self._as_stored(claim)) if claim.stem in self._copies else claim
         return None
 
     def claimed_by_others(self) -> list[Point]:
         """Points that other pilots have claimed but not finished."""
-        points = [
-            self._read(name, stem, self.sweep.claimed)
-            for name in entry_names(self.sweep.claimed)
-            for stem, pilot, _ in [_split_claim(name)]
-            if pilot != self.pilot_id
-        ]
-        return [point for point in points if point is not None]
+        names = [name for name in entry_names(self.sweep.claimed) if _split_claim(name)[1] != self.pilot_id]
+        return self._read(self.sweep.claimed, names)
 
     def waiting(self) -> list[Point]:
         """Points under ``todo``, in the order of their indices."""
-        points = [self._read(name, split_name(name)[0]) for name in entry_names(self.sweep.todo)]
+        return self._read(self.sweep.todo, entry_names(self.sweep.todo))
+
+    def _read(self, folder: Path, names: Iterable[str]) -> list[Point]:
+        """The points of the files in a folder, without those that hold no point or are gone."""
+        stems = {name: split_name(name)[0] for name in names}
+        if not self._points.keys() >= set(stems.values()):
+            self._index.refresh()
+        points = (self._point(folder / name, stem) for name, stem in stems.items())
         return [point for point in points if point is not None]
 
-    def _read(self, name: str, stem: str, folder: Path | None = None) -> Point | None:
-        if stem not in self._points:
-            try:
-                point = read_or_rebuild(self.sweep, (folder or self.sweep.todo) / name, self._report)
-            except FileNotFoundError:  # another pilot was faster
-                return None
-            if point is None:
-                return None
+    def _point(self, path: Path, stem: str) -> Point | None:
+        point = self._points.get(stem)
+        if point is None:
+            known = self._experiments.get(key_of(stem).partition("+")[0])
+            if (fields := self._index.take(stem, known)) is not None and (copy := Point(**fields)).stem == stem:
+                point = copy
+                self._copies.add(stem)
+            else:
+                try:
+                    point = read_or_rebuild(self.sweep, path, self._report)
+                except FileNotFoundError:  # another pilot was faster
+                    return None
+                if point is None:
+                    return None
             self._points[stem] = point
-        return self._points[stem]
+        return point
+
+    def _as_stored(self, claim: Claim) -> Point:
+        """The claimed point as its file has it: the copy in an index may be older. A file that cannot be read does not
+        matter."""
+        try:
+            stored = read_point(claim.path)
+        except InvalidResults as error:
+            self._report(f"{error}; the point is taken from the index")
+        except OSError:
+            pass
+        else:
+            if stored.stem == claim.stem:
+                return stored
+        return claim.point
 
 
 def name_attempt(claim: Claim, attempt_id: str) -> Claim:

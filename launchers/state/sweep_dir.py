@@ -2,6 +2,7 @@
 
 <results>/<sweep>/sweep.json            what this folder is
                   queue/todo|claimed|done/   one file for each point, in one of the three (see `launchers.state.queue`)
+                  queue/points-*.parquet     copies of many points in one file (see `launchers.state.point_index`)
                   queue/broken/         files that hold no point (see `launchers.state.damaged`)
                   queue/history/        one record for each attempt
                   pilots/               config, state and log of every pilot
@@ -13,7 +14,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import os
 import pwd
 import time
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import InvalidResults, UltrasweepError
-from results.shared_filesystem.lease import acquire
+from results.shared_filesystem.lease import Lease, acquire
 from results.shared_filesystem.patience import patiently, repeated
 from results.shared_filesystem.whole_files import create, link_out, temporary_path
 from workloads.contract.protocol import Method, read_json, write_json
@@ -35,6 +36,8 @@ FORMAT = 1
 _ADDING_STALE_S = 30.0
 """Seconds without a sign of life after which another process may add points instead of this one."""
 _ADDING_WAIT_S = 300.0
+_CHECK_S = 1.0
+"""Seconds after which a process that adds points checks again that no other has taken over."""
 _OPEN_LIMIT_S = 20.0
 """Seconds to wait for a filesystem on which a sweep's marker cannot be read now."""
 
@@ -196,7 +199,8 @@ class SweepDir:
 
         Raises `InvalidResults` when another process adds points for minutes.
         """
-        added = 0
+        from launchers.state.point_index import write_index  # only who adds or claims points needs Arrow
+
         lock = self.path / "queue" / "adding.lock"
         with acquire(lock, stale_after_s=_ADDING_STALE_S, wait_s=_ADDING_WAIT_S) as lease:
             if lease is None:
@@ -204,18 +208,44 @@ class SweepDir:
                     f"another process has been adding points to {self.path} for {_ADDING_WAIT_S:.0f} s; "
                     "try again when it has ended"
                 )
-            keys = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
+            names = [name for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)]
+            known = set(map(key_of, names))
+            check = _StillAdding(self.path, lease)
+            added: dict[str, dict[str, Any]] = {}
             for point in points:
-                if point.key not in keys:
-                    if not lease.held():
-                        raise InvalidResults(
-                            f"adding points to {self.path} stalled for {_ADDING_STALE_S:.0f} s, and another process "
-                            "took over; run the same command again"
-                        )
-                    keys.add(point.key)
-                    write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
-                    added += 1
-        return added
+                if point.key not in known:
+                    check()
+                    known.add(point.key)
+                    added[point.stem] = point_to_dict(point)
+            check(now=True)
+            # It comes first, so that whoever finds a point's file finds it in the index, too.
+            write_index(self.todo.parent, added, {split_name(name)[0] for name in names})
+            check(now=True)
+            todo = self.todo
+            for stem, plain in added.items():
+                check()
+                write_json(todo / f"{stem}.json", plain)
+        return len(added)
+
+
+class _StillAdding:
+    """Checks that no other process has taken the right to add points over. Each check is a call to the file system, so
+    that it is made at most once in `_CHECK_S`."""
+
+    def __init__(self, sweep: Path, lease: Lease) -> None:
+        self._sweep, self._lease = sweep, lease
+        self._checked_at = -math.inf
+
+    def __call__(self, *, now: bool = False) -> None:
+        """Raises `InvalidResults` if another process has."""
+        if not now and time.monotonic() - self._checked_at < _CHECK_S:
+            return
+        if not self._lease.held():
+            raise InvalidResults(
+                f"adding points to {self._sweep} stalled for {_ADDING_STALE_S:.0f} s, and another process "
+                "took over; run the same command again"
+            )
+        self._checked_at = time.monotonic()
 
 
 def _check_owner(folder: Path) -> None:
@@ -283,7 +313,8 @@ def key_of(name: str) -> str:
 
 def point_to_dict(point: Point) -> dict[str, Any]:
     """Plain data, ready for JSON; see `read_point`."""
-    return {**dataclasses.asdict(point), "experiment": ex.to_dict(point.experiment)}
+    plain = {name: getattr(point, name) for name in point.__slots__}
+    return {**plain, "experiment": ex.to_dict(point.experiment)}
 
 
 def read_point(path: Path) -> Point:

@@ -13,11 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir, read_point, split_name
 from results.errors import InvalidResults
-from results.tables.store import read_ledger
+from results.shared_filesystem.whole_files import NotAFile
+from results.tables import limits
+from results.tables.rows import conform
+from results.tables.schema import LEDGER
 
+_NEEDED = pa.schema([LEDGER.field(name) for name in ("experiment_id", "world_size", "expected_gpu_hours")])
+"""The columns of the ledger that are read here, of more than fifty."""
 RECENT = 20
 """Number of last attempts whose mean duration is the estimate for points without a prediction."""
 
@@ -77,11 +84,16 @@ class PointNeeds:
             stamp = (about.st_mtime_ns, about.st_size)
             if stamp == self._ledger_stamp:
                 return
-            table = read_ledger(path).select(["experiment_id", "world_size", "expected_gpu_hours"])
-        except (OSError, InvalidResults):  # missing or unreadable: `need` reads the points' own files
+            rows = conform(limits.read_parquet(path, columns=_NEEDED.names), _NEEDED).to_pylist()
+        except (
+            OSError,
+            NotAFile,
+            InvalidResults,
+            pa.ArrowException,
+        ):  # missing or unreadable: `need` reads the points' own files
             return
         self._ledger_stamp = stamp
-        self._ledger = {row["experiment_id"]: _need(row) for row in table.to_pylist() if row["world_size"]}
+        self._ledger = {row["experiment_id"]: _need(row) for row in rows if row["world_size"]}
 
     def need(self, key: str, folder: Path, name: str) -> Need | None:
         """The need of the point with this key; None when the point is neither in the ledger nor readable in the

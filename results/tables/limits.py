@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +41,18 @@ def most_bytes() -> int:
     return int(_SHARE_OF_MEMORY * min(limits))
 
 
-def read_parquet(path: Path, schema: pa.Schema | None = None, most: int | None = None) -> pa.Table:
+def read_parquet(
+    path: Path, schema: pa.Schema | None = None, most: int | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
     """Reads a whole Parquet file. Raises `InvalidResults` as `refuse_large` does, and the errors of Arrow.
 
-    ``schema``: the columns that the caller will add where they are missing.
+    ``schema``: the columns that the caller will add where they are missing. ``columns``: those to read, as far as the
+    file has them; None: all.
     """
     with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
         added = set(schema.names).difference(file.schema_arrow.names) if schema is not None else ()
         refuse_large(path, file, len(added), most)
-        return file.read()
+        return file.read(columns=list(columns) if columns is not None else None)
 
 
 def refuse_large(path: Path, file: pq.ParquetFile, columns: int, most: int | None = None) -> None:

@@ -31,7 +31,8 @@ def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
     columns = {}
     for field in schema:
         values = [row.get(field.name) for row in rows]
-        columns[field.name] = [_checked(schema, field, value) for value in values]
+        plainly_right = _all_right(field, values)
+        columns[field.name] = values if plainly_right else [_checked(schema, field, value) for value in values]
     return pa.Table.from_pydict(columns, schema=schema)
 
 
@@ -70,6 +71,25 @@ def _unknown_column(schema: pa.Schema, name: str) -> str:
     message = f"{_title(schema)}: there is no column {name!r}"
     close = difflib.get_close_matches(name, schema.names, n=1)
     return f"{message}; did you mean {close[0]!r}?" if close else message
+
+
+def _all_right(field: pa.Field, values: Sequence[Any]) -> bool:
+    """Whether a look at the whole column shows that every value is right; otherwise `_checked` looks at each."""
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        if not field.nullable:
+            return False
+        kinds.remove(type(None))
+    if not kinds:
+        return True
+    given = (value for value in values if value is not None)
+    if kinds == {bool}:
+        return bool(pa.types.is_boolean(field.type))
+    if kinds == {str}:
+        return pa.types.is_string(field.type) and (field.name not in CHOICES or set(given) <= set(CHOICES[field.name]))
+    if kinds == {int} and pa.types.is_integer(field.type):
+        return all(-(2**63) <= value < 2**63 for value in given)
+    return kinds <= {int, float} and pa.types.is_floating(field.type) and all(map(math.isfinite, given))
 
 
 def _checked(schema: pa.Schema, field: pa.Field, value: Any) -> Any:

@@ -40,6 +40,7 @@ __all__ = [
     "compact",
     "empty_ledger",
     "find_attempt",
+    "ledger_is_of",
     "only_shipped",
     "own_sweep_dirs",
     "read_attempts",
@@ -197,11 +198,25 @@ def only_shipped(path: Path) -> bool:
     return bool(shipped) and not user_sweeps
 
 
-def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Replaces the ledger of a sweep by ``rows``, one for each grid point; returns the file's path."""
+def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str] | None = None) -> Path:
+    """Replaces the ledger of a sweep by ``rows``, one for each grid point; returns the file's path. ``about``: what the
+    rows are made from (`ledger_is_of`), kept in the file's metadata."""
     path = Path(sweep_dir) / "ledger.parquet"
-    files.write_parquet(path, table_from_rows(rows, LEDGER))
+    table = table_from_rows(rows, LEDGER)
+    kept = {name.encode(): value.encode() for name, value in (about or {}).items()}
+    files.write_parquet(path, table.replace_schema_metadata({**(LEDGER.metadata or {}), **kept}))
     return path
+
+
+def ledger_is_of(sweep_dir: Path, about: Mapping[str, str]) -> bool:
+    """Whether the sweep has a good ledger with today's columns that was written with the same ``about``."""
+    try:
+        table = files.read_parquet(Path(sweep_dir) / "ledger.parquet", LEDGER)
+    except (OSError, InvalidResults):
+        return False
+    stored = table.schema.metadata or {}
+    same = all(stored.get(name.encode()) == value.encode() for name, value in about.items())
+    return same and table.schema.equals(LEDGER)
 
 
 def read_ledger(path: Path) -> pa.Table:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sweep.composing.config import SweepConfig
 from sweep.grids.expand import Expansion, expand_all
+from sweep.planning.earlier_peaks import earlier_peaks
 from sweep.planning.limits import device_limit, host_bytes
 from sweep.planning.plan import Plan, make_plan
 from sweep.planning.progress import PlanProgress
@@ -34,6 +35,7 @@ def plan_sweep(config: SweepConfig, method: Method, slurm: SlurmOptions | None, 
             host_bytes(config, method),
             progress,
             known_of(config),
+            earlier_peaks(config),
         )
 
 

@@ -13,6 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from results.text.numbers import format_bytes, plural
@@ -110,13 +111,15 @@ def make_plan(
     host_bytes: int | None = None,
     progress: Progress = silent,
     known: Known | None = None,
+    peaks: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
     """Give every point its verdict.
 
     ``finished``: by experiment id, attempts that need no other run (see `sweep.planning.reuse`). ``device_limit``: the
     most devices that the launcher can give one point; None: as many nodes of the cluster as it needs. ``host_bytes``:
     memory that all processes of a point share; None: every device has its own. ``known``: earlier measurements on the
-    cluster, used for the step times. Raises `InvalidSweep` if the conditions on predicted values leave no point.
+    cluster, used for the step times. ``peaks``: see `sweep.planning.earlier_peaks`. Raises
+    `InvalidSweep` if the conditions on predicted values leave no point.
     """
     finished = finished or {}
     conditions = {grid.name: grid.where_predicted for grid in config.grids}
@@ -126,7 +129,9 @@ def make_plan(
     count, widest = len(expansion.points), device_limit if method == "measured" else None
     checked = [_checked(config, point, method, widest, host_bytes) for point in expansion.points]
     possible = [one.experiment for one in checked if one.predicted]
-    forecast = Forecast.of(config.cluster, known, (layout_id(one) for one in possible) if known else ())
+    # An id differs from that of its layout in the hash alone, whose computation takes long.
+    ran = {name[:-8] for name in known.steps} if known else set()
+    forecast = Forecast.of(config.cluster, known, [layout_id(one) for one in possible if ran and one.id[:-8] in ran])
     times = iter(forecast.times(possible))
     for done, one in enumerate(checked):
         if not done % _PROGRESS_EVERY:
@@ -134,7 +139,7 @@ def make_plan(
         planned_point = one.planned
         if not one.structural:
             time = next(times) if one.predicted else None
-            planned_point = _planned(config, one, forecast, time, method, finished, host_bytes)
+            planned_point = _planned(config, one, forecast, time, method, finished, host_bytes, peaks)
         if (failed := _failed_condition(planned_point, conditions.get(planned_point.grid, {}))) is None:
             planned.append(planned_point)
         else:
@@ -259,6 +264,7 @@ def _planned(
     method: Method,
     finished: Mapping[str, FinishedAttempt],
     host_bytes: int | None,
+    peaks: Mapping[str, int],
 ) -> PlannedPoint:
     """Adds the numbers and the verdict to a point whose layout breaks no rule.
 
@@ -268,10 +274,15 @@ def _planned(
     experiment, cluster = point.experiment, config.cluster
     # The closed form of memory describes our own engine only. Times of another engine are predicted once it has rows on
     # the cluster.
-    memory = peak_stage(experiment) if point.predicted and is_own(experiment) else None
-    peak_bytes = memory.peak_bytes + cluster.device.workspace_bytes if memory is not None else None
-    if time is not None and memory is not None:
-        time = forecast.near_full(time, memory.peak_bytes)
+    tensor_bytes = stage = None
+    if point.predicted and is_own(experiment):
+        tensor_bytes = peaks.get(experiment.id) if peaks else None
+        if tensor_bytes is None:
+            memory = peak_stage(experiment)
+            tensor_bytes, stage = memory.peak_bytes, memory.stage
+    peak_bytes = tensor_bytes + cluster.device.workspace_bytes if tensor_bytes is not None else None
+    if time is not None and tensor_bytes is not None:
+        time = forecast.near_full(time, tensor_bytes)
     planned = dataclasses.replace(
         point.planned,
         peak_bytes=peak_bytes,
@@ -288,8 +299,8 @@ def _planned(
             cached_attempt=attempt.attempt_id,
             cached_sweep=attempt.sweep,
         )
-    if memory is not None and not config.plan.run_predicted_oom:
-        detail = _too_big(planned, memory.stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
+    if tensor_bytes is not None and not config.plan.run_predicted_oom:
+        detail = _too_big(planned, stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
@@ -337,15 +348,16 @@ def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: Device
 
 
 def _too_big(
-    point: PlannedPoint, stage: int, device_bytes: int | None, host_bytes: int | None, margin: float
+    point: PlannedPoint, stage: int | None, device_bytes: int | None, host_bytes: int | None, margin: float
 ) -> str | None:
     """Describes in numbers why a point is predicted not to fit; None if it fits or its limits are unknown.
 
-    ``stage``: the stage that needs most.
+    ``stage``: the stage that needs most; None: not looked for yet.
     """
     experiment, peak_bytes = point.experiment, point.peak_bytes
     assert peak_bytes is not None
     if device_bytes is not None and peak_bytes > device_bytes * margin:
+        stage = peak_stage(experiment).stage if stage is None else stage
         return (
             f"stage {stage} of {experiment.pp} needs {format_bytes(peak_bytes)}; "
             f"{format_bytes(device_bytes)} x margin {margin:g} = {format_bytes(device_bytes * margin)}"

@@ -22,7 +22,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.machine import Machine, default_launcher, fitting_cluster, this_machine
 from sweep.planning.assemble import plan_sweep
-from sweep.planning.ledger import ledger_rows
+from sweep.planning.ledger import ledger_rows, origin_of
 from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
@@ -122,7 +122,7 @@ def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
 
 def _fill(prepared: Prepared, sweep: SweepDir, added: Collection[str] | None, other: str | None) -> Queued:
     """The work of `enqueue`. ``other``: another command that runs this sweep now."""
-    from results.tables.store import write_ledger
+    from results.tables.store import ledger_is_of, write_ledger
 
     plan, settings = prepared.plan, prepared.settings
     points = _points_of(prepared)
@@ -132,7 +132,8 @@ def _fill(prepared: Prepared, sweep: SweepDir, added: Collection[str] | None, ot
         for folder in (sweep.todo, sweep.claimed)
     )
     _refuse_other_plan(sweep, len(waiting) + len(claimed), other)
-    write_ledger(sweep.path, ledger_rows(plan))
+    if not ledger_is_of(sweep.path, origin := origin_of(plan)):
+        write_ledger(sweep.path, ledger_rows(plan), origin)
     removed = 0
     for name in waiting if added is None else ():
         (sweep.todo / name).unlink(missing_ok=True)

@@ -87,6 +87,7 @@ def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
         f"{plural(count, 'pilot')} of at most {limit} minutes"
         for nodes, count in demand.pilots.items()
     ]
+    lines += demand.capped.values()
     if demand.too_long:
         lines.append(
             f"{plural(demand.too_long, 'point')} not submitted: up to {format_duration(demand.longest_s)} needed, "

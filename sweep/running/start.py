@@ -51,5 +51,13 @@ def start(
         return run_local(queued.sweep, prepared.settings, live=live, command=command, feed=feed)
     from launchers.slurm.submit import run_slurm
 
-    settings, slurm = prepared.settings, prepared.slurm
-    return run_slurm(queued.sweep, settings, slurm, live=live, command=command, detach=detach, feed=feed)
+    return run_slurm(
+        queued.sweep,
+        prepared.settings,
+        prepared.slurm,
+        live=live,
+        command=command,
+        detach=detach,
+        feed=feed,
+        experiments={point.experiment.id: point.experiment for point in prepared.plan.points},
+    )

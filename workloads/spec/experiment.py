@@ -13,13 +13,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from results.shared_filesystem.whole_files import shortened
 from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_numbers
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model
+from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
 
 ENGINE = "ultrasweep"
@@ -106,8 +107,15 @@ AXES: Mapping[str, Values] = {
 """Rule for each axis of a grid, by name. It is narrower than `FIELDS`: not everything that is stored can be run."""
 
 
+class _WithId:
+    """Keeps the id of an experiment, which is a hash over all fields and is needed many times."""
+
+    __slots__ = ("_id",)
+    _id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class Experiment(_WithId):
     """One training configuration. Degrees of 1 mean "off".
 
     ``world_size = dp_replicate * dp_shard * cp * tp * pp``. ``ep`` does not multiply the world size: expert-parallel
@@ -237,6 +245,13 @@ class Experiment:
     def id(self) -> str:
         """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
         `LONGEST_ID` bytes, because file names are composed of ids."""
+        try:
+            return self._id
+        except AttributeError:
+            object.__setattr__(self, "_id", self._new_id())
+            return self._id
+
+    def _new_id(self) -> str:
         parts = [_slug(self.model.name)]
         dp = (
             f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
@@ -312,6 +327,8 @@ class Experiment:
         return dataclasses.replace(self, **changes)
 
 
+_NAMES = tuple(field.name for field in dataclasses.fields(Experiment))
+_values_of = attrgetter(*_NAMES)
 LONGEST_ID = 110
 """Limit in bytes of UTF-8. The name of a queue file is composed of a point, a pilot and an attempt, and file systems
 allow 255 bytes, which are 85 Chinese characters."""
@@ -326,7 +343,9 @@ def shortened_id(id: str, most: int) -> str:
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
     """Plain nested dict of every field, ready for JSON."""
-    return dataclasses.asdict(experiment)
+    plain = dict(zip(_NAMES, _values_of(experiment), strict=True))
+    plain["model"] = model_to_dict(experiment.model)
+    return plain
 
 
 def layout_id(experiment: Experiment) -> str:
@@ -343,7 +362,7 @@ def canonical_id(experiment: Experiment) -> str:
 
 def from_dict(fields: dict[str, Any]) -> Experiment:
     """Inverse of `to_dict`. Raises `InvalidExperiment` for unknown or missing fields, so that an old file does not
-    silently get new defaults.
+    silently get new defaults. A model that was read before may stand in the place of its fields.
 
     Experiments of engine versions that had no choice in a matter get the field with the behaviour of those engines.
     """
@@ -353,7 +372,9 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
     expected = {f.name for f in dataclasses.fields(Experiment)}
     if wrong := expected.symmetric_difference(fields):
         raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
-    return Experiment(**{**fields, "model": checked_model("stored model", fields["model"])})
+    model = fields["model"]
+    model = model if isinstance(model, ModelSpec) else checked_model("stored model", model)
+    return Experiment(**{**fields, "model": model})
 
 
 LATER_FIELDS: Mapping[str, Any] = {
@@ -384,5 +405,6 @@ def from_json(text: str) -> Experiment:
     return from_dict(fields)
 
 
+@lru_cache(maxsize=256)
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"

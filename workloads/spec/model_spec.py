@@ -139,6 +139,19 @@ class ModelSpec:
         return hash(self.name)
 
 
+def model_to_dict(model: ModelSpec) -> dict[str, Any]:
+    """Plain nested dict of every field, equal to that of `dataclasses.asdict`, which takes ten times as long."""
+    plain = _plain(model)
+    for name in ("moe", "mla"):
+        if plain[name] is not None:
+            plain[name] = _plain(plain[name])
+    return plain
+
+
+def _plain(part: ModelSpec | MoESpec | MLASpec) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in part.__slots__}
+
+
 def canonical_model(model: ModelSpec) -> ModelSpec:
     """The same model with canonical values in the fields without effect, so that one model has one id.
 

@@ -8,17 +8,24 @@ from typing import Any
 from results.tables.schema import CONFIG_COLUMNS
 from workloads.spec.experiment import Experiment, to_dict
 
+_NAMED = ("experiment_id", "model", "config_json")
+_OF_EXPERIMENT, _OF_MODEL = (
+    tuple(
+        column.name
+        for column in CONFIG_COLUMNS
+        if column.name not in _NAMED and hasattr(Experiment, column.name) == of_experiment
+    )
+    for of_experiment in (True, False)
+)
+
 
 def config_columns(experiment: Experiment) -> dict[str, Any]:
     """Values of all columns in `results.tables.schema.CONFIG_COLUMNS`, by name."""
-    named = {"experiment_id": experiment.id, "model": experiment.model.name}
-    named["config_json"] = json.dumps(to_dict(experiment), sort_keys=True)
-    values: dict[str, Any] = {}
-    for column in CONFIG_COLUMNS:
-        if column.name in named:
-            values[column.name] = named[column.name]
-        elif hasattr(experiment, column.name):
-            values[column.name] = getattr(experiment, column.name)
-        else:
-            values[column.name] = getattr(experiment.model, column.name)
-    return values
+    model = experiment.model
+    return {
+        "experiment_id": experiment.id,
+        "model": model.name,
+        "config_json": json.dumps(to_dict(experiment), sort_keys=True),
+        **{name: getattr(experiment, name) for name in _OF_EXPERIMENT},
+        **{name: getattr(model, name) for name in _OF_MODEL},
+    }

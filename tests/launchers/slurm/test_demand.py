@@ -33,6 +33,24 @@ def test_how_many_pilots() -> None:
     assert pilots(2, 100.0) == {}
 
 
+def test_many_points_get_few_pilots_and_a_sentence_unless_the_user_sets_a_number() -> None:
+    launch = settings(num_devices=2)
+    of_one, of_four = points(*["ok"] * 1_500), points(*["ok"] * 600, dp=8, global_batch_size=8)
+    demand = demand_of([*of_one, *of_four], launch, SlurmOptions(time_min=10))
+    assert demand.pilots == {4: 16, 1: 64}  # 64 nodes of each shape
+    # 1,500 points of 30 s need 100 pilots of 450 s.
+    assert demand.capped[1].startswith("1,500 points of 1 node: 64 pilots at a time, not 100 (by default ")
+    assert "at most 12 min (1,500 points have no predicted time" in demand.capped[1]
+    assert demand.capped[1].endswith("launcher.max_nodes=N or launcher.max_pilots=N sets another limit")
+    known = [dataclasses.replace(one, predicted_step_time_s=0.0) for one in of_one]
+    assert "they run for about 12 min;" in demand_of(known, launch, SlurmOptions(time_min=10)).capped[1]
+    for given in ({"max_nodes": 500}, {"max_pilots": 500}, {"target_h": 9.0}):
+        lifted = demand_of(of_one, launch, SlurmOptions(**{"time_min": 10, **given}))
+        assert (lifted.pilots, lifted.capped) == ({1: 100}, {})
+    wide = demand_of(points("ok", dp=256, global_batch_size=256), launch, SlurmOptions(time_min=10))
+    assert (wide.pilots, wide.too_wide, wide.capped) == ({128: 1}, 0, {})  # wider than the limit
+
+
 def test_points_that_no_pilot_can_run() -> None:
     wide = points("ok", dp=8, global_batch_size=8)
     demand = demand_of([*wide, *points("ok")], settings(num_devices=2), SlurmOptions(max_nodes=2))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.slurm import pilot_submitter, submit
+from launchers.slurm import demand, pilot_submitter, submit
 from launchers.slurm.cancel import cancel
 from launchers.slurm.options import SlurmOptions
 from launchers.state import queue, submissions
@@ -50,6 +50,15 @@ def test_paths_in_a_batch_file_are_those_that_the_user_typed(tmp_path: Path, mon
     assert [len(all_submissions(one)) for one in (here, *everywhere)] == [1, 1, 1]
     monkeypatch.setenv("PWD", "/")  # a stale variable
     assert submissions.log_dir(Path("results"), "t") == tmp_path / "mnt" / "nfs7" / "results" / "slurm" / "t"
+
+
+def test_the_default_limit_of_nodes_is_told_once(
+    fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demand, "DEFAULT_NODES", 1)
+    assert run(sweep, detach=True, time_min=2, signal_delay_s=30).detached  # a pilot has 60 s, each point takes 30
+    assert len(fake.jobs) == 1
+    assert capsys.readouterr().out.count("3 points of 1 node: 1 pilot at a time, not 2 (by default ") == 1
 
 
 def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir) -> None:

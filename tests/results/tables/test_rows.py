@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from results.errors import InvalidResults
+from results.tables import rows
 from results.tables.rows import conform, table_from_rows
 from results.tables.schema import ATTEMPTS, LEDGER, STEPS
 from tests.results.helpers import attempt
@@ -82,3 +83,13 @@ def test_conform_fills_and_keeps() -> None:
 def test_conform_refuses_what_cannot_be_cast() -> None:
     with pytest.raises(InvalidResults, match="column tp is string, not int64"):
         conform(pa.table({"attempt_id": ["a"], "tp": ["two"]}), ATTEMPTS)
+
+
+def test_columns_of_plain_values_are_not_checked_cell_by_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr(rows, "_checked", lambda schema, field, value: checked.append(field.name) or value)
+    row = {"point": 0, "verdict": "run", "experiment_id": "e", "predicted_step_time_s": 1, "detail": None}
+    table = table_from_rows([row, {**row, "predicted_step_time_s": 0.5}], LEDGER)
+    assert checked == [] and table["predicted_step_time_s"].to_pylist() == [1.0, 0.5]
+    table_from_rows([row, {**row, "model": np.str_("numpy")}], LEDGER)
+    assert set(checked) == {"model"}

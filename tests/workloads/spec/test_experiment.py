@@ -182,3 +182,16 @@ def test_mistakes_in_models_name_the_field_and_what_would_work(fields: dict[str,
 def test_what_a_model_lacks_is_named() -> None:
     with pytest.raises(InvalidExperiment, match="model ours: ffn_hidden_size, vocab_size must be given"):
         model_from_dict({name: SHAPE[name] for name in list(SHAPE)[:5]})
+
+
+def test_an_id_is_computed_once_and_not_kept_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = {"num_experts": 4, "experts_per_token": 2, "expert_hidden_size": 32}
+    model = model_from_dict({**SHAPE, "num_kv_heads": 4, "moe": experts, "mla": LATENT})
+    one = Experiment.canonical(model=model, dp=2, global_batch_size=8)
+    assert to_dict(one) == dataclasses.asdict(one) and list(to_dict(one)) == list(dataclasses.asdict(one))
+    other = one.replace(seed=one.seed + 1)
+    assert one.id != other.id
+    monkeypatch.setattr(hashlib, "sha256", None)
+    assert one.id == one.id
+    with pytest.raises(TypeError):
+        _ = one.replace(seed=7).id
