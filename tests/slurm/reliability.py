@@ -44,7 +44,7 @@ nodes that are added whenever nearly all have ended, time limits of 15 minutes, 
 one virtual hour, drawn by a seed. Faults are pilots that are killed, frozen or hang in the middle of a call on a file,
 lost agents and ranks, rebooted, drained and falsely lost nodes, preempted and cancelled jobs, a controller that is away
 (for ten minutes as well) or forgets jobs, failing commands and files, clocks that are set, and commands that are
-killed, frozen or typed twice. One command runs it and writes this table:
+killed, frozen or typed twice. Two runs of a seed are alike, not the same. One command writes this table:
 
     python -m tests.slurm.storm --seeds 8 --write-reliability
 

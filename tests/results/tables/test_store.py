@@ -203,14 +203,14 @@ def test_a_holder_that_stood_still_before_the_rename_does_not_undo_a_later_compa
     publish, long_ago = files.publish, time.time() - 3600
 
     def stands_still(temporary: Path, path: Path) -> None:
-        monkeypatch.setattr(compaction.files, "publish", publish)
+        monkeypatch.setattr(files, "publish", publish)
         for entry in (sweep / ".compact.lock").iterdir():
             os.utime(entry, (long_ago, long_ago))
         store.write_attempt(sweep, attempt("a2"), [])
         assert store.compact(sweep) and part_names(sweep) == []
         publish(temporary, path)
 
-    monkeypatch.setattr(compaction.files, "publish", stands_still)
+    monkeypatch.setattr(files, "publish", stands_still)
     assert not store.compact(sweep)
     assert ids(store.read_attempts(sweep)) == ["a1", "a2"]
     assert sorted(path.name for path in sweep.iterdir() if path.is_file()) == ["attempts.parquet", "sweep.json"]
@@ -225,7 +225,7 @@ def test_a_part_that_is_written_anew_during_a_compaction_is_kept(sweep: Path, mo
         store.write_attempt(sweep, attempt("a1", outcome="ok"), [])
         publish(temporary, path)
 
-    monkeypatch.setattr(compaction.files, "publish", written_anew)
+    monkeypatch.setattr(files, "publish", written_anew)
     assert store.compact(sweep)
     assert store.read_attempts(sweep)["outcome"].to_pylist() == ["ok"]
 

@@ -7,6 +7,7 @@ import json
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -361,7 +362,7 @@ class PilotRun:
         config = read_pilot_config(pilot_state.config_path(sweep, self.token))
         batch = StormBatch(self)
         for number, machine in enumerate(self.machines):
-            world.at(world.random.uniform(0.5, 8.0) if number else 0.3, lambda machine=machine: self._join(machine))
+            world.at(world.random.uniform(0.5, 8.0) if number else 0.3, partial(self._join, machine))
         pool = NodePool(
             self._server,  # type: ignore[arg-type]
             self.allocation,

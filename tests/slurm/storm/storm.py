@@ -2,7 +2,8 @@
 
 Real are `launchers.slurm.submit.run_slurm`, `launchers.pilot.pilot.Pilot` with its pool, scheduler, recorder, history
 and queue, `launchers.attempt`, and the sweep's files. Simulated are the clock, Slurm's daemons and commands, the
-network, agents and ranks (see `cluster` and `pilots`).
+network, agents and ranks (see `cluster` and `pilots`). A seed draws faults and points; ids are random, so that two runs
+of a seed are alike and not the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import math
 import os
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -28,7 +30,7 @@ from unittest import mock
 from launchers.pilot import attempt_thread, state_writer
 from launchers.pilot.pilot import Pilot
 from launchers.pilot.stop_request import StopRequest
-from launchers.slurm import batch_file, pilot_job, submit, submitter_lease
+from launchers.slurm import batch_file, submit, submitter_lease
 from launchers.slurm.client import SlurmClient
 from launchers.slurm.options import SlurmOptions
 from launchers.state import circuit_breaker, pilot_state
@@ -330,7 +332,7 @@ class Storm:
                 (submitter_lease, "kept_alive", lambda _: contextlib.nullcontext()),
                 (SlurmClient, "_call", lambda client, command, harmless=None: cluster.call(client, command)),
                 (batch_file, "submit", cluster.sbatch),
-                (pilot_job.shutil, "which", lambda name: f"/bin/{name}" if self.place.has_scontrol else None),
+                (shutil, "which", lambda name: f"/bin/{name}" if self.place.has_scontrol else None),
                 (lease, "_touch", touch),
             ):
                 stack.enter_context(mock.patch.object(where, name, value))
