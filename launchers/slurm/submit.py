@@ -24,11 +24,11 @@ from launchers.slurm.held_nodes import wait_for_release
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
-from launchers.slurm.polling import files_timer, sleep_until_signal, squeue_timer
+from launchers.slurm.polling import PollTimer, files_timer, sleep_until_signal, squeue_timer
 from launchers.slurm.reconcile import Cycle, Reconciler
 from launchers.slurm.sbatch import available, missing_commands
 from launchers.state import code_snapshot, submissions
-from launchers.state.submissions import new_submission
+from launchers.state.submissions import FilesUnreadable, new_submission
 from launchers.state.sweep_dir import Point, SweepDir
 from launchers.state.typed_paths import absolute_path
 from launchers.status.leftovers import remove_leftovers
@@ -163,39 +163,55 @@ class _SlurmRun:
         self._message = ""
         self._detached = self._interrupted = False
         self._too_wide = 0
+        self._last_finished = -1
+        """Points that had ended at the last turn."""
 
     def loop(self) -> None:
-        """Submit and show until there is nothing more to do."""
+        """Submit and show until there is nothing more to do. While the filesystem fails it waits, as pilots do: nobody
+        else submits the missing ones."""
         files, squeue = files_timer(), squeue_timer()
-        started, finished = time.monotonic(), -1
+        started = time.monotonic()
         while True:
+            try:
+                if self._turn(files, squeue, started):
+                    return
+                pause_s = min(files.period_s, squeue.left_s())
+            except (OSError, FilesUnreadable) as error:
+                if self._signals:
+                    raise
+                self._show_error(error, "read")
+                pause_s = files.period_s
+            sleep_until_signal(pause_s, self._signals)
+
+    def _turn(self, files: PollTimer, squeue: PollTimer, started: float) -> bool:
+        """Read the status and do what is due. Returns whether nothing more is to do."""
+        status = self._reader.read()
+        self._view.show(status)
+        if self._signals:
+            self.leave()
+            return True
+        if self._cancelled():
+            self._message = f"cancelled by another command; {plural(status.left, 'point')} left"
+            return True
+        if line := self._feed():
+            self._view.print_line(line)
             status = self._reader.read()
-            self._view.show(status)
-            if self._signals:
-                self.leave()
-                return
-            if self._cancelled():
-                self._message = f"cancelled by another command; {plural(status.left, 'point')} left"
-                return
-            if line := self._feed():
-                self._view.print_line(line)
-                status = self._reader.read()
-            progress = status.finished != finished
-            finished = status.finished
-            if squeue.due() or not status.left:
-                changed = self._reconcile(status)
-                squeue.polled(changed=changed or progress)
-                if not status.left and self._lingers:
-                    return
-                if not status.left:
-                    held = wait_for_release(self._sweep, self._view.print_line, self._signals)
-                    remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)
-                    return
-                # Read again: points that the cycle did not find in the queue may have ended since.
-                if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):
-                    return
-            files.polled(changed=progress)
-            sleep_until_signal(min(files.period_s, squeue.left_s()), self._signals)
+        progress = status.finished != self._last_finished
+        self._last_finished = status.finished
+        if squeue.due() or not status.left:
+            changed = self._reconcile(status)
+            squeue.polled(changed=changed or progress)
+            if not status.left and self._lingers:
+                return True
+            if not status.left:
+                held = wait_for_release(self._sweep, self._view.print_line, self._signals)
+                remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)
+                return True
+            # Read again: points that the cycle did not find in the queue may have ended since.
+            if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):
+                return True
+        files.polled(changed=progress)
+        return False
 
     def leave(self) -> None:
         """Show which pilots keep running without this process."""
@@ -248,8 +264,9 @@ class _SlurmRun:
         try:
             cycle = self._reconciler.cycle(status.attempts)
         except OSError as error:
-            self._show_error(error)
+            self._show_error(error, "write")
             return False
+        self._shown_error = ""
         if cycle.busy:
             if not self._shown_busy:
                 self._view.print_line(f"another command is submitting pilots for {self._sweep.path}; waiting for it")
@@ -283,16 +300,23 @@ class _SlurmRun:
             self._shown_jobs = jobs
         return changed
 
-    def _show_error(self, error: OSError) -> None:
+    def _show_error(self, error: OSError | FilesUnreadable, task: str) -> None:
         """Show the error, or raise it again when waiting does not help."""
-        if self._sweep.removed:
+        if self._removed():
             raise error
-        message = f"cannot write in {self._sweep.path}: {error.strerror or error}"
-        if error.errno in _LASTING_ERRORS:
+        message = f"cannot {task} in {self._sweep.path}: {getattr(error, 'strerror', None) or error}"
+        if getattr(error, "errno", None) in _LASTING_ERRORS:
             raise InvalidResults(message) from None
         if message != self._shown_error:
             self._view.print_line(f"{message}; trying again")
         self._shown_error = message
+
+    def _removed(self) -> bool:
+        """Whether the sweep's folder is gone; False while the filesystem does not say."""
+        try:
+            return self._sweep.removed
+        except OSError:
+            return False
 
     def _is_over(self, status: SweepStatus) -> bool:
         """Whether points are left that no pilot will run. Raises when no point could be run at all: then Slurm or the

@@ -32,7 +32,7 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.state.typed_paths import absolute_path
 from results.errors import InvalidResults
 from results.shared_filesystem.lease import filesystem_time
-from results.shared_filesystem.patience import patiently
+from results.shared_filesystem.patience import may_pass, patiently
 from results.shared_filesystem.whole_files import read_text
 from results.text.numbers import plural
 from workloads.contract.protocol import read_json, write_json
@@ -60,6 +60,10 @@ _LATEST_S = 86_400.0
 """Clocks of two machines differ by less; a later time is no time."""
 DAMAGED = "its file is damaged"
 """Beginning of `Submission.message` where the file cannot be read."""
+
+
+class FilesUnreadable(InvalidResults):
+    """The records of submissions cannot be read now, but may be later: the filesystem fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +262,7 @@ def cancel_mark(sweep: SweepDir) -> str | None:
     except ValueError as error:
         return str(error)
     except OSError as error:
-        raise InvalidResults(f"{path} cannot be read: {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
 
 
 def cancelled_among(sweep: SweepDir, everything: Sequence[Submission]) -> set[str]:
@@ -313,9 +317,14 @@ def _everything(sweep: SweepDir) -> list[Submission]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InvalidResults(f"{folder} cannot be read: {error.strerror or error}") from None
+        raise _unreadable(folder, error) from None
     submissions = [one for one in read if one is not None]
     return sorted(submissions, key=lambda one: (one.created_at, one.token))
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidResults:
+    kind = FilesUnreadable if may_pass(error) else InvalidResults
+    return kind(f"{path} cannot be read: {error.strerror or error}")
 
 
 def _mark(folder: str) -> str:

@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
 def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
     """Merge the parts of one table. Returns False if the lease was lost before the new file replaced the old one."""
     target = files.compacted_path(sweep_dir, table)
+    before = _inodes(sweep_dir, table)
     old = _open(target)
     try:
         schema = files.nullable(files.SCHEMAS[table])
@@ -52,7 +54,9 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
         if not parts:
             return True
         pieces = _regrouped([*_without(old, fresh["attempt_id"], fresh.schema), fresh])
-        temporary = temporary_path(target)
+        # The new file is removed with a lease that counts as dead. So a process that stood still cannot put it in the
+        # place of a later one, whose parts are gone.
+        temporary = temporary_path(lease.path / target.name)
         try:
             with (
                 create(temporary) as file,
@@ -65,6 +69,10 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
             if not lease.held():
                 return False
             files.publish(temporary, target)
+        except FileNotFoundError:
+            if lease.held():
+                raise
+            return False
         finally:
             temporary.unlink(missing_ok=True)
     except pa.ArrowException as error:
@@ -72,9 +80,20 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
     finally:
         if old is not None:
             old.close()
+    after = _inodes(sweep_dir, table)
     for part in parts:
-        repeated(partial(part.unlink, missing_ok=True))
+        if after.get(part.name) == before.get(part.name):  # otherwise its pilot has written it anew since
+            repeated(partial(part.unlink, missing_ok=True))
     return True
+
+
+def _inodes(sweep_dir: Path, table: Table) -> dict[str, int]:
+    """The inode of every part, by name: a part that is written anew is another file."""
+    try:
+        with os.scandir(files.part_path(sweep_dir, table, "").parent) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
 
 
 def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[Path], pa.Table]:

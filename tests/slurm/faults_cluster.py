@@ -151,6 +151,26 @@ def ctld_is_frozen(place: Place) -> TableRow:
     return TableRow("it accepts connections and does not answer for 60 s", sweep.summary())
 
 
+@scenario("slurmctld is away while the only pilot is killed", nodes=2, isolation="plain")
+def ctld_is_away(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_8", 1), *[("ok_3", 1)] * 4, words=["launcher.max_pilots=1"])
+    sweep.start()
+    state = sweep.wait_running("ok_8")
+    place.lab.ctld_stop()
+    with afterwards(place.lab.ctld_start):
+        place.lab.kill_in_node(state.nodes[0], state.identity.pid)
+        time.sleep(60)
+        assert sweep.submitters[-1].poll() is None, sweep.output()
+    sweep.finish()
+    rows = sweep.check()["ok_8"]
+    assert [row["outcome"] for row in rows] == ["node_failure", "ok"], brief(rows)
+    return TableRow(
+        "stopped for 60 s, ten minutes shortened to a tenth as the lease of a pilot is to a sixth; SIGKILL to the "
+        "only pilot meanwhile",
+        sweep.summary(),
+    )
+
+
 @scenario("a cluster without accounting: a pilot is killed", nodes=2, isolation="plain")
 def no_accounting(place: Place) -> TableRow:
     sweep = _long_sweep(place)

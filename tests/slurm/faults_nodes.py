@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 from launchers.state import node_exclusions
@@ -116,3 +117,19 @@ def failing_files(place: Place) -> TableRow:
         "change something after they were done",
         sweep.summary(),
     )
+
+
+@scenario("all of a pilot's nodes are rebooted", nodes=3)
+def nodes_are_rebooted(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_9", 3), ("ok", 3), *[("ok_1", 1)] * 3)
+    sweep.start()
+    sweep.wait_running("ok_9")
+    for node in place.nodes:
+        place.lab.crash_node(node)
+    time.sleep(20)
+    for node in place.nodes:
+        place.lab.start_node(node)
+    sweep.finish()
+    rows = sweep.check()["ok_9"]
+    assert [row["outcome"] for row in rows] == ["node_failure", "ok"], brief(rows)
+    return TableRow("power loss of all three nodes at once, the pilot's own too, back after 20 s", sweep.summary())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from tests.slurm.lab.lab import wait_until
 from tests.slurm.scenarios import Place, TableRow, scenario
+from tests.slurm.standin import ONE_PROCESS
 from tests.slurm.sweeps import STEP_LIMIT_S, StandinSweep, brief
 
 RANKS = {
@@ -117,23 +119,71 @@ def only_pilot_freezes(place: Place) -> TableRow:
     )
 
 
+def _preempt(place: Place, seconds: int) -> None:
+    """Submit another user's job that takes all nodes of this scenario for some seconds."""
+    words = ("-p", "main", "-N", str(len(place.nodes)), "-w", ",".join(place.nodes), "--exclusive")
+    place.lab.run("sbatch", "--parsable", *words, "-o", "/dev/null", "--wrap", f"sleep {seconds}")
+
+
+def _restarts(place: Place, job: str | None) -> int:
+    """How often Slurm has restarted a job."""
+    assert job is not None
+    return int(place.lab.run("scontrol", "show", "job", job).partition("Restarts=")[2].split()[0])
+
+
 @scenario("a pilot is preempted and requeued", nodes=1, preemptible=True)
 def pilot_preempted(place: Place) -> TableRow:
     sweep = place.sweep(("ok_9", 1), ("ok", 1), ("ok_1", 1))
     sweep.start()
     state = sweep.wait_running("ok_9")
-    assert state.job is not None
-    ours = place.lab.run(
-        *("sbatch", "--parsable", "-p", "main", "-w", place.nodes[0], "--exclusive", "-o", "/dev/null"),
-        *("--wrap", "sleep 4"),
-    ).strip()
+    _preempt(place, 4)
     sweep.finish()
     rows = sweep.check()["ok_9"]
     assert [row["outcome"] for row in rows] == ["preempted", "ok"], brief(rows)
-    shown = place.lab.run("scontrol", "show", "job", state.job)
-    assert "Restarts=1" in shown, shown
-    assert ours
+    assert _restarts(place, state.job) == 1
     return TableRow("another user's job takes the node; Slurm requeues the pilot", sweep.summary())
+
+
+def _runs_for(sweep: StandinSweep, name: str, seconds: float) -> bool:
+    """Whether a point runs for so long. With `ONE_PROCESS` its phase does not show it, since few ranks have
+    heartbeats."""
+    running = [(state, one) for state in sweep.states() for one in state.running]
+    return any(one.experiment_id.startswith(name) and state.elapsed_s(one) > seconds for state, one in running)
+
+
+@scenario("a pilot of 16 nodes is preempted and requeued", nodes=16, preemptible=True)
+def wide_pilot_preempted(place: Place) -> TableRow:
+    words = [
+        f"+launcher.environment.{ONE_PROCESS}=1",
+        "+launcher.phase_limits_s.step=60",
+        "launcher.time_min=10",
+    ]
+    sweep = place.sweep(("ok", 16), ("ok_20", 16), ("ok_1", 16), words=words)
+    sweep.start()
+    wait_until(lambda: _runs_for(sweep, "ok20", 5.0), 240, f"ok_20 in its steps: {sweep.output()}")
+    state = sweep.states()[0]
+    _preempt(place, 4)
+    sweep.finish(limit_s=400)
+    rows = sweep.check()["ok_20"]
+    assert [row["outcome"] for row in rows] == ["preempted", "ok"], brief(rows)
+    assert _restarts(place, state.job) == 1
+    return TableRow("another user's job takes all 16 nodes; Slurm requeues the pilot", sweep.summary())
+
+
+@scenario("scontrol is missing in the pilot's image")
+def scontrol_is_missing(place: Place) -> TableRow:
+    commands = place.folder / "bin"
+    commands.mkdir()
+    (commands / "squeue").symlink_to(str(shutil.which("squeue")))
+    sweep = place.sweep(("ok_9", 1), ("ok", 1), words=[f"launcher.prefix=['env','PATH={commands}']"])
+    sweep.start()
+    state = sweep.wait_running("ok_9")
+    place.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGUSR2)
+    sweep.finish()
+    rows = sweep.check()["ok_9"]
+    assert [row["outcome"] for row in rows] == ["preempted", "ok"], brief(rows)
+    assert _restarts(place, state.job) == 1, sweep.diagnosis()
+    return TableRow("PATH of the pilot has squeue alone; the warning before the time limit (SIGUSR2)", sweep.summary())
 
 
 @scenario("a pilot is scancelled")

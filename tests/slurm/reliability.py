@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.slurm.lab import Lab
@@ -14,7 +15,8 @@ _HEAD = """\
 # What happens when things break
 
 This page shows what faults of ranks, pilots, nodes, disks and Slurm do to a running sweep: how its points end, and
-whether each gets its row. One command breaks the sweeps and writes the page:
+whether each gets its row. One command breaks the sweeps and writes the table (with
+``-k`` only the lines of some scenarios):
 
     python -m pytest tests/slurm/test_faults.py --write-reliability
 
@@ -34,22 +36,54 @@ own delays: it checks time limits every 30 s, and notices a lost node after 15 t
 """
 
 
-def write_page(results: Mapping[str, ScenarioResult], lab: Lab, page: Path = PAGE) -> None:
-    """Write the page. Its table has the order of `SCENARIOS`."""
-    import os
+_STORMS = """
+## An hour of random faults
 
+Real pilots and real commands on a simulated Slurm with a virtual clock: {nodes} nodes, points on one, two and four
+nodes that are added whenever nearly all have ended, time limits of 15 minutes, and a fault every 25 s on average for
+one virtual hour, drawn by a seed. Faults are pilots that are killed, frozen or hang in the middle of a call on a file,
+lost agents and ranks, rebooted, drained and falsely lost nodes, preempted and cancelled jobs, a controller that is away
+(for ten minutes as well) or forgets jobs, failing commands and files, clocks that are set, and commands that are
+killed, frozen or typed twice. Two runs of a seed are alike, not the same. One command writes this table:
+
+    python -m tests.slurm.storm --seeds 8 --write-reliability
+
+Failed calls are those on files. After every seed each point has one final row, every other row is marked as followed by
+another attempt or as of a point that ran twice, every attempt that was started has a row, every attempt that was
+measured before it was recorded has a row with its measurement, and no pilot and no job is left.
+
+| seed | points | faults | failed calls | pilots | commands | final rows | tried again | ran twice | marked | hours |
+|---:|---:|---:|---:|---:|---:|---|---|---:|---:|---:|
+"""
+_STORMS_TITLE = "\n## An hour of random faults\n"
+
+
+def write_page(results: Mapping[str, ScenarioResult], lab: Lab, page: Path = PAGE) -> None:
+    """Write the page with these results by title; other scenarios keep their lines. Its table has the order of
+    `SCENARIOS`."""
     version = lab.run("sinfo", "--version").strip()
-    lines = []
-    for scenario in SCENARIOS:
-        for title in scenario.titles:
-            result = results[title]
-            row = result.rows[title]
-            lines.append(f"| {title} | {row.injected} | {row.rows} | {result.seconds:.0f} |")
+    text = page.read_text()
+    lines = {line.split("|")[1].strip(): line for line in _table(text)}
+    for title, result in results.items():
+        row = result.rows[title]
+        lines[title] = f"| {title} | {row.injected} | {row.rows} | {result.seconds:.0f} |"
+    titles = [title for scenario in SCENARIOS for title in scenario.titles if title in lines]
     head = _HEAD.format(version=version, nodes=len(lab.nodes), cores=os.cpu_count())
-    page.write_text(head + "\n".join(lines) + "\n")
+    _, there, storms = text.partition(_STORMS_TITLE)
+    page.write_text(head + "\n".join(lines[title] for title in titles) + "\n" + there + storms)
+
+
+def write_storms(lines: Sequence[str], nodes: int, page: Path = PAGE) -> None:
+    """Write the part of the page about random faults; ``lines`` are those of its table."""
+    scenarios = page.read_text().partition(_STORMS_TITLE)[0]
+    page.write_text(scenarios + _STORMS.format(nodes=nodes) + "\n".join(lines) + "\n")
 
 
 def titles_in(page: Path = PAGE) -> list[str]:
     """The scenarios that a page lists."""
-    rows = [line.split("|")[1].strip() for line in page.read_text().splitlines() if line.startswith("| ")]
-    return rows[1:]
+    return [line.split("|")[1].strip() for line in _table(page.read_text())]
+
+
+def _table(text: str) -> list[str]:
+    """The lines of the scenarios' table."""
+    return [line for line in text.partition(_STORMS_TITLE)[0].splitlines() if line.startswith("| ")][1:]

@@ -43,10 +43,9 @@ def running(request: pytest.FixtureRequest, lab: Lab, plain_lab: Lab) -> Iterato
         pool.submit(with_accounting)
         pool.submit(run, "plain", 1)
         yield futures
-    if request.config.getoption("--write-reliability") and all(
-        f.done() and not f.exception() for f in futures.values()
-    ):
-        write_page({title: future.result() for title, future in futures.items()}, lab)
+    if request.config.getoption("--write-reliability"):
+        ended = {title: future for title, future in futures.items() if future.done() and not future.exception()}
+        write_page({title: future.result() for title, future in ended.items()}, lab)
 
 
 def _pass_on(done: Future[ScenarioResult], to: Future[ScenarioResult]) -> None:

@@ -16,7 +16,6 @@ from launchers.slurm.watch import watch
 from launchers.state import submissions
 from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir
-from results.errors import InvalidResults
 from results.shared_filesystem import patience
 from tests.launchers.failing_calls import FailingFiles
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -102,6 +101,6 @@ def test_a_folder_that_stays_unreadable_is_one_error(
     run(sweep, detach=True)
     monkeypatch.setattr(submissions, "_READ_LIMIT_S", 0.01)
     FailingFiles(monkeypatch.setattr, sweep.path / "submissions", 0, rate=1.0).active = True
-    with pytest.raises(InvalidResults, match="submissions cannot be read: "):
+    with pytest.raises(submissions.FilesUnreadable, match="submissions cannot be read: "):
         cancel(sweep)
     assert [job["state"] for job in fake.jobs] == ["PENDING"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 import time
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from launchers.state import queue, submissions
 from launchers.state.queue import QueueReader
 from launchers.state.submissions import all_submissions, new_submission
 from launchers.state.sweep_dir import SweepDir, entry_names
+from launchers.status.status import StatusReader
 from results.errors import UltrasweepError
 from tests.launchers.scripted import cluster, points, settings
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -66,6 +70,33 @@ def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir)
         summary = run(sweep, target_h=1e-4)
     assert (summary.left, summary.exit_code, summary.detached) == (0, 0, False)
     assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
+
+
+def test_a_filesystem_that_fails_for_minutes_is_waited_out(
+    fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else submits the pilots that are missing when it works again."""
+    reads, marks, read, mark = count(), count(), StatusReader.read, submissions.cancel_mark
+    failed: list[int] = []
+
+    def failing_read(reader: StatusReader, *arguments: Any, **options: Any) -> Any:
+        if (number := next(reads)) in (3, 4):
+            failed.append(number)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(reader, *arguments, **options)
+
+    def failing_mark(of: SweepDir) -> str | None:
+        if next(marks) == 3:
+            raise submissions.FilesUnreadable("cancelled.json cannot be read: Stale file handle")
+        return mark(of)
+
+    monkeypatch.setattr(StatusReader, "read", failing_read)
+    monkeypatch.setattr(submissions, "cancel_mark", failing_mark)
+    with meanwhile(lambda: failed == [3, 4], lambda: finish_all(sweep)):
+        summary = run(sweep)
+    assert (summary.left, summary.exit_code) == (0, 0)
+    said = capsys.readouterr().out
+    assert "Input/output error; trying again" in said and "Stale file handle; trying again" in said
 
 
 def test_a_job_that_outlives_its_pilot_is_named(

@@ -195,6 +195,41 @@ def test_a_holder_that_lost_its_lease_leaves_the_file_alone(sweep: Path, monkeyp
     assert part_names(sweep) == ["a1.parquet"]
 
 
+def test_a_holder_that_stood_still_before_the_rename_does_not_undo_a_later_compaction(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system hung for minutes: its lease counts as dead, and another process has merged more parts."""
+    store.write_attempt(sweep, attempt("a1"), [])
+    publish, long_ago = files.publish, time.time() - 3600
+
+    def stands_still(temporary: Path, path: Path) -> None:
+        monkeypatch.setattr(files, "publish", publish)
+        for entry in (sweep / ".compact.lock").iterdir():
+            os.utime(entry, (long_ago, long_ago))
+        store.write_attempt(sweep, attempt("a2"), [])
+        assert store.compact(sweep) and part_names(sweep) == []
+        publish(temporary, path)
+
+    monkeypatch.setattr(files, "publish", stands_still)
+    assert not store.compact(sweep)
+    assert ids(store.read_attempts(sweep)) == ["a1", "a2"]
+    assert sorted(path.name for path in sweep.iterdir() if path.is_file()) == ["attempts.parquet", "sweep.json"]
+
+
+def test_a_part_that_is_written_anew_during_a_compaction_is_kept(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pilot that was taken for dead writes its row after the one that took its point over."""
+    store.write_attempt(sweep, attempt("a1", outcome="node_failure"), [])
+    publish = files.publish
+
+    def written_anew(temporary: Path, path: Path) -> None:
+        store.write_attempt(sweep, attempt("a1", outcome="ok"), [])
+        publish(temporary, path)
+
+    monkeypatch.setattr(files, "publish", written_anew)
+    assert store.compact(sweep)
+    assert store.read_attempts(sweep)["outcome"].to_pylist() == ["ok"]
+
+
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
 def test_damaged_part_costs_one_line_and_is_kept(
     sweep: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
