@@ -52,6 +52,7 @@ def test_paths_in_a_batch_file_are_those_that_the_user_typed(tmp_path: Path, mon
     assert submissions.log_dir(Path("results"), "t") == tmp_path / "mnt" / "nfs7" / "results" / "slurm" / "t"
 
 
+@pytest.mark.slow
 def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir) -> None:
     with meanwhile(lambda: bool(fake.jobs), lambda: finish_all(sweep)):
         summary = run(sweep, target_h=1e-4)
@@ -59,6 +60,7 @@ def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir)
     assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
 
 
+@pytest.mark.slow
 def test_a_job_that_outlives_its_pilot_is_named(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +77,7 @@ def test_a_job_that_outlives_its_pilot_is_named(
     assert "nodes are still held by job 1 (RUNNING) on node3; scancel 1 releases them" in said
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_while_points_are_added(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +96,7 @@ def test_a_run_goes_on_while_points_are_added(
     assert "one more" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_detach_returns_at_once(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run(sweep, detach=True)
     assert (summary.detached, summary.exit_code, summary.left) == (True, 0, 3)
@@ -112,6 +116,7 @@ def test_ctrl_c_leaves_the_pilots(fake: FakeSlurm, sweep: SweepDir, capsys: pyte
     ] and "running without this command" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     submissions.write(sweep, new_submission(sweep, nodes=1, count=1, time_min=5))  # of an earlier run: squeue is asked
@@ -122,6 +127,7 @@ def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -
     assert fake.jobs == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_after_pilots_have_failed(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +172,7 @@ def test_a_refused_run_is_one_error(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_points_that_fit_no_pilot_end_the_run(fake: FakeSlurm, sweep: SweepDir) -> None:
     sweep.add_points(points("ok", dp=8, global_batch_size=8))
     with meanwhile(lambda: bool(fake.jobs), lambda: _finish_narrow(sweep, fake)):
