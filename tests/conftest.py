@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from tests.pool import Pool
 from tests.sampling import SEED, drawn_part, seconds_of
 
-MARK_OF_FIXTURE = {"lab": "slurm", "plain_lab": "slurm", "browser": "browser"}
+MARK_OF_FIXTURE = {"lab": "slurm", "plain_lab": "slurm", "browser": "browser", "gloo_pool": "slow"}
 """A test that uses the fixture, directly or through another one, carries the mark."""
 SEEDED_PART = pytest.StashKey[str]()
 """Which exhaustive tests were drawn, for the end of the report."""
@@ -38,12 +39,27 @@ def pytest_report_header() -> str:
     return f"seeded samples: TESTS_SEED={SEED}"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while modules are imported, nor in what they have made later: it is never garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries that count what is left at the end would take it for a leak
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
-            if fixture in MARK_OF_FIXTURE:
-                item.add_marker(MARK_OF_FIXTURE[fixture])
+            if (mark := MARK_OF_FIXTURE.get(fixture)) and not item.get_closest_marker(mark):
+                item.add_marker(mark)
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
     _skip_without_slurm([item for item in items if item.get_closest_marker("slurm")])
     for item in items:
@@ -125,6 +141,8 @@ def _weight(item: pytest.Item) -> int:
         return 0
     if item.get_closest_marker("exhaustive"):
         return int(10 * seconds_of(item))
+    if (slow := item.get_closest_marker("slow")) and "seconds" in slow.kwargs:
+        return int(10 * slow.kwargs["seconds"])
     weights = {"slurm": 1000, "slow": 20, "browser": 10}
     return next((weight for mark, weight in weights.items() if item.get_closest_marker(mark)), 1)
 

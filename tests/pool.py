@@ -18,7 +18,7 @@ import faulthandler
 import gc
 import importlib
 import io
-import multiprocessing
+import multiprocessing.context
 import os
 import pickle
 import signal
@@ -28,6 +28,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,20 @@ from typing import Any
 PRELOAD = [
     *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"),
     *("torch.distributed.tensor.debug", "workloads.measuring.step", "workloads.parity.training"),
+    *("torch.testing._internal.distributed.fake_pg", "workloads.rehearse"),
 ]
-"""Modules that every worker needs, imported once before workers are forked. FSDP imports ``torch._dynamo`` at its first
-use, which costs each process over a second."""
+"""Modules that processes of tests need, imported once before they are forked. FSDP imports ``torch._dynamo`` at its
+first use, which costs each process over a second."""
+
+
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """Makes processes that have imported `PRELOAD`. A worker of tests has one fork server, so whoever starts it must
+    name what all need."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+    return context
 
 
 _MOST_THREADS = 150
@@ -62,11 +74,8 @@ class RankTimedOut(RankFailed):
 
 class Pool:
     def __init__(self, size: int, backend: str = "gloo") -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
         self.size, self.backend = size, backend
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        self.context = context
+        self.context = fork_server()
         self.workers: list[tuple[Any, Connection]] = []
         self.folder = tempfile.TemporaryDirectory()
         self.jobs = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import date
 from typing import Any
 
@@ -16,13 +16,32 @@ USUAL_SECONDS = 3.0
 """How long a test marked ``exhaustive`` takes unless the mark says so: ``exhaustive(seconds=20)``."""
 
 
-def sampled(values: Sequence[Any], count: int, *, seconds: float = USUAL_SECONDS) -> list[Any]:
+def sampled(
+    values: Sequence[Any],
+    count: int,
+    *,
+    seconds: float = USUAL_SECONDS,
+    kinds: Callable[[Any], Iterable[Hashable]] | None = None,
+) -> list[Any]:
     """Parameters of a test (a tuple: of several arguments): ``count`` of them, drawn by the seed, in every run, the
-    others only in exhaustive ones."""
-    drawn = random.Random(SEED).sample(range(len(values)), min(count, len(values)))
+    others only in exhaustive ones. ``kinds`` of a value: every draw has each of them, if need be with more values."""
+    order = random.Random(SEED).sample(range(len(values)), len(values))
+    drawn = _of_every_kind([(n, set(kinds(values[n]))) for n in order]) if kinds is not None else []
+    drawn += [n for n in order if n not in drawn][: max(count - len(drawn), 0)]
     others = pytest.mark.exhaustive(seconds=seconds)
     words = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*of_one, marks=() if n in drawn else others) for n, of_one in enumerate(words)]
+
+
+def _of_every_kind(values: Sequence[tuple[int, set[Hashable]]]) -> list[int]:
+    """Those that together have every kind: each time the first of those with most kinds that are still missing."""
+    missing = set[Hashable]().union(*(kinds for _, kinds in values))
+    found = []
+    while missing:
+        n, kinds = max(values, key=lambda value: len(value[1] & missing))
+        missing -= kinds
+        found.append(n)
+    return found
 
 
 def seconds_of(item: pytest.Item) -> float:

@@ -170,6 +170,7 @@ def test_an_import_that_points_upwards_is_found(tmp_path: Path, monkeypatch: pyt
     imports.cache_clear()
 
 
+@pytest.mark.slow
 def test_no_ring_of_modules() -> None:
     """No module imports itself through others, anywhere: imports inside functions and for annotations count too."""
     names = {module_of(path): path for path in SOURCES}
@@ -196,12 +197,14 @@ def test_no_folder_has_more_modules_than_a_reader_can_keep_apart() -> None:
     assert {str(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 
+@pytest.mark.slow
 def test_a_local_run_needs_nothing_of_slurm() -> None:
     code = "import sys, launchers.local, launchers.pilot.pilot; print([m for m in sys.modules if 'slurm' in m.lower()])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["sweep.__main__", "analysis.report", "launchers.local", "workloads.costs.memory.estimate"]
 )

@@ -78,6 +78,7 @@ def write_conf(page: str, folder: Path) -> Path:
 # The tree and the rooms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", write_tree.PAGES, ids=name_of)
 def test_generated_lists_of_files_and_rooms_are_those_of_the_code(page: Path) -> None:
     assert page.read_text() == write_tree.renewed(page), "stale; python -m docs.tools.write_tree --write renews it"

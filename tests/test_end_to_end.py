@@ -15,14 +15,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.report import main as write_report
 from launchers.state import pilot_state
 from launchers.state.sweep_dir import SweepDir
 from results.tables.store import read_attempts, read_steps
+from sweep.__main__ import main as run_sweep
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.machine import clusters_of_device, this_machine
 from tests.launchers.processes import rank_pids
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow(seconds=25), pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = """
@@ -60,20 +62,15 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path / "conf"
 
 
+def words_of(conf: Path, *words: str) -> list[str]:
+    """The command line of the sweep."""
+    folder = f"results_dir={conf.parent / 'results'}"
+    begin = ["run", "--plain", "--conf", str(conf), "+grid=faults", "launcher=local"]
+    return [*begin, *words, folder, "name=faults", "plan.run_predicted_oom=true"]
+
+
 def sweep(conf: Path, *words: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "sweep",
-        "run",
-        "--plain",
-        "--conf",
-        str(conf),
-        "+grid=faults",
-        "launcher=local",
-        *words,
-    ]
-    command += [f"results_dir={conf.parent / 'results'}", "name=faults", "plan.run_predicted_oom=true"]
+    command = [sys.executable, "-m", "sweep", *words_of(conf, *words)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -92,7 +89,7 @@ def pid_of_training_rank(
     raise AssertionError(f"{point} did not start training")
 
 
-def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
+def test_every_outcome_is_a_row_and_the_report_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = conf.parent / "results" / "faults"
     running = sweep(conf)
     os.kill(pid_of_training_rank(folder / "attempts", rank=1), signal.SIGKILL)
@@ -125,13 +122,11 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
     assert set(steps.attempt_id) == {good.attempt_id}
     assert len(steps) == 2 * (good.warmup_steps + good.timed_steps)
 
-    again, _ = sweep(conf).communicate(timeout=150)
-    assert "nothing to run" in again, again
+    assert run_sweep(words_of(conf)) == 0
+    assert "nothing to run" in capsys.readouterr().out
 
     report = conf.parent / "report"
-    command = [sys.executable, "-m", "analysis.report", str(folder), "--out", str(report)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
-    assert told.returncode == 0, told.stderr
+    assert write_report([str(folder), "--out", str(report)]) == 0
     page = (report / "index.html").read_text()
     assert "out of memory" in page
     assert "SIGKILL" in page
@@ -144,6 +139,10 @@ def first_attempt_of_a_hang(conf: Path, *words: str) -> Any:
     # Timed steps: in the first step of all a rank may compile for a while before it waits for another.
     stopped = pid_of_training_rank(folder / "attempts", rank=1, point="dp2", phases=("step",))
     os.kill(stopped, signal.SIGSTOP)
+    end = time.monotonic() + 120
+    while read_attempts(folder).num_rows == 0 and time.monotonic() < end:
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)  # the second attempt, which would run undisturbed, is not waited for
     output, _ = running.communicate(timeout=120)
     first = read_attempts(folder).to_pandas().sort_values("started_at").iloc[0]
     assert first.outcome == "hang", output

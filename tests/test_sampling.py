@@ -18,6 +18,18 @@ def test_what_is_not_drawn_is_left_to_exhaustive_runs() -> None:
     assert not any(parameter.marks for parameter in sampled("ab", 3))
 
 
+def test_every_draw_has_every_kind() -> None:
+    values = [("rare", n) for n in range(2)] + [("usual", n) for n in range(40)]
+
+    def in_every_run(count: int) -> list[tuple[str, int]]:
+        parameters = sampled(values, count, kinds=lambda value: (value[0], value[1] % 3))
+        return [parameter.values for parameter in parameters if not parameter.marks]
+
+    assert {word for word, _ in in_every_run(0)} == {"rare", "usual"}
+    assert {n % 3 for _, n in in_every_run(0)} == {0, 1, 2} and len(in_every_run(0)) == 3
+    assert len(in_every_run(9)) == 9 and set(in_every_run(0)) < set(in_every_run(9))
+
+
 @pytest.fixture
 def items(pytester: pytest.Pytester) -> list[pytest.Item]:
     return pytester.getitems(
@@ -27,6 +39,7 @@ def items(pytester: pytest.Pytester) -> list[pytest.Item]:
     )
 
 
+@pytest.mark.slow
 def test_a_part_is_drawn_by_its_seed_and_within_its_seconds(items: list[pytest.Item]) -> None:
     assert [seconds_of(item) for item in items] == [50.0, *[USUAL_SECONDS] * 40]
     parts = {seed: [item.name for item in drawn_part(items, f"30/{seed}")] for seed in ("a", "b")}

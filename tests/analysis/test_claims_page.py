@@ -44,6 +44,7 @@ def page(checked: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
+@pytest.mark.slow
 def test_what_the_study_says_stands_apart_from_our_audits(page: Path) -> None:
     assert {claim.name for claim in claims.CLAIMS if claim.source == verdicts.STUDY} == PUBLISHED
     told = page.read_text()

@@ -181,6 +181,7 @@ def test_recorded_compiled_layout_beside_the_eager_one() -> None:
     assert (pair["memory"], pair["same_losses"]) == ("same", True)
 
 
+@pytest.mark.slow
 def test_recorded_rehearsals_beside_the_real_runs() -> None:
     """The note's table: steps 1 to 20 % too short, most with tp; peaks within 0.01 %."""
     found = compare(

@@ -44,6 +44,7 @@ def test_rows_of_one_model_are_matched_whatever_its_sizes_without_effect_were_st
     assert found.pairs["experiment_id_a"].tolist() == found.pairs["experiment_id_b"].tolist() == [new.id]
 
 
+@pytest.mark.slow
 def test_what_only_the_stored_configuration_knows_keeps_points_apart() -> None:
     """The base of the rotary embedding is no column: it changes the losses all the same."""
     other = POINTS[0].replace(model=synthetic.llama("llama1b", 16, 2048, 32, 8192, tied=True))
@@ -85,6 +86,7 @@ def test_why_a_point_has_no_partner_counts_the_model_as_one_axis() -> None:
     assert matching.why_unmatched(a, b) == {"model shape": 1}
 
 
+@pytest.mark.slow
 def test_clusters_are_compared_with_each_other_but_never_mixed() -> None:
     def of(*clusters: str) -> pd.DataFrame:
         return points_of(*(run(POINTS[0], 100.0, i, cluster=name) for i, name in enumerate(clusters)))
@@ -172,6 +174,7 @@ def test_a_point_is_faster_only_beyond_noise_and_beyond_its_own_spread() -> None
     assert pairs["ratio_low"][2] == pytest.approx(1.06 * 0.985 / 1.015)
 
 
+@pytest.mark.slow
 def test_one_timed_step_can_differ_but_is_never_called_faster() -> None:
     once = {"timed_steps": 1, "spread": 0.0}
     a = points_of(*(run(point, 100.0, i, **once) for i, point in enumerate(POINTS[:3])))
@@ -206,6 +209,7 @@ def test_memory_moves_beyond_the_allocators_granularity_and_beyond_repeats() -> 
     assert moved.memory_kind(matching.match(*reserved_only).pairs).granularity_bytes == 20 * MIB
 
 
+@pytest.mark.slow
 def test_losses_that_differ_are_shouted() -> None:
     a = points_of(*(run(point, 100.0, i) for i, point in enumerate(POINTS[:3])))
     off = {"losses": [12.0, 11.5, 11.0 * (1 + 4e-4)]}

@@ -17,6 +17,7 @@ from tests.analysis.test_why_figures import NAMES, labelled, point, run
 # Failures and cost
 
 
+@pytest.mark.slow
 def test_failures_by_phase_count_points_and_hours() -> None:
     rows = [
         synthetic.attempt(point(micro_batch_size=1), 0, outcome="oom", phase="build", duration_s=450.0),
@@ -139,6 +140,7 @@ def test_short_sweeps_say_so_and_long_ones_tell_a_trend() -> None:
     assert any("all equal" in text for text in words(NAMES["drift"].draw(labelled(*repeated(30, 600)))))
 
 
+@pytest.mark.slow
 def test_a_trend_of_predictions_by_several_commits_is_said_not_to_be_the_nodes() -> None:
     rows = [
         row | {"experiment_id": f"e{i}", "predicted_step_time_s": 1.0, "git_commit": "ab"[i % 2]}

@@ -83,6 +83,7 @@ def test_svg_is_whole() -> None:
     assert sum(link.get(_LINK, "")[:2] == "#m" for link in marks(svg, "use")) == 49 + 3, "0 has no logarithm"
 
 
+@pytest.mark.slow
 def test_marks_stand_where_the_pixels_have_them() -> None:
     chance = random.Random(5)
     for _ in range(20):

@@ -36,6 +36,7 @@ def effect(table: pd.DataFrame, name: str) -> pd.Series:
     return row
 
 
+@pytest.mark.slow
 def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
     table = effects.data(labelled(*zero_pairs(0.9, 8)))
     found = effect(table, "ZeRO 0 → 1")
@@ -46,6 +47,7 @@ def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
     assert effect(table, "micro-batch 1 → 2")["pairs"] == 4
 
 
+@pytest.mark.slow
 def test_recomputing_fewer_layers_is_a_choice_of_its_own() -> None:
     kinds = (("none", 1, 1000.0), ("full", 1, 700.0), ("full", 4, 900.0), ("norm+rope", 1, 980.0))
     rows = []
@@ -64,6 +66,7 @@ def test_recomputing_fewer_layers_is_a_choice_of_its_own() -> None:
         assert effect(table, name)["throughput_ratio"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_runs_that_agree_in_everything_make_one_pair_not_many() -> None:
     rows = zero_pairs(0.9, 8)
     again = [row | {"experiment_id": f"seed-{i}", "attempt_id": f"seed-{i}"} for i, row in enumerate(rows)]
@@ -100,6 +103,7 @@ def test_runs_of_other_drivers_devices_or_versions_are_no_pair(other: dict[str, 
     )
 
 
+@pytest.mark.slow
 def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
     rows = [run(point(dp=8), 0, 1000), run(point(dp=4, tp=2), 1, 700), run(point(dp=2, tp=4), 2, 350)]
     rows += [run(point(dp=4, pp=2), 3, 900), run(point(dp=4, pp=2, pp_schedule="gpipe"), 4, 800)]
@@ -124,6 +128,7 @@ def test_effects_of_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:
 # Scaling efficiency
 
 
+@pytest.mark.slow
 def test_loss_by_part_sums_to_the_loss() -> None:
     def timed(dp: int, rate: float, parts: dict[str, float]) -> dict[str, Any]:
         experiment = point(dp=dp)
@@ -145,6 +150,7 @@ def test_loss_by_part_sums_to_the_loss() -> None:
     assert row[parts].sum() == pytest.approx(row["lost"])
 
 
+@pytest.mark.slow
 def test_loss_of_runs_without_parts_is_not_attributed() -> None:
     frame = labelled(run(point(dp=2), 0, 1000.0), run(point(dp=4), 1, 700.0))
     table = efficiency.data(frame)
@@ -160,6 +166,7 @@ def test_loss_of_runs_without_parts_is_not_attributed() -> None:
     assert pd.isna(last["lost to optimizer"])
 
 
+@pytest.mark.slow
 def test_weak_scaling_keeps_the_tokens_of_a_device_and_a_best_layout_needs_others() -> None:
     def swept(recomputations: tuple[str, ...]) -> pd.DataFrame:
         choices = itertools.product((2, 4), recomputations, (1, 2))

@@ -139,6 +139,7 @@ def test_a_log_that_is_a_link_or_a_pipe_reaches_no_page(tmp_path: Path) -> None:
     assert failed_logs.tails(sweep, load(sweep).attempts) == {}
 
 
+@pytest.mark.slow
 def test_logs_end_where_the_page_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = synthetic.attempts(POINTS[:5], outcome="crash")
     sweep = synthetic.make_sweep(tmp_path / "mine", rows)

@@ -117,6 +117,7 @@ def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> Non
     assert "Peak allocated memory, GiB" in shown
 
 
+@pytest.mark.slow
 def test_all_runs_has_one_mark_a_point(frame: pd.DataFrame) -> None:
     figure = all_runs.draw(frame)
     marks = sum(len(collection.get_offsets()) for collection in figure.axes[0].collections)
@@ -134,6 +135,7 @@ def test_marks_stay_inside_their_cell() -> None:
         assert len({tuple(place) for place in places.round(6)}) == most
 
 
+@pytest.mark.slow
 def test_memory_stacks_add_up_and_show_the_device(frame: pd.DataFrame) -> None:
     figure = memory_by_category.draw(frame)
     ax = figure.axes[0]
@@ -169,6 +171,7 @@ def test_outcomes_count_every_point(frame: pd.DataFrame) -> None:
     assert [width / sum(of_cell) for width in of_cell] == pytest.approx([n / cell.sum() for n in cell if n])
 
 
+@pytest.mark.slow
 def test_a_caption_begins_with_what_the_rows_show(frame: pd.DataFrame) -> None:
     finished = (frame["outcome"] == "ok").sum()
     said = outcomes.conclude(frame)
@@ -198,6 +201,7 @@ def test_the_conclusion_on_a_degree_is_of_the_costliest_step_that_most_models_ha
     assert conclusions.of_degrees(table[table["degree"] == 4].assign(lost_share=None), "tp") is None
 
 
+@pytest.mark.slow
 def test_the_title_of_the_heatmaps_concludes_only_from_measured_cells(frame: pd.DataFrame) -> None:
     said = best_configurations.conclude(frame)
     assert said is not None and "Data parallelism alone is fastest in 8 of 9 cells" in said
@@ -205,6 +209,7 @@ def test_the_title_of_the_heatmaps_concludes_only_from_measured_cells(frame: pd.
     assert best_configurations.conclude(frame.assign(method="rehearsed")) is None
 
 
+@pytest.mark.slow
 def test_the_title_names_the_model_up_to_which_data_parallelism_is_fastest() -> None:
     rows = []
     for model, degrees in ((synthetic.MODELS[0], {"dp": 2}), (synthetic.MODELS[2], {"tp": 2})):
@@ -218,6 +223,7 @@ def test_the_title_names_the_model_up_to_which_data_parallelism_is_fastest() -> 
     assert said is not None and said.startswith("Data parallelism alone is fastest up to llama1b (1 of 2 cells)")
 
 
+@pytest.mark.slow
 def test_the_title_counts_a_winner_for_each_axis_that_it_uses_as_the_page_does() -> None:
     best: tuple[dict[str, int], ...] = ({"tp": 4}, {"tp": 2, "cp": 2}, {"dp": 4}, {"tp": 2, "pp": 2})
     rows = []
@@ -236,11 +242,16 @@ def test_the_title_counts_a_winner_for_each_axis_that_it_uses_as_the_page_does()
     assert said.startswith(f"{number[1]} of {several} fastest configurations use tensor parallelism")
 
 
+@pytest.fixture(scope="module")
+def recorded() -> pd.DataFrame:
+    return split(load(RECORDED).attempts)[0].frame
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp_scaling", "tp_scaling", "efficiency", "breakdown_by_kind"])
-def test_titles_of_panels_stay_inside_the_figure_and_apart(name: str) -> None:
+def test_titles_of_panels_stay_inside_the_figure_and_apart(name: str, recorded: pd.DataFrame) -> None:
     spec = next(spec for spec in registry.FIGURES if spec.name == name)
-    figure = spec.draw(split(load(RECORDED).attempts)[0].frame)
+    figure = spec.draw(recorded)
     style.lay_out(figure)
     boxes = [ax.title.get_window_extent() if ax.get_title() else None for ax in figure.axes]
     boxes += [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]  # type: ignore[attr-defined]
@@ -250,6 +261,7 @@ def test_titles_of_panels_stay_inside_the_figure_and_apart(name: str) -> None:
     assert not any(one.overlaps(two) for one, two in itertools.combinations(titles, 2))
 
 
+@pytest.mark.slow
 def test_heatmaps_rank_one_batch_and_say_which() -> None:
     small, large = (
         [

@@ -41,6 +41,7 @@ class Made:
         self.rows = rows
 
 
+@pytest.mark.slow
 def test_results_of_a_frame_that_is_gone_are_not_kept() -> None:
     @cache_per_frame
     def made(frame: pd.DataFrame) -> Made:

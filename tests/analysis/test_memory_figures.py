@@ -336,6 +336,7 @@ def test_study_rows_are_the_closed_form_with_what_they_reserved(study: pd.DataFr
         memory_timeline.draw(study)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_says_why() -> None:
     frame = labelled(*rows_of(BASE, outcome="crash"))
     for spec in (memory_timeline.FIGURE, *memory_by_axis.FIGURES):

@@ -86,6 +86,7 @@ def test_rank_is_within_model_and_size_by_throughput_per_gpu() -> None:
     assert not best["tie"]
 
 
+@pytest.mark.slow
 def test_overlapping_steps_are_a_tie() -> None:
     frame = rows_of(
         (experiment(micro_batch_size=1), {"tokens_per_s_per_gpu": 100.0}),

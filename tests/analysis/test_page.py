@@ -301,7 +301,9 @@ def test_axe_finds_nothing(dark: bool, study: Path, browser: Browser, tmp_path_f
 
 
 def test_the_recorded_rows_say_where_a_step_and_the_memory_go(browser: Browser, tmp_path: Path) -> None:
-    page = built(RECORDED, tmp_path / "out")
+    for name in ("h200x2_schedules", "h200x2_recompute", "h200x2_validation_probed"):
+        shutil.copytree(RECORDED / name, tmp_path / "recorded" / name)
+    page = built(tmp_path / "recorded", tmp_path / "out")
     opened(browser, page, "#m=llama8b%2C%20seq%204096&g=2&batch=32768")  # the batch of the profiled runs
     assert "matmul" in browser.text("#steps")
     assert "bubble" in browser.text("#steps")

@@ -47,6 +47,7 @@ def study() -> pd.DataFrame:
     return cohort.frame
 
 
+@pytest.mark.slow
 def test_labels_of_the_study_name_its_engine_alone(tmp_path: Path) -> None:
     """On the page, on its parts and in its pictures; the versions of the study are texts of its own."""
     before = ROW | {"after_pp_fix": False, "dp": 4, "pp": 2, "batch_accum": "32.0"}
@@ -86,6 +87,7 @@ def test_both_rankings_name_the_rows_of_the_reference(study: pd.DataFrame, rule:
         assert found[ours].astype(int).tolist() == expected[f"{prefix}_{theirs}"].astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_seven_of_27_winners_change(study: pd.DataFrame) -> None:
     table = best_configurations.data(study)
     by_rule = {rule: table[table["rank_by"] == rule].set_index(["model", "nodes"]) for rule in winners.RULES}

@@ -88,6 +88,7 @@ def test_verdict_on_planted_rows(before: dict[str, Any], after: dict[str, Any], 
     assert reason in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [330.0, 130.0, 30.0])
 def test_noise_above_half_judges_no_change(rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even one that is beyond it, unless the user gives the noise."""
@@ -103,6 +104,7 @@ def test_noise_above_half_judges_no_change(rate: float, tmp_path: Path, capsys: 
     assert "equal runs differ by 210 %" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_restless_point_is_noise_beyond_the_others_noise() -> None:
     a = points_of(*(run(point, 100.0, i, spread=0.01) for i, point in enumerate(POINTS[:5])))
     b = points_of(*(run(point, 120.0 if i == 0 else 100.0, i, spread=0.6 if i == 0 else 0.01)
@@ -113,6 +115,7 @@ def test_a_restless_point_is_noise_beyond_the_others_noise() -> None:
     assert pairs["verdict_reason"][0].startswith("throughput +20.0 %, but its interval (")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "expected", "reason"),
     [
@@ -155,6 +158,7 @@ def test_repeats_tell_all_their_facts() -> None:
     assert several["device_name"].tolist() == ["NVIDIA H200"]
 
 
+@pytest.mark.slow
 def test_noise_that_the_user_knows_decides_single_steps() -> None:
     once = planted(100.0, timed_steps=1), planted(90.0, timed_steps=1)
     assert verdict(*once)[0] == verdicts.UNKNOWN

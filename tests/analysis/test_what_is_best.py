@@ -53,6 +53,7 @@ def test_how_far_the_next_layout_is_behind_is_a_share_of_the_winner() -> None:
     assert "is 58.2 % slower" in sentences.what_is_best(frame)[0]
 
 
+@pytest.mark.slow
 def test_several_timed_steps_without_their_spread_are_not_called_one() -> None:
     """A rehearsal's row has the median of its steps alone."""
     unknown: dict[str, Any] = {"method": "rehearsed", "timed_steps": 3}
@@ -65,6 +66,7 @@ def test_several_timed_steps_without_their_spread_are_not_called_one() -> None:
     assert not any("one timed step" in text for text in words_of)
 
 
+@pytest.mark.slow
 def test_predicted_times_are_judged_by_the_size_of_their_errors() -> None:
     """Errors of 20 % to either side have no bias, and are no good prediction."""
     rows = cell(ONE_B, 2, 100.0, 99.0, 98.0, 97.0)
@@ -95,6 +97,7 @@ def test_nothing_of_the_study_is_more_than_all_behind(study: pd.DataFrame) -> No
 # The order of the sentences
 
 
+@pytest.mark.slow
 def test_the_largest_model_whose_winner_can_be_trusted_leads() -> None:
     trusted = cell(THREE_B, 4, 100.0, 98.0, 97.0, 96.0, 95.0)
     few = cell(EIGHT_B, 8, 30.0, 29.0, start=100)
@@ -160,6 +163,7 @@ def rehearsed() -> Cohort:
     return found
 
 
+@pytest.mark.slow
 def test_rehearsed_times_are_ranked_within_one_tp_only() -> None:
     cohort = rehearsed()
     best = metrics.best_configurations(cohort.frame)
@@ -171,6 +175,7 @@ def test_rehearsed_times_are_ranked_within_one_tp_only() -> None:
     assert metrics.best_configurations(other.frame)["tp"].tolist() == [4]
 
 
+@pytest.mark.slow
 def test_figures_across_tp_are_not_made_of_rehearsed_times() -> None:
     frame = rehearsed().frame
     with pytest.raises(style.NothingToDraw, match="rehearsed times are not comparable across tp"):
@@ -267,6 +272,7 @@ def test_both_numbers_on_tp_are_those_of_the_raw_table(
 # Pipelines on one size and network
 
 
+@pytest.mark.slow
 def test_pipelines_of_different_sizes_and_regimes_are_not_one_line() -> None:
     rows = []
     for size, regime, rates in ((8, "fast", (90.0, 80.0, 70.0)), (16, "slow", (50.0, 40.0, 30.0))):

@@ -72,8 +72,8 @@ IN_BANDS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "precision", "layout"), sampled(IN_BANDS, 2))
+@pytest.mark.slow(seconds=12)
+@pytest.mark.parametrize(("model", "precision", "layout"), sampled(IN_BANDS, 1, seconds=12))
 def test_a_layout_stays_in_its_band(gloo_pool: Pool, model: str, precision: Precision, layout: str) -> None:
     rows = [*curve(gloo_pool, model, precision), *curve(gloo_pool, model, precision, layout)]
     (found,) = distances(rows)

@@ -10,6 +10,7 @@ from docs.tools.write_performance import COLUMNS, EXPERTS, PAGE, PAIRS, measured
 BOUND = {"bf16_tokens_per_s_per_gpu": 20_000, "fp8_tokens_per_s_per_gpu": 40_000}
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_shipped_rows_say() -> None:
     assert PAGE.read_text() == page(PAGE.read_text()), "python -m docs.tools.write_performance"
 
@@ -34,6 +35,7 @@ def test_a_table_by_hand() -> None:
     assert found[5:] == ["1.500", "60.0 %", "-5.0 %"]
 
 
+@pytest.mark.slow
 def test_longer_sequences_have_no_share_of_the_bound_and_no_peer_no_ratio() -> None:
     rows = measured(PAIRS)
     for line in pairs_section(rows, BOUND).splitlines()[4:]:

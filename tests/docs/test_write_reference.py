@@ -16,6 +16,7 @@ from sweep.composing.conffiles import PACKAGED
 CONF = sorted([PACKAGED / "config.yaml", *PACKAGED.glob("launcher/*.yaml"), *PACKAGED.glob("measure/*.yaml")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", write_reference.PAGES)
 def test_pages_are_up_to_date(name: str) -> None:
     written = (write_reference.FOLDER / name).read_text(encoding="utf-8")

@@ -218,8 +218,9 @@ def loads(pool: Pool, fault: Fault | None) -> None:
 
 def _count_loads(rank: int, case: Experiment) -> tuple[list[int], list[float]]:
     """Of a step and of each layer with routed experts: (copies, balance term)."""
-    engine = built(rank, case)
-    engine.pipeline.run(_batches(engine, 0))
+    with parity.compiled_by("aot_eager_decomp_partition"):
+        engine = built(rank, case)
+        engine.pipeline.run(_batches(engine, 0))
     finish_routing(engine.chunks, engine.groups)
     found = [router for chunk in engine.chunks for router in routers(chunk)]
     return [int(router.total.sum()) for router in found], [router.balance_loss.item() for router in found]

@@ -99,6 +99,7 @@ def experiment(**layout: Any) -> Experiment:
     return Experiment.canonical(**{"model": MODEL, "seq_len": 32, "global_batch_size": 4, **layout})
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_one_step_alike(tmp_path: Path) -> None:
     assert run(tmp_path, experiment(dp=2, zero_stage=1)) == [0, 0]
     first, second = (protocol.read_result(tmp_path, rank) for rank in range(2))

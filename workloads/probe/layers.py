@@ -34,9 +34,6 @@ from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec.experiment import Experiment
 
 _LAYERS, _HOST_LAYERS = 2, 4
-_HOST_ROUNDS = 8
-"""Micro-batches per step in the host's test. With only one, a layer took 40 % longer on an H200's host than in the
-middle of a real step: the processor's caches are cold after the optimizer."""
 _RECOMPUTE = ("none", "selective", "full")
 _WARM = 3
 _MOST_STEPS = 60
@@ -83,7 +80,7 @@ def host_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
         ],
         sizes.short_seq_len,
         _HOST_LAYERS,
-        _HOST_ROUNDS,
+        sizes.host_rounds,
     )
 
 

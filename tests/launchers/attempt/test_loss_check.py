@@ -25,7 +25,7 @@ from workloads.measuring import step as steps
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=5)
 
 MODEL = ModelSpec(
     name="agreement",
@@ -41,7 +41,7 @@ Numbers = tuple[list[float], list[float]]
 
 
 def experiment(**layout: Any) -> Experiment:
-    return Experiment.canonical(**{"model": MODEL, "seq_len": 256, "global_batch_size": 8, **layout})
+    return Experiment.canonical(**{"model": MODEL, "seq_len": 128, "global_batch_size": 8, **layout})
 
 
 def attention_off(engine: Engine) -> None:

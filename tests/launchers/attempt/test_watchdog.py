@@ -80,6 +80,7 @@ class EndedAndRunning:
         return Termination()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stopped", "deadline"])
 def test_ranks_are_ended_although_no_answer_comes_about_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
@@ -106,6 +107,7 @@ def test_ranks_are_ended_although_no_answer_comes_about_a_result(
     assert result.end == end and group.killed
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_result_has_failed_as_soon_as_the_file_system_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ class SlowDevices:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_long_request_is_no_silence() -> None:
     """The pilot has sent keep-alives all the time; the busy agent could not read them."""
     theirs, ours = socket.socketpair()
@@ -56,6 +57,7 @@ def test_a_long_request_is_no_silence() -> None:
     serving.join(5.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"null\n", b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"[" * 100_000 + b"\n", b"{}\n"])
 def test_data_from_another_program_ends_only_its_own_connection(sent: bytes) -> None:
     server = AgentServer(threading.Event())
@@ -96,6 +98,7 @@ def is_closed(connection: socket.socket, limit_s: float) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_a_connection_without_a_greeting_is_closed(head: HeadAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = connected(head)
     JsonLines(agent).send({"secret": head.secret, "name": "n1"})
@@ -108,6 +111,7 @@ def test_a_connection_without_a_greeting_is_closed(head: HeadAddress, monkeypatc
         assert not is_closed(agent, 0.1)
 
 
+@pytest.mark.slow
 def test_only_so_many_connections_wait_for_their_greeting(head: HeadAddress) -> None:
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connected(head)) for _ in range(5)]
@@ -115,6 +119,7 @@ def test_only_so_many_connections_wait_for_their_greeting(head: HeadAddress) -> 
         assert [is_closed(one, 0.1) for one in connections[2:]] == [False, False, False]
 
 
+@pytest.mark.slow
 def test_a_listener_without_open_files_waits(monkeypatch: pytest.MonkeyPatch, head: HeadAddress) -> None:
     real, calls = socket.socket.accept, list[float]()
 

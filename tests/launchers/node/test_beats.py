@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from launchers.node.agent import BEATS_EVERY_S, fork_agent
 from launchers.node.connection import JsonLines
 from launchers.node.remote import Node, RemoteRanks
@@ -26,6 +28,7 @@ def fast_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_ranks_that_beat_without_a_pause_cost_five_messages_a_second(tmp_path: Path) -> None:
     agent, ours = fork_agent(settings(), "n", fast_rank)
     lines = JsonLines(ours)

@@ -67,6 +67,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
+@pytest.mark.slow
 def test_memory_that_becomes_free_is_waited_for(nvml: Any) -> None:
     fake = nvml([[GIB // 4], [0]])
     cuda = CudaDevices(2)

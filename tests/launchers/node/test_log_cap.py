@@ -141,6 +141,7 @@ def floods_and_sleeps(folder: Path, rank: int, local_rank: int, *_: object) -> N
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_ranks_are_killed_while_the_file_system_of_their_logs_hangs(tmp_path: Path, hung: threading.Event) -> None:
     ranks = LocalRanks()
     for rank in range(3):

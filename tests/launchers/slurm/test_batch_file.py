@@ -136,6 +136,7 @@ def test_setup_lines_run_first_and_cannot_take_the_code_away(tmp_path: Path) -> 
     assert seen["MINE"] == "1" and seen["PYTHONPATH"] == f"{tmp_path}/code/0123:/elsewhere"
 
 
+@pytest.mark.slow
 def test_a_job_ends_before_python_starts_when_its_code_was_changed(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for package in PACKAGES:
@@ -192,6 +193,7 @@ def test_python_imports_nothing_from_the_working_folder(given: str, tmp_path: Pa
     assert seen["PYTHONPATH"] == f"{tmp_path}/code/0123:/mine" and seen["PYTHONSAFEPATH"] == "1"
 
 
+@pytest.mark.slow
 def test_the_jobs_start_is_noted_before_the_setup_lines(tmp_path: Path) -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     _, seen = run_by_bash(submission_text(of_folder(tmp_path), SlurmOptions(setup=("sleep 0.2",))), tmp_path)

@@ -35,6 +35,7 @@ def test_cancel_ends_the_pilots_and_the_watchers(fake: FakeSlurm, sweep: SweepDi
     assert sum(job["state"] == "PENDING" for job in fake.jobs) == 1
 
 
+@pytest.mark.slow
 def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert cancel(sweep) == 0  # nothing was ever submitted
     run(sweep, detach=True)
@@ -44,6 +45,7 @@ def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert submissions.cancel_mark(sweep) is None  # commands that watch the sweep go on
 
 
+@pytest.mark.slow
 def test_what_a_cancel_has_changed_is_said_although_slurm_refuses_it(fake: FakeSlurm, sweep: SweepDir) -> None:
     run(sweep, detach=True)
     fake.mode("scancel", "down")

@@ -34,6 +34,7 @@ def test_squeue_is_read_line_by_line(fake: FakeSlurm) -> None:
     assert fake.calls("squeue")[0][:7] == ["-h", "-a", "-r", "-t", "all", "-u", "0"]
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_ended(fake: FakeSlurm) -> None:
     fake.mode("squeue", "hang")
     client, started = SlurmClient(call_limit_s=0.3), time.monotonic()
@@ -53,6 +54,7 @@ def test_no_accounting_is_asked_only_once(fake: FakeSlurm, sweep: SweepDir) -> N
     assert SlurmClient().endings([submission]) is None
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert jobs_of(sweep) == [] and not fake.calls("squeue")
     run(sweep, detach=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launchers.slurm import submitter_lease
 from launchers.slurm.cancel import cancel
 from launchers.slurm.client import jobs_of
 from launchers.slurm.watch import watch
@@ -28,6 +29,7 @@ FailRead = Callable[[str, int], list[str]]
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
     monkeypatch.setattr(patience, "LONGEST_WAIT_S", 1e-3)
+    monkeypatch.setattr(submitter_lease, "_STALE_S", 2.0)
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ def fail_read(monkeypatch: pytest.MonkeyPatch) -> FailRead:
     return arm
 
 
+@pytest.mark.slow
 def test_a_submission_that_cannot_be_read_now_is_not_taken_for_a_damaged_one(
     fake: FakeSlurm, sweep: SweepDir, fail_read: FailRead
 ) -> None:
@@ -95,6 +98,7 @@ def test_commands_go_on_while_the_folder_of_submissions_fails(
     assert cancel(sweep) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_that_stays_unreadable_is_one_error(
     fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

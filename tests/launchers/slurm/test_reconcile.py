@@ -86,6 +86,7 @@ def shapes(fake: FakeSlurm) -> list[str]:
     return [f"{job['id']}_{job['index']}" for job in fake.jobs]
 
 
+@pytest.mark.slow
 def test_one_array_per_shape_and_no_second_submission(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, target_h=1 / 60)  # 60 s a pilot, 30 s a point
     first = submitter.cycle()
@@ -122,6 +123,7 @@ def test_the_pilots_config_is_written_before_the_job(fake: FakeSlurm, sweep: Swe
     assert out.stdout.strip() == str(code[0] / "launchers" / "pilot" / "pilot.py")
 
 
+@pytest.mark.slow
 def test_arrays_stay_within_the_clusters_limit(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.set(max_array=2)
     assert Submitter(sweep, target_h=1e-4).cycle().submitted == 8
@@ -137,6 +139,7 @@ def test_a_cluster_without_arrays(max_array: int, fake: FakeSlurm, sweep: SweepD
     assert shapes(fake) == ["1_0", "2_0", "3_0", "4_0"] and not any(job["array"] for job in fake.jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known_by", ["comment", "name"])
 def test_a_submitter_killed_after_sbatch(known_by: str, fake: FakeSlurm, sweep: SweepDir) -> None:
     """sbatch has submitted the job and its id was never written down: the token finds the job."""
@@ -173,6 +176,7 @@ def test_really_killed_in_the_middle(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert len(fake.jobs) == 2 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
 
 
+@pytest.mark.slow
 def test_an_intent_whose_job_may_still_come_is_waited_for(
     fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +190,7 @@ def test_an_intent_whose_job_may_still_come_is_waited_for(
     assert [one.stage for one in all_submissions(sweep)] == ["failed", "submitted", "submitted"]
 
 
+@pytest.mark.slow
 def test_sbatch_fails_and_has_submitted(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "silent")
     submitter = Submitter(sweep)
@@ -196,6 +201,7 @@ def test_sbatch_fails_and_has_submitted(fake: FakeSlurm, sweep: SweepDir) -> Non
     assert len(fake.jobs) == 2 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
 
 
+@pytest.mark.slow
 def test_sbatch_fails_and_has_not(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "lost")
     submitter = Submitter(sweep)
@@ -218,6 +224,7 @@ def test_sbatch_does_not_answer(fake: FakeSlurm, sweep: SweepDir, monkeypatch: p
     assert "did not answer within" in submitter.lines[0]
 
 
+@pytest.mark.slow
 def test_slurmctld_is_down(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep)
     submitter.cycle()
@@ -229,6 +236,7 @@ def test_slurmctld_is_down(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert submitter.cycle().submitted == 0 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
 
 
+@pytest.mark.slow
 def test_a_refusal_is_reported_once_and_not_retried(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "refuse")
     submitter = Submitter(sweep, partition="nope")
@@ -249,6 +257,7 @@ def test_a_user_may_have_few_jobs(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert {one.count for one in all_submissions(sweep) if one.stage == "submitted"} == {1}
 
 
+@pytest.mark.slow
 def test_excluded_nodes(fake: FakeSlurm, sweep: SweepDir) -> None:
     node_exclusions.exclude(sweep, "node3", "memory stays", "p")
     node_exclusions.exclude(sweep, "x\n#SBATCH --uid=0", "hostile", "p")
@@ -258,6 +267,7 @@ def test_excluded_nodes(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.forget()
 
 
+@pytest.mark.slow
 def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep)
     submitter.cycle()
@@ -266,6 +276,7 @@ def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -
     assert [one.stage for one in all_submissions(sweep)] == ["ended", "ended", "submitted", "submitted"]
 
 
+@pytest.mark.slow
 def test_a_reused_job_id_belongs_to_another_user(fake: FakeSlurm, sweep: SweepDir) -> None:
     """slurmctld was killed before it had saved this sweep's jobs; jobs of others have their numbers now."""
     submitter = Submitter(sweep)
@@ -294,6 +305,7 @@ def test_a_lost_node_is_followed_by_waiting(fake: FakeSlurm, sweep: SweepDir) ->
     assert submitter.cycle().live[2] == 2
 
 
+@pytest.mark.slow
 def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep)
     submitter.cycle()
@@ -337,6 +349,7 @@ def test_a_stalled_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> Non
     assert submitter.cycle([ATTEMPT]).submitted == 0
 
 
+@pytest.mark.slow
 def test_pilots_without_points_are_taken_off_the_queue(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, target_h=1e-4)
     submitter.cycle()
@@ -350,6 +363,7 @@ def test_pilots_without_points_are_taken_off_the_queue(fake: FakeSlurm, sweep: S
     assert fake.calls("scancel") == [["--state=PENDING", "2_1", "2_2", "2_3"]]
 
 
+@pytest.mark.slow
 def test_pilots_without_attempts_are_given_up(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, max_nodes=1)
     for _ in range(3):
@@ -364,6 +378,7 @@ def test_pilots_without_attempts_are_given_up(fake: FakeSlurm, sweep: SweepDir) 
     assert str(error).endswith("starting | no module named torch")
 
 
+@pytest.mark.slow
 def test_the_accounting_of_a_job_that_squeue_no_longer_shows(fake: FakeSlurm, sweep: SweepDir) -> None:
     submitter = Submitter(sweep, max_nodes=1)
     submitter.cycle()
@@ -375,6 +390,7 @@ def test_the_accounting_of_a_job_that_squeue_no_longer_shows(fake: FakeSlurm, sw
     assert all_submissions(sweep)[0].message == "job 1: 1 CANCELLED (exit 0:15)"
 
 
+@pytest.mark.slow
 def test_one_submitter_at_a_time(fake: FakeSlurm, sweep: SweepDir) -> None:
     with only_submitter(sweep, 0) as lease:
         assert lease is not None

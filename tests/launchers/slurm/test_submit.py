@@ -65,6 +65,7 @@ def test_the_default_limit_of_nodes_is_told_once(
     assert capsys.readouterr().out.count("3 points of 1 node: 1 pilot at a time, not 2 (by default ") == 1
 
 
+@pytest.mark.slow
 def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir) -> None:
     with meanwhile(lambda: bool(fake.jobs), lambda: finish_all(sweep)):
         summary = run(sweep, target_h=1e-4)
@@ -99,6 +100,7 @@ def test_a_filesystem_that_fails_for_minutes_is_waited_out(
     assert "Input/output error; trying again" in said and "Stale file handle; trying again" in said
 
 
+@pytest.mark.slow
 def test_a_job_that_outlives_its_pilot_is_named(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_job_that_outlives_its_pilot_is_named(
     assert "nodes are still held by job 1 (RUNNING) on node3; scancel 1 releases them" in said
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_while_points_are_added(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_run_goes_on_while_points_are_added(
     assert "one more" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_detach_returns_at_once(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run(sweep, detach=True)
     assert (summary.detached, summary.exit_code, summary.left) == (True, 0, 3)
@@ -152,6 +156,7 @@ def test_ctrl_c_leaves_the_pilots(fake: FakeSlurm, sweep: SweepDir, capsys: pyte
     ] and "running without this command" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     submissions.write(sweep, new_submission(sweep, nodes=1, count=1, time_min=5))  # of an earlier run: squeue is asked
@@ -162,6 +167,7 @@ def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -
     assert fake.jobs == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_after_pilots_have_failed(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +212,7 @@ def test_a_refused_run_is_one_error(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_points_that_fit_no_pilot_end_the_run(fake: FakeSlurm, sweep: SweepDir) -> None:
     sweep.add_points(points("ok", dp=8, global_batch_size=8))
     with meanwhile(lambda: bool(fake.jobs), lambda: _finish_narrow(sweep, fake)):

@@ -55,6 +55,7 @@ def test_a_lock_of_a_dead_adder_does_not_hold_others_up(sweep: SweepDir) -> None
     assert sweep.add_points(points("a")) == 1
 
 
+@pytest.mark.slow
 def test_a_slow_adder_leaves_the_lock_of_a_quicker_one_alone(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes find the lock of a dead one. The slow one is about to remove the lock when the quick one takes it
     over."""

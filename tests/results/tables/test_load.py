@@ -122,6 +122,7 @@ def test_mistakes_are_one_line(
     assert told in line
 
 
+@pytest.mark.slow
 def test_a_glob_over_rewritten_files_is_read_by_duckdb_and_polars(folder: Path) -> None:
     before = {row["attempt_id"]: row for row in load(folder).table.to_pylist()}
     assert upgrade.main([str(folder)]) == 0
@@ -134,6 +135,7 @@ def test_a_glob_over_rewritten_files_is_read_by_duckdb_and_polars(folder: Path) 
     assert (folder / "old" / "attempts.parquet").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_the_shipped_rows_have_todays_columns() -> None:
     """After new columns: ``python -m results.upgrade results/recorded``."""
     for name, schema in (("attempts", ATTEMPTS), ("steps", STEPS), ("ledger", LEDGER)):

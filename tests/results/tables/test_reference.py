@@ -217,6 +217,7 @@ def study() -> pa.Table:
     return found.table
 
 
+@pytest.mark.slow
 def test_the_whole_table(study: pa.Table) -> None:
     assert study.num_rows == 4104
     assert study.column_names[: len(ATTEMPTS)] == ATTEMPTS.names
@@ -238,6 +239,7 @@ def test_other_models_under_one_label(study: pa.Table) -> None:
     assert named == [kv == 8 for kv in ok["num_kv_heads"].to_pylist()]  # so the name tells it of failed runs too
 
 
+@pytest.mark.slow
 def test_regimes_and_the_rewrite(study: pa.Table) -> None:
     rows = [row for row in study.to_pylist() if row["network_regime"]]
     found = Counter((row["node_count"], row["pp"] == 1, row["network_regime"]) for row in rows)

@@ -105,6 +105,7 @@ def test_numbers_are_those_of_the_plan_that_would_settle_it(words: tuple[str, ..
     assert shlex.join(command).replace("'", "") in printed(found).replace("'", "")
 
 
+@pytest.mark.slow
 def test_mfu_in_fp8_is_relative_to_the_peak_of_fp8() -> None:
     text = printed(asked(*LLAMA, "precision=fp8_rowwise", "tp=1", "pp=1", "cp=1", "micro_batch_size=[1,2]", top=1))
     assert "MFU is relative to the peak in each precision, in TFLOP/s: 1,979 of fp8_rowwise" in text
@@ -147,6 +148,7 @@ def test_the_fewest_devices_and_the_least_money() -> None:
     assert "not reached" in printed(impossible)
 
 
+@pytest.mark.slow
 def test_a_price_counts_what_settling_it_takes() -> None:
     text = printed(asked(*LLAMA, *SMALL, "price=2.5", top=1))
     [hours, money] = re.findall(r"this layout takes ([\d.]+) GPU-hours \(([\d.]+) at 2.5 a GPU-hour\)", text)[0]

@@ -270,6 +270,7 @@ def finish_all(sweep: SweepDir) -> None:
         sweep.marker.write_text(marker)
 
 
+@pytest.mark.slow
 def test_run_queues_the_plan_in_its_order(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "+grid=tiny", "measure=quick"]) == 0
     sweep, settings = pilots.calls[0]
@@ -344,6 +345,7 @@ def test_an_interrupted_run_says_how_to_go_on(pilots: Pilots, capsys: pytest.Cap
     assert lines[-1] == "interrupted, 15 points left; go on with: python -m sweep run +grid=tiny 'grid.axes.tp=[1,2]'"
 
 
+@pytest.mark.slow
 def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "+grid=tiny"]) == 0
     assert main(["run", "+grid=tiny", "--where", "world_size <= 2"]) == 0
@@ -352,6 +354,7 @@ def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys
     assert "are not in this plan and were removed from the queue" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_second_plan_of_the_same_name_is_refused_while_the_first_runs(
     pilots: Pilots, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,6 +380,7 @@ def test_a_second_plan_of_the_same_name_is_refused_while_the_first_runs(
     assert main(["run", "+grid=tiny", "name=ours", "--where", "world_size <= 2"]) == 0  # nobody runs it any more
 
 
+@pytest.mark.slow
 def test_a_run_whose_points_were_taken_out_of_the_queue_fails(
     pilots: Pilots, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,6 +428,7 @@ def test_a_rehearsal_without_a_gpu(pilots: Pilots, capsys: pytest.CaptureFixture
     assert "step times are estimates" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_rehearsal_on_a_cluster_without_rates_promises_no_times(
     pilots: Pilots, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -475,6 +480,7 @@ def test_a_cluster_that_is_not_this_machines_is_refused(
     assert pilots.calls == []
 
 
+@pytest.mark.slow
 def test_status_of_a_sweep(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "+grid=tiny"]) == 0
     capsys.readouterr()

@@ -61,6 +61,7 @@ def in_quotes(name: str) -> str:
     return f"'{quoted}'"
 
 
+@pytest.mark.slow
 def test_names_that_are_commands_are_only_names(
     evil_conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_sweep_with_such_a_name_can_be_used(tmp_path: Path, capsys: pytest.Cap
     assert not list(tmp_path.rglob("pwned"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -156,6 +158,7 @@ def test_a_damaged_marker(marker: str, capsys: pytest.CaptureFixture[str]) -> No
     assert entry_names(sweep.todo) == []
 
 
+@pytest.mark.slow
 def test_a_part_cut_in_half_costs_its_rows_only(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,7 @@ def test_clear_values_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert data["texts"][:5] == ["0042", "16:00", "2026-11-27", "02:00:00", "08"]
 
 
+@pytest.mark.slow
 def test_overrides_keep_what_was_written() -> None:
     slurm = ["+grid=tiny", "launcher=slurm"]
     words = ["launcher.account=0042", "+launcher.sbatch.begin=16:00", "+launcher.sbatch.licenses=010"]

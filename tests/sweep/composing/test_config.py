@@ -71,6 +71,7 @@ def test_filters_from_the_command_line() -> None:
     assert experiments(["+grid=llama8b_8gpu", "grid.where.mine='tp == 2'"]) == [e for e in whole if e.tp == 2]
 
 
+@pytest.mark.slow
 def test_models_are_an_axis() -> None:
     assert {e.model.name for e in experiments(["+grid=llama8b_8gpu", "model=[llama3b,llama70b]"])} == {
         "llama3b",
@@ -89,6 +90,7 @@ def test_a_given_cluster_goes_before_the_grids() -> None:
     assert compose_sweep(["+grid=[one_gpu,playbook]", "cluster=h200"]).cluster.name == "h200"
 
 
+@pytest.mark.slow
 def test_defaults() -> None:
     config = compose_sweep(["+grid=tiny"])
     assert (config.launcher_kind, config.sweep_dir) == ("local", Path("results/tiny"))
@@ -112,6 +114,7 @@ def test_times_may_have_units() -> None:
     assert (options.time_min, options.mem) == (240, "500G")
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     for group in ("grid", "model", "cluster"):
         (tmp_path / group).mkdir()
@@ -268,6 +271,7 @@ def test_a_rehearsal_does_not_take_devices_that_it_will_not_use() -> None:
         launch_settings(config, Machine(gpu_name=None, num_gpus=0))
 
 
+@pytest.mark.slow
 def test_clusters_to_learn_from_are_read_by_name() -> None:
     config = compose_sweep(["+grid=tiny", "plan.learn_from=[h200,h100_efa,h200]"])
     assert [one.name for one in config.learn_from] == ["h200", "h100_efa"]
@@ -288,6 +292,7 @@ def test_the_first_grid_of_a_cluster_keeps_tensor_parallelism_inside_its_nodes(d
     assert any(e.pp == 2 and e.tp == 2 for e in points) and len(points) >= 6
 
 
+@pytest.mark.slow
 def test_conditions_may_use_the_devices_of_a_node() -> None:
     where = ["tp < devices_per_node"]
     words = ["+grid=llama8b_8gpu", "cluster=h200"]

@@ -97,6 +97,7 @@ def test_a_folder_is_no_file_and_is_not_suggested(tmp_path: Path) -> None:
     assert "did you mean 'mine'" not in said and "mine" not in said.partition("known:")[2]
 
 
+@pytest.mark.slow
 def test_a_file_with_the_name_of_a_shipped_one_is_not_ignored(tmp_path: Path) -> None:
     shipped = (PACKAGED / "cluster" / "h200.yaml").read_text()
     write(tmp_path, "cluster/h200.yaml", shipped)
@@ -121,6 +122,7 @@ def test_a_grid_built_on_another_keeps_its_cluster(tmp_path: Path) -> None:
     assert compose_sweep(["+grid=mine", "cluster=h200"], folders).cluster.name == "h200"
 
 
+@pytest.mark.slow
 def test_clusters_built_on_others_are_found_by_their_device(tmp_path: Path) -> None:
     write(tmp_path, "cluster/ours.yaml", "defaults: [a100_80gb, _self_]\nname: ours\n")
     write(tmp_path, "cluster/deeper.yaml", "defaults: [ours, _self_]\nname: deeper\ndevice: {driver_names: [A B C]}\n")

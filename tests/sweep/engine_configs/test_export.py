@@ -116,6 +116,7 @@ def told(experiment: Experiment, engine: str) -> tuple[object, ...]:
     return dict(config.files), draft.refusals, draft.warnings, draft.notes, config.start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_field_is_dropped_in_silence(engine: str) -> None:
     """A change of any field that has an effect changes what is written, or is refused, or is told."""
@@ -212,6 +213,7 @@ def changed_models(model: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
                 yield f"{place}.{field}", other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_field_of_the_model_is_dropped_in_silence(engine: str) -> None:
     for kind, changes in CHANGES_OF_MODELS.items():
@@ -334,6 +336,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nanotron main, commit 2411b022: zero_stage=2 (it shards only the optimizer" in told.err
 
 
+@pytest.mark.slow
 def test_rows_keep_the_id_that_they_were_stored_with(capsys: pytest.CaptureFixture[str]) -> None:
     recorded = str(ROOT / "results" / "recorded")
     assert main(["export", "295a90f3", "--to", "torchtitan", "--results", recorded]) == 0

@@ -46,6 +46,7 @@ def test_explain_says_how_the_model_is_cut_and_what_equal_ranks_would_idle() -> 
         assert text in explain._configuration(pipeline(**fields))
 
 
+@pytest.mark.slow
 def test_explain_says_what_every_pipeline_rank_is_predicted_to_wait() -> None:
     experiment = pipeline(pp_split="even")
     known = Record(id=experiment.id, experiment=experiment, ledger=({"grid": "playbook"},), attempts=())

@@ -29,6 +29,7 @@ def fresh_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "results" / "recorded").symlink_to(RECORDED)
 
 
+@pytest.mark.slow
 def test_status_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     told = capsys.readouterr().out
@@ -64,6 +65,7 @@ def test_status_shows_a_users_own_sweep_alone_and_an_archive_of_it(capsys: pytes
     assert "sweep in results" in told and "\ntiny" in told and "\nold" in told
 
 
+@pytest.mark.slow
 def test_logs_of_a_shipped_row_say_where_its_row_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", ANCHOR]) == 2
     told = capsys.readouterr().err

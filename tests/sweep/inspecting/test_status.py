@@ -148,6 +148,7 @@ def shown(study: Study, width: int = 160) -> str:
     return console.export_text()
 
 
+@pytest.mark.slow
 def test_everything_is_told(study: Study, slurm_says: Callable[[list[Job] | None], None]) -> None:
     slurm_says([study.job(5, "RUNNING"), study.job(6, "PENDING", "Priority"), study.job(7, "RUNNING")])
     node_exclusions.exclude(study.sweep, "node017", "device memory stays taken", "p")
@@ -191,6 +192,7 @@ def test_it_fits_the_terminal(study: Study, width: int, slurm_says: Callable[[li
     assert "... and 18 more pilots" in text
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_does_not_show_has_no_pilot(
     study: Study, slurm_says: Callable[[list[Job] | None], None]
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_job_that_slurm_does_not_show_has_no_pilot(
     assert "1234_5" in text and "1234_6" in text
 
 
+@pytest.mark.slow
 def test_a_requeued_pilot_stands_for_the_one_before_it(study: Study) -> None:
     study.state("5", "1", [])
     assert [pilot.pilot_id[-3:] for pilot in sweep_status(study.sweep).pilots] == ["5.1"]
@@ -229,6 +232,7 @@ def test_a_damaged_sweep_does_not_hide_the_others(tmp_path: Path, capsys: pytest
     assert main(["status", str(tmp_path / "damaged")]) == 2
 
 
+@pytest.mark.slow
 def test_odd_records_are_counted_named_and_left_out(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,6 +272,7 @@ def test_odd_records_are_counted_named_and_left_out(
     assert main(["status", str(sweep.path.parent)]) == 0
 
 
+@pytest.mark.slow
 def test_the_live_view_shows_shapes_and_does_not_grow_without_end(study: Study) -> None:
     for task in range(40):
         study.state(str(task), "0", study.running)
@@ -279,6 +284,7 @@ def test_the_live_view_shows_shapes_and_does_not_grow_without_end(study: Study) 
     assert len(text.splitlines()) < 30
 
 
+@pytest.mark.slow
 def test_points_of_an_earlier_plan_are_known_from_their_own_files(study: Study) -> None:
     before = sweep_status(study.sweep).shapes
     (study.sweep.path / "ledger.parquet").write_bytes(b"PAR1 cut in half")
@@ -301,6 +307,7 @@ def attempt_folder(study: Study, number: int, ranks: int = 3, **about: Any) -> P
     return folder
 
 
+@pytest.mark.slow
 def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     attempt_folder(study, 1)
     folder = attempt_folder(study, 2, ranks=12)
@@ -334,6 +341,7 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
     assert "pilot" not in told
 
 
+@pytest.mark.slow
 def test_logs_of_an_odd_attempt(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = attempt_folder(study, 1, started_at=1e300, nodes=[1], pilot_id=3)
     (tmp_path / "secret").write_text("secret")
@@ -347,6 +355,7 @@ def test_logs_of_an_odd_attempt(study: Study, tmp_path: Path, capsys: pytest.Cap
     assert "secret" not in said and "attempt 1 rank 2 line 49" in said and "started ?" in said
 
 
+@pytest.mark.slow
 def test_logs_that_are_not_there(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     attempt_folder(study, 1, ranks=2)
     waiting = read_point(study.sweep.todo / entry_names(study.sweep.todo)[0]).experiment.id

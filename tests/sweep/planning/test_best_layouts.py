@@ -57,6 +57,7 @@ def test_ten_best_layouts_by_default_with_their_ids(plan: Plan) -> None:
     assert f"10 of {len(able):,} points shown; --top N for more of each model and size" in printed(plan)
 
 
+@pytest.mark.slow
 def test_a_rate_stands_beside_its_interval(plan: Plan) -> None:
     [best] = [point for point in plan.points if point.experiment.hash in listed(printed(plan, top=1))]
     assert best.time is not None
@@ -252,6 +253,7 @@ def test_mistakes_in_the_options_are_one_line(words: list[str], told: str, capsy
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_reasons_are_listed_also_where_nothing_can_run(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "+grid=one_gpu", "model=llama405b", "grid.axes.micro_batch_size=1"]
     assert main(words) == 2

@@ -102,6 +102,7 @@ def test_layouts_beyond_the_cluster_are_flagged_with_their_reason() -> None:
     assert plan.counts["run"] == sum(p.verdict == "run" and p.experiment.world_size <= 32 for p in unknown.points)
 
 
+@pytest.mark.slow
 def test_the_plan_applies_max_nodes_as_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+grid=playbook", "grid.axes.nodes=[1,4]", "model=llama1.34b", "grid.axes.tp=1", "grid.axes.pp=1"]
     assert main(["plan", *words, "launcher=slurm", "launcher.max_nodes=2", "--show", "invalid", "--top", "1"]) == 0
@@ -110,6 +111,7 @@ def test_the_plan_applies_max_nodes_as_the_run_does(capsys: pytest.CaptureFixtur
     assert "4 nodes, 32 GPUs" not in text  # no jobs for it
 
 
+@pytest.mark.slow
 def test_the_plan_of_gpus_can_be_made_anywhere() -> None:
     local = compose_sweep(["+grid=llama8b_8gpu"])
     assert device_limit(local, "measured", None, None) is None

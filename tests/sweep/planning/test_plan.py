@@ -43,6 +43,7 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
             assert point.time is not None
 
 
+@pytest.mark.slow
 def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
     overrides = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
     default = plan_of([*overrides, "plan.oom_margin=2.0"])
@@ -66,6 +67,7 @@ def test_what_the_engine_cannot_run_is_predicted_nevertheless(monkeypatch: pytes
     assert all(point.peak_bytes and point.time for point in refused)
 
 
+@pytest.mark.slow
 def test_latent_attention_and_experts_run_in_fp8() -> None:
     plan = plan_of(["+grid=deepseek_v3_2048gpu", "grid.axes.precision=fp8_rowwise", "grid.axes.ep=64"])
     assert not [point for point in plan.points if point.rule in ("engine_support", "fp8_sizes", "fp8_experts")]
@@ -80,6 +82,7 @@ def test_points_that_this_machine_cannot_give_devices_to() -> None:
     assert rehearsed.counts["run"] > 0
 
 
+@pytest.mark.slow
 def test_likely_best_points_of_every_cell_come_first() -> None:
     plan = plan_of(["+grid=[llama1b_8gpu,llama8b_8gpu]", "grid.axes.compile=none"])
     first_two = plan.to_run[:2]
@@ -247,11 +250,13 @@ def test_ledger_rows_carry_null_for_what_is_not_known() -> None:
     assert row["predicted_peak_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_every_time() -> None:
     first, again = plan_of([*EIGHT]), plan_of([*EIGHT])
     assert [dataclasses.astuple(p) for p in first.points] == [dataclasses.astuple(p) for p in again.points]
 
 
+@pytest.mark.slow
 def test_some_refused_points_run_on_purpose_and_say_so() -> None:
     overrides = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
     plain = plan_of(overrides)

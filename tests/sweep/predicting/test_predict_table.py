@@ -219,6 +219,7 @@ def test_rows_of_a_sweep_are_a_table_and_our_engine_needs_no_calibration() -> No
         assert found["step_time_s"].astype(float).tolist() == pytest.approx(rows["step_time_s"].tolist())
 
 
+@pytest.mark.slow
 def test_another_engine_is_predicted_only_once_its_own_rows_are_there() -> None:
     theirs, ours = attempts_of("torchtitan", 2.0), attempts_of("ultrasweep")
     for calibration in (None, ours):
@@ -379,6 +380,7 @@ def test_whole_words_of_sharding_and_recomputation() -> None:
     assert note == []
 
 
+@pytest.mark.slow
 def test_columns_say_what_the_profile_of_a_code_base_would_guess() -> None:
     def time(**changes: Any) -> float:
         return float(one(**{"codebase": "megatron", "gpu": "H100", **changes})["step_time_s"])

@@ -268,6 +268,7 @@ def test_a_refused_submission_leaves_no_device_behind(
     assert "holds runs for NVIDIA H100" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_users_own_cluster_file_brings_its_network(tmp_path: Path) -> None:
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
     text = (
@@ -305,6 +306,7 @@ def test_the_lines_in_the_documentation_can_be_typed(line: str) -> None:
     assert slurm_options(compose_sweep(["+grid=first_day", "launcher=slurm", *shlex.split(line)])) is not None
 
 
+@pytest.mark.slow
 def test_the_files_in_the_documentation_are_taken(tmp_path: Path) -> None:
     for block in re.findall(r"^ *```yaml\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL):
         text = textwrap.dedent(block)

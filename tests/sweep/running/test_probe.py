@@ -13,6 +13,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.running.probe import prepare_probe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "nodes", "message"),
     [
@@ -29,6 +30,7 @@ def test_what_is_not_the_users_to_choose(overrides: list[str], nodes: int, messa
         prepare_probe(overrides, ConfFolders(), nodes)
 
 
+@pytest.mark.slow
 def test_nodes_of_a_cluster_through_slurm(tmp_path: Path) -> None:
     prepared = prepare_probe(["cluster=h100_efa", "launcher=slurm", f"results_dir={tmp_path}"], ConfFolders(), nodes=2)
     layouts = sorted((p.experiment.world_size, p.experiment.tp, p.experiment.zero_stage) for p in prepared.plan.to_run)
@@ -38,7 +40,7 @@ def test_nodes_of_a_cluster_through_slurm(tmp_path: Path) -> None:
     assert prepared.plan.config.sweep_dir.is_relative_to(tmp_path / "probes" / "runs")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_a_probe_of_this_machines_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "cluster=cpu", f"results_dir={tmp_path}", "--plain"]) == 0
     probe = load_probe("cpu", tmp_path)
@@ -54,7 +56,7 @@ def test_a_probe_of_this_machines_processes(tmp_path: Path, capsys: pytest.Captu
     assert "predicted with" not in capsys.readouterr().out, "figures of processes say nothing of a plan"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=10)
 def test_a_pilot_checks_its_node(tmp_path: Path) -> None:
     from results.tables.store import read_attempts
 

@@ -251,7 +251,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_waited_for(folder: Path, small_disk: Path) -> None:
-    seen = Terminal(folder, *words("slow", more=("launcher.point_deadline_s=4",)))
+    seen = Terminal(folder, *words("slow", more=("launcher.point_deadline_s=2",)))
     seen.until(lambda: slow_runs(folder))
     filler = small_disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb") as file:
@@ -259,7 +259,7 @@ def test_a_full_disk_is_waited_for(folder: Path, small_disk: Path) -> None:
             file.write(b"x" * 4096)
             file.flush()
     seen.until("is on a full disk; writing is retried, nothing is lost")
-    time.sleep(5)  # the point ends meanwhile
+    time.sleep(2.5)  # the point ends meanwhile
     filler.unlink()
     assert seen.end() == 0, seen.told
     assert "Traceback" not in seen.told

@@ -46,6 +46,7 @@ def _no_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers.slurm.submit, "run_slurm", lambda *_, **__: pytest.fail("submitted"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_dry_run_shows_batch_files_and_writes_nothing(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

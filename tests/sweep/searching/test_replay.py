@@ -35,6 +35,7 @@ def recorded(written: Path) -> RecordedSpace:
     return recorded_space(read_recorded(written), calibrated=False)
 
 
+@pytest.mark.slow
 def test_a_space_has_every_layout_of_the_table_once(written: Path, recorded: RecordedSpace) -> None:
     frame = pd.read_csv(written)
     assert len(recorded.space) == len(frame)
@@ -46,6 +47,7 @@ def test_a_space_has_every_layout_of_the_table_once(written: Path, recorded: Rec
     assert len(recorded_space(twice, calibrated=False).space) == len(frame), "the run that went well counts"
 
 
+@pytest.mark.slow
 def test_a_search_needs_fewer_runs_than_others(recorded: RecordedSpace) -> None:
     search = replay(recorded, Settings())
     assert settled(search, 0.01) == 6
@@ -60,6 +62,7 @@ def test_a_search_needs_fewer_runs_than_others(recorded: RecordedSpace) -> None:
         assert all(recorded.space.cell[run] == one.cell for run in one.runs)
 
 
+@pytest.mark.slow
 def test_the_price_of_runs_by_hand(recorded: RecordedSpace) -> None:
     order = by_prediction(recorded)
     whole = in_order(recorded, order)[0]
@@ -75,6 +78,7 @@ def test_the_price_of_runs_by_hand(recorded: RecordedSpace) -> None:
     assert saved and early.gpu_hours[-1] == pytest.approx(whole.gpu_hours[-1] - gpus * saved / 3600)
 
 
+@pytest.mark.slow
 def test_noise_is_mended_by_repeats_and_judged_by_the_truth(recorded: RecordedSpace) -> None:
     quiet = replay(recorded, Settings())
     noisy = replay(recorded, Settings(), noise=0.05, repeats=2, seed=1)

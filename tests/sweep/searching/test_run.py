@@ -28,13 +28,20 @@ NEEDED = ("+grid=llama8b_8gpu", "launcher=slurm")
 
 
 class Cluster:
-    """Runs every point that waits, at once."""
+    """Runs every point that waits, at once. ``most``: points before it is interrupted. ``at_once``: points that end
+    before the search looks at their rows."""
 
-    def __init__(self, search: Search, truth: Callable[[Experiment, float], float | None], most: int | None = None):
+    def __init__(
+        self,
+        search: Search,
+        truth: Callable[[Experiment, float], float | None],
+        most: int | None = None,
+        at_once: int = 1,
+    ):
         self.predicted = {
             layout_id(point.experiment): point.time.step_time_s for point in search.planned.points if point.time
         }
-        self.truth, self.most = truth, most
+        self.truth, self.most, self.at_once = truth, most, at_once
         self.ran: list[str] = []
         self.rounds: list[int] = []
         self.at = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,7 +52,8 @@ class Cluster:
         while (self.most is None or len(self.ran) < self.most) and (claim := reader.claim_next(lambda found: found)):
             count += 1
             self.end(queued, claim)
-            feed()
+            if count % self.at_once == 0 or not reader.waiting():
+                feed()
         self.rounds.append(count)
         left = len(reader.waiting())
         return RunSummary(outcomes={}, attempts=count, left=left, too_wide=0, interrupted=left > 0)
@@ -87,10 +95,10 @@ def best_s(search: Search, truth: Callable[[Experiment, float], float]) -> float
     return min(truth(p.experiment, p.time.step_time_s) for p in search.planned.points if p.time is not None)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
     search = searched(tmp_path)
-    cluster = Cluster(search, off)
+    cluster = Cluster(search, off, at_once=4)
     found = run_search(search, cluster, lambda line: None)
     assert len(search.planned.points) > 600
     assert len(cluster.ran) <= 80 and len(set(cluster.ran)) == len(cluster.ran)
@@ -102,32 +110,41 @@ def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
     assert reached <= best_s(search, off) * 1.01
     text = said(search, found)
     assert "a better layout is improbable" in text and "not tried" in text
+
+
+SMALL = ("grid.axes.tp=[1,2]", "grid.axes.pp=[1]", "grid.axes.micro_batch_size=[1,2]")
+
+
+@pytest.mark.slow
+def test_a_finished_search_has_nothing_left_to_run_and_is_known_to_the_next(tmp_path: Path) -> None:
+    search = searched(tmp_path, *SMALL)
+    cluster = Cluster(search, off, at_once=4)
+    text = said(search, run_search(search, cluster, lambda line: None))
     # The same command again: nothing is left to run, and it says the same.
-    again = searched(tmp_path)
+    again = searched(tmp_path, *SMALL)
     repeated = run_search(again, Cluster(again, off), lambda line: None)
     assert repeated.summary is None
     assert said(again, repeated) == text
     # Another sweep of the same cluster knows what these rows have shown.
-    other = searched(tmp_path, name="other")
+    other = searched(tmp_path, *SMALL, name="other")
     assert len(other.planned.known) == len(cluster.ran)
-    fewer = Cluster(other, off)
+    fewer = Cluster(other, off, at_once=4)
     run_search(other, fewer, lambda line: None)
     assert len(fewer.ran) <= len(cluster.ran)
 
 
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    small = ("grid.axes.tp=[1,2]", "grid.axes.pp=[1]", "grid.axes.micro_batch_size=[1,2]")
-    whole = searched(tmp_path, *small, name="whole")
+    whole = searched(tmp_path, *SMALL, name="whole")
     at_once = Cluster(whole, off)
     run_search(whole, at_once, lambda line: None)
-    first = searched(tmp_path / "else", *small, name="parts")
+    first = searched(tmp_path / "else", *SMALL, name="parts")
     begun = Cluster(first, off, most=6)
     found = run_search(first, begun, lambda line: None)
     assert found.summary is not None and found.summary.interrupted and len(begun.ran) == 6
     count = len(first.planned.points)
     assert f"6 runs, 0.8 GPU-hours; {count - 6} of {count} layouts not tried" in said(first, found)
-    second = searched(tmp_path / "else", *small, name="parts")
+    second = searched(tmp_path / "else", *SMALL, name="parts")
     rest = Cluster(second, off)
     run_search(second, rest, lambda line: None)
     assert not set(begun.ran) & set(rest.ran)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+
 from workloads.contract.beats import _HEAD, Heartbeat, HeartbeatSlot
 
 
@@ -26,6 +28,7 @@ def test_a_heartbeat_reaches_the_process_that_made_the_slot() -> None:
     assert 0 <= time.time() - found.time < 60
 
 
+@pytest.mark.slow
 def test_every_reading_while_a_rank_writes_is_a_whole_heartbeat() -> None:
     slot = HeartbeatSlot()
     pid = os.fork()

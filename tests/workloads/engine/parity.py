@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partialmethod
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ def train_rank(
         return training.train_rank(rank, case, steps, device, gradient_scale=gradient_scale, **how)
     finally:
         optimizer.MAX_GRAD_NORM = largest_norm
+
+
+@contextmanager
+def compiled_by(backend: str) -> Iterator[None]:
+    """Compile blocks by this backend of dynamo. ``aot_eager`` traces and differentiates ahead of time and executes op
+    by op, without a compiler and exactly; ``aot_eager_decomp_partition`` also divides a block between forward and
+    backward as Inductor does."""
+    compile_module = torch.nn.Module.compile
+    torch.nn.Module.compile = partialmethod(compile_module, backend=backend)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+        torch._dynamo.reset()
 
 
 def train_and_count(rank: int, body: Callable[..., RankTrace], *args: Any) -> tuple[RankTrace, Count]:

@@ -14,6 +14,7 @@ def test_on_a_gpu() -> None:
     check_adamw("cuda", (4096, 1100))
 
 
+@pytest.mark.slow
 def test_a_skipped_step_changes_nothing_and_does_not_count() -> None:
     weight = torch.nn.Parameter(randn(5, 7))
     optimizer = AdamW([weight], lr=0.1, fused=True)

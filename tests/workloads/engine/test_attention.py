@@ -124,6 +124,7 @@ def test_fake_tensors_take_the_same_kernel_and_shapes(shape: Any, dtype: torch.d
         assert (fake.shape, fake.dtype) == (x.shape, x.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
 def test_what_the_rules_let_through_has_a_kernel_and_nothing_else(device: str, precision: str) -> None:

@@ -34,7 +34,7 @@ def saved_shapes(rank: int, case: Experiment) -> Counter[tuple[int, ...]]:
     return Counter(found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=18)
 @pytest.mark.timeout(400)
 def test_compiled_blocks_keep_the_inputs_that_they_have_gathered(gloo_pool: Pool) -> None:
     """Of each block both normed inputs as gathered, where an eager block keeps this rank's part of them."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pool import Pool
+from tests.pool import Pool, fork_server
 from tests.workloads.engine.attention_checks import inputs
 from tests.workloads.engine.test_context_parallel import HALF, KINDS, SIZE, world_axis
 from workloads.costs.traffic.context_parallel import context_messages
@@ -128,7 +128,7 @@ def alone(rank: int, cp: int, kind: ContextKind, fake_tensors: bool, answer: Any
     answer.send(([tuple(x.shape) for x in (o, *gradients)], held, tracker.peak))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_alone_in_a_fake_group(kind: ContextKind) -> None:
     """A rehearsal ends, and FakeTensors need the memory that real tensors need, to the byte."""
@@ -136,9 +136,7 @@ def test_alone_in_a_fake_group(kind: ContextKind) -> None:
     for rank in (0, 3):
         for fake_tensors in (False, True):
             here, there = multiprocessing.Pipe()
-            process = multiprocessing.get_context("forkserver").Process(
-                target=alone, args=(rank, 4, kind, fake_tensors, there)
-            )
+            process = fork_server().Process(target=alone, args=(rank, 4, kind, fake_tensors, there))
             process.start()
             assert here.poll(60), "the rehearsing process did not answer"
             answers[rank, fake_tensors] = here.recv()

@@ -108,7 +108,20 @@ OF_MESSAGES = [
     routed(cp=2, tp=2, etp=1, ep=4, routing="skewed", routing_imbalance=2.0, cp_kind="ulysses", num_kv_heads=4),
     routed(tp=2, etp=2, recompute="full", micro_batch_size=2, sequence_parallel=False, qk_norm=True),
 ]
-ON_GLOO = [*sampled(ONE_RANK, 4), *sampled(FEW_RANKS, 16), *sampled(MORE_RANKS, 6), *sampled(OF_MESSAGES, 1)]
+
+
+def split(case: Experiment) -> set[str]:
+    """What splits the work of a case among its ranks."""
+    kinds = {axis for axis in ("dp", "tp", "cp", "pp", "ep", "etp") if getattr(case, axis) > 1}
+    return kinds | ({case.pp_schedule} if case.pp > 1 else set()) | ({case.cp_kind} if case.cp > 1 else set())
+
+
+ON_GLOO = [
+    *sampled(ONE_RANK, 3),
+    *sampled(FEW_RANKS, 10, kinds=split),
+    *sampled(MORE_RANKS, 3),
+    *sampled(OF_MESSAGES, 1),
+]
 
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(ON_GLOO, CASES))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pool import Pool
+from tests.pool import Pool, fork_server
+from tests.sampling import sampled
 from workloads.contract.protocol import MeasureSpec, MemoryAtPeak
 from workloads.contract.stages import shortened
 from workloads.engine.collectives.groups import make_groups
@@ -68,7 +69,7 @@ def run_alone(case: Experiment, rank: int, fake: bool, answer: Any) -> None:
 
 def alone(case: Experiment, rank: int, *, fake: bool) -> MemoryAtPeak:
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("forkserver").Process(target=run_alone, args=(case, rank, fake, there))
+    process = fork_server().Process(target=run_alone, args=(case, rank, fake, there))
     process.start()
     assert here.poll(60), "the rehearsing process did not answer"
     result: MemoryAtPeak = here.recv()
@@ -81,7 +82,11 @@ def total(memory: MemoryAtPeak) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    sampled(LAYOUTS, 4, seconds=6, kinds=lambda layout: [axis for axis in ("dp", "tp", "pp") if axis in layout]),
+    ids=str,
+)
 def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     case = shortened(experiment(**layout))
     real = gloo_pool.run(run_among_peers, case.world_size, case)

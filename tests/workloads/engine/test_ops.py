@@ -101,6 +101,7 @@ def test_leading_dims_are_kept(leading: tuple[int, ...]) -> None:
     assert torch.equal(rms_norm(x, randn(8), EPS).flatten(0, -2), rms_norm(x.flatten(0, -2), randn(8), EPS))
 
 
+@pytest.mark.slow
 def test_bf16_is_rounded_once() -> None:
     # One rounding to 8 significant bits: at most 2^-9 for an element, less in the norm. Two roundings would show.
     check_rms_norm(64, 96, torch.bfloat16, "cpu", 2**-9)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from functools import partialmethod
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.pool import Pool
+from tests.pool import Pool, fork_server
 from tests.sampling import sampled
-from tests.workloads.engine.parity import experiment, experts
+from tests.workloads.engine.parity import compiled_by, experiment, experts
 from tests.workloads.engine.test_parity import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.traffic_checks import DEVICES_PER_NODE, Count, Counted, built, check
 from workloads.contract.protocol import MeasureSpec
@@ -37,11 +36,14 @@ IN_BF16 = [
     experiment(dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, qk_norm=True),
     experiment(tp=2, global_batch_size=2, micro_batch_size=2).replace(seq_len=2500),
 ]
+AXES = ("dp", "tp", "cp", "pp")
 CASES = [case.replace(precision="bf16") for case in IN_BF16]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", sampled(CASES, 10), ids=lambda c: c.id)
+@pytest.mark.parametrize(
+    "case", sampled(CASES, 5, kinds=lambda case: [axis for axis in AXES if getattr(case, axis) > 1]), ids=lambda c: c.id
+)
 def test_every_rank_sends_what_the_closed_form_says(gloo_pool: Pool, case: Experiment) -> None:
     check(gloo_pool, case)
 
@@ -91,7 +93,7 @@ def test_one_rank_alone_without_memory_counts_the_same(layout: dict[str, Any]) -
     case = experiment(global_batch_size=128, micro_batch_size=2, precision="bf16", **layout)
     rank = case.world_size - 1
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("forkserver").Process(target=count_alone, args=(case, rank, there))
+    process = fork_server().Process(target=count_alone, args=(case, rank, there))
     process.start()
     assert here.poll(90), "the process did not answer"
     counted, problem = here.recv()
@@ -102,27 +104,24 @@ def test_one_rank_alone_without_memory_counts_the_same(layout: dict[str, Any]) -
     assert counted == [sent for sent in expected if sent.axis not in ("pp", "world")]
 
 
+WITH_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
+
+
 def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: int) -> tuple[Counted, str | None, dict]:
     """Counted by `measure`; and how often dynamo has skipped or compiled a frame after the first step."""
     from torch._dynamo.utils import counters
 
-    compile_module = torch.nn.Module.compile
-    torch.nn.Module.compile = partialmethod(compile_module, backend=backend)  # type: ignore[method-assign, assignment]
     frames: list[dict[str, int]] = []
-    try:
+    with compiled_by(backend):
         engine = built(rank, case)
         counter = TrafficCounter(axes_of(engine.groups), DEVICES_PER_NODE)
         spec = MeasureSpec(warmup_steps=warmup_steps, timed_steps=2)
         measure(engine, spec, lambda step, warm: frames.append(dict(counters["frames"])), counter)
         frames.append(dict(counters["frames"]))
         return counter.traffic, counter.problem, {"after the first step": frames[1], "at the end": frames[-1]}
-    finally:
-        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
-        torch._dynamo.reset()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.parametrize(
     "layout",
     sampled(
@@ -148,10 +147,14 @@ def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: in
     ),
     ids=str,
 )
-def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager_decomp_partition", pytest.param("inductor", marks=[WITH_COMPILER, pytest.mark.exhaustive(seconds=25)])],
+)
+def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, layout: dict[str, Any], backend: str) -> None:
     """The compiler decides what backward gathers again."""
     case = experiment(compile="block", precision="bf16", **layout)
-    ranks = gloo_pool.run(measure_compiled, case.world_size, case, "inductor", 2, timeout_s=240)
+    ranks = gloo_pool.run(measure_compiled, case.world_size, case, backend, 2, timeout_s=240)
     for rank, (counted, problem, frames) in enumerate(ranks):
         assert problem is None
         assert counted == step_traffic(case, rank, DEVICES_PER_NODE)
@@ -188,8 +191,6 @@ def forget_compiled_blocks_before_counting(rank: int, case: Experiment) -> tuple
     """Frames that dynamo has compiled: before the counted step, and at the end."""
     from torch._dynamo.utils import counters
 
-    compile_module = torch.nn.Module.compile
-    torch.nn.Module.compile = partialmethod(compile_module, backend="aot_eager")  # type: ignore[method-assign, assignment]
     compiled: list[int] = []
 
     def before(step: int, is_warmup: bool) -> None:
@@ -197,14 +198,11 @@ def forget_compiled_blocks_before_counting(rank: int, case: Experiment) -> tuple
             torch._dynamo.reset()
             compiled.append(counters["frames"]["ok"])
 
-    try:
+    with compiled_by("aot_eager"):
         engine = built(rank, case)
         spec = MeasureSpec(warmup_steps=2, timed_steps=2)
         measure(engine, spec, before, TrafficCounter(axes_of(engine.groups), DEVICES_PER_NODE))
         return compiled[0], counters["frames"]["ok"]
-    finally:
-        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
-        torch._dynamo.reset()
 
 
 @pytest.mark.slow

@@ -124,7 +124,14 @@ def compared(pool: Pool, case: Experiment, precision: Precision) -> list[Differe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "precision"), sampled(list(product(LAYOUTS, ("fp64", "fp32", "bf16"))), 8, seconds=4), ids=str
+    ("layout", "precision"),
+    sampled(
+        list(product(LAYOUTS, ("fp64", "fp32", "bf16"))),
+        4,
+        seconds=4,
+        kinds=lambda case: [case[1], *(axis for axis in ("dp", "tp", "cp", "pp") if axis in case[0])],
+    ),
+    ids=str,
 )
 def test_right_layouts_agree(gloo_pool: Pool, layout: dict, precision: Precision) -> None:
     differences = compared(gloo_pool, experiment(**layout), precision)
@@ -133,9 +140,9 @@ def test_right_layouts_agree(gloo_pool: Pool, layout: dict, precision: Precision
 
 
 @pytest.mark.slow
-def test_right_layouts_of_several_axes_agree(gloo_pool: Pool) -> None:
-    for case in larger(3, 8, 3, seed=11):
-        assert first_that_differs(compared(gloo_pool, case, "fp64")) is None, case.id
+@pytest.mark.parametrize("case", sampled(larger(3, 8, 3, seed=11), 1, seconds=6), ids=lambda case: case.id)
+def test_right_layouts_of_several_axes_agree(gloo_pool: Pool, case: Experiment) -> None:
+    assert first_that_differs(compared(gloo_pool, case, "fp64")) is None
 
 
 WRONG = ("loss_by_own_tokens", "norms_not_summed", "ring_own_dq", "shard_not_updated")

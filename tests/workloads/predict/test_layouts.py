@@ -148,6 +148,7 @@ def test_precisions_of_32_bits_take_longer_by_their_rate() -> None:
     assert layouts.points_of([slow], wide).peak[0] > 10 * layouts.points_of([slow], alone).peak[0]
 
 
+@pytest.mark.slow
 def test_five_thousand_points_a_second() -> None:
     """A core predicts 5,000 plain points a second; this machine did 11,000 to 16,000. CPU time, the fastest of several:
     other work on the machine slows a process, too."""

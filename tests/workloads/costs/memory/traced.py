@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.pool import fork_server
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec, model_from_dict
@@ -37,9 +38,7 @@ def traced(case: Experiment, rank: int) -> int:
 @cache
 def _tracer() -> multiprocessing.pool.Pool:
     """The process that traces, apart from this one since fake groups would be in the way of other tests' groups."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workloads.rehearse"])  # torch is imported once
-    pool = context.Pool(1, maxtasksperchild=CASES_A_PROCESS)
+    pool = fork_server().Pool(1, maxtasksperchild=CASES_A_PROCESS)
     atexit.register(pool.terminate)
     return pool
 

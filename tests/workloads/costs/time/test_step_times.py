@@ -114,6 +114,7 @@ def executed_step_s(work: StepWork) -> float:
     return found.total_s + once + work.tied_s + max(work.optimizer_s)
 
 
+@pytest.mark.slow
 def test_layouts_together_are_layouts_alone() -> None:
     """In one call, with what is shared computed once; one by one; and executed action by action."""
     draw = random.Random(7)
@@ -127,6 +128,7 @@ def test_layouts_together_are_layouts_alone() -> None:
         assert found == pytest.approx(executed_step_s(work), rel=1e-12), e.id
 
 
+@pytest.mark.slow
 def test_no_step_takes_longer_than_its_closed_form() -> None:
     draw = random.Random(5)
     for e in (drawn(draw) for _ in range(150)):
@@ -183,6 +185,7 @@ def test_what_is_not_known_is_no_number() -> None:
     assert np.isnan(StepTimes(ONE_NODE).seconds([known])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_schedule_at_many_times_is_the_schedule_at_each(name: str) -> None:
     """With and without rounds that repeat, some of whose layouts come to rest before others."""

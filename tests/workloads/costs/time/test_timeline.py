@@ -47,6 +47,7 @@ def estimate(**fields: object) -> TimeEstimate:
     return result
 
 
+@pytest.mark.slow
 def test_parts_add_up_and_no_layout_beats_the_device() -> None:
     for experiment in GRID:
         result = estimate_time(experiment, H200)
@@ -224,6 +225,7 @@ def test_no_rates_no_idle_share() -> None:
     assert estimate_idle(Experiment(model=LLAMA_8B, global_batch_size=1), H200) == (0.0,)
 
 
+@pytest.mark.slow
 def test_fast_enough_for_grids() -> None:
     """Rules, memory and time of a point, against a floor of 2,000 points a second (a quiet machine does 6,000)."""
     took = []
