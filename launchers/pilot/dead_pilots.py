@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from launchers.attempt import outcome as oc
-from launchers.attempt.attempt import Attempt, attempt_prefix, reopen_attempt
+from launchers.attempt.attempt import START, Attempt, attempt_prefix, reopen_attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
 from launchers.pilot.recorder import AttemptRecorder, record_of_row
@@ -14,9 +14,10 @@ from launchers.state import pilot_state, queue
 from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
+from results.shared_filesystem import packed_folder
 from results.tables import store
 from results.tables.schema import OUTCOMES
-from workloads.contract.protocol import read_json
+from workloads.contract.protocol import read_attempt_json
 from workloads.contract.stages import assemble, rehearsed_ranks
 from workloads.contract.typed import typed
 
@@ -96,9 +97,9 @@ class DeadPilots:
         last = max((record.attempt_number for record in records), default=0)
         begun = [
             attempt
-            for folder in self._sweep.attempts.glob(f"{attempt_prefix(point)}*")
-            if folder.name not in recorded
-            and not folder.is_symlink()
+            for folder in packed_folder.folders(self._sweep.attempts)
+            if folder.name.startswith(attempt_prefix(point))
+            and folder.name not in recorded
             and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
             and attempt.task.method == point.method
             and attempt.pilot_id != self._pilot_id
@@ -114,7 +115,7 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
     measured = attempt.task.method == "measured"
     ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
     try:
-        outcome = typed(Outcome, read_json(attempt.folder / "outcome.json"))
+        outcome = typed(Outcome, read_attempt_json(attempt.folder / "outcome.json"))
         if outcome.outcome not in OUTCOMES:
             raise ValueError(f"unknown outcome {outcome.outcome}")
     except (FileNotFoundError, ValueError):
@@ -156,5 +157,5 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome:
 def _last_written_at(attempt: Attempt) -> float:
     """Time of the last write in the attempt's folder, on the clock of ``started_at``. The time since the start is
     computed from the files' times alone, because the clocks of the file server and of the dead pilot may differ."""
-    written = [path.stat().st_mtime for path in attempt.folder.iterdir()]
-    return attempt.started_at + max(written) - (attempt.folder / "attempt.json").stat().st_mtime
+    written = packed_folder.written_at(attempt.folder)
+    return attempt.started_at + max(written.values()) - written[START]

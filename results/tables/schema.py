@@ -567,7 +567,7 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
         "ranks is a list",
     ),
     Column("command", _S, "Command line that started the sweep"),
-    Column("log_dir", _S, "Folder of the attempt's logs, relative to the sweep's folder"),
+    Column("log_dir", _S, "Folder of the attempt's logs, relative to the sweep's folder; it may be packed: NAME.zip"),
     # rates of the attempt's nodes when their pilot started: the lowest of their devices
     Column(
         "check_matmul_flops",
