@@ -54,7 +54,7 @@ def pack(folder: Path, last: str, *, kept: Collection[str] = ()) -> None:
             file.flush()
             os.fsync(file.fileno())
     else:
-        whole = _packed(folder).keys()
+        whole = set(_packed(folder))
     for name in reversed(names):
         if name in whole or (whole and _temporary(name)):
             (folder / name).unlink(missing_ok=True)
