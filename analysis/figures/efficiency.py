@@ -62,7 +62,9 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     ``tie``: another layout is within the noise of the chosen one; null if the noise is unknown. Parts into which the
     model's steps are not split are null.
     """
-    split = {of[0]: _with_parts(of[1]) for of in pairs.comparable(frame).groupby("workload", sort=False)}
+    split: dict[Hashable, tuple[pd.DataFrame, list[str]]] = {
+        workload: _with_parts(rows) for workload, rows in pairs.comparable(frame).groupby("workload", sort=False)
+    }
     tables = _tables({workload: names for workload, (_, names) in split.items()}, [rows for rows, _ in split.values()])
     every = dict.fromkeys(name for workload in tables for name in split[workload][1])
     series_tables = [table for of_workload in tables.values() for table in of_workload]
