@@ -51,6 +51,8 @@ def many(folder: Path, count: int) -> Path:
         pieces.append(piece)
     sweep = SweepDir.create(folder, {"cluster": "h200", "grids": ["many"]})
     files.write_parquet(files.compacted_path(folder, "attempts"), pa.concat_tables(pieces).slice(0, count))
+    planned = store.read_ledger(RECORDED).slice(0, 1).to_pylist()[0]
+    store.write_ledger(folder, [planned | {"experiment_id": f"e{index}"} for index in range(count)])
     [point] = scripted.points("ok")
     for index in range(count):
         stem = f"{index:06d}-e{index}"
