@@ -53,10 +53,14 @@ def _main(argv: Sequence[str] | None) -> int:
         print(figure_list())
         return 0
     assert asked.results is not None
+    import pyarrow as pa
     from rich.console import Console
 
     from analysis.page.report_progress import ReportProgress
 
+    pa.set_memory_pool(
+        pa.system_memory_pool()
+    )  # Arrow's own pools keep what they have freed from the rest of the report
     progress = ReportProgress(Console(stderr=True))
     try:
         index = build(asked.results, asked.out, asked.options, say=progress.say, step=progress.step)
@@ -97,6 +101,8 @@ def _build(
     say: Callable[[str], None],
     step: Callable[[int, int, str], None],
 ) -> Path:
+    import pyarrow as pa
+
     from analysis.claims import study as claims
     from analysis.index_page import assemble, report_json
     from analysis.options import Options
@@ -109,6 +115,7 @@ def _build(
     options = options or Options()
     specs = _chosen(options)
     results = load(results_path)
+    pa.default_memory_pool().release_unused()  # what reading took, which frames do not need
     attempts = plural(len(results.attempts), "attempt")
     say(f"{attempts} of {plural(len(results.sweeps), 'sweep')} read")
     if store.only_shipped(results_path):

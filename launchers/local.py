@@ -26,6 +26,7 @@ from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import StatusView, choose_view
 from results.errors import UltrasweepError
+from results.shared_filesystem import packed_folder
 from results.shared_filesystem.patience import patiently
 from results.shared_filesystem.whole_files import create
 from results.tables.provenance import command_line
@@ -174,7 +175,9 @@ def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
     for one in state.running if state is not None else ():
         path = sweep.attempts / one.attempt_id / "outcome.json"
         with contextlib.suppress(OSError):
-            if not path.exists():  # if it exists, the attempt had ended and the pilot had recorded its outcome
+            if not packed_folder.exists(
+                path
+            ):  # if it exists, the attempt had ended and the pilot had recorded its outcome
                 write_json(path, killed)
 
 

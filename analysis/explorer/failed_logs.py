@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
 
 from results.errors import InvalidResults
+from results.shared_filesystem import packed_folder
 from results.tables import store
 from results.text.log_tail import read_tail
 
@@ -52,16 +54,20 @@ def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
 def _log(sweep: Path, log_dir: str, rank: int | None) -> Path | None:
     """Log of the failed rank; if that rank is unknown, of the first rank whose log is not empty."""
     folder = (sweep / log_dir).resolve()
-    if not folder.is_relative_to(sweep) or not folder.is_dir():
+    if not folder.is_relative_to(sweep):
+        return None
+    try:
+        sizes = packed_folder.sizes(folder)
+    except (OSError, ValueError):
         return None
     logs = {
-        int(number): log
-        for log in folder.glob("rank_*.log")
-        if (number := log.stem.removeprefix("rank_")).isdecimal() and log.is_file()
+        int(found[1]): (folder / name, size)
+        for name, size in sizes.items()
+        if (found := re.fullmatch(r"rank_(\d+)\.log", name))
     }
     if rank is not None:
-        return logs.get(rank)
-    return next((log for _, log in sorted(logs.items()) if log.stat().st_size), None)
+        return logs[rank][0] if rank in logs else None
+    return next((log for _, (log, size) in sorted(logs.items()) if size), None)
 
 
 def _tail(log: Path) -> str:

@@ -9,6 +9,8 @@ takes less than before has a negative share. If either run lacks its parts, the 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -60,14 +62,12 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     ``tie``: another layout is within the noise of the chosen one; null if the noise is unknown. Parts into which the
     model's steps are not split are null.
     """
-    series_tables: list[pd.DataFrame] = []
-    every: dict[str, None] = {}
-    for _, of_workload in pairs.comparable(frame).groupby("workload", sort=False):
-        rows, names = _with_parts(of_workload)
-        tables = _of_workload(rows, names)
-        if tables:
-            every |= dict.fromkeys(names)
-            series_tables += tables
+    split: dict[Hashable, tuple[pd.DataFrame, list[str]]] = {
+        workload: _with_parts(rows) for workload, rows in pairs.comparable(frame).groupby("workload", sort=False)
+    }
+    tables = _tables({workload: names for workload, (_, names) in split.items()}, [rows for rows, _ in split.values()])
+    every = dict.fromkeys(name for workload in tables for name in split[workload][1])
+    series_tables = [table for of_workload in tables.values() for table in of_workload]
     lost = [f"lost to {name}" for name in (*every, UNATTRIBUTED)]
     columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *every, "attempt_id"]
     if not series_tables:
@@ -79,16 +79,19 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _of_workload(rows: pd.DataFrame, names: list[str]) -> list[pd.DataFrame]:
-    """A table for each kind of scaling and choice of layouts that has at least two sizes, of one model's rows."""
+def _tables(names: dict[Hashable, list[str]], rows_of: list[pd.DataFrame]) -> dict[Hashable, list[pd.DataFrame]]:
+    """For each workload that has any a table for each kind of scaling and choice of layouts that has at least two
+    sizes. ``names``: the parts of a step, by workload. The leaders of all workloads are found together, since each
+    search has a fixed cost."""
+    rows = pd.concat(rows_of) if rows_of else pd.DataFrame(columns=list(_NEEDED))
     pure = rows[rows[["tp", "cp", "pp", "ep"]].fillna(1).eq(1).all(axis=1)]
-    tables = []
+    tables: dict[Hashable, list[pd.DataFrame]] = {workload: [] for workload in names}
     for layouts, candidates, fewest in zip(LAYOUTS, (rows, pure), (FEWEST, 1), strict=True):
         for kind in KINDS:
-            series = _series(candidates, kind, fewest)
-            if len(series):
-                tables.append(_attributed(series, names).assign(kind=kind, layouts=layouts))
-    return tables
+            for workload, series in _series(candidates, kind, fewest).groupby("workload", sort=False):
+                attributed = _attributed(series, names[workload])
+                tables[workload].append(attributed.assign(kind=kind, layouts=layouts))
+    return {workload: found for workload, found in tables.items() if found}
 
 
 def _with_parts(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -50,10 +50,14 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     """
     frame = attempts.copy()
     frame["workload"] = workloads(frame, lengths_of=frame)
-    rows = records(frame[[*_LABELLED_BY]])
-    frame["degrees"] = [degrees(row) for row in rows]
-    frame["batching"] = [batching(row) for row in rows]
-    frame["layout"] = frame["degrees"] + " · " + frame["batching"]
+    # Many rows share a layout: each text is made once.
+    layouts = frame[[*_LABELLED_BY]]
+    number = layouts.groupby(list(_LABELLED_BY), dropna=False, sort=False).ngroup().to_numpy()
+    rows = records(layouts[~pd.Series(number, index=layouts.index).duplicated()])
+    texts = pd.DataFrame({"degrees": [degrees(row) for row in rows], "batching": [batching(row) for row in rows]})
+    texts["layout"] = texts["degrees"] + " · " + texts["batching"]
+    for name in texts:
+        frame[str(name)] = texts[name].array.take(number)
     return frame
 
 

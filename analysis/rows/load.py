@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from analysis.rows.answers import from_other_sweeps
 from analysis.rows.derived import add_formulas, without_odd_shapes
 from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.frames import frame_of
 from analysis.rows.step_peaks import add_first_steps
 from results.errors import InvalidResults
 from results.statistics.grade import with_rehearsals
@@ -59,7 +60,7 @@ def load(path: Path) -> LoadedResults:
     reading = store.scan(path, "attempts")
     table, newer = upgraded(reading.table)
     table, odd = without_odd_rows(table)
-    attempts = table.to_pandas()
+    attempts = frame_of(table)
     problems = [*reading.problems, *newer, *odd]
     notes: list[str] = []
     folders: list[Path] = []
@@ -78,7 +79,7 @@ def load(path: Path) -> LoadedResults:
         if others.rows is not None:
             table = upgraded(pa.concat_tables([table, others.rows], promote_options="permissive"))[0]
             table, odd = without_odd_rows(table)
-            attempts = table.to_pandas()
+            attempts = frame_of(table)
             problems += odd
         folders += others.folders
         notes += others.found
@@ -141,10 +142,13 @@ def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     at once, the first row counts."""
     if attempts.empty:
         return attempts
-    order = attempts[attempts["repeat_of"].isna()].sort_values(
-        ["started_at", "attempt_number"], na_position="first", kind="stable"
-    )
-    return order.drop_duplicates(POINT_KEYS, keep="last").sort_index()
+    first = attempts["repeat_of"].isna()
+    order = attempts.loc[first, [*POINT_KEYS, "started_at", "attempt_number"]].reset_index(drop=True)
+    order = order.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
+    places = first.to_numpy().nonzero()[0][order.drop_duplicates(POINT_KEYS, keep="last").index.sort_values()]
+    # A frame has some 180 columns, and most points have one attempt: take the rows once, and only if some are left out.
+    last = attempts if len(places) == len(attempts) else attempts.iloc[places]
+    return last if last.index.is_monotonic_increasing else last.sort_index()
 
 
 def not_run_yet(final: pd.DataFrame) -> pd.Series:
@@ -156,7 +160,8 @@ def not_run_yet(final: pd.DataFrame) -> pd.Series:
 def decided(attempts: pd.DataFrame) -> pd.DataFrame:
     """Attempts that decided their points: `last_attempts` without points that have not run yet."""
     final = last_attempts(attempts)
-    return final[~not_run_yet(final)]
+    again = not_run_yet(final)
+    return final[~again] if again.any() else final
 
 
 def planned(results: LoadedResults) -> pd.DataFrame:

@@ -20,6 +20,8 @@ from workloads.contract.protocol import RankResult, Task
 from workloads.contract.typed import typed
 from workloads.spec.experiment import shortened_id
 
+START = "attempt.json"
+"""File of every folder of an attempt that has begun; it is written after the task."""
 LONGEST_IN_ATTEMPT = 56
 """Maximum number of bytes of the experiment's id that an attempt's id repeats."""
 
@@ -148,7 +150,7 @@ def start_attempt(
         node_check=node_check,
         host=here,
     )
-    protocol.write_json(folder / "attempt.json", start)
+    protocol.write_json(folder / START, start)
     return Attempt(
         attempt_id=attempt_id,
         number=number,
@@ -171,7 +173,7 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
     cannot be read now."""
     folder = sweep.attempts / attempt_id
     try:
-        start = typed(_Start, protocol.read_json(folder / "attempt.json"), ignore_unknown=True)
+        start = typed(_Start, protocol.read_attempt_json(folder / START), ignore_unknown=True)
         if start.number < 1 or start.devices_per_node < 1:
             return None
         task = protocol.read_task(folder)

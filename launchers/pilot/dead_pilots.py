@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from launchers.attempt import outcome as oc
-from launchers.attempt.attempt import Attempt, attempt_prefix, reopen_attempt
+from launchers.attempt.attempt import START, Attempt, attempt_prefix, reopen_attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
 from launchers.pilot.recorder import AttemptRecorder, record_of_row
@@ -14,10 +14,11 @@ from launchers.state import pilot_state, queue
 from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
+from results.shared_filesystem import packed_folder
 from results.shared_filesystem.patience import repeated
 from results.tables import store
 from results.tables.schema import OUTCOMES
-from workloads.contract.protocol import read_json
+from workloads.contract.protocol import read_attempt_json
 from workloads.contract.stages import assemble, rehearsed_ranks
 from workloads.contract.typed import typed
 
@@ -101,10 +102,9 @@ class DeadPilots:
         prefix = attempt_prefix(point)
         begun = [
             attempt
-            for folder in repeated(lambda: list(self._sweep.attempts.iterdir()))
+            for folder in repeated(lambda: packed_folder.folders(self._sweep.attempts))
             if folder.name.startswith(prefix)
             and folder.name not in recorded
-            and not repeated(folder.is_symlink)
             and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
             and attempt.task.method == point.method
             and attempt.pilot_id != self._pilot_id
@@ -120,7 +120,7 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
     measured = attempt.task.method == "measured"
     ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
     try:
-        outcome = typed(Outcome, read_json(attempt.folder / "outcome.json"))
+        outcome = typed(Outcome, read_attempt_json(attempt.folder / "outcome.json"))
         if outcome.outcome not in OUTCOMES:
             raise ValueError(f"unknown outcome {outcome.outcome}")
     except (FileNotFoundError, ValueError):
@@ -162,6 +162,5 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome:
 def _last_written_at(attempt: Attempt) -> float:
     """Time of the last write in the attempt's folder, on the clock of ``started_at``. The time since the start is
     computed from the files' times alone, because the clocks of the file server and of the dead pilot may differ."""
-    files = repeated(lambda: list(attempt.folder.iterdir()))
-    written = {file.name: repeated(file.stat).st_mtime for file in files}
-    return attempt.started_at + max(written.values()) - written["attempt.json"]
+    written = repeated(lambda: packed_folder.written_at(attempt.folder))
+    return attempt.started_at + max(written.values()) - written[START]

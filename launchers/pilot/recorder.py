@@ -1,9 +1,9 @@
 """Records attempts: writes their rows and records, and moves their points. No other code writes rows.
 
 The order makes every crash harmless: first the outcome into the attempt's folder, then the row into the tables, the
-record into the history, and last the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
+record into the history, and then the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
 claim checks which of these steps are done, and continues with the next. Each step may be done twice, so after a
-filesystem error a step is repeated, and no earlier one.
+filesystem error a step is repeated, and no earlier one. Last, the folder is packed into one file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from launchers.attempt import loss_check, rows
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
+from launchers.attempt.packing import Packer
 from launchers.pilot.patience import Patience
 from launchers.settings import LaunchSettings
 from launchers.state import history, queue
@@ -56,6 +57,7 @@ class AttemptRecorder:
         self._records = records
         self._report = report
         self._patience = patience
+        self._packer = Packer()
 
     def record(
         self,
@@ -90,6 +92,9 @@ class AttemptRecorder:
         if record is None or not self._write_record(claim.stem, record) or not self.move(claim, record):
             return False
         self._report(describe(record))
+        # A pilot that was taken for dead, or a process that could not be killed, may still write to the folder.
+        if attempt.pilot_id == self._pilot_id and not done.survivors:
+            self._packer.add(attempt.folder)
         return True
 
     def _write(
@@ -153,7 +158,9 @@ class AttemptRecorder:
         return self._patience.until_done(move, f"move the point of {record.attempt_id}") is not None
 
     def compact(self) -> None:
-        """Merge the table's parts into one file. The parts stay readable, so a failure is only reported."""
+        """Pack the last folders, and merge the table's parts into one file. The parts stay readable, so a failure is
+        only reported."""
+        self._packer.finish()
         try:
             store.compact(self._sweep.path)
         except (OSError, InvalidResults) as error:

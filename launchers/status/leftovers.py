@@ -1,4 +1,4 @@
-"""Removes what killed processes have left in the folder of a finished sweep: temporary files and parts of tables."""
+"""Tidies the folder of a finished sweep after killed processes: temporary files, parts of tables, loose attempts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from launchers.attempt.packing import pack_attempt
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import SweepStatus
 from results.errors import InvalidResults
@@ -17,14 +18,17 @@ from results.tables import files, store
 
 LEAST_AGE_S = 10.0
 """A younger file may be in the hands of a process that still writes it."""
+_MOST_PACKED = 1_000
+"""Number of loose attempts that one call packs. A sweep of an earlier version may have thousands."""
 _TEMPORARY = re.compile(
-    r"\..+\.[0-9]+\.[0-9a-f]{6}\.tmp|\.clock\.[0-9a-f]{32}|\.[0-9a-f]{16}\.[0-9a-f]{8}|.+\.[0-9]+\.[0-9a-f]{32}"
+    r"\..+\.[0-9a-f]{16}\.tmp|\..+\.[0-9]+\.[0-9a-f]{6}\.tmp|\.clock\.[0-9a-f]{32}|\.[0-9a-f]{16}\.[0-9a-f]{8}|.+\.[0-9]+\.[0-9a-f]{32}"
 )
 """Names that writers of JSON, tables, clocks, copies of the code and leases use before they rename."""
 
 
 def remove_leftovers(sweep: SweepDir, status: SweepStatus, report: Callable[[str], None]) -> None:
-    """Merge the parts of the tables and remove temporary files, if no point and no pilot is left.
+    """Merge the parts of the tables, pack recorded attempts and remove temporary files, if no point and no pilot is
+    left.
 
     ``report`` takes a line for the user. An error of the file system ends the work: what is left disturbs nobody.
     """
@@ -36,6 +40,9 @@ def remove_leftovers(sweep: SweepDir, status: SweepStatus, report: Callable[[str
                 store.compact(sweep.path)
             except InvalidResults as error:
                 report(f"the tables are not compacted (nothing is lost): {error}")
+        recorded = {record.attempt_id for record in status.attempts}
+        for folder in [folder for folder in _loose(sweep) if folder.name in recorded][:_MOST_PACKED]:
+            pack_attempt(folder)
         now = filesystem_time(sweep.path)
         for entry in _temporaries(sweep, status):
             if now - entry.stat(follow_symlinks=False).st_mtime < LEAST_AGE_S:
@@ -62,5 +69,12 @@ def _folders(sweep: SweepDir, status: SweepStatus) -> Iterator[Path]:
     yield from (sweep.stages, sweep.losses, *(sweep.path / name for name in ("code", "nodes", "submissions")))
     yield from (sweep.path / "parts" / table for table in files.SCHEMAS)
     good = {record.attempt_id for record in status.attempts if record.outcome == "ok"}
+    yield sweep.attempts
+    yield from (folder for folder in _loose(sweep) if folder.name not in good)
+
+
+def _loose(sweep: SweepDir) -> list[Path]:
+    """Folders of attempts that are not packed."""
     with contextlib.suppress(FileNotFoundError), os.scandir(sweep.attempts) as entries:
-        yield from [Path(entry.path) for entry in entries if entry.name not in good]
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []

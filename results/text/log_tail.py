@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from results.shared_filesystem.whole_files import NotAFile, open_regular
+from results.shared_filesystem.packed_folder import open_file
+from results.shared_filesystem.whole_files import NotAFile
 
 READ_BYTES = 64 * 2**10
 
@@ -20,7 +21,7 @@ class Tail(NamedTuple):
 
 def read_tail(path: Path, lines: int, *, skip_blank: bool = False) -> Tail:
     """The last ``lines`` lines of a text file, decoded as UTF-8 with a mark for every invalid byte; with ``skip_blank``
-    the last ones that are not blank.
+    the last ones that are not blank. The file may be packed with its folder.
 
     If the last 64 KiB begin inside the first line, its beginning is missing. Raises `OSError`.
     """
@@ -35,7 +36,7 @@ def read_tail(path: Path, lines: int, *, skip_blank: bool = False) -> Tail:
 def _open(path: Path) -> BinaryIO:
     """The log, which must be a regular file: a rank may have put anything in its place. Raises `OSError`."""
     try:
-        return open_regular(path)
+        return open_file(path)
     except NotAFile as error:
         raise OSError(errno.EINVAL, str(error)) from None
 

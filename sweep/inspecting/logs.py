@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from launchers.state.history import AttemptRecord
 from launchers.state.submissions import log_dir, token_of_pilot
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from results.errors import InvalidResults
+from results.shared_filesystem import packed_folder
 from results.tables.store import shipped_sweep_dirs, sweep_dirs
 from results.text.log_tail import read_tail
 from sweep.inspecting.lookup import Results
-from workloads.contract.protocol import read_json
+from workloads.contract.protocol import log_path, read_attempt_json
 from workloads.contract.typed import LATEST
 
 _RANKS = 8
@@ -56,10 +58,12 @@ def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lin
         raise InvalidResults(f"{attempt.folder} has no log of rank {rank}; {known}")
     shown = [rank] if rank is not None else _choose(logs, attempt.record)
     for number in shown:
-        _print_tail(console, f"rank {number}", logs[number], lines)
+        _print_tail(console, f"rank {number}", log_path(attempt.folder, number), lines)
     if rank is None:
         if len(logs) > len(shown):
-            _print_line(console, f"... and {len(logs) - len(shown):,} more in {attempt.folder} (--rank N)")
+            _print_line(
+                console, f"... and {len(logs) - len(shown):,} more in {packed_folder.home(attempt.folder)} (--rank N)"
+            )
         for log in _pilot_logs(attempt):
             _print_tail(console, "pilot", log, lines)
 
@@ -69,8 +73,8 @@ def _newest(path: Path, word: str) -> _Attempt:
     waiting: set[str] = set()
     for folder in sweep_dirs(path):
         sweep = SweepDir.open(folder)
-        for attempt in sorted(sweep.attempts.iterdir()) if sweep.attempts.is_dir() else []:
-            if word and word in attempt.name and attempt.is_dir() and not attempt.is_symlink():
+        for attempt in packed_folder.folders(sweep.attempts) if sweep.attempts.is_dir() else []:
+            if word and word in attempt.name:
                 by_experiment.setdefault(attempt.name.rpartition(".a")[0] or attempt.name, []).append((sweep, attempt))
         if not sweep.archived:
             waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}
@@ -102,7 +106,7 @@ def _hint(path: Path, word: str) -> str:
 
 def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     try:
-        about = read_json(folder / "attempt.json")
+        about = read_attempt_json(folder / "attempt.json")
     except (OSError, ValueError):
         about = {}
     names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]
@@ -126,19 +130,19 @@ def _headline(attempt: _Attempt) -> str:
     return f"{attempt.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
 
 
-def _rank_logs(folder: Path) -> dict[int, Path]:
-    logs = {}
-    for path in folder.glob("rank_*.log"):
-        number = path.name.removeprefix("rank_").removesuffix(".log")
-        if number.isdecimal() and path.is_file() and not path.is_symlink():
-            logs[int(number)] = path
-    return dict(sorted(logs.items()))
+def _rank_logs(folder: Path) -> dict[int, int]:
+    """Bytes of each rank's log, by rank. Raises `InvalidResults` where the attempt's files are damaged."""
+    try:
+        sizes = packed_folder.sizes(folder)
+    except ValueError as error:
+        raise InvalidResults(str(error)) from None
+    return {int(found[1]): size for name, size in sizes.items() if (found := re.fullmatch(r"rank_(\d+)\.log", name))}
 
 
-def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
+def _choose(logs: dict[int, int], record: AttemptRecord | None) -> list[int]:
     """The ranks to show: the failed one, then the first ranks with any output, then others."""
     failed = record.failed_rank if record is not None else None
-    order = sorted(logs, key=lambda rank: (rank != failed, logs[rank].stat().st_size == 0, rank))
+    order = sorted(logs, key=lambda rank: (rank != failed, logs[rank] == 0, rank))
     return order[:_RANKS]
 
 
@@ -165,7 +169,7 @@ def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
         _print_line(console, f"--- {what}: {path}: {error.strerror}")
         return
     extent = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
-    _print_line(console, f"--- {what}: {path}{extent}")
+    _print_line(console, f"--- {what}: {packed_folder.home(path.parent) / path.name}{extent}")
     for line in lines:
         _print_line(console, line)
 

@@ -18,6 +18,7 @@ import pytest
 from analysis.explorer import failed_logs, pack_texts, row_data
 from analysis.rows import cohorts
 from analysis.rows.load import load
+from results.shared_filesystem import packed_folder
 from results.tables.schema import ATTEMPTS
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
@@ -125,6 +126,18 @@ def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -
     assert browser.js("window.pwned ?? null") is None
     found = failed_logs.tails(tmp_path / "results", row_data.table(cohorts.split(results.attempts)))
     assert len(found) == 1  # neither the finished one's nor one from outside the sweep
+
+
+def test_the_log_of_a_packed_attempt_is_there(tmp_path: Path) -> None:
+    [row] = synthetic.attempts(POINTS[:1], outcome="crash", failed_rank=None)
+    sweep = synthetic.make_sweep(tmp_path / "mine", [row])
+    folder = sweep / row["log_dir"]
+    folder.mkdir(parents=True)
+    for name, text in (("task.json", "{}"), ("rank_0.log", ""), ("rank_1.log", "the end")):
+        (folder / name).write_text(text)
+    packed_folder.pack(folder, "task.json")
+    [found] = failed_logs.tails(sweep, load(sweep).attempts).values()
+    assert found == {"name": f"mine/{row['log_dir']}/rank_1.log", "text": "the end"}
 
 
 def test_a_log_that_is_a_link_or_a_pipe_reaches_no_page(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.status.retry import retry
 from launchers.status.status import StatusReader, sweep_status
 from results.errors import UltrasweepError
+from results.shared_filesystem import packed_folder
 from results.tables import store
 from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
@@ -98,13 +99,15 @@ def test_faults_become_rows_and_the_points_after_them_run(sweep: SweepDir) -> No
     assert all(row["phase"] == "step" and row["phase_step"] == 1 for row in hangs)
     assert "no progress: rank 0 in step 1" in hangs[0]["evidence"]
     assert "_misbehave (scripted.py:" in hangs[0]["evidence"]  # where it hung, from its own Python stack
-    beats = json.loads((sweep.path / hangs[0]["log_dir"] / "heartbeats.json").read_text())
+    beats = json.loads(packed_folder.read_text(sweep.path / hangs[0]["log_dir"] / "heartbeats.json"))
     assert [(beat["rank"], beat["phase"], beat["step"]) for beat in beats] == [(0, "step", 1), (1, "step", 1)]
 
     last = rows["ok", 7]
     assert last["outcome"] == "ok"
     assert last["gap_s"] is not None and last["gap_s"] > 0
-    assert last["log_dir"] and "measured everything" in (sweep.path / last["log_dir"] / "rank_0.log").read_text()
+    assert last["log_dir"] and "measured everything" in packed_folder.read_text(
+        sweep.path / last["log_dir"] / "rank_0.log"
+    )
     assert not list((sweep.path / "parts").rglob("*.parquet"))  # compacted
     assert store.read_steps(sweep.path).num_rows == 3 * 2 * 3
 
@@ -180,7 +183,9 @@ def test_the_deadline_ends_a_point_that_goes_on(sweep: SweepDir) -> None:
 def test_nothing_of_a_point_is_left_behind(sweep: SweepDir) -> None:
     sweep.add_points(points("litters"))
     run_local(sweep, settings(), live=False)
-    pids = [int(path.read_text()) for path in sweep.attempts.glob("*/litter_*")]
+    [folder] = packed_folder.folders(sweep.attempts)
+    names = [name for name in packed_folder.sizes(folder) if name.startswith("litter_")]
+    pids = [int(packed_folder.read_text(folder / name)) for name in names]
     assert len(pids) == 4
     assert not any(alive(pid) for pid in pids)
 
@@ -338,7 +343,8 @@ def test_rehearsed_stages_are_shared_between_points(sweep: SweepDir) -> None:
     assert first["method"] == "rehearsed"
     assert first["peak_allocated_by_stage_bytes"] == [2 * 2**30, 3 * 2**30]
     assert first["losses"] is None and first["step_time_s"] != pytest.approx(0.02)
-    logs = [len(list((sweep.path / row["log_dir"]).glob("*.log"))) for row in (first, second)]
+    names = [packed_folder.sizes(sweep.path / row["log_dir"]) for row in (first, second)]
+    logs = [sum(name.endswith(".log") for name in of) for of in names]
     assert logs[0] == 2
 
 

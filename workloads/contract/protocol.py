@@ -2,8 +2,9 @@
 
 A launcher writes ``task.json``. Rank ``r`` writes ``rank_r.result.json`` as soon as its last step is measured (before
 teardown, so that a hang there loses nothing), or ``rank_r.error.json`` when it fails; its output goes to
-``rank_r.log``. Every JSON file is written to a temporary name and then renamed. The current phase and step of a rank
-are in shared memory (`workloads.contract.beats`).
+``rank_r.log``. Every JSON file is written to a temporary name and then renamed. When the attempt's row is written, the
+launcher packs the files into one. The current phase and step of a rank are in shared memory
+(`workloads.contract.beats`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from results.shared_filesystem import packed_folder
 from results.shared_filesystem.patience import repeated
 from results.shared_filesystem.whole_files import read_text, write_whole
 from workloads.contract.probe_figures import Figure, ProbeKind
@@ -277,13 +279,14 @@ class RankError:
     traceback: str
 
 
+TRACE_ENDING = ".trace.json.gz"
 CANNOT_WRITE = 74
 """Exit status of a rank that could not write its error file: the disk is full or the file system is gone (EX_IOERR)."""
 
 
 def trace_path(folder: Path, rank: int) -> Path:
     """Path of the trace of a rank's profiled steps, which Perfetto (https://ui.perfetto.dev) opens."""
-    return folder / f"rank_{rank}.trace.json.gz"
+    return folder / f"rank_{rank}{TRACE_ENDING}"
 
 
 def flight_path(folder: Path, rank: int) -> Path:
@@ -302,10 +305,13 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
 def read_json(path: Path) -> Any:
     """Returns the content of a JSON file. Raises `OSError`, or `ValueError` when the file is damaged: not JSON, not
     text, not a regular file, or nested deeper than any file of this project."""
-    try:
-        return json.loads(read_text(path))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return _parsed(read_text(path))
+
+
+def read_attempt_json(path: Path) -> Any:
+    """As `read_json`, for a file in the folder of an attempt, which may be packed
+    (`results.shared_filesystem.packed_folder`)."""
+    return _parsed(packed_folder.read_text(path))
 
 
 def write_task(folder: Path, task: Task) -> None:
@@ -314,7 +320,7 @@ def write_task(folder: Path, task: Task) -> None:
 
 
 def read_task(folder: Path) -> Task:
-    data = read_json(folder / "task.json")
+    data = read_attempt_json(folder / "task.json")
     data["experiment"] = ex.from_dict(data["experiment"])
     data["measure"] = MeasureSpec(**data["measure"])
     data["cluster"] = cluster_from_dict(data["cluster"])
@@ -363,9 +369,16 @@ def log_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.log"
 
 
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data: dict[str, Any] = read_json(path)
+        data: dict[str, Any] = read_attempt_json(path)
     except FileNotFoundError:
         return None
     return data

@@ -41,7 +41,7 @@ PROVENANCE_COLUMNS: tuple[Column, ...] = (
         "between nodes; null: no NCCL, or its log does not show them",
     ),
     Column("command", TEXT, "Command line that started the sweep"),
-    Column("log_dir", TEXT, "Folder of the attempt's logs, relative to the sweep's folder"),
+    Column("log_dir", TEXT, "Folder of the attempt's logs, relative to the sweep's folder; it may be packed: NAME.zip"),
     # rates of the attempt's nodes when their pilot started: the lowest of their devices
     Column(
         "check_matmul_flops",

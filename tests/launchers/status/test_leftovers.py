@@ -6,18 +6,20 @@ import os
 
 import pytest
 
-from launchers.state import pilot_state
+from launchers.state import history, pilot_state
 from launchers.state.process_identity import own_identity
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.leftovers import remove_leftovers
 from launchers.status.status import sweep_status
+from results.shared_filesystem import packed_folder
 from results.tables import files, store
 from results.tables.store import read_attempts
-from tests.launchers.scripted import points
+from tests.launchers.scripted import attempt_record, points
 from tests.results.helpers import attempt
 
 TEMPORARY = (
     "queue/todo/.000001-x.json.123.0a1b2c.tmp",
+    "attempts/.x.a1.0.zip.0123456789abcdef.tmp",
     "attempts/x.a1.0/.rank_0.result.json.99.ffffff.tmp",
     "parts/steps/.x.parquet.5.abcdef.tmp",
     ".clock.0123456789abcdef0123456789abcdef",
@@ -63,3 +65,13 @@ def test_nothing_is_removed_while_somebody_may_write(sweep: SweepDir, left: str)
     write(sweep, *TEMPORARY, age_s=60.0)
     remove_leftovers(sweep, sweep_status(sweep), print)
     assert existing(sweep, TEMPORARY) == list(TEMPORARY)
+
+
+def test_recorded_attempts_are_packed_at_the_end(sweep: SweepDir) -> None:
+    """What a killed pilot has not packed; a folder without a record belongs to nobody yet."""
+    for name in ("a1", "a2"):
+        write(sweep, *(f"attempts/{name}/{file}" for file in ("attempt.json", "rank_0.log")), age_s=0.0)
+    history.write_record(sweep, "000000-x", attempt_record(1, "ok"))
+    remove_leftovers(sweep, sweep_status(sweep), print)
+    assert sorted(path.name for path in sweep.attempts.iterdir()) == ["a1.zip", "a2"]
+    assert packed_folder.sizes(sweep.attempts / "a1") == {"attempt.json": 0, "rank_0.log": 0}

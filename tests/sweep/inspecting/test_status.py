@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from launchers.attempt.packing import pack_attempt
 from launchers.slurm.client import Job
 from launchers.state import history, node_exclusions, pilot_state
 from launchers.state.history import AttemptRecord
@@ -339,6 +340,21 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
         "attempt 2 rank 5 line 49",
     ]
     assert "pilot" not in told
+
+
+@pytest.mark.slow
+def test_logs_of_a_packed_attempt(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, id = attempt_folder(study, 2, ranks=12), study.running[0].experiment.id
+    (folder / "rank_1.log").write_text("")
+    assert main(["logs", id]) == 0
+    loose = capsys.readouterr().out
+    pack_attempt(folder)
+    assert not folder.exists()
+    assert main(["logs", id]) == 0
+    assert capsys.readouterr().out == loose.replace(str(folder.name), f"{folder.name}.zip").replace(".zip:", ":", 1)
+    folder.with_name(f"{folder.name}.zip").write_bytes(b"PK")
+    assert main(["logs", id]) == 2
+    assert ".zip is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.slow
