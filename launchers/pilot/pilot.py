@@ -87,6 +87,7 @@ class Pilot:
         self._pool = pool
         self._wake = wake
         self._batch = batch
+        self._wall_time_s = config.wall_time_s
         self._end = AllocationEnd(
             config.wall_time_s,
             allocation.age_s,
@@ -159,6 +160,8 @@ class Pilot:
         if self.stop_reason() is not None:
             self._requeue_own_job()
             return STOPPED
+        if not self._trouble:
+            self._requeue_own_job()
         if not self._scheduled and self._pool.lost_all:
             return _DIED  # as if the pilot had died with its agent: the process that started the pilot starts another
         return TROUBLE if self._trouble else FINISHED
@@ -350,9 +353,10 @@ class Pilot:
 
     def _requeue_own_job(self) -> None:
         """Ask the batch system to start this pilot again if a preemption or its time limit has ended it and points
-        wait. So the sweep continues even if no command watches it."""
+        wait, or if the points that wait fit a whole job and not the rest of this one. So the sweep continues even if no
+        command watches it."""
         job, batch = self._allocation.job, self._batch
-        if job is None or batch is None or self.stop_reason() != "preempted" or not self._points_wait():
+        if job is None or batch is None or not self._stopped_too_early() or not self._points_wait():
             return
         if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._state.finished) - {"preempted"}:
             self.log(f"job {job} is not requeued: it was ended {self._allocation.restarts + 1} times in a row")
@@ -362,6 +366,12 @@ class Pilot:
             self.log(f"job {job} is requeued: points are left")
         else:
             self.log(f"job {job} is not requeued, points are left: {refused}")
+
+    def _stopped_too_early(self) -> bool:
+        """Whether another job in this one's place could go on with the sweep."""
+        if self.stop_reason() is not None:
+            return self.stop_reason() == "preempted"
+        return self._wall_time_s is not None and self._scheduler.leaves_points_for(self._wall_time_s)
 
     def _points_wait(self) -> bool:
         try:

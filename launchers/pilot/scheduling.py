@@ -6,6 +6,7 @@ layout has not run yet, if possible: each pilot first takes points whose layouts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from launchers.node.remote import Node
@@ -47,6 +48,8 @@ class Scheduler:
         """Number of points of paused kinds at the last claim."""
         self._too_long = ""
         """Why points that would fit the nodes do not fit the time that is left; empty when there are none."""
+        self._too_long_s = math.inf
+        """Least seconds that such a point needs."""
 
     @property
     def files_read(self) -> tuple[int, int]:
@@ -96,6 +99,11 @@ class Scheduler:
         paused = paused_message(self._breaker.paused, self._paused) if self._paused else ""
         return "; ".join(part for part in (paused, self._too_long) if part)
 
+    def leaves_points_for(self, whole_s: float) -> bool:
+        """Whether a point waits that does not fit the time that is left, and would fit ``whole_s``, the time of a job
+        that starts anew."""
+        return self._too_long_s <= whole_s
+
     def _shape(self, point: Point) -> int:
         return nodes_needed(point, self._settings.num_devices)
 
@@ -111,7 +119,8 @@ class Scheduler:
         fitting = [p for p in waiting if p.method == self._settings.method and self._shape(p) <= size]
         if left_s is not None:
             needs = {point.stem: needed_s(point, self._settings) for point in fitting}
-            self._too_long = _too_long([needed for needed in needs.values() if needed > left_s], left_s)
+            too_long = [needed for needed in needs.values() if needed > left_s]
+            self._too_long, self._too_long_s = _too_long(too_long, left_s), min(too_long, default=math.inf)
             fitting = [point for point in fitting if needs[point.stem] <= left_s]
         paused = self._breaker.paused
         allowed = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in paused] if paused else fitting

@@ -83,9 +83,8 @@ def _capped(nodes: int, points: list[Point], settings: LaunchSettings, pilots: i
         )
     return (
         f"{plural(len(points), 'point')} of {plural(nodes, 'node')}: {plural(pilots, 'pilot')} at a time, not "
-        f"{wanted:,} (by default a shape gets at most {DEFAULT_NODES} nodes); they run for {duration}; this "
-        "command submits more as pilots end, after --detach repeat it; launcher.max_nodes=N or launcher.max_pilots=N "
-        "sets another limit"
+        f"{wanted:,} (by default a shape gets at most {DEFAULT_NODES} nodes); they run for {duration}, their "
+        "jobs start again until no point is left; launcher.max_nodes=N or launcher.max_pilots=N sets another limit"
     )
 
 

@@ -311,7 +311,7 @@ def read_json(path: Path) -> Any:
 def read_attempt_json(path: Path) -> Any:
     """As `read_json`, for a file in the folder of an attempt, which may be packed
     (`results.shared_filesystem.packed_folder`)."""
-    return _parsed(packed_folder.read_text(path))
+    return _parsed(repeated(lambda: packed_folder.read_text(path)))
 
 
 def write_task(folder: Path, task: Task) -> None:

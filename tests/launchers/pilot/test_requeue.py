@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,4 +96,17 @@ def test_a_pilot_that_is_ended_while_its_agents_start_was_stopped(
     one._pool = one._state._pool = cast(NodePool, NoAgents())
     monkeypatch.setattr(one._stop, "listen", lambda: None)
     assert one.run() == status
+    assert asked == (["7_0"] if again else [])
+
+
+@pytest.mark.parametrize(("needed_s", "again"), [(50.0, True), (70.0, False), (None, False)])
+def test_it_comes_back_for_points_that_fit_a_whole_job_and_not_the_rest_of_this_one(
+    tmp_path: Path, needed_s: float | None, again: bool
+) -> None:
+    asked: list[str] = []
+    one = ended_pilot(tmp_path, asked, restarts=0, reason=None)
+    if needed_s is not None:
+        (point,) = points("ok")
+        one._scheduler._choose([replace(point, deadline_s=needed_s)], 1, ["n0"], 10.0, [])
+    one._requeue_own_job()
     assert asked == (["7_0"] if again else [])
