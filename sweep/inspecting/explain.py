@@ -271,7 +271,7 @@ def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> N
         measured.append(f"no MFU: {source.removeprefix('none: ')}")
     if measured:
         console.print("  " + ", ".join(measured), highlight=False, markup=False)
-    if row["nccl_transports"]:
+    if row.get("nccl_transports"):
         console.print(f"  NCCL's transports: {', '.join(row['nccl_transports'])}", highlight=False, markup=False)
     if row["evidence"] and row["outcome"] != "ok":
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)

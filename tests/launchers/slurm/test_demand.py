@@ -43,7 +43,7 @@ def test_many_points_get_few_pilots_and_a_sentence_unless_the_user_sets_a_number
     assert "at most 12 min (1,500 points have no predicted time" in demand.capped[1]
     assert demand.capped[1].endswith("launcher.max_nodes=N or launcher.max_pilots=N sets another limit")
     known = [dataclasses.replace(one, predicted_step_time_s=0.0) for one in of_one]
-    assert "they run for about 12 min;" in demand_of(known, launch, SlurmOptions(time_min=10)).capped[1]
+    assert "they run for about 12 min," in demand_of(known, launch, SlurmOptions(time_min=10)).capped[1]
     for given in ({"max_nodes": 500}, {"max_pilots": 500}, {"target_h": 9.0}):
         lifted = demand_of(of_one, launch, SlurmOptions(**{"time_min": 10, **given}))
         assert (lifted.pilots, lifted.capped) == ({1: 100}, {})
