@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with acquire(sweep / _LOCK, stale_after_s=_STALE_AFTER_S, wait_s=_WAIT_S) as lease:
                 if lease is None:
                     raise InvalidResults(f"{sweep} is being compacted by another process; try again in a minute")
-                changed = [f"{name}.parquet" for name in SCHEMAS if rewrite(sweep, name)]
+                changed = [f"{name}.parquet" for name in SCHEMAS if rewrite(sweep, name, lease)]
             print(f"{sweep}: {listed(changed) + ' rewritten' if changed else 'up to date'}")
         return 0
     except OSError as error:

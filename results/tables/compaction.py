@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from results.errors import InvalidResults
 from results.shared_filesystem.lease import Lease, acquire
 from results.shared_filesystem.patience import repeated
-from results.shared_filesystem.whole_files import NotAFile, create, open_regular, path_of, temporary_path
+from results.shared_filesystem.whole_files import NotAFile, open_regular, path_of
 from results.tables import files
 from results.tables.files import Table
 
@@ -54,27 +54,8 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
         if not parts:
             return True
         pieces = _regrouped([*_without(old, fresh["attempt_id"], fresh.schema), fresh])
-        # The new file is removed with a lease that counts as dead. So a process that stood still cannot put it in the
-        # place of a later one, whose parts are gone.
-        temporary = temporary_path(lease.path / target.name)
-        try:
-            with (
-                create(temporary) as file,
-                pq.ParquetWriter(file, fresh.schema, compression="zstd") as writer,
-            ):
-                for piece in pieces:
-                    writer.write_table(piece)
-                    if not lease.held():
-                        return False
-            if not lease.held():
-                return False
-            files.publish(temporary, target)
-        except FileNotFoundError:
-            if lease.held():
-                raise
+        if not files.replace_while_held(lease, target, fresh.schema, pieces):
             return False
-        finally:
-            temporary.unlink(missing_ok=True)
     except pa.ArrowException as error:
         raise InvalidResults(f"{target} cannot be merged with its parts: {str(error).splitlines()[0]}") from None
     finally:

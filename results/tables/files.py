@@ -4,7 +4,7 @@ layout."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
+from results.shared_filesystem.lease import Lease
 from results.shared_filesystem.patience import may_pass, repeated
 from results.shared_filesystem.whole_files import NotAFile, create, temporary_path
 from results.tables import limits
@@ -116,6 +117,32 @@ def _write(path: Path, table: pa.Table) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def replace_while_held(lease: Lease, path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> bool:
+    """Write ``pieces`` to a merged file that processes replace in turn, each under ``lease``. Returns False if the
+    lease was lost before the new file was in place.
+
+    The new file is removed with a lease that counts as dead. So a process that stood still cannot put it in the place
+    of a later one, whose parts are gone.
+    """
+    temporary = temporary_path(lease.path / path.name)
+    try:
+        with create(temporary) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for piece in pieces:
+                writer.write_table(piece)
+                if not lease.held():
+                    return False
+        if not lease.held():
+            return False
+        publish(temporary, path)
+    except FileNotFoundError:
+        if lease.held():
+            raise
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 def publish(temporary: Path, path: Path) -> None:

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from results.errors import InvalidResults
+from results.shared_filesystem.lease import Lease
 from results.shared_filesystem.whole_files import NotAFile, open_regular, path_of
 from results.tables import files, store
 from results.tables.rows import conform
@@ -127,9 +129,10 @@ def _newer_files(path: Path, table: Table) -> list[str]:
     return problems
 
 
-def rewrite(sweep_dir: Path, table: Table) -> bool:
-    """Bring the merged file of one table of a sweep to today's schema, in place. Returns False if nothing had to be
-    changed, or if the sweep has no such file. Raises `InvalidResults` if the file cannot be read."""
+def rewrite(sweep_dir: Path, table: Table, lease: Lease) -> bool:
+    """Bring the merged file of one table of a sweep to today's schema, in place, under the lease of those who merge it.
+    Returns False if nothing had to be changed, or if the sweep has no such file. Raises `InvalidResults` if the file
+    cannot be read, or if another process merges it meanwhile."""
     path = sweep_dir / f"{table}.parquet"
     if not path.exists():
         return False
@@ -141,5 +144,6 @@ def rewrite(sweep_dir: Path, table: Table) -> bool:
     version = (stored.schema.metadata or {}).get(b"schema_version")
     if rows.schema.equals(stored.schema) and version == str(SCHEMA_VERSION).encode() and rows.equals(stored):
         return False
-    files.write_parquet(path, rows)
+    if not files.replace_while_held(lease, path, rows.schema, [rows]):
+        raise InvalidResults(f"{path} has been merged by another process meanwhile; try again")
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from results import export, upgrade
-from results.tables import store
+from results.tables import files, store
 from results.tables.load import load
 from results.tables.rows import table_from_rows
 from results.tables.schema import ATTEMPTS, LEDGER, SCHEMA_VERSION, STEPS
@@ -136,6 +137,27 @@ def test_a_glob_over_rewritten_files_is_read_by_duckdb_and_polars(folder: Path) 
 
 
 @pytest.mark.slow
+def test_an_upgrade_that_stood_still_does_not_undo_a_later_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path / "sweep")
+    pq.write_table(ATTEMPTS.empty_table().drop_columns(["nccl_transports"]), sweep / "attempts.parquet")
+    publish, long_ago = files.publish, 1.0
+
+    def stands_still(temporary: Path, path: Path) -> None:
+        monkeypatch.setattr(files, "publish", publish)
+        for entry in (sweep / ".compact.lock").iterdir():
+            os.utime(entry, (long_ago, long_ago))
+        store.write_attempt(sweep, attempt("a1"), [])
+        assert store.compact(sweep)
+        publish(temporary, path)
+
+    monkeypatch.setattr(files, "publish", stands_still)
+    assert upgrade.main([str(sweep)]) == 2
+    assert "has been merged by another process meanwhile" in capsys.readouterr().err
+    assert store.read_attempts(sweep)["attempt_id"].to_pylist() == ["a1"]
+
+
 def test_the_shipped_rows_have_todays_columns() -> None:
     """After new columns: ``python -m results.upgrade results/recorded``."""
     for name, schema in (("attempts", ATTEMPTS), ("steps", STEPS), ("ledger", LEDGER)):
