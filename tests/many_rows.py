@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from launchers.state import history, pilot_state
+from launchers.state import history, merged_history, pilot_state
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.sweep_dir import SweepDir, point_to_dict
 from results.tables import files, store
@@ -55,11 +55,13 @@ def many(folder: Path, count: int) -> Path:
     planned = store.read_ledger(RECORDED).slice(0, 1).to_pylist()[0]
     store.write_ledger(folder, [planned | {"experiment_id": f"e{index}"} for index in range(count)])
     [point] = scripted.points("ok")
+    records = {}
     for index, attempt_id in enumerate(rows["attempt_id"].to_pylist()):
         stem, about = f"{index:06d}-e{index}", {"attempt_id": attempt_id, "experiment_id": f"e{index}"}
         write_json(sweep.done / f"{stem}@ok.json", point_to_dict(point))
         record = scripted.attempt_record(index, "ok", **about, step_time_s=0.5, nodes=["n1"])
-        history.write_record(sweep, stem, record)
+        records[history.write_record(sweep, stem, record).name] = record
+    merged_history.merge(sweep.history, records)
     return folder
 
 
