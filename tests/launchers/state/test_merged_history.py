@@ -15,6 +15,7 @@ from launchers.state.merged_history import merged_path
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import StatusReader, sweep_status
 from tests.launchers.scripted import attempt_record
+from workloads.contract import protocol
 
 FULL = attempt_record(
     3,
@@ -164,7 +165,7 @@ def test_of_two_writers_the_last_one_wins_and_writes_again_only_what_is_missing(
 ) -> None:
     write(sweep, *(attempt_record(number, "ok") for number in range(5)))
     first, second, third = known(sweep), known(sweep), known(sweep)
-    write_json = merged_history.write_json
+    write_json = protocol.write_json
 
     def meanwhile(path: Path, columns: Any) -> None:
         monkeypatch.setattr(merged_history, "write_json", write_json)
