@@ -83,6 +83,7 @@ def run_local(
             raise
     after = reader.read()
     remove_leftovers(sweep, after, print)
+    reader.merge_records()
     if not interrupted and not message:
         message = _why_left(sweep, after, too_wide, settings)
     return summarize(before, after, too_wide=too_wide, interrupted=interrupted, message=message)

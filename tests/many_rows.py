@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from launchers.state import history, pilot_state
+from launchers.state import history, merged_history, pilot_state
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.sweep_dir import SweepDir, point_to_dict
 from results.tables import files, store
@@ -50,15 +50,18 @@ def many(folder: Path, count: int) -> Path:
             piece = piece.set_column(at, piece.schema.field(at), column)
         pieces.append(piece)
     sweep = SweepDir.create(folder, {"cluster": "h200", "grids": ["many"]})
-    files.write_parquet(files.compacted_path(folder, "attempts"), pa.concat_tables(pieces).slice(0, count))
+    rows = pa.concat_tables(pieces).slice(0, count)
+    files.write_parquet(files.compacted_path(folder, "attempts"), rows)
     planned = store.read_ledger(RECORDED).slice(0, 1).to_pylist()[0]
     store.write_ledger(folder, [planned | {"experiment_id": f"e{index}"} for index in range(count)])
     [point] = scripted.points("ok")
-    for index in range(count):
-        stem = f"{index:06d}-e{index}"
+    records = {}
+    for index, attempt_id in enumerate(rows["attempt_id"].to_pylist()):
+        stem, about = f"{index:06d}-e{index}", {"attempt_id": attempt_id, "experiment_id": f"e{index}"}
         write_json(sweep.done / f"{stem}@ok.json", point_to_dict(point))
-        record = scripted.attempt_record(index, "ok", experiment_id=f"e{index}", step_time_s=0.5, nodes=["n1"])
-        history.write_record(sweep, stem, record)
+        record = scripted.attempt_record(index, "ok", **about, step_time_s=0.5, nodes=["n1"])
+        records[history.write_record(sweep, stem, record).name] = record
+    merged_history.merge(sweep.history, records)
     return folder
 
 

@@ -214,6 +214,13 @@ def test_planner_and_report_start_without_torch(module: str) -> None:
     assert out.stdout.strip() == "False"
 
 
+@pytest.mark.slow
+def test_status_starts_without_pandas() -> None:
+    code = "import sys, sweep.inspecting.status; print('pandas' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
 def test_files_of_the_engine_can_be_read_in_one_sitting() -> None:
     """At most 300 lines each, and each says first what it is for."""
     for path in (ROOT / "workloads" / "engine").rglob("*.py"):

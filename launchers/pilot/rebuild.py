@@ -179,8 +179,10 @@ def _merged_ids(path: Path) -> set[str] | None:
     """Ids of the attempts in a merged file; empty if there is none, None if it is damaged. Raises `OSError` for a
     filesystem error, which says nothing about the content."""
     try:
-        with open_regular(path) as opened, pq.ParquetFile(path_of(opened)) as file:
-            return set(file.read(columns=["attempt_id"])["attempt_id"].to_pylist())
+        with open_regular(path) as opened, pq.ParquetFile(path_of(opened), read_dictionary=["attempt_id"]) as file:
+            # Each id is read once for many rows: a table of steps has hundreds of rows for an attempt.
+            ids = file.read(columns=["attempt_id"])["attempt_id"]
+            return set(ids.unify_dictionaries().unique().to_pylist())
     except FileNotFoundError:
         return set()
     except OSError as error:

@@ -32,6 +32,8 @@ from workloads.contract import protocol
 _HANG_ATTEMPTS = 2
 _COMPARE_LIMIT_S = 60.0
 """Seconds that the comparison of losses may fail before a row is written without it."""
+_MERGED_AFTER = 1_000
+"""Number of new records after which a pilot copies all into one file; the last ones are copied at its end."""
 _PLAIN_OK = Outcome(outcome="ok", phase="done")
 """Outcome that also follows from the ranks' results alone, so it needs no file of its own."""
 
@@ -95,6 +97,7 @@ class AttemptRecorder:
         # A pilot that was taken for dead, or a process that could not be killed, may still write to the folder.
         if attempt.pilot_id == self._pilot_id and not done.survivors:
             self._packer.add(attempt.folder)
+        self._merge_history(_MERGED_AFTER)
         return True
 
     def _write(
@@ -158,13 +161,18 @@ class AttemptRecorder:
         return self._patience.until_done(move, f"move the point of {record.attempt_id}") is not None
 
     def compact(self) -> None:
-        """Pack the last folders, and merge the table's parts into one file. The parts stay readable, so a failure is
-        only reported."""
+        """Pack the last folders, merge the table's parts into one file, and copy the records into one. The parts stay
+        readable, so a failure is only reported."""
         self._packer.finish()
+        self._merge_history()
         try:
             store.compact(self._sweep.path)
         except (OSError, InvalidResults) as error:
             self._report(f"the tables are not compacted (nothing is lost): {error}")
+
+    def _merge_history(self, least: int = 0) -> None:
+        with contextlib.suppress(OSError):  # readers open the records' own files
+            self._records.merge(least)
 
     def _compare(self, attempt: Attempt, done: Execution) -> loss_check.LossComparison | None:
         known_losses = [loss for loss in rows.losses_of(done.results) if loss is not None]

@@ -206,6 +206,7 @@ class _SlurmRun:
             if not status.left:
                 held = wait_for_release(self._sweep, self._view.print_line, self._signals)
                 remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)
+                self._reader.merge_records()
                 return True
             # Read again: points that the cycle did not find in the queue may have ended since.
             if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):

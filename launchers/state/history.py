@@ -1,4 +1,5 @@
-"""Records of ended attempts: one small file for each under ``queue/history``, never changed once it is written."""
+"""Records of ended attempts: one small file for each under ``queue/history``, never changed once it is written, and a
+file with a copy of many (`launchers.state.merged_history`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launchers.state.merged_history import LEAST, merge, read_merged
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
 from results.text.numbers import device_noun, format_bytes, plural
 from workloads.contract.protocol import Method, read_json, write_json
@@ -64,7 +66,7 @@ def write_record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
 
 
 class HistoryReader:
-    """Every record of one sweep; each file is read once, since it never changes."""
+    """Every record of one sweep; each is read once, from its file or from the merged one."""
 
     def __init__(self, sweep: SweepDir) -> None:
         self._sweep = sweep
@@ -73,6 +75,8 @@ class HistoryReader:
         self.damaged: dict[str, str] = {}
         """Why a record cannot be read, by file name. Such a record is left out."""
         self._by_stem: dict[str, list[AttemptRecord]] = {}
+        self._apart = 0
+        """Number of records since the last call of `merge` that do not come from the merged file."""
 
     @property
     def files_read(self) -> int:
@@ -80,19 +84,34 @@ class HistoryReader:
         return len(self._records)
 
     def refresh(self) -> None:
-        """Read new records: one listing of the folder, and each new file. Raises `OSError`."""
-        for name in entry_names(self._sweep.history):
-            if name not in self._records:
-                try:
-                    self._add(name, _read(self._sweep.history / name))
-                except ValueError as error:
-                    self.damaged[name] = str(error)
-                    self._records[name] = None
+        """Read new records: one listing of the folder, the merged file if there are many, and each other new file.
+        Raises `OSError`."""
+        new = [name for name in entry_names(self._sweep.history) if name not in self._records]
+        merged = read_merged(self._sweep.history) if len(new) > LEAST else {}
+        for name in new:
+            if (fields := merged.get(name)) is not None:
+                self._add(name, AttemptRecord(**fields))
+                continue
+            self._apart += 1
+            try:
+                self._add(name, _read(self._sweep.history / name))
+            except ValueError as error:
+                self.damaged[name] = str(error)
+                self._records[name] = None
+
+    def merge(self, least: int = 0) -> None:
+        """Copy the records into the merged file, if this object knows more than ``least``, and more than a few, that it
+        did not read there. Raises `OSError`."""
+        if self._apart > max(least, LEAST):
+            self._apart = 0
+            self.refresh()
+            merge(self._sweep.history, {name: record for name, record in self._records.items() if record is not None})
 
     def note(self, stem: str, record: AttemptRecord) -> None:
         """Add a record that this process has written, without reading it."""
         name = _file_name(stem, record)
         if self._records.get(name) is None:
+            self._apart += 1
             self.damaged.pop(name, None)
             self._add(name, record)
 

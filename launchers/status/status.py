@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,13 @@ class StatusReader:
         ``limit_s`` seconds.
         """
         return patiently(lambda: self._read(jobs), limit_s=limit_s)
+
+    def merge_records(self) -> None:
+        """Copy the records into one file, if they have been read from many. An error of the file system costs only the
+        time of later readers."""
+        if self._records is not None:
+            with contextlib.suppress(OSError):
+                self._records.merge()
 
     def _read(self, jobs: Collection[str] | None) -> SweepStatus:
         sweep = self.sweep

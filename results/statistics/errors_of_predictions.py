@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FEWEST_IN_A_CELL = 3
 """Minimum number of layouts in a cell: the order of fewer layouts is not meaningful."""
@@ -66,6 +69,8 @@ def summary(errors: ArrayLike) -> ErrorSummary | None:
 
 def rank_correlation(one: ArrayLike, two: ArrayLike) -> float | None:
     """Spearman's rank correlation; ties share their mean rank. None if either does not vary."""
+    import pandas as pd  # pilots and status, which import this module, do without it
+
     ranks = [pd.Series(np.asarray(values, dtype=float)).rank() for values in (one, two)]
     if any(rank.nunique() < 2 for rank in ranks):
         return None
@@ -116,4 +121,6 @@ def refusals(ratio: ArrayLike, ran_out: ArrayLike, cuts: Iterable[float] = CUTS)
                 "oom": int(oom.sum()),
             }
         )
+    import pandas as pd
+
     return pd.DataFrame(rows)

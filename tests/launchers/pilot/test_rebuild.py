@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -172,3 +174,12 @@ def test_damaged_steps_leave_the_rows_of_attempts_alone(ran: SweepDir) -> None:
     report = rebuild_lost_rows(ran)
     assert report is not None and "the steps of 2 attempts rebuilt" in report
     assert store.read_attempts(ran.path).to_pylist() == before and store.read_steps(ran.path).num_rows == steps
+
+
+def test_ids_of_a_table_of_many_rows_are_read_as_dictionaries(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    assert rebuild._merged_ids(path) == set()
+    pq.write_table(pa.table({"attempt_id": ["a", "a", "b", "b", "c"]}), path, row_group_size=3)
+    assert rebuild._merged_ids(path) == {"a", "b", "c"}
+    path.write_bytes(b"PAR1")
+    assert rebuild._merged_ids(path) is None

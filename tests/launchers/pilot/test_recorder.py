@@ -1,13 +1,22 @@
-"""Which outcomes are retried, and how often."""
+"""Which outcomes are retried, and how often; records are copied into one file."""
 
 from __future__ import annotations
 
 import pytest
 
+from launchers.attempt import rows
+from launchers.attempt.attempt import new_attempt_id, start_attempt
+from launchers.attempt.execute import Execution
 from launchers.attempt.outcome import Outcome
-from launchers.pilot.recorder import wants_retry
-from launchers.state.history import AttemptRecord
-from tests.launchers.scripted import attempt_record, settings
+from launchers.pilot import recorder
+from launchers.pilot.patience import Patience
+from launchers.pilot.recorder import AttemptRecorder, wants_retry
+from launchers.state import history
+from launchers.state.history import AttemptRecord, HistoryReader
+from launchers.state.merged_history import read_merged
+from launchers.state.sweep_dir import SweepDir
+from tests.launchers.queues import everything, queue_reader
+from tests.launchers.scripted import attempt_record, cluster, points, settings
 
 
 @pytest.mark.parametrize(
@@ -30,3 +39,28 @@ from tests.launchers.scripted import attempt_record, settings
 )
 def test_retries_are_bounded_by_kind(outcome: Outcome, before: list[AttemptRecord], again: bool) -> None:
     assert wants_retry(outcome, before, settings(max_attempts=3)) is again
+
+
+def test_a_pilot_copies_its_records_into_one_file_after_many_and_at_its_end(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "LEAST", 0)
+    monkeypatch.setattr("launchers.state.merged_history.LEAST", 0)
+    monkeypatch.setattr(recorder, "_MERGED_AFTER", 1)
+    sweep.add_points(points("oom", "oom", "oom"))
+    records, queue = HistoryReader(sweep), queue_reader(sweep, "p")
+    context = rows.RunContext(sweep="s", launcher="local", cluster=cluster(), provenance={}, pilot_id="p")
+    recording = AttemptRecorder(
+        sweep, "p", settings(), context, records, print, Patience(sweep, print, lambda *_: True)
+    )
+    merged = []
+    for _ in range(3):
+        claim = queue.claim_next(everything)
+        assert claim is not None
+        attempt_id = new_attempt_id(claim.point, 1)
+        attempt = start_attempt(claim, attempt_id, 1, settings(), host="h", port=1, device_ids=None, nodes=("n",))
+        done = Execution(outcome=Outcome(outcome="oom"), results={}, rehearsed=None)
+        assert recording.record(claim, attempt, done, ended_at=attempt.started_at + 1)
+        merged.append(len(read_merged(sweep.history)))
+    recording.compact()
+    assert merged == [0, 2, 2] and len(read_merged(sweep.history)) == 3
