@@ -71,7 +71,7 @@ def load(path: Path) -> LoadedResults:
         folders = store.sweep_dirs(path)
         problems += _remedies(folders, reading.problems)
         try:
-            ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
+            ledger = frame_of(upgraded_ledger(store.read_ledger(path)))
         except InvalidResults as error:
             problems.append(str(error))
             ledger = store.empty_ledger().to_pandas()
@@ -120,7 +120,7 @@ def _is_plan(path: Path) -> bool:
 
 
 def _plan(path: Path) -> LoadedResults:
-    ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
+    ledger = frame_of(upgraded_ledger(store.read_ledger(path)))
     attempts, _ = add_first_steps(ATTEMPTS.empty_table().to_pandas(), [])
     return LoadedResults(path, tuple(sorted(ledger["sweep"].dropna().unique())), attempts, ledger, ())
 
