@@ -193,7 +193,9 @@ def _many_colours(pixels: NDArray[np.uint32]) -> Image.Image:
     image = Image.new("RGB", (width, height))
     for band in _bands(pixels):
         part = _coarse(pixels[band])
-        image.paste(Image.frombuffer("RGBX", (width, len(part)), part, "raw", "RGBX", 0, 1).convert("RGB"), (0, band.start))
+        image.paste(
+            Image.frombuffer("RGBX", (width, len(part)), part, "raw", "RGBX", 0, 1).convert("RGB"), (0, band.start)
+        )
     return image
 
 

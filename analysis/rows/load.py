@@ -61,6 +61,7 @@ def load(path: Path) -> LoadedResults:
     table, newer = upgraded(reading.table)
     table, odd = without_odd_rows(table)
     attempts = frame_of(table)
+    pa.default_memory_pool().release_unused()
     problems = [*reading.problems, *newer, *odd]
     notes: list[str] = []
     folders: list[Path] = []
@@ -72,6 +73,7 @@ def load(path: Path) -> LoadedResults:
         problems += _remedies(folders, reading.problems)
         try:
             ledger = frame_of(upgraded_ledger(store.read_ledger(path)))
+            pa.default_memory_pool().release_unused()
         except InvalidResults as error:
             problems.append(str(error))
             ledger = store.empty_ledger().to_pandas()
