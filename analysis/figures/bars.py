@@ -31,11 +31,12 @@ class Bars:
         self._face: Any = None
         self._corners: list[NDArray[np.float64]] = []
         self._boxes: list[NDArray[np.float64]] = []
-        self._codes: NDArray[np.uint8] | None = None
+        self._codes: NDArray[Any] = np.zeros(0, np.uint8)
 
     def take(self, gc: Any, path: Path, transform: Any, face: Any) -> bool:
         """Whether the path is a rectangle, which waits from now on; bars that it does not fit to are drawn first."""
-        if path.codes is None or len(path.codes) != _CORNERS or path.codes[-1] != Path.CLOSEPOLY or face is None:
+        codes = np.zeros(0, np.uint8) if path.codes is None or face is None else np.asarray(path.codes)
+        if len(codes) != _CORNERS or codes[-1] != Path.CLOSEPOLY:
             return False
         if gc.get_sketch_params() is not None or gc.get_clip_path()[0] is not None:
             return False
@@ -48,7 +49,7 @@ class Bars:
         look = _look(gc, face)
         if look != self._look or len(self._boxes) == _MOST or self._touches(box):
             self.draw()
-            self._look, self._face, self._codes = look, face, path.codes
+            self._look, self._face, self._codes = look, face, codes
             self._gc = GraphicsContextBase()
             self._gc.copy_properties(gc)
         self._corners.append(corners)
