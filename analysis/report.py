@@ -128,6 +128,7 @@ def _build(
     shown = assemble.with_plan(results, parts)
     earlier = staging.earlier_report(out)
     _compute_shared(parts)
+    pa.default_memory_pool().release_unused()  # before processes are forked, which would count it as theirs
     with staging.Staged(out, "a report") as staged:
         with Drawing(parts, specs, staged.figures, options.formats) as drawing:
             scripts = assemble.scripts(assemble.data(results, shown, out, options.price_per_gpu_hour))

@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 _CUT = re.compile(r"([-_.])")
 _MOST_FORMS = 12
+_TENS = 10 ** np.arange(1, 19)
 _LEAST = 64
 """Smallest number of texts that is worth packing."""
 
@@ -52,13 +56,18 @@ def unpack(packed: dict[str, Any]) -> list[str]:
     return [next(texts[form]) for form in packed["form"]] if "form" in packed else list(texts[0])
 
 
-def steps(numbers: Sequence[int | float | None]) -> list[int] | None:
+def steps(numbers: Sequence[int | float | None] | NDArray[np.int64]) -> list[int] | None:
     """Differences of consecutive whole numbers (the first from 0), if their text is shorter; otherwise None."""
-    if not all(type(number) is int for number in numbers):
+    if not isinstance(numbers, np.ndarray) and not all(type(number) is int for number in numbers):
         return None
-    whole = cast("Sequence[int]", numbers)
-    differences = [number - before for before, number in zip((0, *whole), whole, strict=False)]
-    return differences if sum(map(len, map(str, differences))) < 0.8 * sum(map(len, map(str, whole))) else None
+    whole = np.asarray(numbers, np.int64)
+    differences = np.diff(whole, prepend=0)
+    return cast("list[int]", differences.tolist()) if _letters(differences) < 0.8 * _letters(whole) else None
+
+
+def _letters(whole: NDArray[np.int64]) -> int:
+    """Number of characters of all numbers in decimal, signs included."""
+    return len(whole) + int(np.searchsorted(_TENS, np.abs(whole), side="right").sum() + (whole < 0).sum())
 
 
 def _parts(place: list[str] | dict[str, Any]) -> list[str]:

@@ -198,8 +198,8 @@ def _packed(codes: np.ndarray) -> dict[str, Any]:
     """Codes of a column: a single ``code`` if all are equal, differences if codes count up, otherwise a list."""
     if (codes == codes[0]).all():
         return {"code": int(codes[0])}
-    plain = codes.tolist()
-    return {"codeSteps": steps} if (steps := pack_texts.steps(plain)) is not None else {"codes": plain}
+    steps = pack_texts.steps(codes)
+    return {"codes": codes.tolist()} if steps is None else {"codeSteps": steps}
 
 
 def _text(value: Any) -> str:

@@ -31,7 +31,8 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each mark: the attempt that decided its point."""
     rows = decided(frame)
     kept = ["workload", "world_size", "layout", "outcome", metrics.RANK_BY, metrics.MFU, "attempt_id"]
-    return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
+    ordered = rows[[*dict.fromkeys((*labels.ORDERED_BY, *kept))]]
+    return labels.in_group_order(ordered)[kept].reset_index(drop=True) if len(rows) else rows[kept]
 
 
 @style.styled
@@ -42,6 +43,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     throughput if no peak rate is known). Every kind of failure has its own grey marker.
     """
     rows, note = labels.under_study_labels(decided(frame))
+    rows = rows[[*labels.ORDERED_BY, "outcome", metrics.RANK_BY, metrics.MFU]]
     workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
     if rows.empty or not workloads or not sizes:
         raise style.NothingToDraw("there is no attempt")

@@ -16,6 +16,7 @@ from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 from analysis.figures import raster
+from analysis.figures.bars import Bars
 from analysis.figures.vector import Vector
 
 
@@ -27,7 +28,9 @@ def draw(figure: Figure) -> tuple[NDArray[np.uint8], bytes]:
     pixels.clear()
     width, height = figure.get_size_inches()
     vector = Vector(72 * width, 72 * height, figure.dpi)
-    figure.draw(_Both(pixels, vector))
+    renderer = _Both(pixels, vector)
+    figure.draw(renderer)
+    renderer.finish()
     return np.asarray(canvas.buffer_rgba()), vector.text()
 
 
@@ -35,9 +38,14 @@ class _Both(RendererBase):
     def __init__(self, pixels: Any, vector: Vector) -> None:
         super().__init__()
         self._pixels, self._vector = pixels, vector
+        self._bars = Bars(pixels)
         self._before: NDArray[np.uint8] | None = None
         """Pixels before the artists whose marks go into the SVG as a picture; None outside of such artists."""
         self.width, self.height, self.dpi = pixels.width, pixels.height, pixels.dpi
+
+    def finish(self) -> None:
+        """Draw what has been put off."""
+        self._bars.draw()
 
     def open_group(self, s: str, gid: str | None = None) -> None:
         self._vector.open_group(s, gid)
@@ -46,13 +54,16 @@ class _Both(RendererBase):
         self._vector.close_group()
 
     def draw_path(self, gc: Any, path: Path, transform: Any, rgbFace: Any = None) -> None:
-        self._pixels.draw_path(gc, path, transform, rgbFace)
+        if not self._bars.take(gc, path, transform, rgbFace):
+            self._bars.draw()
+            self._pixels.draw_path(gc, path, transform, rgbFace)
         if self._before is None:
             self._vector.draw_path(gc, path, transform, rgbFace)
 
     def draw_markers(
         self, gc: Any, marker_path: Path, marker_trans: Any, path: Path, trans: Any, rgbFace: Any = None
     ) -> None:
+        self._bars.draw()
         self._pixels.draw_markers(gc, marker_path, marker_trans, path, trans, rgbFace)
         if self._before is None:
             self._vector.draw_markers(gc, marker_path, marker_trans, path, trans, rgbFace)
@@ -76,6 +87,7 @@ class _Both(RendererBase):
     ) -> None:
         look = (facecolors, edgecolors, linewidths, linestyles)
         placed = (gc, master_transform, paths, all_transforms, offsets, offset_trans)
+        self._bars.draw()
         self._pixels.draw_path_collection(*placed, *look, antialiaseds, urls, offset_position, **hatches)
         if self._before is None:
             colours = hatches.get("hatchcolors")
@@ -95,6 +107,7 @@ class _Both(RendererBase):
         edgecolors: Any,
     ) -> None:
         placed, look = (offsets, offsetTrans, facecolors), (antialiased, edgecolors)
+        self._bars.draw()
         self._pixels.draw_quad_mesh(gc, master_transform, meshWidth, meshHeight, coordinates, *placed, *look)
         if self._before is None:
             corners = coordinates[:-1, :-1], coordinates[:-1, 1:], coordinates[1:, 1:], coordinates[1:, :-1]
@@ -104,6 +117,7 @@ class _Both(RendererBase):
             self._vector.draw_path_collection(gc, master_transform, paths, (), *placed, edgecolors, widths, (), ())
 
     def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:
+        self._bars.draw()
         self._pixels.draw_image(gc, x, y, im)
         if self._before is None:
             self._vector.draw_image(gc, x, y, raster.cut_out(im[::-1]), im.shape[1], im.shape[0])
@@ -119,6 +133,7 @@ class _Both(RendererBase):
         ismath: Any = False,
         mtext: Any = None,
     ) -> None:
+        self._bars.draw()
         self._pixels.draw_text(gc, x, y, s, prop, angle, ismath, mtext)
         if ismath:
             self._draw_formula(gc, x, y, s, prop, angle)
@@ -126,11 +141,13 @@ class _Both(RendererBase):
             self._vector.draw_text(gc, x, y, s, prop, angle, mtext)
 
     def start_rasterizing(self) -> None:
+        self._bars.draw()
         self._before = np.array(self._pixels.buffer_rgba())
 
     def stop_rasterizing(self) -> None:
         """Put the pixels that changed since `start_rasterizing` into the SVG as a picture on transparent ground."""
         assert self._before is not None
+        self._bars.draw()
         after = np.asarray(self._pixels.buffer_rgba())
         changed = (after.view("<u4") != self._before.view("<u4"))[..., 0]
         self._before = None

@@ -13,17 +13,21 @@ from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 
+_SHOWN = [*metrics.GROUP, "layout", "compile", *metrics.OVERHEAD, "gap_s", "attempt_id"]
+_READ = [*dict.fromkeys((*labels.ORDERED_BY, *_SHOWN))]
+
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Seconds of each phase of every finished run that has them."""
-    rows = frame[frame["outcome"] == "ok"].dropna(subset=list(metrics.OVERHEAD), how="all")
-    return rows[[*metrics.GROUP, "layout", "compile", *metrics.OVERHEAD, "gap_s", "attempt_id"]]
+    rows = frame.loc[frame["outcome"] == "ok", _READ]
+    rows = rows.dropna(subset=list(metrics.OVERHEAD), how="all")
+    return rows[_SHOWN]
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Median seconds of each phase over the finished points of each group, and the gap between two points."""
-    ok = frame[frame["outcome"] == "ok"]
+    ok = frame.loc[frame["outcome"] == "ok", _READ]
     rows = ok.dropna(subset=list(metrics.OVERHEAD), how="all")
     if rows.empty:
         raise style.NothingToDraw("no finished run has its phases timed")

@@ -33,7 +33,8 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Runs that ran out of memory have no peak: they are drawn at the device's limit over their predicted memory.
     """
-    rows = last_attempts(frame)
+    pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", *INTERVAL, "step_time_s"]
+    rows = last_attempts(frame)[[*labels.ORDERED_BY, "outcome", "method", *pairs, "device_memory_bytes"]]
     memory = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna() & (rows["peak_allocated_bytes"] > 0)]
     times = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
     panels = [panel for panel, data in ((_memory, memory), (_times, times)) if len(data)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ figures)."""
 _CHANNEL_BITS = 5
 _MOST_COLOURS = 256
 _FEW_PIXELS = 100_000
+_BAND_PIXELS = 1 << 17
 
 
 class Canvas(FigureCanvasAgg):  # type: ignore[misc]
@@ -137,11 +139,7 @@ def png(rgba: NDArray[np.uint8], dpi: float) -> bytes:
     Pictures with up to 256 such colours, most figures, have one byte per pixel instead of three.
     """
     pixels = np.ascontiguousarray(rgba).view("<u4")[..., 0]
-    image = _few_colours(_keys(pixels))
-    if image is None:
-        height, width = pixels.shape
-        image = Image.frombuffer("RGBX", (width, height), _coarse(pixels).tobytes(), "raw", "RGBX", 0, 1).convert("RGB")
-    return _packed(image, dpi=(dpi, dpi))
+    return _packed(_few_colours(pixels) or _many_colours(pixels), dpi=(dpi, dpi))
 
 
 def cut_out(rgba: NDArray[np.uint8]) -> bytes:
@@ -154,6 +152,14 @@ def cut_out(rgba: NDArray[np.uint8]) -> bytes:
     return _packed(Image.frombuffer("RGBA", (width, height), pixels.tobytes(), "raw", "RGBA", 0, 1))
 
 
+def _bands(pixels: NDArray[np.uint32]) -> Iterator[slice]:
+    """Rows of a picture in bands that fit a processor's cache; whole pictures of long figures take 50 MB."""
+    height, width = pixels.shape
+    rows = max(_BAND_PIXELS // max(width, 1), 1)
+    for first in range(0, height, rows):
+        yield slice(first, first + rows)
+
+
 def _keys(pixels: NDArray[np.uint32]) -> NDArray[np.uint16]:
     """The colour of each pixel in 15 bits: red in the lowest, green and blue above."""
     return ((pixels >> 3 & 0x1F) | (pixels >> 6 & 0x3E0) | (pixels >> 9 & 0x7C00)).astype(np.uint16)
@@ -163,17 +169,33 @@ def _coarse(pixels: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.asarray((pixels & 0xF8F8F8F8) | (pixels >> 5 & 0x07070707), np.uint32)
 
 
-def _few_colours(keys: NDArray[np.uint16]) -> Image.Image | None:
+def _few_colours(pixels: NDArray[np.uint32]) -> Image.Image | None:
     """Picture with a palette in the order of the colours; None if there are too many."""
-    height, width = keys.shape
-    used = np.flatnonzero(np.bincount(keys.ravel(), minlength=1 << 3 * _CHANNEL_BITS))
-    if len(used) > _MOST_COLOURS:
-        return None
+    height, width = pixels.shape
+    keys = np.empty(pixels.shape, np.uint16)
+    seen = np.zeros(1 << 3 * _CHANNEL_BITS, bool)
+    for band in _bands(pixels):
+        keys[band] = _keys(pixels[band])
+        seen[keys[band]] = True
+        if np.count_nonzero(seen) > _MOST_COLOURS:
+            return None
+    used = np.flatnonzero(seen)
     places = np.zeros(1 << 3 * _CHANNEL_BITS, np.uint8)
     places[used] = np.arange(len(used))
-    image = Image.frombuffer("P", (width, height), places[keys].tobytes(), "raw", "P", 0, 1)
+    image = Image.frombuffer("P", (width, height), places[keys], "raw", "P", 0, 1)
     channels = np.stack([used >> shift * _CHANNEL_BITS & 0x1F for shift in range(3)], axis=1)
     image.putpalette((channels << 3 | channels >> 2).astype(np.uint8).tobytes())
+    return image
+
+
+def _many_colours(pixels: NDArray[np.uint32]) -> Image.Image:
+    height, width = pixels.shape
+    image = Image.new("RGB", (width, height))
+    for band in _bands(pixels):
+        part = _coarse(pixels[band])
+        image.paste(
+            Image.frombuffer("RGBX", (width, len(part)), part, "raw", "RGBX", 0, 1).convert("RGB"), (0, band.start)
+        )
     return image
 
 

@@ -131,7 +131,8 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Sentence]:
     if frame["method"].ne("measured").any():
         yield Sentence("Not measured.", f" {part.meaning}", "bad")
     ok = last_attempts(frame)
-    ok = ok[ok["outcome"] == "ok"]
+    read = [name for name in ("network_regime", "engine_version", "loss_agrees") if name in ok]
+    ok = ok.loc[ok["outcome"] == "ok", read]
     rows = metrics.ranked(frame)
     once = int(rows["timed_steps"].eq(1).sum())
     if once:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 _LEVEL = 6
@@ -12,7 +13,46 @@ _LEVEL = 6
 (measured)."""
 
 
+_CHUNK = 3 * 2**16
+"""Bytes of compressed data that are put into base64 at once; a multiple of three, which needs no padding."""
+
+
 def deflated(data: Any) -> str:
-    """``data`` as deflated JSON in base64, the format of `Data.read` in ``templates/page/data.js``."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), _LEVEL)).decode("ascii")
+    """``data`` as deflated JSON in base64, the format of `Data.read` in ``templates/page/data.js``.
+
+    A dict is encoded entry by entry, and a list of dicts in it item by item: the whole text would take tens of
+    megabytes.
+    """
+    packer = zlib.compressobj(_LEVEL)
+    waiting = bytearray()
+    texts: list[str] = []
+    for part in _parts(data):
+        waiting += packer.compress(part.encode("utf-8", "replace"))
+        whole = len(waiting) - len(waiting) % _CHUNK
+        texts.append(base64.b64encode(waiting[:whole]).decode("ascii"))
+        del waiting[:whole]
+    waiting += packer.flush()
+    return "".join([*texts, base64.b64encode(waiting).decode("ascii")])
+
+
+def _parts(data: Any) -> Iterator[str]:
+    """The JSON text of ``data`` in parts."""
+    if isinstance(data, dict) and data:
+        for place, (name, value) in enumerate(data.items()):
+            yield f"{',' if place else '{'}{_json(str(name))}:"
+            yield from _parts(value) if isinstance(value, dict) or _of_dicts(value) else (_json(value),)
+        yield "}"
+    elif _of_dicts(data):
+        for place, item in enumerate(data):
+            yield ("," if place else "[") + _json(item)
+        yield "]"
+    else:
+        yield _json(data)
+
+
+def _of_dicts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -286,7 +286,7 @@ def _noise(ranked: pd.DataFrame) -> list[str]:
 
 
 def _losses(frame: pd.DataFrame) -> list[str]:
-    ok = frame[frame["outcome"] == "ok"]
+    ok = frame.loc[frame["outcome"] == "ok", ["workload", "layout", "loss_agrees"]]
     differ = ok[metrics.losses_differ(ok)]
     agree = int(ok["loss_agrees"].eq(True).sum())
     if differ.empty and not agree:

@@ -76,7 +76,10 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
         _version=attempts["measurement_version"].fillna(-1),
     )
     cohorts = []
-    for key, rows in keyed.groupby(["method", "_cluster", "_engine", "_version"], sort=True):
+    groups = keyed.groupby(["method", "_cluster", "_engine", "_version"], sort=True)
+    for key, rows in groups:
+        if len(rows) == len(keyed):
+            rows = keyed  # shares the values of ``attempts`` instead of a copy
         method, cluster, engine, version = cast("tuple[str, str, str, float]", key)
         title, slug = f"{METHOD_NAMES.get(method, method)}: {cluster}", f"{method}-{cluster}"
         limits = engine_limits(rows)

@@ -48,17 +48,14 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
 
     A workload is the model, its sequence length if the model has several, and its routing if that is not balanced.
     """
-    frame = attempts.copy()
-    frame["workload"] = workloads(frame, lengths_of=frame)
+    frame = attempts.assign(workload=workloads(attempts, lengths_of=attempts))
     # Many rows share a layout: each text is made once.
     layouts = frame[[*_LABELLED_BY]]
     number = layouts.groupby(list(_LABELLED_BY), dropna=False, sort=False).ngroup().to_numpy()
     rows = records(layouts[~pd.Series(number, index=layouts.index).duplicated()])
     texts = pd.DataFrame({"degrees": [degrees(row) for row in rows], "batching": [batching(row) for row in rows]})
     texts["layout"] = texts["degrees"] + " · " + texts["batching"]
-    for name in texts:
-        frame[str(name)] = texts[name].array.take(number)
-    return frame
+    return frame.assign(**{str(name): texts[name].array.take(number) for name in texts})
 
 
 def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
@@ -127,6 +124,10 @@ def batching(row: Mapping[str, Any]) -> str:
     if isinstance(row.get("precision"), str) and row["precision"] != "bf16":
         parts.append(row["precision"].replace("_", " "))
     return ", ".join(parts)
+
+
+ORDERED_BY = ("workload", "world_size", "num_params", "seq_len", "tp", "cp")
+"""Columns that `workload_order` and `in_group_order` read."""
 
 
 @cache_per_frame

@@ -28,6 +28,8 @@ from results.tables.schema import ATTEMPTS
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
 """Columns that identify a point: attempts that agree in them are tries at the same point."""
+_DECIDING = (*POINT_KEYS, "started_at", "attempt_number", "repeat_of", "will_retry", "outcome")
+"""Columns that `decided` reads."""
 _NEEDED = ("experiment_id", "method", "outcome", "model", "world_size")
 """Required columns: a row that lacks one of them belongs to no group and is excluded."""
 
@@ -60,21 +62,17 @@ def load(path: Path) -> LoadedResults:
     reading = store.scan(path, "attempts")
     table, newer = upgraded(reading.table)
     table, odd = without_odd_rows(table)
+    ledger, unreadable = _ledger_of(path)  # before the frame of attempts, which takes more memory than its table
     attempts = frame_of(table)
     problems = [*reading.problems, *newer, *odd]
     notes: list[str] = []
     folders: list[Path] = []
     if path.is_file():
         sweeps = tuple(sorted(attempts["sweep"].dropna().unique()))
-        ledger = store.empty_ledger().to_pandas()
     else:
         folders = store.sweep_dirs(path)
         problems += _remedies(folders, reading.problems)
-        try:
-            ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
-        except InvalidResults as error:
-            problems.append(str(error))
-            ledger = store.empty_ledger().to_pandas()
+        problems += unreadable
         others = from_other_sweeps(ledger, attempts, folders)
         if others.rows is not None:
             table = upgraded(pa.concat_tables([table, others.rows], promote_options="permissive"))[0]
@@ -101,6 +99,19 @@ def load(path: Path) -> LoadedResults:
     return LoadedResults(path, sweeps, attempts, ledger, tuple(problems), tuple(notes))
 
 
+def _ledger_of(path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The ledgers below a folder, and a line if they cannot be read; a file of attempts has none."""
+    problems = []
+    if not path.is_file():
+        try:
+            ledger = frame_of(upgraded_ledger(store.read_ledger(path)))
+            pa.default_memory_pool().release_unused()
+            return ledger, []
+        except InvalidResults as error:
+            problems.append(str(error))
+    return store.empty_ledger().to_pandas(), problems
+
+
 def _remedies(folders: Sequence[Path], problems: Sequence[str]) -> list[str]:
     """How to restore the rows of a damaged file, for sweeps that still have their attempt folders."""
     return [
@@ -120,7 +131,7 @@ def _is_plan(path: Path) -> bool:
 
 
 def _plan(path: Path) -> LoadedResults:
-    ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
+    ledger = frame_of(upgraded_ledger(store.read_ledger(path)))
     attempts, _ = add_first_steps(ATTEMPTS.empty_table().to_pandas(), [])
     return LoadedResults(path, tuple(sorted(ledger["sweep"].dropna().unique())), attempts, ledger, ())
 
@@ -180,7 +191,8 @@ def planned(results: LoadedResults) -> pd.DataFrame:
 def waiting(results: LoadedResults) -> pd.DataFrame:
     """Ledger rows that should run and have no deciding attempt yet."""
     to_run = results.ledger[results.ledger["verdict"] == "run"]
-    ended = decided(results.attempts)
+    attempts = results.attempts
+    ended = decided(attempts[[name for name in _DECIDING if name in attempts]])
     done = set(zip(ended["sweep"].fillna(""), ended["experiment_id"], strict=True))
     points = zip(to_run["sweep"].fillna(""), to_run["experiment_id"], strict=True)
     return to_run[[point not in done for point in points]]

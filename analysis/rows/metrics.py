@@ -107,7 +107,8 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
 
     The step time of a row traced without a device is itself a prediction, so such rows are left out of step times.
     """
-    rows = frame[(frame["outcome"] == "ok") & frame[predicted].notna() & (frame[found] > 0)]
+    rows = frame[["outcome", "method", predicted, found]]
+    rows = rows[(rows["outcome"] == "ok") & rows[predicted].notna() & (rows[found] > 0)]
     if found == "step_time_s":
         rows = rows[rows["method"] != "rehearsed_fake"]
     return pd.Series(relative_errors(rows[predicted], rows[found]), dtype=float)
@@ -116,7 +117,7 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
 def inside_interval(frame: pd.DataFrame) -> tuple[int, int]:
     """How many measured step times lie in the interval predicted before the run (ends included), and of how many: rows
     without a recorded interval do not count."""
-    rows = frame[(frame["outcome"] == "ok") & (frame["method"] == "measured")]
+    rows = frame.loc[(frame["outcome"] == "ok") & (frame["method"] == "measured"), [*INTERVAL, "step_time_s"]]
     rows = rows.dropna(subset=[*INTERVAL, "step_time_s"])
     low, high = (rows[name] for name in INTERVAL)
     return int(rows["step_time_s"].between(low, high).sum()), len(rows)
@@ -143,5 +144,5 @@ def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
 
 def step_spread(frame: pd.DataFrame) -> pd.Series:
     """Slowest over fastest timed step of each finished run, minus 1."""
-    ok = frame[frame["outcome"] == "ok"]
+    ok = frame.loc[frame["outcome"] == "ok", ["step_time_max_s", "step_time_min_s"]]
     return (ok["step_time_max_s"] / ok["step_time_min_s"] - 1).dropna()

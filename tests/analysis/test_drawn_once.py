@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -16,7 +17,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Circle, Rectangle
 from PIL import Image
 
-from analysis.figures import raster, style
+from analysis.figures import bars, both, raster, style
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -161,3 +162,29 @@ def test_texts_measure_as_matplotlib_measures_them(words: str, weight: str) -> N
         text = Figure(dpi=renderer.dpi).text(0.5, 0.5, words, fontproperties=font)
         known, measured = text.get_window_extent(renderer).bounds, text.get_window_extent(theirs).bounds
     assert known == pytest.approx(measured)
+
+
+def test_bars_that_look_alike_are_one_path_with_the_same_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pixels() -> tuple[Any, int]:
+        calls = []
+        figure = style.new_figure(4, 2)
+        ax = figure.subplots()
+        for bottom, hatch in ((0.0, "//"), (1.0, "xx")):  # the second bars touch the first ones
+            ax.bar(range(12), [1 + 0.1 * i for i in range(12)], bottom=bottom, hatch=hatch, edgecolor="white")
+        style.lay_out(figure)
+        draw_path = raster._Renderer.draw_path
+
+        def counted(*args: Any) -> None:
+            calls.append(args[1])
+            draw_path(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(raster._Renderer, "draw_path", counted)
+            drawn = both.draw(figure)[0].copy()
+        return drawn, sum(gc.get_hatch() is not None for gc in calls)
+
+    together, paths = pixels()
+    monkeypatch.setattr(bars.Bars, "take", lambda *args: False)
+    apart, separate = pixels()
+    assert (paths, separate) == (2, 24)
+    assert (together == apart).all()
