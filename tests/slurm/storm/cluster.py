@@ -1,6 +1,6 @@
 """`Cluster`: a simulated Slurm with the states, delays and forgetfulness of a real one, for launcher code in a `World`.
 
-It answers the commands that `launchers.slurm.client` and `launchers.slurm.batch_file` call. Every second it looks at
+It answers the commands that `launchers.slurm.client` and `launchers.slurm.sbatch` call. Every second it looks at
 its jobs, as slurmctld does; while the controller is away it does not, and everything that has happened meanwhile is
 noticed when it is back.
 """
@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from launchers.slurm.batch_file import JobLimitReached, PilotJob, SubmissionUncertain
+from launchers.slurm.batch_file import PilotJob
 from launchers.slurm.client import SlurmClient
 from launchers.slurm.options import SlurmOptions
+from launchers.slurm.sbatch import JobLimitReached, SubmissionUncertain
 from tests.slurm.storm.virtual_time import World
 
 KILL_WAIT_S = 30.0
@@ -159,7 +160,7 @@ class Cluster:
         raise AssertionError(f"no such command here: {words}")
 
     def sbatch(self, job: PilotJob, options: SlurmOptions) -> str:
-        """Replaces `launchers.slurm.batch_file.submit`. The command goes on when its caller is killed."""
+        """Replaces `launchers.slurm.sbatch.submit`. The command goes on when its caller is killed."""
         world = self.world
         number: list[int] = []
         if not self.away:

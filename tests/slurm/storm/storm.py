@@ -30,7 +30,7 @@ from unittest import mock
 from launchers.pilot import attempt_thread, state_writer
 from launchers.pilot.pilot import Pilot
 from launchers.pilot.stop_request import StopRequest
-from launchers.slurm import batch_file, submit, submitter_lease
+from launchers.slurm import sbatch, submit, submitter_lease
 from launchers.slurm.client import SlurmClient
 from launchers.slurm.options import SlurmOptions
 from launchers.state import circuit_breaker, pilot_state
@@ -331,7 +331,7 @@ class Storm:
                 (submit, "choose_view", lambda *_: _View(say)),
                 (submitter_lease, "kept_alive", lambda _: contextlib.nullcontext()),
                 (SlurmClient, "_call", lambda client, command, harmless=None: cluster.call(client, command)),
-                (batch_file, "submit", cluster.sbatch),
+                (sbatch, "submit", cluster.sbatch),
                 (shutil, "which", lambda name: f"/bin/{name}" if self.place.has_scontrol else None),
                 (lease, "_touch", touch),
             ):

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 H200 = read_clusters()["h200"]
 ROOT = Path(__file__).resolve().parents[3]
-RECORDED, LAB_CONF = ROOT / "results" / "recorded", ROOT / "tests" / "slurm" / "lab" / "conf"
+LAB = ROOT / "tests" / "slurm" / "lab"
 
 
 def of(**fields: Any) -> Experiment:
@@ -386,9 +386,9 @@ def test_a_plan_has_times_of_another_engine_but_neither_memory_nor_a_verdict_of_
 
 def test_layouts_across_nodes_take_the_times_of_a_probes_network() -> None:
     """Two nodes of two H200 joined by sockets: the closed form alone, with the link of the cluster file, is far off."""
-    sweep = RECORDED / "h200x4_slurm_two_nodes"
-    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB_CONF,))).cluster
-    known = dataclasses.replace(read_known(cluster, RECORDED), steps={})
+    sweep = LAB / "recorded" / "h200x4_slurm_two_nodes"
+    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB / "conf",))).cluster
+    known = dataclasses.replace(read_known(cluster, LAB / "recorded"), steps={})
     assert known.network is not None and known.network.nodes == 2
     across = [
         (from_json(row["config_json"]), row["step_time_s"])
@@ -409,8 +409,8 @@ def test_layouts_across_nodes_take_the_times_of_a_probes_network() -> None:
 
 
 def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> None:
-    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB_CONF,))).cluster
-    known = read_known(cluster, RECORDED)
+    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB / "conf",))).cluster
+    known = read_known(cluster, LAB / "recorded")
     across = Crossing(cluster, known.network) if known.network is not None else None
     assert across is not None
     spanning = [one for one in known.steps.values() if across.covers(one.experiment)]

@@ -86,7 +86,7 @@ def _with_all_links(curves: Mapping[Key, Curve]) -> dict[Key, Curve]:
 
     A ring through n ranks, l in each node, sends (n - 1) / n / l of the buffer over each device's link; through k nodes
     with one rank each it sends (k - 1) / k. Steps of training reached the rate of these links where the probe's own
-    rings did not (results/recorded/h200x4_slurm_two_nodes).
+    rings did not (tests/slurm/lab/recorded/h200x4_slurm_two_nodes).
     """
     lowered = dict(curves)
     for (op, ranks, local), (sizes, times) in curves.items():
