@@ -406,6 +406,9 @@ def test_layouts_across_nodes_take_the_times_of_a_probes_network() -> None:
     )
     assert len(with_network) == len(across) == 21
     assert statistics.median(with_network) < 0.08 < 0.2 < statistics.median(without)
+    times = Forecast.of(cluster, known).times(experiments)
+    inside = [time.low_s <= measured <= time.high_s for time, (_, measured) in zip(times, across, strict=True) if time]
+    assert sum(inside) >= 0.9 * 21
 
 
 def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> None:
