@@ -23,14 +23,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from workloads.adapters.seam import engine_of
+from workloads.adapters.seam import engine_of, set_environment
 from workloads.contract import protocol
 from workloads.contract.beats import Beat
 from workloads.contract.clock import SteadyClock
 from workloads.contract.protocol import FailureKind, Phase, RankError, RankResult, Task
 from workloads.measuring import host_pace
-from workloads.measuring.device import DeviceSampler, identity, nccl_environment, prepare_device
+from workloads.measuring.device import DeviceSampler, identity, nccl_environment, own_device_id, prepare_device
 from workloads.measuring.flight import answer_requests
+from workloads.measuring.shared_devices import refuse_shared_devices
 from workloads.measuring.step import Diverged
 from workloads.measuring.transports import record_log, transports_in
 from workloads.probe import run as probe
@@ -176,6 +177,7 @@ def _in_words(error: BaseException) -> str:
 def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _Progress) -> RankResult:
     answer_requests(folder, rank, task.device)
     progress.enter("rendezvous")
+    set_environment(task.experiment)
     device = prepare_device(task, local_rank)
     nccl_variables = nccl_environment() if task.device == "cuda" else None
     nccl_log = record_log(protocol.log_path(folder, rank), nccl_variables) if nccl_variables is not None else None
@@ -194,6 +196,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         world_size=task.experiment.world_size,
         timeout=timedelta(seconds=task.collective_timeout_s),
     )
+    refuse_shared_devices(store, rank, task.experiment.world_size, own_device_id(device))
     engine = engine_of(task.experiment, rank, device)
     # creates the communicator now, so that its time does not count as build
     dist.all_reduce(torch.ones(1, device=device))

@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.rows.labels import add_labels, tell_collectives_apart
 from results.text.numbers import listed, plural
-from workloads.spec.experiment import ENGINE, limits_of
+from workloads.spec.engine_versions import ENGINE, limits_of
 
 METHOD_NAMES = {
     "measured": "Measured",

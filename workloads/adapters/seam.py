@@ -8,6 +8,7 @@ engine does not report are None.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
 from workloads.measuring.step import BeforeStep, Measurements
 from workloads.rules.engine_support import refused
+from workloads.spec.engine_versions import ENGINE, runs_with
 from workloads.spec.errors import UnsupportedByEngine
-from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,17 @@ class RankEngine(Protocol):
     def profile(self, folder: Path, first_step: int, before_step: BeforeStep) -> tuple[Breakdown | None, str | None]:
         """Profile one more step. Returns its time breakdown and the trace's file name; None for what the engine cannot
         provide."""
+
+
+def set_environment(experiment: Experiment) -> None:
+    """Set the environment variables that an engine's users set, unless they are set already. Call it before CUDA starts
+    in this process.
+
+    Megatron-Core overlaps tensor parallelism only with one connection to the device (its option
+    ``tp_comm_overlap`` and its training script ask for it).
+    """
+    if experiment.engine == "megatron" and runs_with(experiment.engine_version) and experiment.tp > 1:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def engine_of(experiment: Experiment, rank: int, device: torch.device) -> RankEngine:

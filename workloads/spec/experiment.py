@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,21 +18,13 @@ from typing import Any, Literal, get_args
 
 from results.shared_filesystem.whole_files import shortened
 from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_numbers
+from workloads.spec.engine_versions import ENGINE as ENGINE
+from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
+from workloads.spec.engine_versions import ENGINE_VERSIONS
+from workloads.spec.engine_versions import ENGINES as ENGINES
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
-
-ENGINE = "ultrasweep"
-ENGINE_VERSION = "3"
-"""Raise this when the engine computes or stores something differently, so that old rows are not mistaken for new
-ones."""
-ENGINES: Mapping[str, str] = {
-    ENGINE: ENGINE_VERSION,
-    "torchtitan": "0.2.2+2",
-    "megatron": "0.16.1+1 without Transformer Engine",
-}
-"""Engines that a user can choose, with their versions. For external engines this is the version of the package, then
-``+`` and the revision of the adapter, and last, after ``without``, what the engine runs without (`limits_of`)."""
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -44,15 +35,6 @@ Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwi
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
-
-
-def limits_of(version: str) -> str:
-    """The part of an engine's version that says what it ran without, such as ``without Transformer Engine``.
-
-    It is empty for every other text: versions of other programs have words of their own.
-    """
-    found = re.fullmatch(r"\d\S* (without .+)", version)
-    return found[1] if found else ""
 
 
 def _is_number(value: object, least: float = -LARGEST) -> bool:
@@ -102,7 +84,7 @@ AXES: Mapping[str, Values] = {
     "model": texts(),
     **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
     "engine": one_of(*ENGINES, is_text=True),
-    "engine_version": one_of(*ENGINES.values(), is_text=True),
+    "engine_version": one_of(*(version for versions in ENGINE_VERSIONS.values() for version in versions), is_text=True),
 }
 """Rule for each axis of a grid, by name. It is narrower than `FIELDS`: not everything that is stored can be run."""
 

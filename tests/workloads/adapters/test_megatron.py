@@ -21,6 +21,7 @@ from workloads.contract.protocol import MeasureSpec
 from workloads.costs.shape.partition import experiment_layers
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused
+from workloads.spec.engine_versions import ENGINES, WITHOUT_TRANSFORMER_ENGINE
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 
@@ -68,6 +69,8 @@ def of(engine: str = "megatron", **fields: Any) -> Experiment:
         "global_batch_size": 12 if fields.get("pp") == 3 else 8,
         "precision": "fp32",
     }
+    if engine == "megatron":
+        asked["engine_version"] = WITHOUT_TRANSFORMER_ENGINE
     return Experiment.canonical(**{**asked, "engine": engine, **fields})
 
 
@@ -126,7 +129,7 @@ def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(ours: Callable[.
 
 
 def check_settings(rank: int) -> None:
-    from workloads.adapters import megatron
+    from workloads.adapters import megatron_config as megatron
 
     e = of(tp=2, pp=2, dp=2, zero_stage=1, recompute="full", precision="bf16")
     config, data = megatron.transformer_config(e), megatron.data_parallel_config(e)
@@ -148,9 +151,9 @@ def check_settings(rank: int) -> None:
 def check_refusals(rank: int) -> None:
     from workloads.adapters.megatron import Megatron
 
-    def refusal() -> str:
+    def refusal(**fields: Any) -> str:
         with pytest.raises(UnsupportedByEngine) as caught:
-            Megatron(of(), 0, torch.device("cpu"))
+            Megatron(of(**fields), 0, torch.device("cpu"))
         return str(caught.value)
 
     assert "Megatron-Core runs on CUDA devices only" in refusal()
@@ -158,6 +161,10 @@ def check_refusals(rank: int) -> None:
         assert refusal() == "megatron-core 0.17.0 is installed, but the experiment needs 0.16.1"
     with mock.patch("importlib.util.find_spec", lambda name: name):
         assert "transformer_engine is installed" in refusal()
+        with_te = {"engine_version": ENGINES["megatron"], "precision": "bf16"}
+        with mock.patch("importlib.metadata.version", {"megatron-core": "0.16.1", "transformer_engine": "2.9.0"}.get):
+            assert refusal(**with_te) == "transformer_engine 2.9.0 is installed, but the experiment needs 2.11.0"
+    assert f"engine_version={WITHOUT_TRANSFORMER_ENGINE!r}" in refusal(**with_te)
 
 
 @pytest.mark.slow

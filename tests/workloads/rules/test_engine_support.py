@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from workloads.rules.engine_support import refused
+from workloads.spec.engine_versions import ENGINE, ENGINES, WITHOUT_TRANSFORMER_ENGINE
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES, ENGINE, ENGINES, Experiment
-from workloads.spec.model_spec import ModelSpec
+from workloads.spec.experiment import AXES, Experiment
+from workloads.spec.model_spec import ModelSpec, MoESpec
 
 MODEL = ModelSpec(
     name="tiny",
@@ -24,6 +25,18 @@ MODEL = ModelSpec(
 )
 QWEN = dataclasses.replace(MODEL, tie_embeddings=True, qk_norm=True)
 WIDE_HEADS = dataclasses.replace(MODEL, head_dim=16)
+EXPERTS = dataclasses.replace(MODEL, moe=MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=16))
+BALANCED = dataclasses.replace(
+    MODEL,
+    moe=MoESpec(
+        num_experts=4, experts_per_token=2, expert_hidden_size=16, balance="aux_loss", balance_coefficient=0.01
+    ),
+)
+SIGMOID = dataclasses.replace(
+    MODEL,
+    moe=MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=16, gate="sigmoid", normalize_weights=False),
+)
+ALONE = {"engine": "megatron", "engine_version": WITHOUT_TRANSFORMER_ENGINE}
 
 
 def of(**fields: Any) -> Experiment:
@@ -101,9 +114,43 @@ def test_what_torchtitan_cannot_run_is_refused_with_the_field(fields: dict[str, 
     ],
 )
 def test_what_megatron_cannot_run_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
-    found = refused(of(**{"engine": "megatron", **fields}))
+    found = refused(of(**{**ALONE, **fields}))
     assert any(field in sentence for sentence in found), found
     assert all(sentence.startswith("megatron 0.16.1+1") for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"precision": "fp32"}, "precision=fp32"),
+        ({"precision": "fp8_blockwise"}, "precision=fp8_blockwise"),
+        ({"dp": 2, "zero_stage": 2}, "zero_stage=2"),
+        ({"compile": "block"}, "compile=block"),
+        ({"model": BALANCED, "routing": "learned"}, "model=tiny"),
+        ({"model": SIGMOID}, "model=tiny"),
+        ({"model": EXPERTS, "routing": "learned", "capacity_factor": 1.5}, "capacity_factor=1.5"),
+        ({"model": EXPERTS, "tp": 2, "sequence_parallel": False}, "sequence_parallel=False"),
+        ({"engine_version": "0.19.2+1 with Transformer Engine 2.11.0"}, "engine_version=0.19.2+1"),
+    ],
+)
+def test_what_megatron_with_transformer_engine_cannot_run_is_refused(fields: dict[str, Any], field: str) -> None:
+    found = refused(of(**{"engine": "megatron", "precision": "bf16", **fields}))
+    assert any(field in sentence for sentence in found), found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"precision": "fp8_tensorwise", "dp": 2, "zero_stage": 1},
+        *({"cp": 2, "zero_stage": 1, "cp_kind": kind} for kind in ("ring", "allgather", "ulysses")),
+        {"model": EXPERTS, "dp": 2, "ep": 2, "zero_stage": 1},
+        {"model": EXPERTS, "tp": 2, "etp": 2, "routing": "learned"},
+        {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+    ],
+)
+def test_what_megatron_with_transformer_engine_runs_is_not_refused(fields: dict[str, Any]) -> None:
+    assert refused(of(**{"engine": "megatron", "precision": "bf16", **fields})) == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +167,7 @@ def test_what_megatron_cannot_run_is_refused_with_the_field(fields: dict[str, An
     ],
 )
 def test_what_megatron_runs_is_not_refused(fields: dict[str, Any]) -> None:
-    assert refused(of(**{"engine": "megatron", **fields})) == []
+    assert refused(of(**{**ALONE, **fields})) == []
 
 
 @pytest.mark.parametrize(
@@ -164,11 +211,10 @@ def test_an_engine_that_nobody_has_is_refused() -> None:
 
 
 def test_megatron_is_refused_where_there_is_no_cuda_device() -> None:
-    e = of(engine="megatron")
+    e = of(engine="megatron", precision="bf16")
     assert refused(e) == []
     assert refused(e, "cpu") == [
-        "megatron 0.16.1+1 without Transformer Engine cannot run on backend=cpu: its buffers and gradient clipping "
-        "need CUDA devices"
+        f"megatron {ENGINES['megatron']} cannot run on backend=cpu: its buffers and gradient clipping need CUDA devices"
     ]
     assert refused(of(), "cpu") == [] == refused(of(engine=ENGINE), "cpu")
 

@@ -1,0 +1,40 @@
+"""The training engines that a user can choose, and the versions of each that have an adapter. No torch here.
+
+The version of an external engine is that of its package, then ``+`` and the revision of the adapter, and last, where
+rows of one package differ by what else is installed, ``with`` or ``without`` that other package.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+ENGINE = "ultrasweep"
+ENGINE_VERSION = "3"
+"""Raise this when the engine computes or stores something differently, so that old rows are not mistaken for new
+ones."""
+WITHOUT_TRANSFORMER_ENGINE = "0.16.1+1 without Transformer Engine"
+"""Version of Megatron-Core for machines that cannot have Transformer Engine."""
+ENGINE_VERSIONS: Mapping[str, tuple[str, ...]] = {
+    ENGINE: (ENGINE_VERSION,),
+    "torchtitan": ("0.2.2+2",),
+    "megatron": ("0.16.1+2 with Transformer Engine 2.11.0", WITHOUT_TRANSFORMER_ENGINE),
+}
+"""Versions that can be run, by engine; the first is used if none is chosen."""
+ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE_VERSIONS.items()}
+"""Engines that a user can choose, with the version that is used if none is chosen."""
+
+
+def limits_of(version: str) -> str:
+    """The part of an engine's version that says what it ran without, such as ``without Transformer Engine``.
+
+    It is empty for every other text: versions of other programs have words of their own.
+    """
+    found = re.fullmatch(r"\d\S* (without .+)", version)
+    return found[1] if found else ""
+
+
+def runs_with(version: str) -> str | None:
+    """Version of Transformer Engine that an engine's version names; None if it runs without."""
+    found = re.fullmatch(r"\d\S* with Transformer Engine (\d\S*)", version)
+    return found[1] if found else None
