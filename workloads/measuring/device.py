@@ -78,7 +78,7 @@ def identity(device: torch.device) -> Identity:
 
 
 def own_device_id(device: torch.device) -> str | None:
-    """``GPU-`` and the UUID of a device; None for a CPU, and for a part of a GPU (MIG), since torch knows the whole's."""
+    """``GPU-`` and the UUID of a device; None for a CPU, and for a part of a GPU (MIG), which has the whole's."""
     if device.type != "cuda" or " MIG " in torch.cuda.get_device_properties(device).name:
         return None
     return _device_id(device)
