@@ -9,22 +9,17 @@ Two things differ from what its options alone give:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
-from torch import Tensor
 
+from workloads.adapters.forced_routing import forced_routing
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.layers.routing import forced_choice
 from workloads.spec.experiment import Experiment
-from workloads.spec.model_spec import MoESpec
-
-Routed = tuple[Tensor, Tensor]
-"""Weights [T, E], 0 for experts that a token does not visit, and whether it visits them, bool [T, E]."""
 
 
 def layers(config: TransformerConfig, virtual: int | None) -> Any:
@@ -53,24 +48,4 @@ def force_routing(model: torch.nn.Module, e: Experiment) -> None:
     choice = forced_choice(tokens, moe, e.routing_imbalance if skewed else None)
     for module in model.modules():
         if hasattr(module, "router"):
-            module.router.routing = _forced(choice, moe)  # type: ignore[union-attr]
-
-
-def _forced(choice: Tensor, moe: MoESpec) -> Callable[..., Routed]:
-    on_device: dict[torch.device, Routed] = {}
-
-    def routing(logits: Tensor, *_: Any, **__: Any) -> Routed:
-        scores = logits.view(-1, moe.num_experts).float()
-        if scores.device not in on_device:
-            chosen = choice.to(scores.device)
-            visited = torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, True)
-            on_device[scores.device] = chosen, visited
-        chosen, visited = on_device[scores.device]
-        scores = scores.softmax(-1) if moe.gate == "softmax" else scores.sigmoid()
-        weights = scores.gather(1, chosen)
-        if moe.normalize_weights:
-            weights = weights / weights.sum(-1, keepdim=True)
-        weights = weights * moe.weight_scale
-        return torch.zeros_like(scores).scatter(1, chosen, weights).type_as(logits), visited
-
-    return routing
+            module.router.routing = forced_routing(choice, moe)  # type: ignore[union-attr]

@@ -1,0 +1,117 @@
+"""Megatron-Core on Transformer Engine: losses and norms equal ours as far as 16 bits allow; its forced routing is ours.
+
+What trains needs two GPUs and both packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.workloads.test_worker import MODEL
+from workloads.adapters.forced_routing import forced_routing
+from workloads.adapters.seam import engine_of, set_environment
+from workloads.contract.protocol import MeasureSpec
+from workloads.engine.layers.routing import forced_choice
+from workloads.measuring.processes import on_ranks
+from workloads.rules.engine_support import refused
+from workloads.spec.engine_versions import ENGINES, WITHOUT_TRANSFORMER_ENGINE
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec
+
+DENSE = dataclasses.replace(
+    MODEL, num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=2, head_dim=64, qk_norm=True
+)
+EXPERTS = dataclasses.replace(
+    DENSE,
+    moe=MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=128, num_shared_experts=1, num_dense_layers=1),
+)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "zero 1": {"dp": 2, "zero_stage": 1},
+    "tp": {"tp": 2},
+    "interleaved": {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+    "ring": {"cp": 2},
+    "allgather, zero 1": {"cp": 2, "cp_kind": "allgather", "zero_stage": 1},
+    "ulysses": {"cp": 2, "cp_kind": "ulysses"},
+    "fp8": {"dp": 2, "precision": "fp8_tensorwise"},
+    "experts": {"model": EXPERTS, "dp": 2, "ep": 2, "zero_stage": 1},
+    "experts, divided": {"model": EXPERTS, "tp": 2, "etp": 2},
+    "experts by their router": {"model": EXPERTS, "dp": 2, "ep": 2, "routing": "learned"},
+    "experts under cp": {"model": EXPERTS, "cp": 2, "ep": 2},
+}
+
+
+def of(engine: str, **fields: Any) -> Experiment:
+    return Experiment.canonical(
+        **{"model": DENSE, "seq_len": 256, "global_batch_size": 8, "micro_batch_size": 2, "engine": engine, **fields}
+    )
+
+
+def steps(experiment: Experiment, rank: int) -> list[tuple[float, float | None]]:
+    set_environment(experiment)
+    torch.cuda.set_device(rank)
+    engine = engine_of(experiment, rank, torch.device("cuda", rank))
+    engine.build()
+    measured, _ = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)
+    return [(step.loss, step.grad_norm) for step in measured.steps]
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformer_engine") is None, reason="transformer_engine is not installed"
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_and_norms_equal_ours(layout: str) -> None:
+    theirs, ours = (of(engine, **LAYOUTS[layout]) for engine in ("megatron", "ultrasweep"))
+    assert refused(theirs) == []
+    expected, *_ = on_ranks(partial(steps, ours), ours.world_size, "cuda", timeout_s=240)
+    tolerance = (2e-3, 2e-2) if theirs.precision != "bf16" else (3e-4, 1e-2)
+    for found in on_ranks(partial(steps, theirs), theirs.world_size, "cuda", timeout_s=240):
+        assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=tolerance[0])
+        assert [norm for _, norm in found] == pytest.approx([norm for _, norm in expected], rel=tolerance[1])
+
+
+def test_tensor_parallelism_on_transformer_engine_has_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mock.patch.dict("os.environ", clear=True) as environment:
+        for experiment in (of("ultrasweep", tp=2), of("megatron", dp=2), of("megatron", tp=2)):
+            set_environment(experiment)
+            assert ("CUDA_DEVICE_MAX_CONNECTIONS" in environment) == (experiment == of("megatron", tp=2))
+        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"
+        set_environment(of("megatron", tp=2))
+        assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8", "what the user has set stays"
+
+
+def test_the_version_without_transformer_engine_is_chosen_by_name() -> None:
+    assert of("megatron").engine_version == ENGINES["megatron"] != WITHOUT_TRANSFORMER_ENGINE
+    chosen = of("megatron", engine_version=WITHOUT_TRANSFORMER_ENGINE)
+    assert refused(chosen) == [] and chosen.id != of("megatron").id
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_forced_weights_are_the_scores_of_the_forced_experts(gate: Any, normalize: bool) -> None:
+    moe = MoESpec(
+        num_experts=4,
+        experts_per_token=2,
+        expert_hidden_size=8,
+        gate=gate,
+        normalize_weights=normalize,
+        weight_scale=2.5,
+    )
+    choice, logits = forced_choice(torch.arange(6), moe, None), torch.randn(3, 2, 4, dtype=torch.float64)
+    weights, visited = forced_routing(choice, moe)(logits)
+    flat = logits.view(6, 4)
+    scores = flat.softmax(-1) if gate == "softmax" else flat.sigmoid()
+    for token in range(6):
+        chosen = choice[token].tolist()
+        assert sorted(chosen) == visited[token].nonzero().flatten().tolist()
+        total = scores[token][chosen].sum() if normalize else 1.0
+        assert torch.allclose(weights[token][chosen], 2.5 * scores[token][chosen] / total, rtol=1e-5)
+        assert weights[token].count_nonzero() == 2
