@@ -34,6 +34,11 @@ _COMPARE_LIMIT_S = 60.0
 """Seconds that the comparison of losses may fail before a row is written without it."""
 _MERGED_AFTER = 1_000
 """Number of new records after which a pilot copies all into one file; the last ones are copied at its end."""
+_LEAST_PARTS = 25
+_UNMERGED_SHARE = 8
+_MOST_PARTS = 500
+"""While pilots run, rows are merged when so many attempts have files of their own: one in `_UNMERGED_SHARE` of all
+recorded ones, between `_LEAST_PARTS` and `_MOST_PARTS`. So each row is written anew only a few times."""
 _PLAIN_OK = Outcome(outcome="ok", phase="done")
 """Outcome that also follows from the ranks' results alone, so it needs no file of its own."""
 
@@ -60,6 +65,8 @@ class AttemptRecorder:
         self._report = report
         self._patience = patience
         self._packer = Packer()
+        self._next_merge = _LEAST_PARTS
+        """Number of recorded attempts at which the parts of the tables are looked at again."""
 
     def record(
         self,
@@ -98,6 +105,7 @@ class AttemptRecorder:
         if attempt.pilot_id == self._pilot_id and not done.survivors:
             self._packer.add(attempt.folder)
         self._merge_history(_MERGED_AFTER)
+        self._merge_rows()
         return True
 
     def _write(
@@ -169,6 +177,13 @@ class AttemptRecorder:
             store.compact(self._sweep.path)
         except (OSError, InvalidResults) as error:
             self._report(f"the tables are not compacted (nothing is lost): {error}")
+
+    def _merge_rows(self) -> None:
+        """Have the rows merged if those of many attempts may be in parts of their own, whichever pilots wrote them."""
+        if (recorded := self._records.files_read) >= self._next_merge:
+            least = min(max(_LEAST_PARTS, recorded // _UNMERGED_SHARE), _MOST_PARTS)
+            self._next_merge = recorded + least
+            self._packer.add_merge(self._sweep.path, least)
 
     def _merge_history(self, least: int = 0) -> None:
         with contextlib.suppress(OSError):  # readers open the records' own files

@@ -37,6 +37,8 @@ FAILING_FILES = "STANDIN_FAILING_FILES"
 """Environment variable: the share of a pilot's own calls on the sweep's files that fail."""
 ANSWERS = "STANDIN_ANSWERS"
 """Environment variable: a JSON file with the step time in seconds of every layout, null where it runs out of memory."""
+SECONDS = "STANDIN_SECONDS"
+"""Environment variable: how long every point runs whose model's name says nothing; none of them fails."""
 STEP_S = 0.01
 SHARE_OF_STEP, LONGEST_STEP_S = 0.3, 2.0
 """A step of a layout from the table really takes this share of its reported time, and at most so many seconds."""
@@ -99,6 +101,8 @@ def behaviour(name: str, experiment_id: str) -> tuple[str, float]:
     kind, _, seconds = name.partition("_")
     if kind == "ok" or kind in FAULTS:
         return kind, float(seconds) if seconds else 0.0
+    if SECONDS in os.environ:
+        return "ok", float(os.environ[SECONDS])
     dice = int.from_bytes(hashlib.sha256(experiment_id.encode()).digest()[:4]) / 2**32
     for fault, share in SHARES.items():
         if dice < share:

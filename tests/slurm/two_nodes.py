@@ -7,20 +7,26 @@ root, and Slurm's programs (``tests/slurm/lab/packages``, or ``unpack`` where no
     python -m tests.slurm.two_nodes up                 # start the cluster
     python -m tests.slurm.two_nodes probe              # python -m sweep probe --nodes 2 through Slurm
     python -m tests.slurm.two_nodes plan               # predictions of the grid with that probe, before it runs
-    python -m tests.slurm.two_nodes run [--minutes 9]  # the grid, while faults are injected; again: goes on
+    python -m tests.slurm.two_nodes run [--minutes 9]  # the grids, while faults are injected; again: goes on
     python -m tests.slurm.two_nodes check              # every point has one final row; prints what the rows say
     python -m tests.slurm.two_nodes down
 
-Everything is written below ``--folder``; ``faults.jsonl`` says what was broken, and when.
+``run`` gives the command twice: first with the grid ``two_nodes_packed``, whose points of one node run side by side in
+a pilot of both nodes, undisturbed; then under the same name with all grids, and with faults.
+
+Everything is written below ``--folder``; ``faults.jsonl`` says what was broken, and when. With ``--standin`` (on every
+step) the nodes are virtual and points sleep instead of training (`tests.slurm.standin`): it tries this program.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,10 +42,12 @@ from launchers.state.sweep_dir import SweepDir, entry_names
 from results.tables.store import read_attempts
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
+from tests.slurm.standin import ONE_PROCESS, SECONDS
 from tests.slurm.sweeps import brief, marked
 
 CONF = CHECKOUT / "tests" / "slurm" / "lab" / "conf"
-GRIDS = "+grid=[two_nodes,two_nodes_experts]"
+FIRST = "+grid=two_nodes_packed"
+GRIDS = "+grid=[two_nodes_packed,two_nodes,two_nodes_experts]"
 NAME = "slurm_two_nodes"
 LEASE_S = 25
 """Shorter than the default, so that a killed pilot costs less of a rented machine's time."""
@@ -48,11 +56,18 @@ LEASE_S = 25
 class TwoNodes:
     """The cluster, the sweep on it, and the faults."""
 
-    def __init__(self, folder: Path, gpus: int) -> None:
+    def __init__(self, folder: Path, gpus: int, *, standin: bool = False) -> None:
         self.folder = folder
+        self.standin = standin
         folder.mkdir(parents=True, exist_ok=True)
+        state = Path("/tmp/two-nodes-standin" if standin else "/tmp/two-nodes")
         self.lab = Lab(
-            nodes=2, gpus=gpus, accounting="none", port_base=19000, real_gpus=True, state=Path("/tmp/two-nodes")
+            nodes=2,
+            gpus=gpus,
+            accounting="none",
+            port_base=19100 if standin else 19000,
+            real_gpus=not standin,
+            state=state,
         )
         self.sweep = SweepDir(folder / NAME)
         self.cluster = f"lab_{'h200' if 'H200' in _gpu_name() else 'h100'}"
@@ -60,7 +75,8 @@ class TwoNodes:
 
     def words(self, verb: str, *more: str) -> list[str]:
         """The user's command."""
-        words = [sys.executable, "-m", "sweep", verb, "--conf", str(CONF), f"cluster={self.cluster}"]
+        program = "tests.slurm.submit" if self.standin else "sweep"
+        words = [sys.executable, "-m", program, verb, "--conf", str(CONF), f"cluster={self.cluster}"]
         return [*words, f"results_dir={self.folder}", "launcher=slurm", *more]
 
     def call(self, verb: str, *more: str, limit_s: float) -> None:
@@ -71,14 +87,18 @@ class TwoNodes:
             words, cwd=CHECKOUT, env=self.lab.environment, stdin=subprocess.DEVNULL, timeout=limit_s, check=False
         )
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, grids: str) -> subprocess.Popen[bytes]:
         """Start ``run`` as a user does; its output goes to a file of its own."""
-        limits = [f"launcher.lease_s={LEASE_S}", "launcher.time_min=60", "launcher.max_pilots=2"]
+        # Two pilots of one node as soon as points of one node wait: many pilots are wanted, on at most two nodes.
+        limits = ["launcher.target_h=0.02", "launcher.max_nodes=2"]
+        limits += [f"launcher.lease_s={LEASE_S}", "launcher.time_min=60"]
         limits += ["launcher.signal_delay_s=60", "measure=quick", f"name={NAME}", "--plain"]
+        if self.standin:
+            limits += [f"launcher.setup=['export {SECONDS}=4 {ONE_PROCESS}=1']"]
         number = len(list(self.folder.glob("run-*.log")))
         with (self.folder / f"run-{number}.log").open("wb") as output:
             return subprocess.Popen(
-                self.words("run", GRIDS, *limits),
+                self.words("run", grids, *limits),
                 cwd=CHECKOUT,
                 env=self.lab.environment,
                 stdin=subprocess.DEVNULL,
@@ -120,7 +140,8 @@ class TwoNodes:
         if (found := self.running(2)) is None:
             return False
         _, point = found
-        agents = self.lab.processes("pilot_job", node=point.nodes[1]) + self.lab.processes("agent", node=point.nodes[1])
+        programs = ("standin",) if self.standin else ("pilot_job", "agent")
+        agents = [pid for program in programs for pid in self.lab.processes(program, node=point.nodes[1])]
         ranks = [pid for pid in set(agents) if _leads_session(pid) and _parent(pid) in agents]
         if not ranks:
             return False
@@ -164,8 +185,8 @@ class TwoNodes:
         return bool(waiting)
 
     def resume(self) -> bool:
-        """Give the drained node back once a pilot of one node has worked on the other."""
-        if not any(len(state.nodes) == 1 for state in pilot_state.all_states(self.sweep)):
+        """Give the drained node back once a pilot of one node works on the other."""
+        if self.running(1) is None:
             return False
         self.lab.resume(self.lab.nodes[1])
         for job in self.lab.jobs():
@@ -185,23 +206,31 @@ class TwoNodes:
     def run(self, limit_s: float) -> None:
         """The sweep with its faults, in order; returns when all points are done or the time is over."""
         end = time.monotonic() + limit_s
+        if not self.noted("first grid ended, without faults"):
+            if not self._run_grids(FIRST, [], end):
+                return
+            self.note("first grid ended, without faults")
         plan: Sequence[tuple[str, int, Callable[[], bool]]] = (
-            ("rank killed", 2, self.kill_rank),
-            ("pilot killed", 5, self.kill_pilot),
-            ("node drained", 9, self.drain),
-            ("node resumed", 12, self.resume),
-            ("time limit cut to a minute", 16, self.cut_time),
-            ("time limit raised", 16, self.raise_time),
-            ("cancel", 22, self.cancel),
+            ("rank killed", 14, self.kill_rank),
+            ("node drained", 17, self.drain),
+            ("pilot killed", 17, self.kill_pilot),  # its job starts again when it has both nodes
+            ("node resumed", 20, self.resume),
+            ("time limit cut to a minute", 28, self.cut_time),
+            ("time limit raised", 28, self.raise_time),
+            ("cancel", 34, self.cancel),
         )
-        waiting = [step for step in plan if not self.noted(step[0])]
-        process = self.start()
+        self._run_grids(GRIDS, [step for step in plan if not self.noted(step[0])], end)
+
+    def _run_grids(self, grids: str, waiting: list[tuple[str, int, Callable[[], bool]]], end: float) -> bool:
+        """Give the command for these grids, again whenever it ends, and inject the faults that wait. Returns whether
+        all points are done before ``end``."""
+        process = self.start(grids)
         resumed_by = None
         while time.monotonic() < end:
             if process.poll() is not None:
-                if self.left() == 0:
-                    return
-                process = self.start()  # the same command again
+                if process.returncode in (0, 1) and self.left() == 0:
+                    return True
+                process = self.start(grids)  # the same command again
             if waiting:
                 name, after, inject = waiting[0]
                 late = name == "node resumed" and resumed_by is not None and time.monotonic() > resumed_by
@@ -216,9 +245,11 @@ class TwoNodes:
             time.sleep(0.25)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
+        return False
 
     def check(self) -> None:
-        """Print what the rows say. Raises `AssertionError` unless every point has exactly one final row."""
+        """Print what the rows say. Raises `AssertionError` unless every point has exactly one final row and points of
+        one node ran side by side."""
         rows = sorted(read_attempts(self.sweep.path).to_pylist(), key=lambda row: row["started_at"])
         by_point: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
@@ -240,9 +271,51 @@ class TwoNodes:
             assert final and (len(final) == 1 or len(unmarked) == 1), f"{point}: {brief(attempts)}"
         assert self.left() == 0, f"{self.left()} points left"
         print(f"every one of {self.done()} points has exactly one final row")
+        self.check_packing(rows)
+
+    def check_packing(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Print which points of one node ran at the same time. Raises `AssertionError` unless two pairs of them did,
+        on different nodes, before a node was drained."""
+        faults = [json.loads(line) for line in self.faults.read_text().splitlines()] if self.faults.exists() else []
+        drained = min((fault["at"] for fault in faults if fault["fault"] == "node drained"), default=float("inf"))
+        pairs = side_by_side(rows)
+        begin = min(row["started_at"] for row in rows)
+        print("points of one node that ran side by side (seconds since the first point started):")
+        for one, other in pairs:
+            since = [(row[at] - begin).total_seconds() for row in (one, other) for at in ("started_at", "ended_at")]
+            pilots = "in one pilot" if one["pilot_id"] == other["pilot_id"] else "in two pilots"
+            print(
+                f"  {one['experiment_id']} on {one['nodes'][0]} {since[0]:.1f} to {since[1]:.1f}, "
+                f"{other['experiment_id']} on {other['nodes'][0]} {since[2]:.1f} to {since[3]:.1f}: {pilots}"
+            )
+        before = [pair for pair in pairs if max(row["started_at"].timestamp() for row in pair) < drained]
+        packed = sum(one["pilot_id"] == other["pilot_id"] for one, other in before)
+        print(f"{len(pairs)} pairs, {len(before)} of them before a node was drained ({packed} in one pilot)")
+        assert len(before) >= 2, "points of one node did not run side by side before a node was drained"
+
+
+def side_by_side(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pairs of attempts that ended well, each on one node, the two on different nodes, that ran at the same time for at
+    least half of the shorter one."""
+    ran = [row for row in rows if row["outcome"] == "ok" and len(row["nodes"] or ()) == 1]
+    return [
+        (one, other)
+        for one, other in itertools.combinations(ran, 2)
+        if one["nodes"] != other["nodes"]
+        and 2 * _shared_s(one, other)
+        >= min((row["ended_at"] - row["started_at"]).total_seconds() for row in (one, other))
+    ]
+
+
+def _shared_s(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Seconds in which both attempts ran; negative if one ended before the other began."""
+    shared = min(one["ended_at"], other["ended_at"]) - max(one["started_at"], other["started_at"])
+    return float(shared.total_seconds())
 
 
 def _gpu_name() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return ""
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False).stdout
 
 
@@ -268,16 +341,17 @@ def main() -> None:
     parser.add_argument("step", choices=("up", "probe", "plan", "run", "check", "down"))
     parser.add_argument("--folder", type=Path, default=Path("/tmp/two-nodes-results"))
     parser.add_argument("--minutes", type=float, default=60.0, help="longest time of run")
+    parser.add_argument("--standin", action="store_true", help="points that sleep, on virtual nodes")
     options = parser.parse_args()
-    gpus = len(re.findall(r"^GPU \d", _gpu_name(), re.MULTILINE)) // 2
+    gpus = 2 if options.standin else len(re.findall(r"^GPU \d", _gpu_name(), re.MULTILINE)) // 2
     if gpus < 1:
         parser.error(f"{2 * gpus} GPUs here; two nodes need at least two")
-    cluster = TwoNodes(options.folder, gpus)
+    cluster = TwoNodes(options.folder, gpus, standin=options.standin)
     if options.step == "probe":
         cluster.call("probe", "model=llama_lab", "--nodes", "2", "--plain", limit_s=420)
     elif options.step == "plan":
         predicted = str(options.folder / "predicted.parquet")
-        cluster.call("plan", GRIDS, "measure=quick", f"name={NAME}", "--top", "30", "--out", predicted, limit_s=120)
+        cluster.call("plan", GRIDS, "measure=quick", f"name={NAME}", "--top", "50", "--out", predicted, limit_s=120)
     elif options.step == "run":
         cluster.run(60 * options.minutes)
     elif options.step == "check":
