@@ -46,8 +46,11 @@ from tests.slurm.standin import ONE_PROCESS, SECONDS
 from tests.slurm.sweeps import brief, marked
 
 CONF = CHECKOUT / "tests" / "slurm" / "lab" / "conf"
-FIRST = "+grid=two_nodes_packed"
-GRIDS = "+grid=[two_nodes_packed,two_nodes,two_nodes_experts]"
+GRIDS = {
+    1: ("two_nodes_of_one_packed", "two_nodes_of_one", "two_nodes_of_one_experts"),
+    2: ("two_nodes_packed", "two_nodes", "two_nodes_experts"),
+}
+"""Grids by the devices of a node; the first is run first, undisturbed."""
 NAME = "slurm_two_nodes"
 LEASE_S = 25
 """Shorter than the default, so that a killed pilot costs less of a rented machine's time."""
@@ -70,6 +73,9 @@ class TwoNodes:
             state=state,
         )
         self.sweep = SweepDir(folder / NAME)
+        self.gpus = gpus
+        first, *_ = grids = GRIDS[min(gpus, max(GRIDS))]
+        self.first, self.grids = f"+grid={first}", f"+grid=[{','.join(grids)}]"
         self.cluster = f"lab_{'h200' if 'H200' in _gpu_name() else 'h100'}"
         self.faults = folder / "faults.jsonl"
 
@@ -77,6 +83,7 @@ class TwoNodes:
         """The user's command."""
         program = "tests.slurm.submit" if self.standin else "sweep"
         words = [sys.executable, "-m", program, verb, "--conf", str(CONF), f"cluster={self.cluster}"]
+        words.append(f"cluster.devices_per_node={self.gpus}")
         return [*words, f"results_dir={self.folder}", "launcher=slurm", *more]
 
     def call(self, verb: str, *more: str, limit_s: float) -> None:
@@ -130,8 +137,13 @@ class TwoNodes:
         with self.faults.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
+    def notes(self) -> list[dict[str, Any]]:
+        """All faults so far, from the first one on."""
+        lines = self.faults.read_text().splitlines() if self.faults.exists() else []
+        return [json.loads(line) for line in lines]
+
     def noted(self, what: str) -> bool:
-        return self.faults.exists() and f'"fault": "{what}"' in self.faults.read_text()
+        return any(line["fault"] == what for line in self.notes())
 
     # Faults: each returns whether it could be injected now
 
@@ -207,19 +219,20 @@ class TwoNodes:
         """The sweep with its faults, in order; returns when all points are done or the time is over."""
         end = time.monotonic() + limit_s
         if not self.noted("first grid ended, without faults"):
-            if not self._run_grids(FIRST, [], end):
+            if not self._run_grids(self.first, [], end):
                 return
             self.note("first grid ended, without faults")
+        first = next(line["done"] for line in self.notes() if line["fault"].startswith("first grid ended"))
         plan: Sequence[tuple[str, int, Callable[[], bool]]] = (
-            ("rank killed", 14, self.kill_rank),
-            ("node drained", 17, self.drain),
-            ("pilot killed", 17, self.kill_pilot),  # its job starts again when it has both nodes
-            ("node resumed", 20, self.resume),
-            ("time limit cut to a minute", 28, self.cut_time),
-            ("time limit raised", 28, self.raise_time),
-            ("cancel", 34, self.cancel),
+            ("rank killed", first + 2, self.kill_rank),
+            ("node drained", first + 5, self.drain),
+            ("pilot killed", first + 5, self.kill_pilot),  # its job starts again when it has both nodes
+            ("node resumed", first + 8, self.resume),
+            ("time limit cut to a minute", first + 13, self.cut_time),
+            ("time limit raised", first + 13, self.raise_time),
+            ("cancel", first + 17, self.cancel),
         )
-        self._run_grids(GRIDS, [step for step in plan if not self.noted(step[0])], end)
+        self._run_grids(self.grids, [step for step in plan if not self.noted(step[0])], end)
 
     def _run_grids(self, grids: str, waiting: list[tuple[str, int, Callable[[], bool]]], end: float) -> bool:
         """Give the command for these grids, again whenever it ends, and inject the faults that wait. Returns whether
@@ -276,8 +289,7 @@ class TwoNodes:
     def check_packing(self, rows: Sequence[dict[str, Any]]) -> None:
         """Print which points of one node ran at the same time. Raises `AssertionError` unless two pairs of them did,
         on different nodes, before a node was drained."""
-        faults = [json.loads(line) for line in self.faults.read_text().splitlines()] if self.faults.exists() else []
-        drained = min((fault["at"] for fault in faults if fault["fault"] == "node drained"), default=float("inf"))
+        drained = min((fault["at"] for fault in self.notes() if fault["fault"] == "node drained"), default=float("inf"))
         pairs = side_by_side(rows)
         begin = min(row["started_at"] for row in rows)
         print("points of one node that ran side by side (seconds since the first point started):")
@@ -351,7 +363,8 @@ def main() -> None:
         cluster.call("probe", "model=llama_lab", "--nodes", "2", "--plain", limit_s=420)
     elif options.step == "plan":
         predicted = str(options.folder / "predicted.parquet")
-        cluster.call("plan", GRIDS, "measure=quick", f"name={NAME}", "--top", "50", "--out", predicted, limit_s=120)
+        more = ["measure=quick", f"name={NAME}", "--top", "50", "--out", predicted]
+        cluster.call("plan", cluster.grids, *more, limit_s=120)
     elif options.step == "run":
         cluster.run(60 * options.minutes)
     elif options.step == "check":
