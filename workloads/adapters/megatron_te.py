@@ -31,7 +31,7 @@ def accumulate_in_products(model: torch.nn.Module) -> None:
     """Let every product of Transformer Engine add its weight gradient to the fp32 gradient buffer."""
     for module in model.modules():
         if hasattr(module, "fuse_wgrad_accumulation"):
-            module.fuse_wgrad_accumulation = True
+            module.fuse_wgrad_accumulation = True  # type: ignore[assignment]
 
 
 def force_routing(model: torch.nn.Module, e: Experiment) -> None:
@@ -48,4 +48,4 @@ def force_routing(model: torch.nn.Module, e: Experiment) -> None:
     choice = forced_choice(tokens, moe, e.routing_imbalance if skewed else None)
     for module in model.modules():
         if hasattr(module, "router"):
-            module.router.routing = forced_routing(choice, moe)  # type: ignore[union-attr]
+            module.router.routing = forced_routing(choice, moe)  # type: ignore[union-attr, assignment]
