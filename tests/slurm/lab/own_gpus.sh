@@ -1,7 +1,8 @@
 # Sourced in a node's mount namespace.
 
 # own_gpus FOLDER INDEX...: a /dev with only these NVIDIA devices (/dev/nvidiaINDEX), and all else of the machine's.
-# FOLDER is where it is put together.
+# FOLDER is where it is put together. The driver's libraries make missing devices anew for root, unless its parameters
+# forbid it.
 own_gpus() {
   local new=$1 entry name index
   shift
@@ -21,5 +22,8 @@ own_gpus() {
       touch "$new/$name" && mount --bind "$entry" "$new/$name" || return 1
     fi
   done
-  mount --move "$new" /dev
+  mount --move "$new" /dev || return 1
+  entry=/proc/driver/nvidia/params
+  [ -e "$entry" ] || return 0
+  sed 's/^ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' "$entry" >"$new.params" && mount --bind "$new.params" "$entry"
 }
