@@ -384,10 +384,13 @@ def test_a_plan_has_times_of_another_engine_but_neither_memory_nor_a_verdict_of_
         assert by["torchtitan"].peak_bytes is None and by["torchtitan"].verdict == "run"
 
 
+TWO_NODES = ["+grid=two_nodes_of_one", "cluster=lab_h200", "cluster.devices_per_node=1"]
+
+
 def test_layouts_across_nodes_take_the_times_of_a_probes_network() -> None:
-    """Two nodes of two H200 joined by sockets: the closed form alone, with the link of the cluster file, is far off."""
-    sweep = LAB / "recorded" / "h200x4_slurm_two_nodes"
-    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB / "conf",))).cluster
+    """Two nodes of one H200 joined by sockets: the closed form alone, with the link of the cluster file, is far off."""
+    sweep = LAB / "recorded" / "h200x2_slurm_two_nodes"
+    cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
     known = dataclasses.replace(read_known(cluster, LAB / "recorded"), steps={})
     assert known.network is not None and known.network.nodes == 2
     across = [
@@ -405,14 +408,14 @@ def test_layouts_across_nodes_take_the_times_of_a_probes_network() -> None:
         errors(Forecast.of(cluster, one)) for one in (known, dataclasses.replace(known, network=None))
     )
     assert len(with_network) == len(across) == 21
-    assert statistics.median(with_network) < 0.08 < 0.2 < statistics.median(without)
+    assert statistics.median(with_network) < 0.1 < 0.4 < statistics.median(without)
     times = Forecast.of(cluster, known).times(experiments)
     inside = [time.low_s <= measured <= time.high_s for time, (_, measured) in zip(times, across, strict=True) if time]
     assert sum(inside) >= 0.9 * 21
 
 
 def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> None:
-    cluster = compose_sweep(["+grid=two_nodes", "cluster=lab_h200"], ConfFolders((LAB / "conf",))).cluster
+    cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
     known = read_known(cluster, LAB / "recorded")
     across = Crossing(cluster, known.network) if known.network is not None else None
     assert across is not None

@@ -1,7 +1,8 @@
 """A cluster whose collectives between nodes have been timed by a probe: their seconds are read from the measurements
 instead of the alpha-beta model (`workloads.costs.traffic.collectives`).
 
-A network need not follow two numbers. NCCL's sockets, for example, take one fixed time for anything up to 4 MiB.
+A network need not follow two numbers: through NCCL's sockets, for example, a message twice as long can take three times
+as long.
 """
 
 from __future__ import annotations
@@ -77,36 +78,14 @@ def network_of(rows: Iterable[Mapping[str, Any]], devices_per_node: int) -> Meas
     curves: dict[Key, Curve] = {}
     for key, by_size in points.items():
         sizes = sorted(by_size)
-        curves[key] = tuple(sizes), tuple(_without_outliers(sizes, [by_size[size] for size in sizes]))
-    return MeasuredNetwork(_with_all_links(curves), nodes)
+        curves[key] = tuple(sizes), tuple(_non_decreasing([by_size[size] for size in sizes]))
+    return MeasuredNetwork(curves, nodes)
 
 
-def _with_all_links(curves: Mapping[Key, Curve]) -> dict[Key, Curve]:
-    """Curves in which a gather or scatter over several devices of each node is not slower than its share of each link.
-
-    A ring through n ranks, l in each node, sends (n - 1) / n / l of the buffer over each device's link; through k nodes
-    with one rank each it sends (k - 1) / k. Steps of training reached the rate of these links where the probe's own
-    rings did not (tests/slurm/lab/recorded/h200x4_slurm_two_nodes).
-    """
-    lowered = dict(curves)
-    for (op, ranks, local), (sizes, times) in curves.items():
-        single = curves.get((op, ranks // local, 1))
-        if op not in ("all_gather", "reduce_scatter") or local == 1 or single is None:
-            continue
-        nodes = ranks // local
-        share = (ranks - 1) / ranks / local * nodes / (nodes - 1)
-        by_link = MeasuredNetwork({(op, nodes, 1): single}, nodes)
-        best = [by_link.seconds(op, share * size, nodes, 1) or time for size, time in zip(sizes, times, strict=True)]
-        lowered[op, ranks, local] = sizes, tuple(map(min, times, best))
-    return lowered
-
-
-def _without_outliers(sizes: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    """Seconds by ascending size, lowered where another size shows that the network is faster: a message can be split
-    into smaller ones, and takes no longer than a larger one. Other load only makes times longer."""
-    times: list[float] = []
-    for size, time in zip(sizes, seconds, strict=True):
-        times.append(min([time, *(before * size / smaller for smaller, before in zip(sizes, times, strict=False))]))
+def _non_decreasing(seconds: Sequence[float]) -> list[float]:
+    """Seconds by ascending size, lowered to those of larger messages where these were faster: other load only makes
+    times longer."""
+    times = list(seconds)
     for at in reversed(range(len(times) - 1)):
         times[at] = min(times[at], times[at + 1])
     return times

@@ -55,11 +55,11 @@ def test_groups_that_were_not_timed_follow_the_model() -> None:
 
 
 def test_slow_outliers_do_not_count() -> None:
-    """A message can be split, and takes no longer than a larger one: a time that contradicts another is too long."""
+    """A message takes no longer than a larger one. The largest ones may be slower than a smaller one's rate."""
     times = {1: 9e-3, 4: 2e-3, 16: 5e-3, 64: 80e-3}
     cluster = probed(*(figure("all_gather", size * MIB, seconds) for size, seconds in times.items()))
     assert collective_time_s("all_gather", MIB, 2, 2, cluster) == pytest.approx(2e-3)
-    assert collective_time_s("all_gather", 64 * MIB, 2, 2, cluster) == pytest.approx(20e-3)
+    assert collective_time_s("all_gather", 64 * MIB, 2, 2, cluster) == pytest.approx(80e-3)
 
 
 def test_gradients_use_the_rates_of_their_own_operations() -> None:
