@@ -31,9 +31,11 @@ ENGINES: Mapping[str, str] = {
     ENGINE: ENGINE_VERSION,
     "torchtitan": "0.2.2+2",
     "megatron": "0.16.1+1 without Transformer Engine",
+    "transformers": "5.24.0+1 with accelerate 1.15.0",
 }
 """Engines that a user can choose, with their versions. For external engines this is the version of the package, then
-``+`` and the revision of the adapter, and last, after ``without``, what the engine runs without (`limits_of`)."""
+``+`` and the revision of the adapter, and last, after ``with``, a second package with its version, or after
+``without`` what the engine runs without (`limits_of`)."""
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
