@@ -8,7 +8,6 @@ versions may not have what is imported.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches
 from workloads.engine.training.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
 from workloads.measuring.step import BeforeStep, Measurements
-from workloads.rules.engine_support import packages_of
+from workloads.rules.installed_packages import missing, other_version
 from workloads.spec import mesh
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
@@ -34,7 +33,8 @@ class Transformers:
     """Implements `workloads.adapters.seam.RankEngine`."""
 
     def __init__(self, experiment: Experiment, rank: int, device: torch.device) -> None:
-        refuse_other_versions(experiment)
+        if (unusable := missing(experiment) or other_version(experiment)) is not None:
+            raise UnsupportedByEngine(unusable)
         self.experiment, self.device, self.clock = experiment, device, Clock(device)
         position = mesh.coordinates(experiment, rank)
         self.data_rank = position["dp_replicate"] * experiment.dp_shard + position["dp_shard"]
@@ -83,15 +83,3 @@ class Transformers:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return Ended(float(mean), float(norm), backward_end)
 
-
-def refuse_other_versions(experiment: Experiment) -> None:
-    """Raise `UnsupportedByEngine` if a package of the experiment's engine is missing or has another version."""
-    for package, wanted in packages_of(experiment.engine_version, experiment.engine).items():
-        try:
-            installed = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            raise UnsupportedByEngine(
-                f"engine={experiment.engine} needs the package {package}: pip install 'ultrasweep[{experiment.engine}]'"
-            ) from None
-        if installed != wanted:
-            raise UnsupportedByEngine(f"{package} {installed} is installed, but the experiment needs {wanted}")

@@ -313,16 +313,6 @@ REFUSALS: Mapping[str, tuple[Refusal, ...]] = {
 }
 
 
-def packages_of(version: str, engine: str) -> dict[str, str]:
-    """Packages and their versions in the text of an engine's version, such as ``5.24.0+1 with accelerate 1.15.0``."""
-    first, _, second = version.partition(" with ")
-    packages = {engine: first.partition("+")[0]}
-    if second:
-        name, _, number = second.rpartition(" ")
-        packages[name] = number
-    return packages
-
-
 ON_CUDA_ALONE = ("megatron",)
 """Engines that run on CUDA devices only."""
 
