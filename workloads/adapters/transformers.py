@@ -82,4 +82,3 @@ class Transformers:
         dist.all_reduce(mean)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return Ended(float(mean), float(norm), backward_end)
-

@@ -61,8 +61,10 @@ def steps(experiment: Experiment, rank: int) -> Told:
     engine = engine_of(experiment, rank, torch.device("cpu"))
     engine.build()
     measured, traffic = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)
-    assert experiment.engine != "transformers" or traffic is None
-    assert all(step.forward_backward_s + step.optimizer_s == pytest.approx(step.step_time_s) for step in measured.steps)
+    if experiment.engine == "transformers":
+        assert traffic is None
+        phases = [(step.forward_backward_s or 0.0) + (step.optimizer_s or 0.0) for step in measured.steps]
+        assert phases == pytest.approx([step.step_time_s for step in measured.steps])
     return [(step.loss, step.grad_norm) for step in measured.steps]
 
 
@@ -115,7 +117,7 @@ def check_every_value_arrives(rank: int) -> None:
         model = model_of(e, torch.device("cpu"))
         for name, parameter in model.named_parameters():
 
-            def zeros(weight: Any) -> torch.Tensor:
+            def zeros(weight: Any, asked: list[str] = asked) -> torch.Tensor:
                 asked.append(weight.name)
                 return torch.zeros(weight.shape)
 
