@@ -84,9 +84,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     files = {FILE: yaml_text(draft.options)}
     if e.zero_stage > 0 and not (e.dp_replicate > 1 and e.dp_shard > 1):
         files[DEEPSPEED_FILE] = yaml_text(_deepspeed(draft))
-        draft.notes.append(
-            f"{DEEPSPEED_FILE}: the same with DeepSpeed's ZeRO; bf16 gradients are reduced in bf16 there"
-        )
+        draft.notes.append(f"{DEEPSPEED_FILE}: DeepSpeed's ZeRO instead, which reduces gradients in bf16")
     if e.num_microbatches > 1 and e.zero_stage > 1:
         draft.warnings.append("zero_stage: parameters are gathered again for every micro-batch: slower")
     draft.notes += [

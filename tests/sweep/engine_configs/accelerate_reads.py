@@ -1,6 +1,8 @@
-"""``python -m tests.sweep.engine_configs.accelerate_reads FOLDER...``: what is made of each exported folder, one line of
-JSON each: the environment that accelerate's launcher gives its processes, what accelerate makes of it there, and
-transformers' model. With ``--run FOLDER`` instead, two steps of the script on one CPU process."""
+"""``python -m tests.sweep.engine_configs.accelerate_reads FOLDER...``: what is made of each exported folder, as JSON.
+
+One line each: the environment that accelerate's launcher gives its processes, what accelerate makes of it there, and
+transformers' model. With ``--run FOLDER`` instead, two steps of the script on one CPU process.
+"""
 
 from __future__ import annotations
 
