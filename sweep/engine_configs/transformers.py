@@ -84,12 +84,13 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     files = {FILE: yaml_text(draft.options)}
     if e.zero_stage > 0 and not (e.dp_replicate > 1 and e.dp_shard > 1):
         files[DEEPSPEED_FILE] = yaml_text(_deepspeed(draft))
-        draft.notes.append(f"{DEEPSPEED_FILE}: DeepSpeed's ZeRO instead, which reduces gradients in bf16")
+        draft.notes.append(f"{DEEPSPEED_FILE}: DeepSpeed's ZeRO instead; gradients are reduced in {e.precision}")
     if e.num_microbatches > 1 and e.zero_stage > 1:
         draft.warnings.append("zero_stage: parameters are gathered again for every micro-batch: slower")
+    if e.zero_stage > 0 and e.precision == "bf16":
+        draft.notes.append(f"{SCRIPT} has gradients reduced in fp32: accelerate's own policy reduces them in bf16")
     draft.notes += [
         f"more nodes: --num_machines N --machine_rank R --main_process_ip FIRST, {e.world_size} processes in all",
-        "gradients are reduced in fp32, which only the script can say; accelerate's own policy reduces them in bf16",
         "the data are random tokens",
     ]
     files |= {MODEL_FILE: json_text(model_config(e)), SCRIPT: script(e)}
