@@ -263,7 +263,11 @@ def _other_mixtral(e: Experiment) -> bool:
     return moe is not None and not e.model.qk_norm and (moe.num_dense_layers > 0 or not moe.normalize_weights)
 
 
-_ONE_AXIS = "its adapter runs data parallelism alone, which is what accelerate's FSDP2 shards over; use {field}=1"
+def _divides(axis: str) -> Callable[[Experiment], bool]:
+    return lambda e: getattr(e, axis) > 1
+
+
+_ONE_AXIS = "its adapter runs data parallelism alone; use {axis}=1"
 
 TRANSFORMERS = (
     Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
@@ -278,10 +282,7 @@ TRANSFORMERS = (
         lambda e: e.engine_version != ENGINES["transformers"],
         f"the adapter is for {ENGINES['transformers']}",
     ),
-    *(
-        Refusal(field, lambda e, field=field: getattr(e, field) > 1, _ONE_AXIS.format(field=field))
-        for field in ("tp", "pp", "cp", "ep")
-    ),
+    *(Refusal(axis, _divides(axis), _ONE_AXIS.format(axis=axis)) for axis in ("tp", "pp", "cp", "ep")),
     Refusal("routing", lambda e: e.model.moe is not None and e.routing != "learned", "its router decides; use learned"),
     Refusal("capacity_factor", lambda e: e.capacity_factor is not None, "it drops no tokens; use null"),
     Refusal(
