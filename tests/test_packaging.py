@@ -35,12 +35,8 @@ NOT_IMPORTED = {
     "types-pyyaml": "types for mypy",
 }
 
-ENGINES = {"deepspeed", "megatron", "torchtitan"}
+ENGINES = {"accelerate", "deepspeed", "megatron", "torchtitan", "transformers"}
 """Other engines, installed beside by `tests/sweep/engine_configs/packages`: tests with their parsers skip without."""
-
-
-OTHER_ENGINES = ENGINES & set(PROJECT["optional-dependencies"])
-"""Those of them that a point may run on, as an extra of their name."""
 
 
 def name_of(requirement: str) -> str:
@@ -75,6 +71,9 @@ def declared(requirements: list[str]) -> dict[str, str]:
     return {name: MODULE_OF.get(name, name.replace("-", "_")) for name in names}
 
 
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+OTHER_ENGINES = ENGINES & {name for extra, needed in EXTRAS.items() for name in (extra, *declared(needed))}
+"""Those of them that a point may run on: as an extra of their name, or beside one."""
 RUNTIME = declared(PROJECT["dependencies"])
 GPU = declared(PROJECT["optional-dependencies"]["gpu"])
 DEVELOPMENT = declared(PROJECT["optional-dependencies"]["dev"])

@@ -11,7 +11,7 @@ from results.errors import UltrasweepError
 from results.shared_filesystem.whole_files import create
 from results.text.numbers import plural
 from results.text.printable import printable
-from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan
+from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan, transformers
 from sweep.engine_configs.draft import Draft, EngineConfig, Target
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.errors import UnsupportedByEngine
@@ -22,6 +22,7 @@ ENGINES: Mapping[str, tuple[Target, Callable[[Experiment, str], tuple[Draft, Eng
     "megatron": (megatron.TARGET, megatron.export),
     "nanotron": (nanotron.TARGET, nanotron.export),
     "deepspeed": (deepspeed.TARGET, deepspeed.export),
+    "transformers": (transformers.TARGET, transformers.export),
 }
 
 

@@ -40,6 +40,7 @@ class Installable:
 OTHERS = {
     "torchtitan": Installable("workloads.adapters.torchtitan", "Torchtitan", "torchtitan"),
     "megatron": Installable("workloads.adapters.megatron", "Megatron", "megatron"),
+    "transformers": Installable("workloads.adapters.transformers", "Transformers", "transformers"),
 }
 
 

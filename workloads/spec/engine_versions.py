@@ -19,6 +19,7 @@ ENGINE_VERSIONS: Mapping[str, tuple[str, ...]] = {
     ENGINE: (ENGINE_VERSION,),
     "torchtitan": ("0.2.2+2",),
     "megatron": ("0.16.1+2 with Transformer Engine 2.11.0", WITHOUT_TRANSFORMER_ENGINE),
+    "transformers": ("5.24.0+1 with accelerate 1.15.0",),
 }
 """Versions that can be run, by engine; the first is used if none is chosen."""
 ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE_VERSIONS.items()}

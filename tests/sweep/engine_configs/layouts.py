@@ -69,5 +69,17 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "8B zero bubble": ("pp_schedule", "virtual_stages"),
         "V3 experts": ("sequence_parallel", "etp"),
     },
+    "transformers": {
+        "8B zero1 tp2 pp2": ("tp", "pp"),
+        "70B interleaved": ("tp", "pp", "recompute"),
+        "8B long context": ("cp",),
+        "8B fp8 tp2": ("precision", "tp"),
+        "8B zero bubble": ("pp",),
+        "30B experts": ("ep",),
+        "V3 experts": (
+            *("tp", "pp", "ep", "model.moe.balance", "model.moe.gate", "model.moe.num_shared_experts"),
+            *("model.moe.weight_scale", "model.moe.num_dense_layers", "model.mla"),
+        ),
+    },
 }
 """The fields that an engine has no counterpart of, by layout; no entry: all of it can be exported."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from sweep.engine_configs import deepspeed, megatron, torchtitan
+from sweep.engine_configs import deepspeed, megatron, torchtitan, transformers
 from sweep.engine_configs.export import engine_config, write_config
 from sweep.engine_configs.torchtitan_models import FLAVOURS
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.engine_configs.torchtitan_reads import FFN
+from workloads.costs.shape.params import num_params
 from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,6 +43,12 @@ DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deep
         global_batch_size=16,
     ),
     "1B fp32": layout("llama1b", dp=4, zero_stage=3, precision="fp32", global_batch_size=8),
+}
+TRANSFORMERS = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["transformers"]} | {
+    "1B zero1 full": layout("llama1b", dp=4, zero_stage=1, recompute="full", global_batch_size=8),
+    "8B zero2 replicated": layout("llama8b", dp_replicate=2, dp_shard=2, zero_stage=2, global_batch_size=8),
+    "qwen3": layout("qwen3_30b_a3b", dp=8, zero_stage=3, routing="learned", global_batch_size=64),
+    "mixtral": layout("mixtral_8x7b", dp=8, zero_stage=3, routing="learned", precision="fp16", global_batch_size=8),
 }
 MEGATRON = {name: e for name, e in {**LAYOUTS, **OWN_SHAPES}.items() if name not in REFUSED["megatron"]}
 
@@ -223,3 +230,48 @@ def test_deepspeed_refuses_a_batch_that_does_not_add_up(folder: Path) -> None:
     write_config(engine_config(experiment, "deepspeed"), folder / "wrong")
     with pytest.raises(AssertionError, match="batch"):
         run("deepspeed_reads", [str(folder / "wrong" / deepspeed.FILE), str(experiment.dp * 2)])
+
+
+@cache
+def accelerate_reads(folder: Path) -> dict[str, Any]:
+    for name, experiment in TRANSFORMERS.items():
+        write_config(engine_config(experiment, "transformers"), folder / "transformers" / name)
+    read = run("accelerate_reads", [str(folder / "transformers" / name) for name in TRANSFORMERS])
+    return dict(zip(TRANSFORMERS, read, strict=True))
+
+
+@needs("transformers", "accelerate")
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_accelerate_and_transformers_take_every_value(name: str, folder: Path) -> None:
+    e = TRANSFORMERS[name]
+    read = accelerate_reads(folder)[name]
+    found = read[transformers.FILE]
+    environment = found["environment"]
+    assert found["processes"] == e.world_size
+    assert environment["ACCELERATE_MIXED_PRECISION"] == e.precision
+    assert environment.get("ACCELERATE_USE_FSDP", "false") == str(e.zero_stage > 0).lower()
+    assert found["compiled"] == (["INDUCTOR", True] if e.compile == "block" else ["NO", False])
+    if e.zero_stage:
+        assert found["fsdp"] == [2, e.zero_stage == 3, e.recompute == "full"]
+    if e.dp_replicate > 1 and e.zero_stage:
+        assert found["mesh"] == [e.dp_replicate, e.dp_shard]
+    if e.zero_stage and e.dp_replicate == 1:
+        environment = read[transformers.DEEPSPEED_FILE]["environment"]
+        assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(e.zero_stage)
+        assert environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == str(e.num_microbatches)
+        assert environment["ACCELERATE_GRADIENT_CLIPPING"] == "1.0"
+    written = transformers.model_config(e)
+    assert {key: read["model"][key] for key in written} == written
+    assert read["parameters"] == num_params(e.model)
+    assert read["class"] == written["architectures"][0]
+
+
+@needs("transformers", "accelerate")
+def test_the_script_for_accelerate_trains(tmp_path: Path) -> None:
+    e = layout("tiny", seq_len=32, micro_batch_size=2, global_batch_size=4, precision="fp32", recompute="full")
+    write_config(engine_config(e, "transformers"), tmp_path)
+    command = [sys.executable, "-m", f"{__package__}.accelerate_reads", "--run", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(losses) == 2 and all(4 < loss < 9 for loss in losses)

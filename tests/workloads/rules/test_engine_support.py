@@ -228,3 +228,62 @@ def test_torchtitan_on_a_cpu_has_no_fp8_and_needs_no_kernels_of_cuda() -> None:
         "torchtitan 0.2.2+2 cannot run precision=fp8_tensorwise: its float8 products need CUDA devices of capability "
         "8.9; use bf16"
     ]
+
+
+EXPERTS = MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=32)
+MIXTRAL, QWEN3_MOE = (dataclasses.replace(MODEL, qk_norm=qk_norm, moe=EXPERTS) for qk_norm in (False, True))
+
+
+def mixture(**fields: Any) -> dict[str, Any]:
+    return {"model": dataclasses.replace(QWEN3_MOE, moe=dataclasses.replace(EXPERTS, **fields)), "routing": "learned"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        *(({axis: 2}, f"{axis}=2") for axis in ("tp", "pp", "cp")),
+        ({"model": MIXTRAL, "dp": 2, "ep": 2, "routing": "learned"}, "ep=2"),
+        ({"model": MIXTRAL}, "routing=balanced"),
+        ({"model": MIXTRAL, "routing": "learned", "capacity_factor": 1.5}, "capacity_factor=1.5"),
+        (mixture(gate="sigmoid"), "model=tiny"),
+        (mixture(balance="aux_loss", balance_coefficient=0.1), "model=tiny"),
+        (mixture(num_shared_experts=1), "model=tiny"),
+        (
+            {
+                "model": dataclasses.replace(MIXTRAL, moe=dataclasses.replace(EXPERTS, num_dense_layers=1)),
+                "routing": "learned",
+            },
+            "model=tiny",
+        ),
+        ({"precision": "fp64"}, "precision=fp64"),
+        ({"precision": "fp16"}, "precision=fp16"),
+        ({"precision": "fp8_tensorwise"}, "precision=fp8_tensorwise"),
+        ({"precision": "fp32", "compile": "block"}, "precision=fp32"),
+        ({"attention": "flash"}, "attention=flash"),
+        ({"recompute": "selective"}, "recompute=selective"),
+        ({"recompute": "full", "recompute_every": 2}, "recompute_every=2"),
+        ({"engine_version": "4.57.6+1"}, "engine_version=4.57.6+1"),
+    ],
+)
+def test_what_transformers_cannot_run_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
+    found = refused(of(**{"engine": "transformers", **fields}))
+    assert any(field in sentence for sentence in found), found
+    assert all(sentence.startswith("transformers ") for sentence in found)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dp": 2},
+        *({"dp": 2, "zero_stage": stage, "compile": "block", "recompute": "full"} for stage in (1, 2, 3)),
+        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 3, "precision": "fp32"},
+        {"model": QWEN, "dp": 2, "zero_stage": 2},
+        {"model": WIDE_HEADS},
+        {"model": MIXTRAL, "routing": "learned"},
+        mixture(num_dense_layers=1, normalize_weights=False),
+    ],
+)
+def test_what_transformers_runs_is_not_refused(fields: dict[str, Any]) -> None:
+    assert refused(of(**{"engine": "transformers", **fields})) == []
+    assert refused(of(engine="transformers", compile="block", precision="fp32"), "cpu") == []

@@ -1,0 +1,156 @@
+"""transformers under accelerate as the engine of a point: losses and norms equal ours, from the same weights and
+tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.sampling import sampled
+from tests.workloads.test_worker import MODEL
+from workloads.adapters.seam import engine_of
+from workloads.contract.protocol import MeasureSpec
+from workloads.measuring.processes import on_ranks
+from workloads.rules.engine_support import refused
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec
+
+MISSING = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} not installed: tests/workloads/adapters/packages installs them"
+)
+EXPERTS = MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=32)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "ddp, full recomputation": {"dp": 2, "recompute": "full"},
+    "zero 1": {"dp": 2, "zero_stage": 1},
+    "zero 2": {"dp": 2, "zero_stage": 2},
+    "zero 3, full recomputation": {"dp": 2, "zero_stage": 3, "recompute": "full"},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 3},
+    "tied, zero 2": {"tie_embeddings": True, "dp": 2, "zero_stage": 2},
+    "tied, uneven vocabulary, zero 3": {"tie_embeddings": True, "vocab_size": 127, "dp": 2, "zero_stage": 3},
+    "qk_norm, head size of its own": {"qk_norm": True, "head_dim": 16, "dp": 2, "zero_stage": 2},
+    "mixtral": {"moe": EXPERTS, "dp": 2, "zero_stage": 3},
+    "qwen3 mixture, a dense layer": {
+        "qk_norm": True,
+        "moe": dataclasses.replace(EXPERTS, num_dense_layers=1, normalize_weights=False),
+    },
+    "compiled": {"compile": "block"},
+    "compiled, ddp": {"compile": "block", "dp": 2},
+    "compiled, zero 2, full recomputation": {"compile": "block", "dp": 2, "zero_stage": 2, "recompute": "full"},
+    "compiled, zero 3": {"compile": "block", "dp": 2, "zero_stage": 3},
+}
+SHAPE = ("tie_embeddings", "qk_norm", "moe", "head_dim", "vocab_size")
+Told = list[tuple[float, float | None]]
+
+
+def of(engine: str = "transformers", **fields: Any) -> Experiment:
+    model = dataclasses.replace(MODEL, **{name: fields.pop(name) for name in SHAPE if name in fields})
+    asked = {"model": model, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "routing": "learned"}
+    return Experiment.canonical(**{**asked, "engine": engine, **fields})
+
+
+def steps(experiment: Experiment, rank: int) -> Told:
+    """Losses and norms of three steps on one rank of a CPU."""
+    engine = engine_of(experiment, rank, torch.device("cpu"))
+    engine.build()
+    measured, traffic = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)
+    if experiment.engine == "transformers":
+        assert traffic is None
+        phases = [(step.forward_backward_s or 0.0) + (step.optimizer_s or 0.0) for step in measured.steps]
+        assert phases == pytest.approx([step.step_time_s for step in measured.steps])
+    return [(step.loss, step.grad_norm) for step in measured.steps]
+
+
+def run(experiment: Experiment) -> list[Told]:
+    """Of every rank."""
+    assert refused(experiment, "cpu") == []
+    return on_ranks(partial(steps, experiment), experiment.world_size, "cpu", timeout_s=240)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Callable[..., Told]:
+    """What one process of ours does with the model of a layout."""
+    known: dict[str, Told] = {}
+
+    def told(layout: dict[str, Any]) -> Told:
+        alone = of("ultrasweep", **{name: layout[name] for name in SHAPE if name in layout})
+        if alone.id not in known:
+            known[alone.id] = run(alone)[0]
+        return known[alone.id]
+
+    return told
+
+
+@pytest.mark.slow(seconds=9)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("layout", sampled(list(LAYOUTS), 2, seconds=9))
+def test_losses_and_norms_equal_ours(ours: Callable[..., Told], layout: str) -> None:
+    expected = ours(LAYOUTS[layout])
+    for theirs in run(of(**LAYOUTS[layout])):
+        assert [loss for loss, _ in theirs] == pytest.approx([loss for loss, _ in expected], rel=1e-6)
+        assert [norm for _, norm in theirs] == pytest.approx([norm for _, norm in expected], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.exhaustive(seconds=14)
+def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(ours: Callable[..., Told]) -> None:
+    for layout in ({"dp": 2}, {"dp": 2, "zero_stage": 2}, {"tie_embeddings": True, "qk_norm": True}):
+        for theirs in run(of(precision="bf16", **layout)):
+            assert [loss for loss, _ in theirs] == pytest.approx([loss for loss, _ in ours(layout)], rel=1e-4)
+
+
+def check_every_value_arrives(rank: int) -> None:
+    """Every weight of ours is in exactly one parameter, or in one of the two halves of experts that are fused."""
+    from workloads.adapters.transformers_models import model_of, value_of
+    from workloads.costs.shape.params import num_params
+
+    for layout in LAYOUTS.values():
+        e, asked = of(**{name: layout[name] for name in SHAPE if name in layout}), []
+        model = model_of(e, torch.device("cpu"))
+        for name, parameter in model.named_parameters():
+
+            def zeros(weight: Any, asked: list[str] = asked) -> torch.Tensor:
+                asked.append(weight.name)
+                return torch.zeros(weight.shape)
+
+            assert value_of(e.model, name, zeros).shape == parameter.shape
+            assert parameter.dtype == torch.float32 and parameter.std() < 1
+        assert len(asked) == len(set(asked))
+        assert sum(p.numel() for p in model.parameters()) == num_params(e.model)
+
+
+def check_settings(rank: int) -> None:
+    """What accelerate is told, and what it has made of it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    e = of(dp=2, zero_stage=3, recompute="full", precision="bf16")
+    engine: Any = engine_of(e, rank, torch.device("cpu"))
+    engine.build()
+    plugin = engine._accelerator.state.fsdp_plugin
+    policy = plugin.mixed_precision_policy
+    assert engine._accelerator.is_fsdp2 and plugin.reshard_after_forward
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
+    sharded = [name for name, module in engine._model.named_modules() if isinstance(module, FSDPModule)]
+    assert {"", "model.layers.0", "model.layers.1", "model.embed_tokens", "lm_head"} <= set(sharded)
+    assert "_checkpoint_wrapped_module" in str(list(engine._model.named_modules()))
+    plain = of(dp=2, zero_stage=1)
+    from workloads.adapters.transformers_accelerate import fsdp_plugin
+
+    assert not fsdp_plugin(plain).reshard_after_forward and fsdp_plugin(plain).mixed_precision_policy is None
+    assert engine._accelerator.gradient_state.plugin_kwargs["sync_each_batch"]
+
+
+@pytest.mark.slow(seconds=6)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("check", "ranks"), [(check_every_value_arrives, 1), (check_settings, 2)])
+def test_values_and_settings(check: Callable[[int], None], ranks: int) -> None:
+    """In processes of their own: accelerate keeps its state for as long as a process lives."""
+    on_ranks(check, ranks, "cpu", timeout_s=240)

@@ -1,0 +1,59 @@
+"""Says whether the packages of an engine are installed here in the versions that its rows name. No torch here.
+
+Packages are looked up, not imported: planning stays fast, and a version that cannot be imported gets a sentence.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import cache
+
+from workloads.spec.experiment import Experiment
+
+ENGINES_OF_PACKAGES = ("transformers",)
+"""Engines whose version names all their packages: ``5.24.0+1 with accelerate 1.15.0``."""
+
+
+def packages_of(experiment: Experiment) -> dict[str, str]:
+    """Versions by package that the experiment's engine consists of; empty for engines that are not listed here."""
+    if experiment.engine not in ENGINES_OF_PACKAGES:
+        return {}
+    own, _, other = experiment.engine_version.partition(" with ")
+    packages = {experiment.engine: own.partition("+")[0]}
+    if other:
+        name, _, version = other.rpartition(" ")
+        packages[name] = version
+    return packages
+
+
+def other_version(experiment: Experiment) -> str | None:
+    """The packages that are installed here in another version than the experiment needs, in a sentence.
+
+    None if there are none. A package that is missing is none of them: a plan may be made on another machine.
+    """
+    others = [
+        f"{name} {installed} is installed, but the experiment needs {wanted}"
+        for name, wanted in packages_of(experiment).items()
+        if (installed := _version(name)) not in (None, wanted)
+    ]
+    return f"{'; '.join(others)}: {_install(experiment)}" if others else None
+
+
+def missing(experiment: Experiment) -> str | None:
+    """The packages of the experiment's engine that are not installed here, in a sentence; None if all are."""
+    lacking = [name for name in packages_of(experiment) if _version(name) is None]
+    if not lacking:
+        return None
+    return f"engine={experiment.engine} needs {' and '.join(lacking)}, not installed here: {_install(experiment)}"
+
+
+def _install(experiment: Experiment) -> str:
+    return f"pip install 'ultrasweep[{experiment.engine}]'"
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
