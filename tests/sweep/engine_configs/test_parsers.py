@@ -12,22 +12,14 @@ from typing import Any
 
 import pytest
 
-from sweep.engine_configs import deepspeed, megatron, torchtitan
+from sweep.engine_configs import deepspeed, torchtitan
 from sweep.engine_configs.export import engine_config, write_config
 from sweep.engine_configs.torchtitan_models import FLAVOURS
-from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
+from tests.sweep.engine_configs.layouts import LAYOUTS, OWN_SHAPES, REFUSED, layout
 from tests.sweep.engine_configs.torchtitan_reads import FFN
 from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
-OWN_SHAPES = {
-    "tied": layout("llama1b", dp=4, zero_stage=2, global_batch_size=8),
-    "small ffn": layout("llama8b_8_layers", dp=4, zero_stage=2, global_batch_size=8),
-    "experts": layout("mixtral_8x7b", dp=4, zero_stage=2, ep=2, global_batch_size=8),
-    "latent": layout("deepseek_v2_lite", dp=4, zero_stage=2, ep=2, global_batch_size=8),
-    "plain": layout("llama1.34b", dp=4, zero_stage=2, global_batch_size=8),
-}
-"""Shapes that torchtitan has no name for: they come with a Python module."""
 TITAN = {**LAYOUTS, **OWN_SHAPES}
 DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deepspeed"]} | {
     "8B zero0 tp2": layout("llama8b", dp=4, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32),
@@ -43,7 +35,6 @@ DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deep
     ),
     "1B fp32": layout("llama1b", dp=4, zero_stage=3, precision="fp32", global_batch_size=8),
 }
-MEGATRON = {name: e for name, e in {**LAYOUTS, **OWN_SHAPES}.items() if name not in REFUSED["megatron"]}
 
 pytestmark = pytest.mark.slow
 
@@ -141,53 +132,6 @@ def test_named_shapes_are_torchtitans_own(folder: Path) -> None:
         experiment = Experiment(model=ModelSpec(name="x", **shape), global_batch_size=1)
         for key, (ours, theirs) in titan_shape(experiment, own[family][flavor]).items():
             assert ours == theirs, (family, flavor, key)
-
-
-@cache
-def megatron_reads(folder: Path) -> dict[str, Any]:
-    for name, experiment in MEGATRON.items():
-        write_config(engine_config(experiment, "megatron"), folder / "megatron" / name)
-    read = run("megatron_reads", [str(folder / "megatron" / name / megatron.FILE) for name in MEGATRON])
-    return dict(zip(MEGATRON, read, strict=True))
-
-
-@needs("megatron")
-@pytest.mark.parametrize("name", MEGATRON)
-def test_megatron_takes_every_value(name: str, folder: Path) -> None:
-    experiment = MEGATRON[name]
-    read = megatron_reads(folder)[name]
-    model, core = experiment.model, read["core"]
-    expected = {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_heads,
-        "layernorm_epsilon": model.norm_eps,
-        "tensor_model_parallel_size": experiment.tp,
-        "context_parallel_size": experiment.cp,
-        "pipeline_model_parallel_size": experiment.pp,
-        "expert_model_parallel_size": experiment.ep,
-        "gated_linear_unit": True,
-        "add_bias_linear": False,
-        "normalization": "RMSNorm",
-        "attention_dropout": 0,
-        "hidden_dropout": 0,
-    }
-    if experiment.tp > 1:
-        expected["sequence_parallel"] = experiment.sequence_parallel
-    if model.moe is not None:
-        expected |= {"num_moe_experts": model.moe.num_experts, "moe_router_topk": model.moe.experts_per_token}
-        expected |= {"moe_ffn_hidden_size": model.moe.expert_hidden_size, "moe_router_score_function": model.moe.gate}
-        expected |= {"expert_tensor_parallel_size": experiment.etp}
-    if model.mla is not None:
-        expected |= {"kv_lora_rank": model.mla.kv_lora_rank, "v_head_dim": model.mla.v_head_dim, "qk_layernorm": True}
-    if experiment.recompute != "none":
-        expected["recompute_granularity"] = "full" if experiment.recompute == "full" else "selective"
-    assert {key: core[key] for key in expected} == expected
-    if read["own"] is not None:  # Megatron-LM's own command line, which no package has
-        for flag, value in read["flags"].items():
-            if flag in read["own"]:
-                assert read["own"][flag] in (value, float(value)) if isinstance(value, str) else True, flag
 
 
 @cache
