@@ -66,7 +66,7 @@ BLOCK: Options = {
     "no-create-attention-mask-in-dataloader": True,
 }
 WITHOUT_APEX = "--no-gradient-accumulation-fusion"
-LOCAL = "--transformer-impl local --no-rope-fusion --no-persist-layer-norm"
+LOCAL = "--transformer-impl local --no-rope-fusion --no-persist-layer-norm --no-masked-softmax-fusion"
 """The flags of an installation that has Megatron-Core alone."""
 _SHARDED = {"use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True}
 _FSDP = {"use-megatron-fsdp": True, **_SHARDED, "ckpt-format": "fsdp_dtensor", "no-gradient-accumulation-fusion": True}
@@ -158,7 +158,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.set(OPTIMIZER)
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
     draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
-    draft.notes.append("pretrain_gpt.py is in Megatron-LM's repository, its modules in the package megatron-core")
+    draft.notes.append("pretrain_gpt.py, and the Makefile that it starts with, are in Megatron-LM's repository alone")
     draft.notes.append(f"without Apex: {WITHOUT_APEX}" if e.zero_stage < 2 else "it does not need Apex")
     draft.notes.append(_without_transformer_engine(e))
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]

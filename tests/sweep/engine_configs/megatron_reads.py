@@ -105,6 +105,7 @@ def facts(arguments: Any) -> dict[str, Any]:
     import argparse
 
     import torch
+    from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
     from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_with_interleaving
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
@@ -158,6 +159,14 @@ def facts(arguments: Any) -> dict[str, Any]:
         "experts with tp alone": refusal(lambda: MoELayer.forward(layer, None)),
         "local norm": {name: local_norm(**{name: True}) for name in ("sequence_parallel", "persist_layer_norm")}
         | {"": local_norm()},
+        "local softmax": {
+            str(fused): refusal(
+                lambda fused=fused: FusedScaleMaskSoftmax(
+                    False, True, AttnMaskType.causal, fused, None, True, None
+                ).is_kernel_available(None, 1, 4, 64, 64)
+            )
+            for fused in (True, False)
+        },
         "local attention with cp": refusal(
             lambda: DotProductAttention(config(context_parallel_size=2), 1, AttnMaskType.causal, "self")
         ),

@@ -310,7 +310,8 @@ def test_what_its_layers_and_schedules_refuse_is_refused() -> None:
 
 
 def test_without_transformer_engine_it_takes_the_flags_of_the_note() -> None:
-    local = {"--transformer-impl": "local", "--no-rope-fusion": "", "--no-persist-layer-norm": ""}
+    fused = ("--no-rope-fusion", "--no-persist-layer-norm", "--no-masked-softmax-fusion")
+    local = {"--transformer-impl": "local", **dict.fromkeys(fused, "")}
     assert " ".join(" ".join(pair).strip() for pair in local.items()) == megatron.LOCAL
     experts = {**local, "--moe-permute-fusion": None, "--moe-router-fusion": None}
     routed = layout("mixtral_8x7b", dp=4, zero_stage=1, ep=2, global_batch_size=8)
@@ -325,6 +326,7 @@ def test_without_transformer_engine_it_takes_the_flags_of_the_note() -> None:
     assert "sequence parallel not supported" in facts["local norm"]["sequence_parallel"]
     assert "persist_layer_norm not supported" in facts["local norm"]["persist_layer_norm"]
     assert not facts["local norm"][""]
+    assert "scaled_masked_softmax_cuda" in facts["local softmax"]["True"] and not facts["local softmax"]["False"]
     assert "Context parallelism is only supported by TEDotProductAttention" in facts["local attention with cp"]
     assert "it needs Transformer Engine: sequence_parallel" in notes(TENSOR)
     assert "it needs Transformer Engine: cp" in notes(CONTEXT)
