@@ -69,11 +69,12 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "deepspeed": {
+        "1B replicated": ("zero_stage",),
         "8B hsdp": ("dp_replicate",),
         "8B zero1 tp2 pp2": ("sequence_parallel",),
         "70B interleaved": ("pp_schedule", "virtual_stages", "sequence_parallel", "recompute"),
         "8B long context": ("cp_kind",),
-        "8B fp8 tp2": ("sequence_parallel", "zero_stage", "precision"),
+        "8B fp8 tp2": ("sequence_parallel", "precision"),
         "8B zero bubble": ("pp_schedule", "virtual_stages"),
         "V3 experts": ("sequence_parallel", "etp"),
     },

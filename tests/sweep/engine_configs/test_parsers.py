@@ -22,7 +22,11 @@ from workloads.spec.experiment import Experiment
 ROOT = Path(__file__).resolve().parents[3]
 TITAN = {**LAYOUTS, **OWN_SHAPES}
 DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deepspeed"]} | {
-    "8B zero0 tp2": layout("llama8b", dp=4, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32),
+    "8B zero3 tp2": layout(
+        "llama8b", dp=4, zero_stage=3, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32
+    ),
+    "8B ulysses": layout("llama8b", dp=2, zero_stage=2, cp=4, cp_kind="ulysses", global_batch_size=4, seq_len=8192),
+    "one rank": layout("llama1b", global_batch_size=4),
     "1B fp16 pp2 full": layout(
         "llama1b",
         dp=2,
@@ -152,13 +156,26 @@ def test_deepspeed_takes_every_value(name: str, folder: Path) -> None:
     assert (read["train_batch_size"], read["world_size"]) == (e.global_batch_size, e.dp)
     assert read["train_micro_batch_size_per_gpu"] == e.micro_batch_size
     assert read["gradient_accumulation_steps"] == e.num_microbatches
-    assert read["zero_optimization_stage"] == e.zero_stage
+    assert read["zero_optimization_stage"] == (e.zero_stage or int(e.world_size == 1))
+    assert (read["sequence_parallel_size"], read["data_parallel_size"]) == ((e.cp, e.dp) if e.cp > 1 else (None, None))
+    assert "refused" not in read["mixed_precision"]
     assert (read["bf16"], read["fp16"]) == (e.precision == "bf16", e.precision == "fp16")
     assert read["grad_accum_dtype"] == (None if e.precision == "fp32" else "fp32")
     assert (read["gradient_clipping"], read["optimizer_name"]) == (1.0, "adamw")
     assert read["optimizer_params"] == {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
     assert read["autotp_size"] == (e.tp if e.tp > 1 else 0)
     assert read["pipeline"]["activation_checkpoint_interval"] == int(e.pp > 1 and e.recompute == "full")
+
+
+@needs("deepspeed", "pydantic", "hjson")
+def test_deepspeed_refuses_fp32_gradients_without_zero(folder: Path) -> None:
+    experiment = DEEPSPEED["8B zero2"]
+    write_config(engine_config(experiment, "deepspeed"), folder / "stage0")
+    file = folder / "stage0" / deepspeed.FILE
+    file.write_text(file.read_text().replace('"stage": 2', '"stage": 0'))
+    assert "unsupported mix" in run("deepspeed_reads", [str(file), str(experiment.dp)])[0]["mixed_precision"]
+    replicated = deepspeed.export(experiment.replace(zero_stage=0), "x")[0]
+    assert [text.partition("=")[0] for text in replicated.refusals] == ["zero_stage"]
 
 
 @needs("deepspeed", "pydantic", "hjson")
