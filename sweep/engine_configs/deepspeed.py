@@ -132,11 +132,17 @@ def _parallelism(draft: Draft) -> None:
     if e.tp > 1:
         draft.choose("sequence_parallel", SEQUENCE_PARALLEL)
         draft.set({"tensor_parallel.autotp_size": e.tp})
-        if e.zero_stage == 3:
-            draft.refuse("zero_stage", "its tensor parallelism allows 0, 1 and 2")
+    if e.zero_stage == 0 and e.precision in ("bf16", "fp16"):
+        # Without ZeRO it neither keeps fp32 gradients nor, in bf16, fp32 parameters.
+        if e.dp * e.cp == 1:
+            draft.set({"zero_optimization.stage": 1})
+            draft.notes.append("zero_stage: stage 1 on one rank shards nothing, and stage 0 has no fp32 gradients")
+        else:
+            draft.refuse("zero_stage", f"it has no fp32 gradients in {e.precision} then; 1 would work")
     if e.cp > 1:
         draft.choose("cp_kind", CONTEXT)
-        draft.set({"sequence_parallel_size": e.cp})
+        # It makes the groups of ranks only if it finds both.
+        draft.set({"sequence_parallel_size": e.cp, "data_parallel_size": e.dp})
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
 
 

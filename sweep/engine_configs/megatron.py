@@ -1,7 +1,7 @@
 """An experiment as flags of Megatron-LM's ``pretrain_gpt.py``.
 
-Names and meanings are those of Megatron-LM's ``megatron/training/arguments.py`` and of Megatron-Core's configurations.
-The package ``megatron-core`` alone has no command line.
+Names and meanings are those of ``megatron.training.arguments`` and of Megatron-Core's configurations, both in the
+package ``megatron-core``. The script ``pretrain_gpt.py`` is in Megatron-LM's repository alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workloads.costs.shape.partition import stage_layers
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
 
-TARGET = Target(name="megatron", version="Megatron-LM core_v0.16.1")
+TARGET = Target(name="megatron", version="Megatron-Core 0.19.2")
 FILE = "megatron_flags.txt"
 
 DEGREES = {
@@ -56,10 +56,18 @@ BLOCK: Options = {
     "position-embedding-type": "rope",
     "attention-dropout": 0,
     "hidden-dropout": 0,
+    "cross-entropy-loss-fusion": True,
+    # It refuses Transformer Engine's own, the other implementation, as unstable.
+    "cross-entropy-fusion-impl": "native",
     "tokenizer-type": "NullTokenizer",
     "make-vocab-size-divisible-by": 1,
     "mock-data": True,
+    # A mask of seq_len x seq_len for every sequence, which causal attention does not read.
+    "no-create-attention-mask-in-dataloader": True,
 }
+WITHOUT_APEX = "--no-gradient-accumulation-fusion"
+LOCAL = "--transformer-impl local --no-rope-fusion --no-persist-layer-norm --no-masked-softmax-fusion"
+"""The flags of an installation that has Megatron-Core alone."""
 _SHARDED = {"use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True}
 _FSDP = {"use-megatron-fsdp": True, **_SHARDED, "ckpt-format": "fsdp_dtensor", "no-gradient-accumulation-fusion": True}
 ZERO: Mapping[int, Choice] = {
@@ -109,7 +117,7 @@ all-to-all."""
 ROUTING: Mapping[str, Choice] = {
     "balanced": Choice(options={"moe-router-force-load-balancing": True}),
     "learned": NOTHING,
-    "skewed": Choice(refused="the only load that it can force on experts is an even one"),
+    "skewed": Choice(refused="it forces an even load on experts or a random one, not an imbalance"),
 }
 OPTIMIZER: Options = {
     "optimizer": "adam",
@@ -150,8 +158,11 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.set(OPTIMIZER)
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
     draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
+    draft.notes.append("pretrain_gpt.py, and the Makefile that it starts with, are in Megatron-LM's repository alone")
+    draft.notes.append(f"without Apex: {WITHOUT_APEX}" if e.zero_stage < 2 else "it does not need Apex")
+    draft.notes.append(_without_transformer_engine(e))
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
-    start = f"{e.world_size} ranks: torchrun ... pretrain_gpt.py $(grep -v '^#' {FILE})"
+    start = f"{e.world_size} ranks: {_environment(e)}torchrun ... pretrain_gpt.py $(grep -v '^#' {FILE})"
     return draft, EngineConfig(
         target=TARGET,
         name=name,
@@ -160,6 +171,27 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         warnings=tuple(draft.warnings),
         notes=tuple(draft.notes),
     )
+
+
+def _environment(e: Experiment) -> str:
+    """What the command line starts with: tp and cp overlap their communication only with one queue of kernels on GPUs
+    before Blackwell, and Megatron-FSDP only with several; Megatron asserts both."""
+    if e.zero_stage >= 2:
+        return "env -u CUDA_DEVICE_MAX_CONNECTIONS "
+    return "CUDA_DEVICE_MAX_CONNECTIONS=1 " if e.tp > 1 or e.cp > 1 else ""
+
+
+def _without_transformer_engine(e: Experiment) -> str:
+    """The note on Megatron's own layers, which write every score of attention and have no fused experts."""
+    needed = {
+        "cp": e.cp > 1,
+        "sequence_parallel": e.tp > 1 and e.sequence_parallel,
+        "precision": e.precision.startswith("fp8"),
+    }
+    if fields := [name for name, needs in needed.items() if needs]:
+        return f"it needs Transformer Engine: {', '.join(fields)}"
+    gone = " and none of --moe-permute-fusion, --moe-router-fusion" if e.model.moe is not None else ""
+    return f"without Transformer Engine, slower: {LOCAL}{gone}"
 
 
 def _model(draft: Draft) -> None:
@@ -179,12 +211,13 @@ def _model(draft: Draft) -> None:
             "v-head-dim": model.mla.v_head_dim,
             # Without this flag Megatron builds no norms of the latents.
             "qk-layernorm": True,
+            # Its fused rotation of latent attention is for YaRN alone.
+            "no-rope-fusion": True,
         }
         draft.set(latent | ({"q-lora-rank": model.mla.q_lora_rank} if model.mla.q_lora_rank else {}))
     draft.set(BLOCK)
-    # Megatron's NullTokenizer adds one id to the vocabulary.
     base = round(model.rope_theta)
-    draft.set({"rotary-base": base, "vocab-size": model.vocab_size - 1})
+    draft.set({"rotary-base": base, "vocab-size": model.vocab_size})
     if model.rope_theta != base:
         draft.refuse("model.rope_theta", f"its rotary base is a whole number; {base} would work")
     if not model.tie_embeddings:
@@ -196,8 +229,12 @@ def _model(draft: Draft) -> None:
 def _sharding(draft: Draft) -> None:
     e = draft.experiment
     draft.choose("zero_stage", ZERO)
+    if e.zero_stage == 0 and e.dp > 1:
+        draft.set({"overlap-grad-reduce": True})
     if e.zero_stage >= 2 and e.pp > 1:
-        draft.refuse("zero_stage", "Megatron-FSDP has no pipeline axis; 1 would work")
+        draft.refuse("zero_stage", "Megatron-FSDP is made for tp, cp and ep, not for a pipeline; 1 would work")
+    if e.zero_stage == 3:
+        draft.notes.append("a model that does not fit one GPU unsharded needs --init-model-with-meta-device, too")
     if e.zero_stage > 0 and e.dp_replicate > 1:
         draft.set({"num-distributed-optimizer-instances": e.dp_replicate})
         if e.zero_stage >= 2:
@@ -209,12 +246,28 @@ def _pipeline(draft: Draft) -> None:
     e = draft.experiment
     draft.choose("pp_schedule", SCHEDULES)
     stages = stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+    if e.pp_schedule == "interleaved_1f1b":
+        _groups(draft)
     if len({len(layers) for layers in stages}) == 1:
         if e.virtual_stages > 1:
             draft.set({"num-virtual-stages-per-pipeline-rank": e.virtual_stages})
         return
     parts = ["t" * len(layers) for layers in stages]
     draft.set({"pipeline-model-parallel-layout": "E" + "|".join(parts) + "L"})
+
+
+def _groups(draft: Draft) -> None:
+    """Micro-batches that a virtual stage runs in a row: as many as there are stages, unless the last group would be
+    smaller than that, which Megatron refuses."""
+    e = draft.experiment
+    count = e.num_microbatches
+    if count < e.pp:
+        draft.refuse("global_batch_size", f"its interleaved schedule needs pp={e.pp} micro-batches, not {count}")
+        return
+    size = next(size for size in range(e.pp, count + 1) if not 0 < count % size < e.pp)
+    if size > e.pp:
+        draft.set({"microbatch-group-size-per-virtual-pipeline-stage": size})
+        draft.warnings.append(f"pp_schedule: {count} micro-batches go in groups of {size}: more activation memory")
 
 
 def _recompute(draft: Draft) -> None:
@@ -233,6 +286,8 @@ def _recompute(draft: Draft) -> None:
         return
     draft.set({"recompute-granularity": "selective", "recompute-modules": " ".join(modules)})
     kept = [name for name in e.recomputed_operations if name not in RECOMPUTED]
+    if "layernorm" in modules and (e.model.moe is None or e.model.mla is None):
+        draft.warnings.append("recompute: norms before products are fused with them and not recomputed: more memory")
     if kept:
         draft.warnings.append(f"recompute: {' and '.join(kept)} are not recomputed there: faster, with more memory")
     if "moe" in modules:
@@ -247,6 +302,8 @@ def _experts(draft: Draft, moe: MoESpec) -> None:
             "moe-router-topk": moe.experts_per_token,
             "moe-ffn-hidden-size": moe.expert_hidden_size,
             "moe-grouped-gemm": True,
+            "moe-permute-fusion": True,
+            "moe-router-fusion": True,
             "moe-token-dispatcher-type": "alltoall",
             "moe-router-score-function": moe.gate,
             "expert-tensor-parallel-size": e.etp,
@@ -257,11 +314,12 @@ def _experts(draft: Draft, moe: MoESpec) -> None:
     if moe.num_dense_layers:
         dense, rest = moe.num_dense_layers, e.model.num_layers - moe.num_dense_layers
         draft.set({"moe-layer-freq": f"([0]*{dense}+[1]*{rest})"})
-    if not moe.normalize_weights:
-        if moe.gate == "softmax":
-            draft.set({"moe-router-pre-softmax": True})
-        else:
-            draft.refuse("model.moe.normalize_weights", "it always divides sigmoid weights by their sum")
+    if moe.experts_per_token == 1 and moe.normalize_weights:
+        draft.refuse("model.moe.normalize_weights", "it does not divide the weight of one expert; false would work")
+    elif not moe.normalize_weights and moe.gate == "softmax":
+        draft.set({"moe-router-pre-softmax": True})
+    elif not moe.normalize_weights and moe.experts_per_token > 1:
+        draft.refuse("model.moe.normalize_weights", "it divides the weights of several sigmoid gates by their sum")
     if moe.weight_scale != 1.0:
         draft.set({"moe-router-topk-scaling-factor": moe.weight_scale})
     draft.choose("routing", ROUTING)

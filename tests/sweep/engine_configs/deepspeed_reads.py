@@ -1,5 +1,6 @@
 """``python -m tests.sweep.engine_configs.deepspeed_reads FILE DP...``: what DeepSpeed makes of each file of its own
-options on so many data-parallel ranks, one line of JSON each: what its configuration holds after its own checks."""
+options on so many data-parallel ranks, one line of JSON each: what its configuration holds after its own checks, and
+which optimizer its engine would make or why it refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +31,35 @@ def read(file: str, data_parallel: int) -> dict[str, Any]:
         "fp16": config.float16_config.enabled,
         "pipeline": config.pipeline,
         "autotp_size": config.tensor_parallel_config.autotp_size,
+        "sequence_parallel_size": config._param_dict.get("sequence_parallel_size"),
+        "data_parallel_size": config._param_dict.get("data_parallel_size"),
+        "mixed_precision": mixed_precision(config),
     }
+
+
+def mixed_precision(config: Any) -> str:
+    """The kind of optimizer that its engine chooses for the file's types and stage, or why it refuses them."""
+    import torch
+    from deepspeed.runtime.config import DtypeEnum
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    parameters = torch.float32
+    if config.bfloat16_config.enabled or config.float16_config.enabled:
+        parameters = torch.bfloat16 if config.bfloat16_config.enabled else torch.float16
+    gradients = parameters if config.grad_accum_dtype is None else DtypeEnum(config.grad_accum_dtype).value
+    engine = SimpleNamespace(
+        get_data_types=lambda: (parameters, gradients),
+        zero_optimization=lambda: config.zero_enabled,
+        zero_optimization_stage=lambda: config.zero_optimization_stage,
+        zero_cpu_offload=lambda: False,
+        zero_compute_grad_norm=lambda: True,
+        pipeline_parallelism=False,
+    )
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    try:
+        return str(DeepSpeedEngine._do_optimizer_sanity_check(engine, optimizer))
+    except NotImplementedError as error:
+        return f"refused: {error}"
 
 
 def main(arguments: list[str]) -> None:

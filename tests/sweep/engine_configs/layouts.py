@@ -44,6 +44,14 @@ LAYOUTS: Mapping[str, Experiment] = {
         "deepseek_v3", dp=32, zero_stage=1, tp=2, pp=8, ep=32, routing="learned", global_batch_size=512
     ),
 }
+OWN_SHAPES: Mapping[str, Experiment] = {
+    "tied": layout("llama1b", dp=4, zero_stage=2, global_batch_size=8),
+    "small ffn": layout("llama8b_8_layers", dp=4, zero_stage=2, global_batch_size=8),
+    "experts": layout("mixtral_8x7b", dp=4, zero_stage=2, ep=2, global_batch_size=8),
+    "latent": layout("deepseek_v2_lite", dp=4, zero_stage=2, ep=2, global_batch_size=8),
+    "plain": layout("llama1.34b", dp=4, zero_stage=2, global_batch_size=8),
+}
+"""Shapes that torchtitan has no name for: they come with a Python module."""
 REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torchtitan": {},
     "megatron": {"8B zero bubble": ("pp_schedule",)},
@@ -61,11 +69,12 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "deepspeed": {
+        "1B replicated": ("zero_stage",),
         "8B hsdp": ("dp_replicate",),
         "8B zero1 tp2 pp2": ("sequence_parallel",),
         "70B interleaved": ("pp_schedule", "virtual_stages", "sequence_parallel", "recompute"),
         "8B long context": ("cp_kind",),
-        "8B fp8 tp2": ("sequence_parallel", "zero_stage", "precision"),
+        "8B fp8 tp2": ("sequence_parallel", "precision"),
         "8B zero bubble": ("pp_schedule", "virtual_stages"),
         "V3 experts": ("sequence_parallel", "etp"),
     },

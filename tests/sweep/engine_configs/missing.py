@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from types import ModuleType
 
 
-class Anything:
+class AnyClass(type):
+    """A class that has every name."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return AnyClass(name, (Anything,), {})
+
+
+class Anything(metaclass=AnyClass):
     """Can be called, subclassed and asked for any attribute."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -23,16 +32,14 @@ class AnyModule(ModuleType):
     """A module that has every name."""
 
     def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (Anything,), {})
+        return AnyClass.__getattr__(Anything, name)
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of these names can be imported and hold anything."""
+    """Modules of these names can be imported and hold anything; with a ``version``, that is their ``__version__``."""
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
+    def __init__(self, *names: str, version: str | None = None) -> None:
+        self.names, self.version = names, version
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -44,6 +51,8 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = AnyModule(spec.name)
         module.__path__ = []
+        if self.version is not None:
+            module.__version__ = self.version
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -12,26 +12,22 @@ from typing import Any
 
 import pytest
 
-from sweep.engine_configs import deepspeed, megatron, torchtitan, transformers
+from sweep.engine_configs import deepspeed, torchtitan, transformers
 from sweep.engine_configs.export import engine_config, write_config
 from sweep.engine_configs.torchtitan_models import FLAVOURS
-from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
+from tests.sweep.engine_configs.layouts import LAYOUTS, OWN_SHAPES, REFUSED, layout
 from tests.sweep.engine_configs.torchtitan_reads import FFN
 from workloads.costs.shape.params import num_params
 from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
-OWN_SHAPES = {
-    "tied": layout("llama1b", dp=4, zero_stage=2, global_batch_size=8),
-    "small ffn": layout("llama8b_8_layers", dp=4, zero_stage=2, global_batch_size=8),
-    "experts": layout("mixtral_8x7b", dp=4, zero_stage=2, ep=2, global_batch_size=8),
-    "latent": layout("deepseek_v2_lite", dp=4, zero_stage=2, ep=2, global_batch_size=8),
-    "plain": layout("llama1.34b", dp=4, zero_stage=2, global_batch_size=8),
-}
-"""Shapes that torchtitan has no name for: they come with a Python module."""
 TITAN = {**LAYOUTS, **OWN_SHAPES}
 DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deepspeed"]} | {
-    "8B zero0 tp2": layout("llama8b", dp=4, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32),
+    "8B zero3 tp2": layout(
+        "llama8b", dp=4, zero_stage=3, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32
+    ),
+    "8B ulysses": layout("llama8b", dp=2, zero_stage=2, cp=4, cp_kind="ulysses", global_batch_size=4, seq_len=8192),
+    "one rank": layout("llama1b", global_batch_size=4),
     "1B fp16 pp2 full": layout(
         "llama1b",
         dp=2,
@@ -50,7 +46,6 @@ TRANSFORMERS = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["t
     "qwen3": layout("qwen3_30b_a3b", dp=8, zero_stage=3, routing="learned", global_batch_size=64),
     "mixtral": layout("mixtral_8x7b", dp=8, zero_stage=3, routing="learned", precision="fp16", global_batch_size=8),
 }
-MEGATRON = {name: e for name, e in {**LAYOUTS, **OWN_SHAPES}.items() if name not in REFUSED["megatron"]}
 
 pytestmark = pytest.mark.slow
 
@@ -151,53 +146,6 @@ def test_named_shapes_are_torchtitans_own(folder: Path) -> None:
 
 
 @cache
-def megatron_reads(folder: Path) -> dict[str, Any]:
-    for name, experiment in MEGATRON.items():
-        write_config(engine_config(experiment, "megatron"), folder / "megatron" / name)
-    read = run("megatron_reads", [str(folder / "megatron" / name / megatron.FILE) for name in MEGATRON])
-    return dict(zip(MEGATRON, read, strict=True))
-
-
-@needs("megatron")
-@pytest.mark.parametrize("name", MEGATRON)
-def test_megatron_takes_every_value(name: str, folder: Path) -> None:
-    experiment = MEGATRON[name]
-    read = megatron_reads(folder)[name]
-    model, core = experiment.model, read["core"]
-    expected = {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_heads,
-        "layernorm_epsilon": model.norm_eps,
-        "tensor_model_parallel_size": experiment.tp,
-        "context_parallel_size": experiment.cp,
-        "pipeline_model_parallel_size": experiment.pp,
-        "expert_model_parallel_size": experiment.ep,
-        "gated_linear_unit": True,
-        "add_bias_linear": False,
-        "normalization": "RMSNorm",
-        "attention_dropout": 0,
-        "hidden_dropout": 0,
-    }
-    if experiment.tp > 1:
-        expected["sequence_parallel"] = experiment.sequence_parallel
-    if model.moe is not None:
-        expected |= {"num_moe_experts": model.moe.num_experts, "moe_router_topk": model.moe.experts_per_token}
-        expected |= {"moe_ffn_hidden_size": model.moe.expert_hidden_size, "moe_router_score_function": model.moe.gate}
-        expected |= {"expert_tensor_parallel_size": experiment.etp}
-    if model.mla is not None:
-        expected |= {"kv_lora_rank": model.mla.kv_lora_rank, "v_head_dim": model.mla.v_head_dim, "qk_layernorm": True}
-    if experiment.recompute != "none":
-        expected["recompute_granularity"] = "full" if experiment.recompute == "full" else "selective"
-    assert {key: core[key] for key in expected} == expected
-    if read["own"] is not None:  # Megatron-LM's own command line, which no package has
-        for flag, value in read["flags"].items():
-            if flag in read["own"]:
-                assert read["own"][flag] in (value, float(value)) if isinstance(value, str) else True, flag
-
-
-@cache
 def deepspeed_reads(folder: Path) -> dict[str, Any]:
     arguments: list[str] = []
     for name, experiment in DEEPSPEED.items():
@@ -215,13 +163,26 @@ def test_deepspeed_takes_every_value(name: str, folder: Path) -> None:
     assert (read["train_batch_size"], read["world_size"]) == (e.global_batch_size, e.dp)
     assert read["train_micro_batch_size_per_gpu"] == e.micro_batch_size
     assert read["gradient_accumulation_steps"] == e.num_microbatches
-    assert read["zero_optimization_stage"] == e.zero_stage
+    assert read["zero_optimization_stage"] == (e.zero_stage or int(e.world_size == 1))
+    assert (read["sequence_parallel_size"], read["data_parallel_size"]) == ((e.cp, e.dp) if e.cp > 1 else (None, None))
+    assert "refused" not in read["mixed_precision"]
     assert (read["bf16"], read["fp16"]) == (e.precision == "bf16", e.precision == "fp16")
     assert read["grad_accum_dtype"] == (None if e.precision == "fp32" else "fp32")
     assert (read["gradient_clipping"], read["optimizer_name"]) == (1.0, "adamw")
     assert read["optimizer_params"] == {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
     assert read["autotp_size"] == (e.tp if e.tp > 1 else 0)
     assert read["pipeline"]["activation_checkpoint_interval"] == int(e.pp > 1 and e.recompute == "full")
+
+
+@needs("deepspeed", "pydantic", "hjson")
+def test_deepspeed_refuses_fp32_gradients_without_zero(folder: Path) -> None:
+    experiment = DEEPSPEED["8B zero2"]
+    write_config(engine_config(experiment, "deepspeed"), folder / "stage0")
+    file = folder / "stage0" / deepspeed.FILE
+    file.write_text(file.read_text().replace('"stage": 2', '"stage": 0'))
+    assert "unsupported mix" in run("deepspeed_reads", [str(file), str(experiment.dp)])[0]["mixed_precision"]
+    replicated = deepspeed.export(experiment.replace(zero_stage=0), "x")[0]
+    assert [text.partition("=")[0] for text in replicated.refusals] == ["zero_stage"]
 
 
 @needs("deepspeed", "pydantic", "hjson")
