@@ -32,7 +32,7 @@ def what_was_run(results: LoadedResults) -> list[str]:
     else:
         again = len(attempts) - len(final)
         retries = f", {plural(again, 'earlier attempt')} of them tried again" if again else ""
-        ended = decided(attempts)
+        ended = decided(attempts, ["method"])
         methods = ended["method"].value_counts()
         how = listed([f"{count:,} {_METHODS.get(str(method), method)}" for method, count in methods.items()])
         where = f"in {plural(len(results.sweeps), 'sweep')}{named}"

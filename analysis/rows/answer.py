@@ -109,7 +109,7 @@ class _Cell:
 def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], _Cell]:
     """Every model and size, in the order of the page. Ties are decided for all cells at once, ten times as fast as cell
     by cell."""
-    outcomes = dict(list(decided(frame).groupby(metrics.GROUP, sort=False)["outcome"]))
+    outcomes = dict(list(decided(frame, [*metrics.GROUP, "outcome"]).groupby(metrics.GROUP, sort=False)["outcome"]))
     ranked = metrics.ranked(frame)
     ranked = ranked.loc[ranked["rank"].notna(), [*metrics.GROUP, *(name for name in _LAYOUT_COLUMNS if name in ranked)]]
     rows = dict(list(ranked.groupby(metrics.GROUP, sort=False)))

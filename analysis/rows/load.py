@@ -168,11 +168,13 @@ def not_run_yet(final: pd.DataFrame) -> pd.Series:
     return again | final["outcome"].eq("cancelled") if "outcome" in final else again
 
 
-def decided(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Attempts that decided their points: `last_attempts` without points that have not run yet."""
+def decided(attempts: pd.DataFrame, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Attempts that decided their points: `last_attempts` without points that have not run yet. With ``columns`` it has
+    only these, which takes a fraction of the time."""
     final = last_attempts(attempts)
     again = not_run_yet(final)
-    return final[~again] if again.any() else final
+    rows = final if columns is None else final[list(columns)]
+    return rows[~again] if again.any() else rows
 
 
 def planned(results: LoadedResults) -> pd.DataFrame:

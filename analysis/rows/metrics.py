@@ -56,12 +56,17 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def with_rank(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `ranked` that have a rank; the same frame if all have, since a copy of all columns costs much."""
+    has_rank = rows["rank"].notna()
+    return rows if has_rank.all() else rows[has_rank]
+
+
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
     """Fastest row of each group at the batch of most of its layouts (`results.statistics.ranking.of_usual_batch`), with
     the layouts that may be as fast and the gap to the next one; see `lead`."""
-    rows = ranked(frame)
-    rows = ranking.of_usual_batch(rows[rows["rank"].notna()], GROUP)
+    rows = ranking.of_usual_batch(with_rank(ranked(frame)), GROUP)
     return lead(rows.sort_values("rank", kind="stable"), RANK_BY)
 
 
@@ -88,7 +93,7 @@ MEMORY_NAMES = {"peak_allocated_bytes": "peak allocated memory", "peak_reserved_
 def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """Number of points of each group by outcome of the deciding attempt: index `GROUP`, one column for each outcome.
     Points that have not run yet are left out."""
-    return decided(frame).groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
+    return decided(frame, [*GROUP, "outcome"]).groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
 
 
 def device_hours(frame: pd.DataFrame) -> pd.Series:
