@@ -10,7 +10,6 @@ from analysis.rows import metrics, winners
 from analysis.rows.derived import SHAPE, add_formulas
 from results.text.numbers import listed, plural
 
-
 _FORMULA = (*SHAPE, "seq_len", "pp", "recompute", "peak_flops", "tokens_per_s_per_gpu", "mfu_playbook")
 """Columns from which `add_formulas` computes the MFU, and the recorded one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.load import decided, last_attempts
+from analysis.rows.load import DECIDING, decided, last_attempts
 from results.statistics import noise, ranking
 from results.statistics.errors_of_predictions import relative_errors
 from results.statistics.grade import INTERVAL
@@ -135,7 +135,7 @@ def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["experiment_id", "cluster", "measurement_version"]
     columns = [*keys, "model", "world_size", "tp", "cp", "peak_allocated_bytes", "step_time_s"]
-    final = last_attempts(attempts)
+    final = last_attempts(attempts[[*dict.fromkeys([*DECIDING, *columns])]])
     final = final[final["outcome"] == "ok"]
     measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
     rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]
