@@ -135,7 +135,7 @@ def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["experiment_id", "cluster", "measurement_version"]
     columns = [*keys, "model", "world_size", "tp", "cp", "peak_allocated_bytes", "step_time_s"]
-    final = last_attempts(attempts[[*dict.fromkeys([*DECIDING, *columns])]])
+    final = last_attempts(attempts[[name for name in dict.fromkeys([*DECIDING, *columns]) if name in attempts]])
     final = final[final["outcome"] == "ok"]
     measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
     rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]
