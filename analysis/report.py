@@ -7,6 +7,7 @@ the Ultra-Scale Playbook's study (CSV). `analysis.options` has the other options
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from analysis.figures.spec import FigureSpec
     from analysis.options import Options
     from analysis.rows.cohorts import Cohort
+
+_UNREAD = frozenset(
+    {"losses", "grad_norms", "device_ids", "peak_allocated_by_stage_bytes", "traffic", "nccl_transports"}
+)
+"""Columns of lists that no part of a report reads."""
 
 # Slow imports happen where they are used, so that --help and usage errors answer at once.
 
@@ -114,7 +120,7 @@ def _build(
 
     options = options or Options()
     specs = _chosen(options)
-    results = load(results_path)
+    results = load(results_path, leave_out=_UNREAD)
     pa.default_memory_pool().release_unused()  # what reading took, which frames do not need
     attempts = plural(len(results.attempts), "attempt")
     say(f"{attempts} of {plural(len(results.sweeps), 'sweep')} read")
@@ -138,7 +144,8 @@ def _build(
             for problem in [one.problem for of in drawn for one in of if one.problem]:
                 say(f"warning: {problem}")
         engines = engines_page.tables(results.attempts)
-        files = export.write([*tables.all_tables(parts, drawn, checked), *engines], staged.tables, options.tables)
+        written = itertools.chain(tables.all_tables(parts, drawn, checked), engines)
+        files = export.write(written, staged.tables, options.tables)
         claims_page.write(checked, staged.folder / "claims.html")
         pictures = [[one.figure for one in of] for of in drawn] or [[] for _ in shown]
         words = assemble.page(

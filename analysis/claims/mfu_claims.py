@@ -10,15 +10,19 @@ from analysis.rows import metrics, winners
 from analysis.rows.derived import SHAPE, add_formulas
 from results.text.numbers import listed, plural
 
+_FORMULA = (*SHAPE, "seq_len", "pp", "recompute", "peak_flops", "tokens_per_s_per_gpu", "mfu_playbook")
+"""Columns from which `add_formulas` computes the MFU, and the recorded one."""
+
 
 def mfu_formula(frame: pd.DataFrame) -> Verdict:
     """``(6 N + 12 L h s) * tokens/s/GPU / peak`` gives the recorded MFU."""
-    ok = frame[frame["outcome"] == "ok"]
     if is_study(frame):
+        ok = frame[frame["outcome"] == "ok"]
         known = ok[ok["counted_params"].notna()]
         flops = 6 * known["counted_params"] + 12 * known["num_layers"] * known["hidden_size"] * known["seq_len"]
         recorded, again = known["published_mfu"], flops * known["tokens_per_s_per_gpu"] / known["peak_flops"]
     else:
+        ok = frame.loc[frame["outcome"] == "ok", [*_FORMULA]]
         known = ok[ok["mfu_playbook"].notna() & ok[[*SHAPE]].notna().all(axis=1)]
         recorded, again = known["mfu_playbook"], add_formulas(known)["mfu_playbook"]
     if known.empty:

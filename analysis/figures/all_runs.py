@@ -29,10 +29,9 @@ _LARGEST_IN = 0.16
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each mark: the attempt that decided its point."""
-    rows = decided(frame)
     kept = ["workload", "world_size", "layout", "outcome", metrics.RANK_BY, metrics.MFU, "attempt_id"]
-    ordered = rows[[*dict.fromkeys((*labels.ORDERED_BY, *kept))]]
-    return labels.in_group_order(ordered)[kept].reset_index(drop=True) if len(rows) else rows[kept]
+    rows = decided(frame, [*dict.fromkeys((*labels.ORDERED_BY, *kept))])
+    return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
 
 
 @style.styled
@@ -42,8 +41,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     The area of a finished run is its tokens/s/GPU relative to the best of its row; its colour is the MFU (the
     throughput if no peak rate is known). Every kind of failure has its own grey marker.
     """
-    rows, note = labels.under_study_labels(decided(frame))
-    rows = rows[[*labels.ORDERED_BY, "outcome", metrics.RANK_BY, metrics.MFU]]
+    read = [*labels.ORDERED_BY, "outcome", metrics.RANK_BY, metrics.MFU]
+    rows, note = labels.under_study_labels(
+        decided(frame, [*read, *(name for name in ("study_label",) if name in frame)])
+    )
+    rows = rows[read]
     workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
     if rows.empty or not workloads or not sizes:
         raise style.NothingToDraw("there is no attempt")

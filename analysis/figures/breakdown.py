@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import breakdown_by_kind, panels, shares, style
+from analysis.figures import bar_series, breakdown_by_kind, panels, shares, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
@@ -153,16 +153,8 @@ def _stacks(ax: Axes, family: pd.DataFrame) -> None:
     for name, (colour, hatch) in _looks(family).items():
         if name in family:
             height = family[name].clip(lower=0)
-            ax.bar(
-                family.index,
-                height,
-                bottom=bottom,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.5,
-                width=0.66,
-            )
+            look = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+            bar_series.upright(ax, family.index, height, bottom, 0.66, **look)
             bottom = bottom + height
     for place, rate in enumerate(family[metrics.RANK_BY]):
         ax.text(place, 1.015 * bottom[place], format_number(rate), ha="center", va="bottom", fontsize=8)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.figures import direct_labels, style
+from analysis.figures import bar_series, direct_labels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from results.tables.schema import OUTCOMES, UNKNOWN_OUTCOME
@@ -94,16 +94,8 @@ def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
     ax = figure.subplots()
     left = pd.Series(0.0, index=hours.index)
     for kind in kinds:
-        ax.barh(
-            range(len(hours)),
-            hours[kind],
-            left=left,
-            color=style.OUTCOME_COLOURS[kind],
-            hatch=style.OUTCOME_HATCHES.get(kind),
-            edgecolor="white",
-            linewidth=0.5,
-            height=0.75,
-        )
+        look = {"facecolor": style.OUTCOME_COLOURS[kind], "hatch": style.OUTCOME_HATCHES.get(kind)}
+        bar_series.lying(ax, range(len(hours)), hours[kind], left, 0.75, edgecolor="white", linewidth=0.5, **look)
         left = left + hours[kind]
     for place, total in enumerate(left):
         ax.text(total, place, f" {total:,.3g}" if total < 1000 else f" {total:,.0f}", va="center", fontsize=8)

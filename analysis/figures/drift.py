@@ -35,6 +35,11 @@ COLUMNS = (
 )
 
 
+_READ = (
+    *("outcome", "method", "experiment_id", "engine_version", "world_size", "degrees", "nodes", "hosts"),
+    *("predicted_step_time_s", "step_time_s", metrics.RANK_BY),
+)
+"""Columns that `data` reads in addition to those that it gives."""
 _WIDTH_IN = 10.0
 _PANEL_IN = 2.0
 _PLAIN = "#0072B2"
@@ -50,7 +55,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     ``relative`` is throughput over its expectation, for finished runs that have one; ``compared_with`` names it:
     ``repeats`` or ``prediction``. ``node`` names all nodes of the run, null if unknown.
     """
-    rows = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *COLUMNS])))
+    rows = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *_READ])))
     by = "started_at" if rows["started_at"].notna().any() else "job_id"
     rows = rows[rows[by].notna()].sort_values(by, kind="stable").reset_index(drop=True)
     relative, compared = _relative(rows)

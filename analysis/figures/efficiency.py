@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import breakdown_by_kind, panels, style
+from analysis.figures import bar_series, breakdown_by_kind, panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
@@ -62,8 +62,11 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     ``tie``: another layout is within the noise of the chosen one; null if the noise is unknown. Parts into which the
     model's steps are not split are null.
     """
+    rows = pairs.comparable(frame)
+    timed = [*step_parts.MEASURED, *step_parts.REHEARSED, *(name for name in rows if name.startswith("breakdown_"))]
+    read = list(dict.fromkeys([*_NEEDED, *timed]))  # each workload's rows are copied: all columns would take seconds
     split: dict[Hashable, tuple[pd.DataFrame, list[str]]] = {
-        workload: _with_parts(rows) for workload, rows in pairs.comparable(frame).groupby("workload", sort=False)
+        workload: _with_parts(of_workload) for workload, of_workload in rows[read].groupby("workload", sort=False)
     }
     tables = _tables({workload: names for workload, (_, names) in split.items()}, [rows for rows, _ in split.values()])
     every = dict.fromkeys(name for workload in tables for name in split[workload][1])
@@ -207,7 +210,8 @@ def _times(ax: Axes, rows: pd.DataFrame, parts: list[str]) -> None:
         colour, hatch = _PARTS[name]
         edge = "#888888" if colour == "white" else "white"
         height = height.clip(lower=0)
-        ax.bar(places, height, bottom=bottom, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.5, width=0.6)
+        look = {"facecolor": colour, "hatch": hatch, "edgecolor": edge, "linewidth": 0.5}
+        bar_series.upright(ax, places, height, bottom, 0.6, **look)
         bottom = bottom + height
     for place, top, share in zip(places, bottom, line["efficiency"], strict=True):
         ax.text(place, 1.02 * top, f"{100 * share:.0f} %", ha="center", va="bottom", fontsize=7.5)

@@ -24,7 +24,7 @@ _UNKNOWN_PHASE = "not said"
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Number of failed points by outcome and phase of the deciding attempt, with the device-hours that the attempts
     held."""
-    failed = decided(frame)
+    failed = decided(frame, ["outcome", "phase", "attempt_id", "duration_s", "world_size", "method"])
     failed = failed[failed["outcome"] != "ok"]
     if failed["phase"].isna().all():
         return pd.DataFrame(columns=_COLUMNS)
@@ -43,7 +43,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Kinds of failure by phase: the number of points, and below it their device-hours."""
     table = data(frame)
     if table.empty:
-        some = (decided(frame)["outcome"] != "ok").any()
+        some = (decided(frame, ["outcome"])["outcome"] != "ok").any()
         raise style.NothingToDraw("no failure has a recorded phase" if some else "no point failed")
     kinds = _ordered(table["outcome"], (*OUTCOMES, UNKNOWN_OUTCOME))
     phases = _ordered(pd.concat([table["phase"], pd.Series(PHASES[:-1])]), PHASES)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import style
+from analysis.figures import bar_series, style
 from analysis.memory.axis_panels import Bar
 from analysis.memory.peak_split import PREDICTED
 from analysis.rows import labels
@@ -49,7 +49,7 @@ def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int)
         bottom = np.zeros(len(some))
         for i, (colour, hatch) in enumerate(FILLS):
             heights = np.array([stack.bytes[i] for _, stack, _ in some]) / unit
-            ax.bar(places, heights, bottom=bottom, width=widths, hatch=hatch, **look(colour, pale=pale))
+            bar_series.upright(ax, places, heights, bottom, widths, hatch=hatch, **look(colour, pale=pale))
             bottom += heights
     for name, marker in _MARKS.items():
         known = [(place, value) for place, bar in enumerate(bars) if (value := _mark(bar, name)) is not None]

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from analysis.figures import style
+from analysis.figures import bar_series, style
 from analysis.figures.memory_bars import FILLS, look
 from analysis.figures.spec import FigureSpec
 from analysis.memory.peak_split import Stack, experiment_of, predicted
@@ -90,14 +90,14 @@ def _panel(ax: Axes, group: pd.DataFrame, unit: int, closed: list[Stack | None])
     for i, (colour, hatch) in enumerate(FILLS if known else ()):
         predicted_widths = np.array([split[i] for _, split in known]) / unit
         below = [place + (_BAR + _TWIN) / 2 for place, _ in known]
-        ax.barh(below, predicted_widths, left=end, height=_TWIN, hatch=hatch, **look(colour, pale=True))
+        bar_series.lying(ax, below, predicted_widths, end, _TWIN, hatch=hatch, **look(colour, pale=True))
         end = end + predicted_widths
     places = range(len(group))
     for (column, _), colour, hatch in zip(
         labels.MEMORY_CATEGORIES.items(), style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=False
     ):
         width = group[column] / unit
-        ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=_BAR)
+        bar_series.lying(ax, places, width, left, _BAR, hatch=hatch, **look(colour, pale=False))
         left = left + width
     reserved = group["peak_reserved_bytes"] / unit
     ax.plot(reserved, places, linestyle="", marker="|", color="black", markersize=11, markeredgewidth=1.4)

@@ -47,9 +47,10 @@ def timeline(frame: pd.DataFrame) -> MemoryTimeline | None:
 
     None if there is no such run with a known shape and schedule.
     """
-    rows = frame[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(SCHEDULES)]
+    peak_columns = [name for name in FIRST_PEAKS if name in frame]
+    read = dict.fromkeys([*READ, "layout", "workload", "num_params", metrics.RANK_BY, "attempt_id", *peak_columns])
+    rows = frame.loc[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(SCHEDULES), [*read]]
     rows = rows.dropna(subset=list(labels.MEMORY_CATEGORIES))
-    peak_columns = [name for name in FIRST_PEAKS if name in rows]
     order = rows.assign(_kept=rows[peak_columns].notna().any(axis=1) if peak_columns else False).sort_values(
         ["num_params", "_kept", metrics.RANK_BY, "attempt_id"], ascending=[False, False, False, True]
     )

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures import style
+from analysis.figures import bar_series, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
@@ -31,9 +31,8 @@ _MOST_NAMED = 4
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Number of points by model, sequence length, number of devices and outcome."""
-    final = decided(frame)
     keys = ["model", "seq_len", "world_size", "outcome"]
-    return final.groupby(keys, dropna=False).size().rename("points").reset_index()
+    return decided(frame, keys).groupby(keys, dropna=False).size().rename("points").reset_index()
 
 
 @cache_per_frame
@@ -90,16 +89,8 @@ def _bars(ax: Axes, counts: pd.DataFrame, at: list[tuple[int, int]]) -> None:
     for place, (kind, (colour, hatch, ink)) in enumerate(KINDS.items()):
         if not counts[kind].any():
             continue
-        ax.barh(
-            [y - 0.16 for _, y in at],
-            share[kind],
-            left=left,
-            height=_BAR,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.5,
-        )
+        look = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+        bar_series.lying(ax, [y - 0.16 for _, y in at], share[kind], left, _BAR, **look)
         left = left + share[kind]
         side = ("left", "center", "right")[place]
         for (x, y), count in zip(at, counts[kind], strict=True):
@@ -114,7 +105,7 @@ def _inside(ax: Axes, x: float, y: float, text: str, colour: str, ha: str = "cen
 
 def _otherwise(frame: pd.DataFrame) -> str | None:
     """Note on failures other than out of memory by kind, most frequent first; None if no kind was recorded."""
-    final = decided(frame)
+    final = decided(frame, ["outcome"])
     kinds = final.loc[~final["outcome"].isin(["ok", "oom"]), "outcome"].value_counts()
     if not len(kinds) or list(kinds.index) == [UNKNOWN_OUTCOME]:
         return None

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import conclusions, style
+from analysis.figures import bar_series, conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 
@@ -43,7 +43,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     left = pd.Series(0.0, index=medians.index)
     for column, colour, hatch in zip(metrics.OVERHEAD, _COLOURS, style.CATEGORY_HATCHES, strict=False):
         width = medians[column].fillna(0.0)
-        ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
+        look = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+        bar_series.lying(ax, places, width, left, 0.72, **look)
         left = left + width
     gaps = medians["gap_s"]
     ax.plot(gaps, places, linestyle="", marker="D", color="black", markersize=5, markerfacecolor="white")

@@ -11,9 +11,11 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels
 from analysis.rows.frame_cache import cache_per_frame
 from results.statistics.errors_of_predictions import relative_errors, summary
-from results.statistics.grade import measured_points, pairs_of_rows
+from results.statistics.grade import READ_BY_PAIRS, measured_points, pairs_of_rows
 from results.text.numbers import format_percent, listed
 
+_FACTS = ["experiment_id", "workload", "layout", "num_params", "attempt_id"]
+_READ = dict.fromkeys((*READ_BY_PAIRS, *_FACTS))
 NAMES = {"closed_form": "closed form", "rehearsed": "rehearsed"}
 
 
@@ -21,10 +23,10 @@ NAMES = {"closed_form": "closed form", "rehearsed": "rehearsed"}
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Every prediction of a step time with its measurement (`results.statistics.grade.pairs_of_rows`), one row per
     depth."""
-    points = measured_points(frame)
+    points = measured_points(frame[[name for name in _READ if name in frame]])
     pairs = pairs_of_rows(points)
     pairs = pairs[pairs["quantity"] == "step_time"]
-    facts = points.drop_duplicates("experiment_id")[["experiment_id", "workload", "layout", "num_params", "attempt_id"]]
+    facts = points.drop_duplicates("experiment_id")[_FACTS]
     shown = ["depth", "experiment_id", "world_size", "seq_len", "dp", "tp", "cp", "pp", "predicted", "low", "high"]
     shown.append("measured")
     return pairs[shown].merge(facts, on="experiment_id", how="left")

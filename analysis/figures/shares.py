@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures import panels, style
+from analysis.figures import bar_series, panels, style
 from analysis.rows import labels, metrics
 from results.text.numbers import format_number
 
@@ -55,7 +55,8 @@ def _bars(ax: Axes, rows: pd.DataFrame, parts: Parts) -> None:
     for name, (colour, hatch) in parts.items():
         if name in rows:
             width = 100 * rows[name].fillna(0.0).clip(lower=0)
-            ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
+            look = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+            bar_series.lying(ax, places, width, left, 0.72, **look)
             left = left + width
     for place, rate in zip(places, rows[metrics.RANK_BY], strict=True):
         ax.text(left.max() + 1.5, place, format_number(rate), va="center", fontsize=8)

@@ -174,7 +174,7 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Sentence]:
         yield Sentence(
             "Losses agree.", f" Those of {plural(agree, 'run')} match the reference layout's within tolerance."
         )
-    final = decided(frame)
+    final = decided(frame, ["outcome"])
     unknown = int((~final["outcome"].isin(["ok", "oom"])).sum())
     if unknown:
         share = format_percent(unknown / len(final), 0)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.page import csv_file
 from analysis.page.render import PageTable
 
 MOST_ROWS = 50
@@ -70,7 +71,7 @@ def write(tables: Iterable[FileTable], folder: Path, kinds: Sequence[str]) -> li
         for kind in kinds:
             path = folder / (table.name + _SUFFIXES[kind])
             if kind == "csv":
-                table.frame.to_csv(path, index=False)
+                csv_file.write(table.frame, path)
             else:
                 columns = list(table.readable or table.frame.columns)
                 short = short or shown(table.frame[columns], MOST_ROWS)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
-from analysis.rows.load import LoadedResults, decided, last_attempts, not_run_yet, planned, waiting
+from analysis.rows.load import DECIDING, LoadedResults, decided, last_attempts, not_run_yet, planned, waiting
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
 from results.statistics import noise
 from results.text.numbers import format_bytes, format_number, format_percent, listed, plural
@@ -22,9 +22,14 @@ _ALONE = 0.1
 """Lead over every other layout above which a winner is less certain, because no similar layout confirms it."""
 
 
+_SAID = ("model", "world_size", "backend", "ended_at")
+"""Columns of attempts, besides those that decide points, of which `what_was_run` speaks."""
+
+
 def what_was_run(results: LoadedResults) -> list[str]:
     """Sentences on the whole folder: its sweeps, points, dates, and what the plan ran or excluded."""
-    attempts, final = results.attempts, last_attempts(results.attempts)
+    attempts = results.attempts[[name for name in (*DECIDING, *_SAID) if name in results.attempts]]
+    final = last_attempts(attempts)
     sentences = []
     named = f" ({listed([str(name) for name in results.sweeps])})" if results.sweeps else ""
     if attempts.empty:
@@ -32,7 +37,7 @@ def what_was_run(results: LoadedResults) -> list[str]:
     else:
         again = len(attempts) - len(final)
         retries = f", {plural(again, 'earlier attempt')} of them tried again" if again else ""
-        ended = decided(attempts)
+        ended = decided(attempts, ["method"])
         methods = ended["method"].value_counts()
         how = listed([f"{count:,} {_METHODS.get(str(method), method)}" for method, count in methods.items()])
         where = f"in {plural(len(results.sweeps), 'sweep')}{named}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -32,29 +32,37 @@ _COHORT = ("method", "cluster", "engine", "measurement_version")
 _MOST_FAILURES = 20
 
 
-def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame) -> list[FileTable]:
-    """``ranked``, ``failures``, ``claims`` and the values of every figure; each row names its cohort."""
+def all_tables(
+    cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame
+) -> Iterator[FileTable]:
+    """``claims``, ``ranked``, ``failures`` and the values of every figure, made one after the other; each row names its
+    cohort."""
+    yield FileTable("claims", claims)
     ranked_columns = _ordered(*_FIRST, *_RANKING)
-    ranked, failures = [], []
+    if cohorts:
+        ranked = _joined([metrics.ranked(cohort.frame)[ranked_columns] for cohort in cohorts])
+        yield FileTable("ranked", ranked, (*_READ_FIRST, *_RANKING[:4], "peak_reserved_bytes"))
+        del ranked
+        failures = _joined([_failures(cohort.frame) for cohort in cohorts])
+        yield FileTable("failures", failures, (*_READ_FIRST, "outcome", "phase", "evidence"))
+        del failures
     values: dict[str, list[pd.DataFrame]] = {}
     for cohort, figures in zip(cohorts, drawn, strict=True):
-        ranked.append(metrics.ranked(cohort.frame)[ranked_columns])
-        final = decided(cohort.frame)
-        failures.append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
         for figure in figures:
             values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
-    tables = [FileTable("claims", claims)]
-    if cohorts:
-        tables += [
-            FileTable("ranked", _joined(ranked), (*_READ_FIRST, *_RANKING[:4], "peak_reserved_bytes")),
-            FileTable("failures", _joined(failures), (*_READ_FIRST, "outcome", "phase", "evidence")),
-        ]
-    return tables + [FileTable(name, _joined(frames)) for name, frames in values.items()]
+    for name, frames in values.items():
+        yield FileTable(name, _joined(frames))
+
+
+def _failures(frame: pd.DataFrame) -> pd.DataFrame:
+    final = decided(frame, dict.fromkeys(_ordered(*_FIRST, "outcome", "evidence")))
+    return final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")]
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """All frames as one; an empty table with the columns if none has a row."""
-    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
+    full = [frame for frame in frames if len(frame)] or frames[:1]
+    return full[0].reset_index(drop=True) if len(full) == 1 else pd.concat(full, ignore_index=True)
 
 
 def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:

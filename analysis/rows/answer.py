@@ -109,7 +109,7 @@ class _Cell:
 def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], _Cell]:
     """Every model and size, in the order of the page. Ties are decided for all cells at once, ten times as fast as cell
     by cell."""
-    outcomes = dict(list(decided(frame).groupby(metrics.GROUP, sort=False)["outcome"]))
+    outcomes = dict(list(decided(frame, [*metrics.GROUP, "outcome"]).groupby(metrics.GROUP, sort=False)["outcome"]))
     ranked = metrics.ranked(frame)
     ranked = ranked.loc[ranked["rank"].notna(), [*metrics.GROUP, *(name for name in _LAYOUT_COLUMNS if name in ranked)]]
     rows = dict(list(ranked.groupby(metrics.GROUP, sort=False)))
@@ -143,6 +143,8 @@ def cells(frame: pd.DataFrame) -> list[tuple[str, int]]:
 def answer(frame: pd.DataFrame, query: Query) -> Answer:
     """Answer from a cohort's rows. A cell without rows has counts of 0."""
     cell = _cells(frame).get((query.workload, query.world_size), _NOTHING)
+    if query == Query(query.workload, query.world_size) and cell.usual is not None:
+        return _as_the_page_opens(query, cell)
     outcomes, rows = cell.outcomes, cell.rows
     memory = rows[metrics.memory_column(frame)]
     fit = rows if query.memory_bytes is None else rows[~(memory > query.memory_bytes)]
@@ -164,6 +166,24 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         tokens_per_step=None if wanted == ANY or wanted is None else float(wanted),
         layouts=list(cell.layouts if as_usual else labels.records(_with_ties(left))),
         faster_at=None if faster is None or pd.isna(faster) else float(faster),
+    )
+
+
+def _as_the_page_opens(query: Query, cell: _Cell) -> Answer:
+    """The answer without limits at the usual batch, from what `_cells` computed for all cells at once."""
+    rates = cell.rows[metrics.RANK_BY].to_numpy()[cell.rows["tokens_per_step"].ne(cell.usual).to_numpy(dtype=bool)]
+    outcomes, best = cell.outcomes.to_numpy(), cell.layouts[0][metrics.RANK_BY]
+    out_of_memory, finished = int((outcomes == "oom").sum()), int((outcomes == "ok").sum())
+    return Answer(
+        query=query,
+        points=len(outcomes),
+        out_of_memory=out_of_memory,
+        failed=len(outcomes) - out_of_memory - finished,
+        finished=len(cell.rows),
+        fits=len(cell.rows),
+        tokens_per_step=cell.usual,
+        layouts=list(cell.layouts),
+        faster_at=float(rates.max()) if len(rates) and rates.max() > best else None,
     )
 
 

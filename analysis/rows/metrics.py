@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.load import decided, last_attempts
+from analysis.rows.load import DECIDING, decided, last_attempts
 from results.statistics import noise, ranking
 from results.statistics.errors_of_predictions import relative_errors
 from results.statistics.grade import INTERVAL
@@ -56,12 +56,17 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def with_rank(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `ranked` that have a rank; the same frame if all have, since a copy of all columns costs much."""
+    has_rank = rows["rank"].notna()
+    return rows if has_rank.all() else rows[has_rank]
+
+
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
     """Fastest row of each group at the batch of most of its layouts (`results.statistics.ranking.of_usual_batch`), with
     the layouts that may be as fast and the gap to the next one; see `lead`."""
-    rows = ranked(frame)
-    rows = ranking.of_usual_batch(rows[rows["rank"].notna()], GROUP)
+    rows = ranking.of_usual_batch(with_rank(ranked(frame)), GROUP)
     return lead(rows.sort_values("rank", kind="stable"), RANK_BY)
 
 
@@ -88,7 +93,7 @@ MEMORY_NAMES = {"peak_allocated_bytes": "peak allocated memory", "peak_reserved_
 def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
     """Number of points of each group by outcome of the deciding attempt: index `GROUP`, one column for each outcome.
     Points that have not run yet are left out."""
-    return decided(frame).groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
+    return decided(frame, [*GROUP, "outcome"]).groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
 
 
 def device_hours(frame: pd.DataFrame) -> pd.Series:
@@ -130,7 +135,7 @@ def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["experiment_id", "cluster", "measurement_version"]
     columns = [*keys, "model", "world_size", "tp", "cp", "peak_allocated_bytes", "step_time_s"]
-    final = last_attempts(attempts)
+    final = last_attempts(attempts[[name for name in dict.fromkeys([*DECIDING, *columns]) if name in attempts]])
     final = final[final["outcome"] == "ok"]
     measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
     rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]

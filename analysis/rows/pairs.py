@@ -68,8 +68,7 @@ def candidates(frame: pd.DataFrame) -> pd.DataFrame:
 
 def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows at any number of tokens per step, with all of `SETTINGS` as columns."""
-    rows = metrics.ranked(frame)
-    rows = rows[rows["rank"].notna()]
+    rows = metrics.with_rank(metrics.ranked(frame))
     hybrid = (rows["dp_replicate"] > 1) & (rows["dp_shard"] > 1)
     missing = {"network_regime": None} if "network_regime" not in rows else {}
     return rows.assign(replicas=rows["dp_replicate"].where(hybrid, 1), **missing)

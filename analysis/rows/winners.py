@@ -41,7 +41,11 @@ def node_count(frame: pd.DataFrame) -> pd.Series:
 @cache_per_frame
 def _by_study_label(frame: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows grouped by the study's labels; ``_shape`` is the workload."""
-    return metrics.ranked(frame.assign(workload=labels.study_label(frame), _shape=frame["workload"]))
+    label, shape = labels.study_label(frame), frame["workload"]
+    if label.equals(shape):  # not ranked again
+        rows = metrics.ranked(frame)
+        return rows.assign(_shape=rows["workload"])
+    return metrics.ranked(frame.assign(workload=label, _shape=shape))
 
 
 @cache_per_frame
@@ -52,8 +56,7 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
     in the study). Rows without a value, and rows whose losses contradict the reference, have no rank. By throughput
     only rows at the usual batch are ranked (`results.statistics.ranking.of_usual_batch`).
     """
-    rows = _by_study_label(frame)
-    rows = rows[rows["rank"].notna()]
+    rows = metrics.with_rank(_by_study_label(frame))
     if rule == "published_mfu":
         rows = rows.assign(_value=published_mfu(rows))
     else:

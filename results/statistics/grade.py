@@ -82,6 +82,16 @@ _PREDICTIONS = (
     ("rehearsed", "peak_memory", "rehearsed_peak_bytes", "peak_allocated_bytes"),
     ("traced", "peak_memory", "traced_peak_bytes", "peak_allocated_bytes"),
 )
+READ_BY_PAIRS = tuple(
+    dict.fromkeys(
+        [
+            *(*_POINT, *CELL, *AXES, *INTERVAL, "method", "outcome", "started_at", "tokens_per_step"),
+            *(column for _, _, predicted, measured in _PREDICTIONS for column in (predicted, measured)),
+            "peak_reserved_bytes",
+        ]
+    )
+)
+"""Columns of rows that `measured_points` and `pairs_of_rows` read."""
 CALIBRATED = (
     ("step_time", "step_time_s", "step_time_s"),
     ("peak_memory", "predicted_peak_allocated_bytes", "peak_allocated_bytes"),

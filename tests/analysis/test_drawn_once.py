@@ -17,7 +17,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Circle, Rectangle
 from PIL import Image
 
-from analysis.figures import bars, both, raster, style
+from analysis.figures import bar_series, bars, both, raster, style
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -188,3 +188,28 @@ def test_bars_that_look_alike_are_one_path_with_the_same_pixels(monkeypatch: pyt
     apart, separate = pixels()
     assert (paths, separate) == (2, 24)
     assert (together == apart).all()
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_a_series_of_bars_is_one_artist_with_the_pixels_of_many(upright: bool) -> None:
+    places, sizes = np.arange(9.0), np.array([0.0, 3.0, 1.2, 1.0, 2.0, 0.5, 4.0, 2.5, 1.5])
+    look: dict[str, Any] = {"facecolor": "#0072B2", "edgecolor": "white", "linewidth": 0.5}
+
+    def made(one: bool) -> tuple[Figure, int]:
+        figure = style.new_figure(4, 3)
+        ax = figure.subplots()
+        for start, hatch in ((0.0, "//"), (1.0, None)):
+            if one:
+                add = bar_series.upright if upright else bar_series.lying
+                add(ax, places, sizes, start, 0.7, hatch=hatch, **look)
+            elif upright:
+                ax.bar(places, sizes, bottom=start, width=0.7, hatch=hatch, **look)
+            else:
+                ax.barh(places, sizes, left=start, height=0.7, hatch=hatch, **look)
+        style.lay_out(figure)
+        return figure, len(ax.patches)
+
+    with style.in_style():
+        (series, few), (single, many) = made(True), made(False)
+        assert (few, many) == (2, 18)
+        assert style.pictures(series, ("png", "svg")) == style.pictures(single, ("png", "svg"))

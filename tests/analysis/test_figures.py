@@ -33,6 +33,7 @@ from analysis.rows.load import load
 from results.text.numbers import format_bytes
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
+from tests.analysis.drawn_bars import boxes
 from tests.analysis.report_page import RECORDED
 from workloads.spec.experiment import Experiment
 
@@ -140,10 +141,10 @@ def test_memory_stacks_add_up_and_show_the_device(frame: pd.DataFrame) -> None:
     figure = memory_by_category.draw(frame)
     ax = figure.axes[0]
     ends = {}
-    for patch in ax.patches:
-        if patch.get_height() < 0.5:
+    for x, y, width, height in boxes(ax):
+        if height < 0.5:
             continue  # the closed form's, below the measured one
-        ends[round(patch.get_y(), 3)] = max(patch.get_x() + patch.get_width(), ends.get(round(patch.get_y(), 3), 0))
+        ends[round(y, 3)] = max(x + width, ends.get(round(y, 3), 0))
     workload, size = ax.get_title(loc="left").split(", ")
     ranked = metrics.ranked(frame)
     group = ranked[(ranked["workload"] == workload) & (ranked["world_size"] == int(size.split()[0]))]
@@ -162,12 +163,10 @@ def test_outcomes_count_every_point(frame: pd.DataFrame) -> None:
         assert f"{count:,}" in shown
     [legend] = figure.legends
     assert f"finished: {(frame['outcome'] == 'ok').sum():,}" in {text.get_text() for text in legend.get_texts()}
-    bars = [patch for patch in figure.axes[0].patches if patch.get_width() > 0]
+    bars = [bar for bar in boxes(figure.axes[0]) if bar[2] > 0]
     cell = counts.loc[("llama8b", 8)]
     y = outcomes.labels.workload_order(frame).index("llama8b") - 0.16
-    of_cell = [
-        bar.get_width() for bar in bars if bar.get_y() < y < bar.get_y() + bar.get_height() and bar.get_x() > 2.5
-    ]
+    of_cell = [width for x, low, width, height in bars if low < y < low + height and x > 2.5]
     assert [width / sum(of_cell) for width in of_cell] == pytest.approx([n / cell.sum() for n in cell if n])
 
 
@@ -289,8 +288,8 @@ def test_heatmaps_rank_one_batch_and_say_which() -> None:
 def test_overhead_shows_medians(frame: pd.DataFrame) -> None:
     ok = frame[(frame["outcome"] == "ok") & (frame["model"] == "llama1b") & (frame["world_size"] == 1)]
     ax = overhead.draw(frame).axes[0]
-    first_bar = sorted(ax.patches, key=lambda patch: (round(patch.get_y(), 3), patch.get_x()))[0]
-    assert first_bar.get_width() == pytest.approx(ok["spawn_s"].median())
+    first_bar = sorted(boxes(ax), key=lambda bar: (round(bar[1], 3), bar[0]))[0]
+    assert first_bar[2] == pytest.approx(ok["spawn_s"].median())
     assert ax.get_yticklabels()[0].get_text() == f"llama1b, 1 GPU (n = {len(ok)})"
 
 

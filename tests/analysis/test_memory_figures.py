@@ -22,6 +22,7 @@ from analysis.rows.load import load
 from results.tables.schema import CONFIG_COLUMNS
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
+from tests.analysis.drawn_bars import bars_of
 from tests.analysis.test_figures import assert_texts_fit, words
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.rules.layout_rules import violations
@@ -66,10 +67,10 @@ def closed_form(experiment: Experiment) -> list[int]:
 def drawn_bars(figure: Figure, panel: int = 0) -> dict[int, list[tuple[float, bool]]]:
     """By place, (bytes, whether in full colour) of each part of a bar."""
     bars: dict[int, list[tuple[float, float, bool]]] = {}
-    for patch in figure.axes[panel].patches:
-        full = any(same_color(patch.get_facecolor(), colour) for colour in style.CATEGORY_COLOURS)
-        place = round(patch.get_x() + patch.get_width() / 2)
-        bars.setdefault(place, []).append((patch.get_y(), patch.get_height() * 2**30, full))
+    for boxes, face in bars_of(figure.axes[panel]):
+        full = any(same_color(face, colour) for colour in style.CATEGORY_COLOURS)
+        for x, y, width, height in boxes:
+            bars.setdefault(round(x + width / 2), []).append((y, height * 2**30, full))
     return {place: [(height, full) for _, height, full in parts] for place, parts in bars.items()}
 
 

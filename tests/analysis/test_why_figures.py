@@ -26,6 +26,7 @@ from analysis.rows import pipeline_bubble, step_parts
 from analysis.rows.cohorts import split
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
+from tests.analysis.drawn_bars import bars_of
 from tests.analysis.test_figures import assert_texts_fit, words
 from tests.analysis.test_study import study  # noqa: F401
 from workloads.spec.experiment import Experiment, PipelineSchedule
@@ -317,7 +318,7 @@ def test_each_model_is_split_as_more_of_its_own_runs_are() -> None:
     figure = efficiency.draw(frame)
     assert {"matmul", "forward and backward"} <= {text.get_text() for text in figure.legends[0].get_texts()}
     below = figure.axes[2:]
-    tops = [max(bar.get_y() + bar.get_height() for bar in ax.patches) for ax in below]
+    tops = [max((boxes[:, 1] + boxes[:, 3]).max() for boxes, _ in bars_of(ax)) for ax in below]
     assert sorted(tops) == pytest.approx([1e6 / 4000, 1e6 / 800]), "stacks are as high as a token takes"
 
 

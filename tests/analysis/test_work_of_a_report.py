@@ -1,0 +1,65 @@
+"""What a report of many rows does only once, and what it does not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from analysis import report
+from analysis.explorer import row_data, row_series
+from analysis.rows import answer
+from analysis.rows.cohorts import split
+from analysis.rows.load import decided, load
+from results.statistics import ranking
+from results.tables.schema import ATTEMPTS
+from tests.analysis import synthetic
+from tests.analysis.conftest import frame_of
+
+POINTS = list(synthetic.experiments())[:40]
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    return frame_of(synthetic.attempts(POINTS))
+
+
+def test_a_report_leaves_out_only_lists_that_its_page_does_not_show(tmp_path: Path) -> None:
+    shown = {*row_data._LISTS, *row_series.BY_STAGE.values(), *row_series.BY_STEP.values()}
+    assert all(pa.types.is_list(ATTEMPTS.field(name).type) for name in report._UNREAD)
+    assert not report._UNREAD & shown
+    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3]))
+    whole, part = load(sweep).attempts, load(sweep, leave_out=report._UNREAD).attempts
+    pd.testing.assert_frame_equal(whole.drop(columns=list(report._UNREAD)), part)
+
+
+def test_rows_of_our_own_are_ranked_once_for_all_figures(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    of_layouts = ranking.of_layouts
+
+    def counted(runs: pd.DataFrame, *args: object) -> pd.DataFrame:
+        calls.append(len(runs))
+        return of_layouts(runs, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ranking, "of_layouts", counted)
+    report._compute_shared(split(rows))
+    assert len(calls) == 1
+
+
+def test_deciding_attempts_can_be_asked_for_few_columns(rows: pd.DataFrame) -> None:
+    waiting = rows.assign(will_retry=[place % 3 == 0 for place in range(len(rows))])
+    whole, few = decided(waiting), decided(waiting, ["outcome", "model"])
+    assert 0 < len(whole) < len(rows)
+    pd.testing.assert_frame_equal(whole[["outcome", "model"]], few)
+
+
+def test_answers_as_the_page_opens_are_those_of_the_same_limits(rows: pd.DataFrame) -> None:
+    [cohort] = split(rows)
+    for cell in answer.cells(cohort.frame):
+        plain = answer.Query(*cell)
+        opened, limited = (answer.answer(cohort.frame, query) for query in (plain, answer.Query(*cell, 1e18)))
+        for name in ("points", "out_of_memory", "failed", "finished", "fits", "tokens_per_step", "faster_at"):
+            assert getattr(opened, name) == getattr(limited, name), name
+        assert [one["attempt_id"] for one in opened.layouts] == [one["attempt_id"] for one in limited.layouts]
