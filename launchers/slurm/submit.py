@@ -138,6 +138,8 @@ class _SlurmRun:
         self._feed = feed
         self._lingers = settings.linger_s > 0
         """Whether pilots keep their nodes for points that a later call may add."""
+        self._just_read: SweepStatus | None = before
+        """A status that is as good as one read now; None: there is none."""
         self._known_attempts = len(before.attempts)
         self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)
@@ -185,7 +187,7 @@ class _SlurmRun:
 
     def _turn(self, files: PollTimer, squeue: PollTimer, started: float) -> bool:
         """Read the status and do what is due. Returns whether nothing more is to do."""
-        status = self._reader.read()
+        status, self._just_read = self._just_read or self._reader.read(), None
         self._view.show(status)
         if self._signals:
             self.leave()
@@ -208,8 +210,7 @@ class _SlurmRun:
                 remove_leftovers(self._sweep, self._reader.read(held), self._view.print_line)
                 self._reader.merge_records()
                 return True
-            # Read again: points that the cycle did not find in the queue may have ended since.
-            if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):
+            if self._is_over() or (self._detach and self._may_detach(started)):
                 return True
         files.polled(changed=progress)
         return False
@@ -319,11 +320,14 @@ class _SlurmRun:
         except OSError:
             return False
 
-    def _is_over(self, status: SweepStatus) -> bool:
+    def _is_over(self) -> bool:
         """Whether points are left that no pilot will run. Raises when no point could be run at all: then Slurm or the
         user has to change something."""
         cycle = self._cycle
-        if cycle.jobs is None or cycle.runnable or any(cycle.live.values()) or self._shown_busy or not status.left:
+        if cycle.jobs is None or cycle.runnable or any(cycle.live.values()) or self._shown_busy:
+            return False
+        status = self._reader.read()  # again: points that the cycle did not find in the queue may have ended since
+        if not status.left:
             return False
         if status.claimed and not cycle.demand.points:  # a pilot outside Slurm, or one that has just ended, holds them
             return False

@@ -118,11 +118,13 @@ class PointIndex:
 
 
 def _table(points: Mapping[str, Mapping[str, Any]]) -> pa.Table:
-    rows = []
+    rows, last, text = [], None, ""  # points that follow each other mostly have one model
     for stem, point in points.items():
         experiment = dict(point["experiment"])
-        model = json.dumps(experiment.pop("model"))
-        rows.append({**point, "stem": stem, "model": model, "experiment": json.dumps(experiment)})
+        model = experiment.pop("model")
+        if model != last:
+            last, text = model, json.dumps(model)
+        rows.append({**point, "stem": stem, "model": text, "experiment": json.dumps(experiment)})
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
 
 

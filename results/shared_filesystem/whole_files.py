@@ -45,10 +45,20 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Write ``content``, text as UTF-8, as `whole_file` does."""
+    data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    # A queue of many points is written in calls of this function: it does without `whole_file` and its objects.
+    folder, name = os.path.split(path)
 
     def write() -> None:
-        with whole_file(path, private=private) as file:
-            file.write(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+        temporary = os.path.join(folder, _temporary_name(name))  # noqa: PTH118
+        try:
+            with create(temporary, private=private) as file:
+                file.write(data)
+            os.replace(temporary, path)  # noqa: PTH105
+        except (Exception, KeyboardInterrupt):
+            with suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108
+            raise
 
     repeated(write)
 
@@ -75,7 +85,11 @@ def write_output(path: Path, text: str) -> None:
 
 def temporary_path(path: Path) -> Path:
     """A new hidden name beside ``path`` that nobody can guess; it repeats the beginning of the name of ``path``."""
-    return path.with_name(f".{shortened(path.name, _MOST_REPEATED_BYTES)}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(_temporary_name(path.name))
+
+
+def _temporary_name(name: str) -> str:
+    return f".{shortened(name, _MOST_REPEATED_BYTES)}.{secrets.token_hex(8)}.tmp"
 
 
 def shortened(name: str, most_bytes: int) -> str:
@@ -83,7 +97,7 @@ def shortened(name: str, most_bytes: int) -> str:
     return name.encode(errors="replace")[:most_bytes].decode(errors="ignore")
 
 
-def create(path: Path, *, private: bool = False) -> BinaryIO:
+def create(path: Path | str, *, private: bool = False) -> BinaryIO:
     """A new file, open for writing. Raises `FileExistsError` where anything has this name, also a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600 if private else 0o666), "wb")

@@ -22,7 +22,7 @@ from launchers.state import circuit_breaker, node_exclusions, submissions
 from launchers.state.pilot_state import PilotState
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.archived import archived_status
-from launchers.status.status import SweepStatus, sweep_status
+from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import shape_table
 from results.errors import InvalidResults
 from results.tables.store import only_shipped, sweep_dirs
@@ -100,7 +100,10 @@ def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
     if any(submission.open for submission in submissions.all_submissions(sweep)):
         jobs = jobs_of(sweep)
         names = {job.name for job in jobs if job.alive} if jobs is not None else None
-    return sweep_status(sweep, names), jobs
+    reader = StatusReader(sweep)
+    status = reader.read(names)
+    reader.merge_records()  # for the next call, in a sweep whose pilots were of an older version
+    return status, jobs
 
 
 def _print_one(sweep: SweepDir, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import shlex
@@ -30,6 +31,9 @@ from workloads.contract.protocol import Method
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
 
+_OBJECTS_PER_COLLECTION = 50_000
+"""A plan of many points is made of objects that stay: Python's own threshold, 700, has it look at them too often."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -52,6 +56,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     because a login node has other devices than the nodes. Raises `InvalidSweep` (or another `UltrasweepError`) for a
     mistake of the user, or if no point can run.
     """
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 100)
     config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":

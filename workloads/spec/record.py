@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from results.tables.schema import CONFIG_COLUMNS
 from workloads.spec.experiment import Experiment, to_dict
+from workloads.spec.model_spec import ModelSpec
 
 _NAMED = ("experiment_id", "model", "config_json")
 _OF_EXPERIMENT, _OF_MODEL = (
@@ -18,14 +22,19 @@ _OF_EXPERIMENT, _OF_MODEL = (
     for of_experiment in (True, False)
 )
 
+_values_of = attrgetter(*_OF_EXPERIMENT)
+
 
 def config_columns(experiment: Experiment) -> dict[str, Any]:
     """Values of all columns in `results.tables.schema.CONFIG_COLUMNS`, by name."""
-    model = experiment.model
     return {
         "experiment_id": experiment.id,
-        "model": model.name,
         "config_json": json.dumps(to_dict(experiment), sort_keys=True),
-        **{name: getattr(experiment, name) for name in _OF_EXPERIMENT},
-        **{name: getattr(model, name) for name in _OF_MODEL},
+        **dict(zip(_OF_EXPERIMENT, _values_of(experiment), strict=True)),
+        **_model_columns(experiment.model),
     }
+
+
+@lru_cache(maxsize=64)
+def _model_columns(model: ModelSpec) -> Mapping[str, Any]:
+    return {"model": model.name, **{name: getattr(model, name) for name in _OF_MODEL}}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launchers.state import history, merged_history
 from launchers.state.history import AttemptRecord, HistoryReader, write_record
 from launchers.state.merged_history import merged_path
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import StatusReader, sweep_status
+from sweep.inspecting.status import print_status
 from tests.launchers.scripted import attempt_record
 from workloads.contract import protocol
 
@@ -191,6 +194,15 @@ def test_a_command_merges_what_it_has_read(sweep: SweepDir, opened: list[str]) -
     reader.merge_records()
     opened.clear()
     assert sweep_status(sweep) == before and opened == []
+
+
+def test_status_merges_the_records_of_a_sweep_of_an_older_version(sweep: SweepDir, opened: list[str]) -> None:
+    write(sweep, *(attempt_record(number, "ok") for number in range(4)))
+    console = Console(file=io.StringIO())
+    print_status(sweep.path, console)
+    opened.clear()
+    print_status(sweep.path, console)
+    assert opened == []
 
 
 def test_a_few_records_need_no_merged_file(sweep: SweepDir) -> None:

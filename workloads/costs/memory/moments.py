@@ -102,7 +102,10 @@ class Shared(NamedTuple):
         has_dense, has_routed = num_dense_layers(model) > 0, model.moe is not None
         kinds = [routed for routed, there in ((False, has_dense), (True, has_routed)) if there]
         recomputed = {routed: layer_bytes(e, routed=routed, c=c) for routed in kinds}
-        kept = {routed: layer_bytes(e, routed=routed, c=c, recomputed=False) for routed in kinds}
+        kept = recomputed
+        if e.recompute != "none":
+            kept = {routed: layer_bytes(e, routed=routed, c=c, recomputed=False) for routed in kinds}
+        splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
         none = LayerBytes(0, 0)
         dense, moe = recomputed.get(False, none), recomputed.get(True, none)
         elements = [local_params(e, moe_layer(model) if routed else dense_layer(model)) for routed in kinds]
@@ -111,9 +114,9 @@ class Shared(NamedTuple):
             g=MASTER_BYTES[e.precision],
             dense_saved=dense.saved,
             moe_saved=moe.saved,
-            dense_deferred=deferred_bytes(e, routed=False, c=c) if has_dense else 0,
-            moe_deferred=deferred_bytes(e, routed=True, c=c) if has_routed else 0,
-            dense_first_half=first_half_bytes(e, c) if has_dense else 0,
+            dense_deferred=deferred_bytes(e, routed=False, c=c) if has_dense and splits else 0,
+            moe_deferred=deferred_bytes(e, routed=True, c=c) if has_routed and splits else 0,
+            dense_first_half=first_half_bytes(e, c) if has_dense and splits else 0,
             working=max(one.working for one in recomputed.values()),
             dense_working=dense.working,
             dense_working_kept=kept.get(False, none).working,
