@@ -9,20 +9,23 @@ import pyarrow as pa
 def frame_of(table: pa.Table) -> pd.DataFrame:
     """``table`` as a frame in which equal texts of a column, and equal lists of texts, are one object. Arrow makes one
     for each row: most columns of a sweep have the same text in every row."""
+    texts = {field.name for field in table.schema if len(table) and _is_text(field.type)}
+    frame = table.select([name for name in table.column_names if name not in texts]).to_pandas()
     columns = {}
     for field in table.schema:
-        column = table[field.name]
-        texts = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        if texts and len(column):
-            encoded = column.combine_chunks().dictionary_encode()
-            levels = pa.table({field.name: encoded.dictionary}).to_pandas()[field.name].array
+        if field.name in texts:
+            encoded = table[field.name].combine_chunks().dictionary_encode()
             places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-            columns[field.name] = pd.Series(levels.take(places, allow_fill=True))
+            columns[field.name] = pd.Series(encoded.dictionary.to_pandas().array.take(places, allow_fill=True))
         elif pa.types.is_list(field.type) and pa.types.is_string(field.type.value_type):
-            columns[field.name] = _shared_lists(table.select([field.name]).to_pandas()[field.name])
+            columns[field.name] = _shared_lists(frame[field.name])
         else:
-            columns[field.name] = table.select([field.name]).to_pandas()[field.name]
-    return pd.DataFrame(columns, copy=True) if columns else table.to_pandas()
+            columns[field.name] = frame[field.name]
+    return pd.DataFrame(columns, copy=True) if columns else frame
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _shared_lists(lists: pd.Series) -> pd.Series:

@@ -22,6 +22,8 @@ from selenium.webdriver.remote.webelement import WebElement
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_S = 60.0
 """How long a page may take to reach what a test waits for, on a busy machine."""
+_NAME = "e => e.id || e.getAttribute('data-sort') || `${e.tagName} ${e.textContent.trim()}`"
+"""A function of JavaScript: the name of an element for tests."""
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
@@ -112,12 +114,27 @@ class Browser:
 
     def focused(self) -> str:
         """Id, or else tag and text, of the element with the focus."""
-        return str(
-            self.js(
-                "(e => e.id || e.getAttribute('data-sort') || `${e.tagName} ${e.textContent.trim()}`)"
-                "(document.activeElement)"
-            )
+        return str(self.js(f"({_NAME})(document.activeElement)"))
+
+    def focused_by_tab(self, until: str, most: int = 500) -> list[str]:
+        """What gets the focus one after the other while Tab is pressed, up to the element ``until``, which has it at
+        the end. Many keys are sent at once, and those too many are taken back by Shift and Tab."""
+        self.js(
+            f"void (window.focusOrder = [], document.addEventListener('focusin', ({{target: e}}) => "
+            f"window.focusOrder.push([({_NAME})(e), e.matches(arguments[0])])))",
+            until,
         )
+        order: list[tuple[str, bool]] = []
+        while not any(there for _, there in order):
+            assert len(order) < most, f"{until} is not reached: {order}"
+            self.press(*[Keys.TAB] * 25)
+            order = self.js("window.focusOrder")
+        at = [there for _, there in order].index(True)
+        back = ActionChains(self.driver, duration=0).key_down(Keys.SHIFT)
+        for _ in order[at + 1 :]:
+            back.send_keys(Keys.TAB)
+        back.key_up(Keys.SHIFT).perform()
+        return [name for name, _ in order[: at + 1]]
 
     def screenshot(self, path: Path) -> Path:
         assert self.driver.save_screenshot(str(path))

@@ -90,8 +90,13 @@ def test_empty_words_are_mistakes(words: tuple[str, ...], capsys: pytest.Capture
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def nothing_to_draw(*_: object) -> None:
+    raise style.NothingToDraw("not asked for")
+
+
 @pytest.mark.slow
-def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gate_for_ci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("analysis.compare.write_comparison.ratio_figure.draw", nothing_to_draw)
     a = sweep(tmp_path / "a", *(run(point, 100.0) for point in POINTS[:3]))
     slower = sweep(tmp_path / "slower", *(run(point, 94.0) for point in POINTS[:3]))
     failing = sweep(tmp_path / "failing", run(POINTS[0], 100.0), synthetic.attempt(POINTS[1], outcome="oom"))

@@ -17,7 +17,6 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.explorer_page import (
     HOSTILE,
     POINTS,
-    RECORDED,
     STUDY,
     chip,
     many,
@@ -29,19 +28,22 @@ from tests.analysis.explorer_page import (
     written,
 )
 
+STUDY_ROWS = 4104
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
     return of_recorded(tmp_path_factory.mktemp("recorded"))
 
 
-def sources(kind: str, folder: Path) -> LoadedResults:
-    if kind == "study":
-        if not STUDY.exists():
-            pytest.skip(f"the study's table is not at {STUDY}")
-        return load(STUDY)
-    if kind == "recorded":
-        return load(RECORDED)
+@pytest.fixture(scope="module")
+def of_the_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the study's rows; of as many rows of a synthetic sweep where its table is not here."""
+    folder = tmp_path_factory.mktemp("study")
+    return written(load(STUDY) if STUDY.exists() else results_of(many(STUDY_ROWS), folder), folder)
+
+
+def made_up(kind: str, folder: Path) -> LoadedResults:
     rows = {
         "empty": [],
         "one row": synthetic.attempts(POINTS[:1], outcome="ok"),
@@ -55,12 +57,18 @@ def sources(kind: str, folder: Path) -> LoadedResults:
 
 
 @pytest.mark.parametrize("kind", ["study", "recorded", "empty", "one row", "all failed", "hostile"])
-def test_opens_from_disk_without_a_request_or_an_error(browser: Browser, tmp_path: Path, kind: str) -> None:
-    results = sources(kind, tmp_path)
-    page = written(results, tmp_path)
+def test_opens_from_disk_without_a_request_or_an_error(
+    request: pytest.FixtureRequest, browser: Browser, tmp_path: Path, kind: str
+) -> None:
+    if kind == "study":
+        page: Path = request.getfixturevalue("of_the_study")
+    elif kind == "recorded":
+        page, _ = request.getfixturevalue("recorded")
+    else:
+        page = written(made_up(kind, tmp_path), tmp_path)
     browser.open(page)
     browser.wait("window.Explorer?.timing.table")
-    if len(results.attempts):
+    if kind != "empty":
         browser.wait("Explorer.timing.plotted")
         browser.click("#runs-table [data-row]")
         assert browser.js("document.querySelector('#runs-drawer').hidden") is False
@@ -87,15 +95,14 @@ COUNT_WORK = """(filters => {
 })(Explorer.state.filters)"""
 
 
-@pytest.mark.parametrize("rows", [4104, 50_000])
+@pytest.mark.parametrize("rows", [STUDY_ROWS, 50_000])
 def test_a_filter_looks_at_each_row_once_and_draws_only_what_is_in_sight(
-    browser: Browser, tmp_path: Path, rows: int
+    browser: Browser, of_the_study: Path, tmp_path: Path, rows: int
 ) -> None:
     """What makes filters fast, counted: one look at each row, one pass for each facet, as many elements for 50,000 rows
     as for 4,104. ``python -m tests.speeds`` holds the milliseconds to their budget."""
-    few = rows < 10_000
-    results = load(STUDY) if few and STUDY.exists() else results_of(many(rows), tmp_path)
-    page = written(results, tmp_path)
+    few = rows == STUDY_ROWS
+    page = of_the_study if few else written(results_of(many(rows), tmp_path), tmp_path)
     assert page.stat().st_size < (1_000_000 if few else 2_500_000)
     opened(browser, page)
     assert shown(browser) == rows
@@ -227,13 +234,8 @@ def test_texts_that_csv_must_quote(browser: Browser, tmp_path: Path) -> None:
 
 def test_keyboard_alone(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
     opened(browser, recorded[0])
-    seen = []
     browser.js("document.body.focus()")
-    for _ in range(500):
-        browser.press(Keys.TAB)
-        seen.append(browser.focused())
-        if browser.js("document.activeElement.classList.contains('grid')"):
-            break
+    seen = browser.focused_by_tab(until=".grid")
     assert seen.index("theme") < seen.index("runs-reset")
     assert any(name.startswith("INPUT") for name in seen)
     assert any(name.startswith("SELECT") for name in seen)

@@ -17,7 +17,6 @@ import math
 import random
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from results.tables import store
 from tests.launchers.failing_calls import Death, FailingFiles
 from tests.launchers.failing_files import FakeAttempts, run_pilot
 from tests.launchers.scripted import points
-from tests.launchers.virtual_time import VirtualEvent, VirtualTime
+from tests.launchers.virtual_time import VirtualEvent, World
 
 PILOTS = 4
 CALL_S, POINT_S = 0.001, 1.0
@@ -44,6 +43,8 @@ LIFE_S, RESTART_S, LEASE_S = 60.0, 5.0, 10.0
 """Virtual seconds: mean life of a pilot where pilots are killed, time until another starts in its place, and age of a
 heartbeat at which its points are taken over."""
 
+LONGEST_WAIT_S = 0.5
+"""A pilot that waits looks no oftener than this while nothing happens."""
 LIMIT_S = 7200.0
 """Virtual time at which a run is ended that gets nowhere."""
 
@@ -89,11 +90,16 @@ class Result:
         return 3600 * self.done / self.seconds
 
 
+def exact_world(seed: int = 0) -> World:
+    """A clock that begins at 0 and whose sleeps are as long as they are asked to be."""
+    return World(seed, now=0.0, shortest_sleep_s=0.0, spread=0.0)
+
+
 def run(
     case: Case, count: int, folder: Path, seed: int = 0, said: Callable[[str], object] = lambda text: None
 ) -> Result:
     """Run ``count`` points to their end, or until `LIMIT_S`. ``said`` gets what the pilots print."""
-    result, clock, chance = Result(points=count), VirtualTime(), random.Random(seed)
+    result, clock, chance = Result(points=count), exact_world(seed), random.Random(seed)
     sweep = SweepDir.create(folder, {})
     sweep.add_points(points(*["ok"] * count))
     dies_at: dict[threading.Thread, float] = {}
@@ -115,7 +121,8 @@ def run(
             life_s = chance.expovariate(1 / LIFE_S) if case.kills else math.inf
             dies_at[threading.current_thread()] = min(clock.now + life_s, LIMIT_S)
             try:
-                status = run_pilot(sweep, f"p{slot}.{next(number)}", VirtualEvent(clock), lease_s=LEASE_S)
+                wake = VirtualEvent(clock, LONGEST_WAIT_S)
+                status = run_pilot(sweep, f"p{slot}.{next(number)}", wake, lease_s=LEASE_S)
             except Death:
                 result.killed += 1
                 clock.sleep(RESTART_S)
@@ -131,12 +138,9 @@ def run(
         attempts = FakeAttempts(patch, files, POINT_S)
         patch.setattr(pilot_module, "start_attempt", claimed)
         patch.setattr(StopRequest, "listen", lambda self: None)
-        patch.setattr(time, "sleep", clock.sleep)
-        patch.setattr(time, "monotonic", lambda: clock.now)
-        start = time.time()
-        patch.setattr(time, "time", lambda: start + clock.now)
         files.at_call, files.active = at_call, True
-        clock.run(*(partial(pilots, slot) for slot in range(PILOTS)))
+        with clock.installed():
+            clock.run(*(partial(pilots, slot) for slot in range(PILOTS)))
         files.active = False
     said(output.getvalue())
     result.seconds, result.calls, result.failed = clock.now, files.calls, len(files.failed)

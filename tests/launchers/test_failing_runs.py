@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers.failing_runs import Case, run
-from tests.launchers.virtual_time import VirtualTime
+from tests.launchers.failing_runs import Case, exact_world, run
 from tests.sampling import sampled
 
 
 def test_sleepers_wake_in_the_order_of_virtual_time() -> None:
-    clock, woken = VirtualTime(), []
+    clock, woken = exact_world(), []
 
     def sleeper(seconds: float) -> None:
         for _ in range(2):
@@ -21,6 +20,19 @@ def test_sleepers_wake_in_the_order_of_virtual_time() -> None:
 
     clock.run(lambda: sleeper(3.0), lambda: sleeper(2.0))
     assert woken == [(2.0, 2.0), (3.0, 3.0), (4.0, 2.0), (6.0, 3.0)]
+    assert clock.now == 6.0
+
+
+def test_an_error_of_one_program_ends_the_run() -> None:
+    clock = exact_world()
+
+    def failing() -> None:
+        clock.sleep(2.0)
+        raise KeyError("the reason")
+
+    with pytest.raises(KeyError, match="the reason"):
+        clock.run(failing, lambda: clock.sleep(5.0))
+    assert clock.now == 2.0
 
 
 @pytest.mark.slow

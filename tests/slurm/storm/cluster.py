@@ -15,7 +15,7 @@ from launchers.slurm.batch_file import PilotJob
 from launchers.slurm.client import SlurmClient
 from launchers.slurm.options import SlurmOptions
 from launchers.slurm.sbatch import JobLimitReached, SubmissionUncertain
-from tests.slurm.storm.virtual_time import World
+from tests.launchers.virtual_time import World
 
 KILL_WAIT_S = 30.0
 MIN_JOB_AGE_S = 300.0

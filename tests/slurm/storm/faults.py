@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from tests.launchers.virtual_time import Process, World
 from tests.slurm.storm.cluster import Cluster, Machine, SlurmJob
 from tests.slurm.storm.files import StormyFiles
 from tests.slurm.storm.pilots import PilotRun
-from tests.slurm.storm.virtual_time import Process, World
 
 WEIGHTS = {
     "pilot_killed": 12,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.slurm.storm.virtual_time import Process, World
+from tests.launchers.virtual_time import Process, World
 
 _CHANGING = ("rename", "replace", "mkdir", "unlink", "rmdir")
 _READING = ("open", "scandir", "listdir")

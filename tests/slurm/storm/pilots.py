@@ -22,8 +22,8 @@ from launchers.state import pilot_state
 from launchers.state.pilot_config import read_pilot_config
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
+from tests.launchers.virtual_time import Process, VirtualEvent, World
 from tests.slurm.storm.cluster import Machine, SlurmJob
-from tests.slurm.storm.virtual_time import Process, VirtualEvent, World
 from workloads.contract import protocol
 from workloads.contract.protocol import RankError, RankResult, StepRecord, Task
 

@@ -40,11 +40,11 @@ from results.errors import UltrasweepError
 from results.shared_filesystem import lease
 from results.tables.store import read_attempts
 from tests.launchers.scripted import experiment, settings
+from tests.launchers.virtual_time import ActorThread, Process, World
 from tests.slurm.storm.cluster import Cluster, SlurmJob
 from tests.slurm.storm.faults import Faults
 from tests.slurm.storm.files import StormyFiles
 from tests.slurm.storm.pilots import Journal, PilotRun, Place
-from tests.slurm.storm.virtual_time import ActorThread, Process, World
 from tests.slurm.sweeps import marked
 
 DEVICES_PER_NODE = 2

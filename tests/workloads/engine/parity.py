@@ -113,15 +113,19 @@ def experiment(
     moe: MoESpec | None = None,
     **layout: Any,
 ) -> Experiment:
-    """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8. ``latent``:
-    with latent attention, and a latent of so many numbers for queries."""
-    fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
+    """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8 in two or more
+    micro-batches. ``latent``: with latent attention, and a latent of so many numbers for queries. Where layers need not
+    differ by their stage or their number, there are three: a first, a last and one between them."""
+    ranks = layout.get("dp") or layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
+    usual = {"global_batch_size": 8, "micro_batch_size": 2 if ranks < 4 else 1, "seq_len": 16, "precision": "fp64"}
+    fields = usual | layout
     if rounds is not None:
-        ranks = fields.get("dp") or fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
         fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
     shape: dict[str, Any] = {"qk_norm": qk_norm, "num_kv_heads": num_kv_heads}
     if latent is not None:
         shape = {"num_kv_heads": 4, "mla": mla(latent)}
+    if layout.get("pp", 1) == 1 and "recompute_every" not in layout:
+        shape["num_layers"] = 3
     return Experiment.canonical(model=model(tie_embeddings=tie, moe=moe, **shape), **fields)
 
 

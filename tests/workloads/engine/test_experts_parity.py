@@ -57,7 +57,7 @@ FEW_RANKS = [
     ),
     routed(cp=2, cp_kind="allgather", ep=2, zero_stage=3, micro_batch_size=2),
     *(
-        routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, micro_batch_size=1, routing=kind)
+        routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, routing=kind)
         for schedule, chunks in (
             ("gpipe", 1),
             ("1f1b", 1),
@@ -74,7 +74,7 @@ FEW_RANKS = [
     routed(tp=2, etp=2, sequence_parallel=False, recompute="experts"),
     routed(AUX, cp=2, ep=2, recompute="norm+experts", routing="learned", micro_batch_size=4),
     *(
-        routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, micro_batch_size=1, recompute="experts")
+        routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, recompute="experts")
         for schedule, chunks in (("gpipe", 1), ("interleaved_1f1b", 2), ("zero_bubble_v", 2))
     ),
 ]

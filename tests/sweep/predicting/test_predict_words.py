@@ -1,0 +1,137 @@
+"""The words in a table's cells: what ``predict`` takes them for, what it refuses, and what it says it has assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from sweep.predicting.predict_table import OUT
+from tests.sweep.predicting.predicted import EXPERTS, one
+from workloads.predict.words import recomputed_of, zero_of
+
+
+@pytest.mark.parametrize("code", ["ultrasweep", "nanotron"])
+def test_a_word_says_how_many_layers_recompute(code: str) -> None:
+    kinds = ("none", "full.every4", "full.every2", "full")
+    found = [one(codebase=code, recompute=kind) for kind in kinds]
+    times, peaks = ([of[name] for of in found] for name in ("step_time_s", "predicted_peak_allocated_bytes"))
+    assert times == sorted(set(times)) and peaks == sorted(set(peaks), reverse=True)
+    if code == "nanotron":  # of our engine, whole layers
+        assert peaks[2] == pytest.approx((peaks[0] + peaks[3]) / 2, rel=0.1)
+
+
+def test_a_word_says_what_the_host_does_again() -> None:
+    small = {
+        "hidden": 512,
+        "heads": 8,
+        "kv_heads": 8,
+        "ffn": 1024,
+        "mbs": 1,
+        "gbs_seqs": 8,
+        "grad_accum": 1,
+        "seq": 512,
+    }
+    kinds = ("none", "norm.every2", "norm", "norm+rope", "selective")
+    times = [one(**small, recompute=kind)["step_time_s"] for kind in kinds]
+    assert times == sorted(set(times))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sharding": "zero9"}, "sharding 'zero9' is not known; known: zero0 to zero3"),
+        ({"sharding": "fsdp=1"}, "sharding 'fsdp=1' is not known"),  # a switch or a degree
+        ({"sharding": "no zero3"}, "sharding 'no zero3' is not known"),
+        ({"recompute": "most"}, "recompute 'most' is not known; known: none, selective, full"),
+        ({"recompute": "not full"}, "recompute 'not full' is not known"),
+        ({"recompute": "full.every0"}, "recompute 'full.every0' is not known"),
+        ({"precision": "int4"}, "precision 'int4' is not known; known: bf16"),
+        ({"precision": "nvfp4", "gpu": "B200"}, "precision 'nvfp4': no device here has a known rate in 4 bits"),
+        ({"precision": "bf16 + mxfp4", "gpu": "B200"}, "no device here has a known rate in 4 bits"),
+        ({"attention_kernel": "warp"}, "attention_kernel 'warp' is not known; known: flash, flash2"),
+        ({"gated_mlp": "maybe"}, "gated_mlp = 'maybe' is neither true nor false"),
+        ({"tie_embeddings": "perhaps"}, "tie_embeddings = 'perhaps' is neither true nor false"),
+        ({"gpu": "GH200"}, "a GH200 is no H200"),
+        ({"gpu": "NVIDIA GH200 144G HBM3e"}, "a GH200 is no H200"),
+        ({"gpu": "H100 PCIe"}, "cards for PCIe have lower rates"),
+        ({"gpu": "H200 NVL"}, "NVL cards have other rates"),
+        ({"gpu": "H100 96GB"}, "an H100 with 80 GB is described, none with 96 GB"),
+        ({"gpu": "H1000"}, "gpu 'H1000' is not known"),
+        ({"gpu": "H100 turbo"}, "gpu 'H100 turbo': 'turbo' is not known"),
+    ],
+)
+def test_a_word_that_is_not_understood_refuses_its_row(changes: dict[str, Any], said: str) -> None:
+    found = one(**changes)
+    assert said in found["reason"]
+    assert found[list(OUT[:-1])].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": ""}, "precision not given: 16 bits"),
+        ({"precision": "fp8?"}, "precision 'fp8?' is not certain: taken as fp8"),
+        ({"sharding": None, "codebase": "megatron"}, "sharding not given: zero"),
+        ({"sharding": "hsdp"}, "sharding 'hsdp': taken as zero3 over all data-parallel ranks"),
+        ({"tie_embeddings": ""}, "tie_embeddings not given: false"),
+        ({"kv_heads": None}, "kv_heads not given: 32, as many as heads"),
+        ({"codebase": None}, "codebase not given"),
+        ({"vpp": 2}, "vpp 2 without a pipeline: taken as 1"),
+        ({"allreduce_gb_s": "fast"}, "allreduce_gb_s = 'fast' is not a number above 0: ignored"),
+        ({"codebase": "megatron"}, "gated_mlp not given: true, since kv_heads < heads"),
+        ({"codebase": "megatron", "kv_heads": 32, "ffn": 16384}, "gated_mlp not given: false, since ffn is 4 x hidden"),
+        ({"gpu": "H800"}, "H100 with NVLink of 400 instead of 900 GB/s"),
+        ({"gpu": "GH200", "cluster": "h200"}, "gpu 'GH200': taken as the NVIDIA H200 of cluster h200"),
+        ({"power_w": 900}, "power_w 900: ignored, above the usual 700 W"),
+        ({"attention_kernel": "flash2", "gpu": "B200"}, "its rate on NVIDIA B200 is not known, that of flash is taken"),
+        (
+            {"gpu": "H100", "gpus": 16, "dp": 16},
+            "cluster not given: h100_efa, 22.5 GB/s a device between nodes (h100_ib400 has 50)",
+        ),
+        ({**EXPERTS, "ep": 8}, "shared_experts not given: 0; dense_layers not given: 0"),
+    ],
+)
+def test_what_a_row_does_not_say_is_said(changes: dict[str, Any], said: str) -> None:
+    found = one(**changes)
+    assert said in found["reason"] and found["step_time_s"] > 0
+    assert pd.isna(one()["reason"])
+
+
+def test_whole_words_of_sharding_and_recomputation() -> None:
+    """``fsdp=0`` and ``no fsdp`` hold the word fsdp and mean that there is none."""
+    stages = {
+        0: ("zero0", "none", "ddp", "distributed data parallel", "fsdp=0", "no fsdp", "fsdp: off", "no_shard", "0"),
+        1: ("zero-1", "ZeRO: 1", "distributed optimizer", "dist_opt", "1"),
+        2: ("ZeRO stage 2", "shard_grad_op", "fsdp (zero2)"),
+        3: ("zero3", "fsdp", "FSDP2", "fsdp=8", "full_shard", "3.0"),
+    }
+    note: list[str] = []
+    for stage, cells in stages.items():
+        assert {zero_of(cell, 0, note) for cell in cells} == {stage}, stage
+    kinds = {
+        0: ("none", "no checkpointing", "off", "0"),
+        1: ("selective", "norm+swiglu", "selective (core_attn, moe_act)", "selective+mla_up+experts"),
+        2: ("full", "full.every2", "True", "activation checkpointing", "block"),
+    }
+    for kind, cells in kinds.items():
+        assert {recomputed_of(cell, note).kind for cell in cells} == {kind}, kind
+    assert note == []
+
+
+@pytest.mark.slow
+def test_columns_say_what_the_profile_of_a_code_base_would_guess() -> None:
+    def time(**changes: Any) -> float:
+        return float(one(**{"codebase": "megatron", "gpu": "H100", **changes})["step_time_s"])
+
+    assert time(gated_mlp=False) < 0.9 * time() == pytest.approx(0.9 * time(gated_mlp="yes"))
+    long = {"seq": 32768, "mbs": 1}
+    newest, second, stored = (time(**long, attention_kernel=kernel) for kernel in ("cudnn", "FA2", "eager"))
+    assert newest < second < stored
+    assert time(power_w=700) == time() < time(power_w=350) < 1.3 * time()
+    wide = {"gpu": None, "gpus": 64, "dp": 8, "tp": 8, "sharding": "zero2"}
+    assert time(**wide, cluster="h100_ib400") < time(**wide, cluster="h100_efa")
+    linked = {"tp": 8, "dp": 1}
+    assert time(**linked, gpu="H800") > 1.05 * time(**linked, gpu="H100")
+    assert time(gpu="H20") > 5 * time()
