@@ -18,7 +18,7 @@ from sweep.advising.question import Question
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.layout_rules import divisors
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")
@@ -143,6 +143,8 @@ class LayoutSpace:
             precision=q.precision,
             routing=q.routing,
             routing_imbalance=q.routing_imbalance,
+            compile=q.compile,
+            **({} if q.engine == ENGINE else {"engine": q.engine, "engine_version": q.engine_version}),
         )
 
 

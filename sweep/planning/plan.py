@@ -25,7 +25,8 @@ from sweep.grids.walk import MISTAKES, Progress, silent
 from sweep.planning import audit
 from sweep.planning.price import Price, information_order, price, shared_stage_discount, within_budget
 from sweep.planning.reuse import FinishedAttempt
-from sweep.predicting.forecast import Forecast, Known
+from sweep.predicting.forecast import Forecast
+from sweep.predicting.known import Known
 from workloads.contract.protocol import Method, Task
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
@@ -171,7 +172,7 @@ def make_plan(
         combinations=expansion.combinations,
         dropped=dict(dropped),
         unpredicted=unpredicted,
-        predicted_with=forecast.used_for(possible),
+        predicted_with=forecast.used_for({(one.engine, one.engine_version) for one in possible}),
     )
 
 

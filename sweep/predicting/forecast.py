@@ -9,153 +9,29 @@ these (``plan.learn_from``), each with the rates and the probe of its cluster an
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from results.text.numbers import plural
-from sweep.composing.config import SweepConfig
 from sweep.grids.step_time import StepTime
 from sweep.predicting.codebases import key_of_engine, profiles_with
 from sweep.predicting.engine_memory import EngineMemory
-from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
+from sweep.predicting.known import Known, MeasuredLayout
 from workloads.predict import crossing, layouts, near_full
 from workloads.predict.crossing import Crossing
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
-from workloads.predict.probed import LAUNCH_S, probed
-from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_id
+from workloads.spec.experiment import ENGINE, ENGINES, Experiment
 
 MOST_ROWS = 200
 """Most measured experiments per engine and version (the newest) used in a fit: beyond this, fitting time grows more
 than accuracy."""
-
-
-class MeasuredLayout(NamedTuple):
-    """A layout that ran, with its measured step time."""
-
-    experiment: Experiment
-    step_time_s: float
-    launch: float | None = None
-    """Its host's time per launched operation, relative to the usual time `LAUNCH_S`; None: unknown."""
-    peak_bytes: int | None = None
-    """Allocated bytes of its fullest device; None: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Measurements on a cluster that a plan may use."""
-
-    steps: Mapping[str, MeasuredLayout] = field(default_factory=dict)
-    """Layouts that ran there, by `layout_id`, newest first."""
-    probe: Mapping[str, float] = field(default_factory=dict)
-    """Rates and factors as `workloads.predict.probed.probed` returns them; empty: no probe, or a probe without usable
-    rates."""
-    probe_day: str = ""
-    """Day when the probe ended, as year-month-day."""
-    network: MeasuredNetwork | None = None
-    """Times of collectives between nodes; None without a probe of several nodes."""
-    elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
-    """Measurements on other clusters that also count."""
-
-
-def known_of(config: SweepConfig) -> Known:
-    """Measurements that predictions of a sweep start from: of its cluster and of those in ``plan.learn_from``."""
-    return read_known(config.cluster, config.results_dir, config.learn_from)
-
-
-def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[ClusterSpec] = ()) -> Known:
-    """Rows and the probe of a cluster in a results folder, and of the clusters ``elsewhere``.
-
-    Files that cannot be read are skipped.
-    """
-    if cluster.matmul_efficiency is None or not results_dir.is_dir():
-        return Known()
-    from results.tables.probes import load_probe
-
-    others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
-    known = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
-    if (probe := load_probe(cluster.name, results_dir)) is None:
-        return known
-    rates = probed(probe.rows, cluster)
-    network = network_of(probe.rows, cluster.devices_per_node)
-    day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
-    return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
-
-
-def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
-    """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
-
-    Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
-    warm-up included, are left out: that time is not a property of the layout.
-    """
-    runs: list[MeasuredLayout] = []
-    smooth = (row for row in measured if not row["allocator_retries"])
-    for row in sorted(smooth, key=lambda row: str(row["started_at"]), reverse=True):
-        try:
-            experiment = from_dict(json.loads(row["config_json"]))
-        except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version that this one cannot read
-            continue
-        if not layout_violations(experiment):
-            launch_s = row["host_launch_s"] or 0
-            launch = launch_s / LAUNCH_S if 0 < launch_s < math.inf else None
-            peak = row.get("peak_allocated_bytes")
-            runs.append(MeasuredLayout(experiment, row["step_time_s"], launch, int(peak) if peak else None))
-    runs_by_layout: dict[str, list[MeasuredLayout]] = {}
-    for ran in runs:
-        runs_by_layout.setdefault(layout_id(ran.experiment), []).append(ran)
-    return {
-        name: every[0]._replace(
-            step_time_s=statistics.median(one.step_time_s for one in every),
-            launch=_middle(one.launch for one in every),
-            peak_bytes=max((one.peak_bytes for one in every if one.peak_bytes is not None), default=None),
-        )
-        for name, every in runs_by_layout.items()
-    }
-
-
-def _middle(launches: Iterable[float | None]) -> float | None:
-    known = [launch for launch in launches if launch is not None]
-    return statistics.median(known) if known else None
-
-
-def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
-    """Columns `READ` of finished measurements on the cluster, including real steps of its probes."""
-    from results.errors import InvalidResults
-    from results.tables import store
-    from results.tables.schema import MEASUREMENT_VERSION
-
-    for sweep in store.own_sweep_dirs(folder):
-        try:
-            table = store.runs_of(store.scan(sweep, "attempts").table.select([*READ, "attempt_id"]), sweep)
-        except (InvalidResults, OSError):
-            continue
-        for row in table.select(READ).to_pylist():
-            if (
-                row["outcome"] == "ok"
-                and row["method"] == "measured"
-                and row["cluster"] == cluster.name
-                and row["measurement_version"] == MEASUREMENT_VERSION
-                and row["config_json"]
-                and (row["step_time_s"] or 0) > 0
-            ):
-                yield row
-
-
-READ = [
-    "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
-    "allocator_retries", "peak_allocated_bytes",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +93,11 @@ class Forecast:
         key = key_of_engine(experiment.engine, experiment.engine_version)
         return experiment.engine == ENGINE or key in self.fitted
 
-    def used_for(self, experiments: Iterable[Experiment]) -> str:
-        """`used`, and which other engines of the experiments have no measured row: these are predicted from their
+    def used_for(self, engines: Iterable[tuple[str, str]]) -> str:
+        """`used`, and which other engines (with their versions) have no measured row: these are predicted from their
         structure alone."""
-        asked = {(one.engine, one.engine_version) for one in experiments if one.engine != ENGINE}
-        silent = sorted(key_of_engine(*one) for one in asked if key_of_engine(*one) not in self.fitted)
+        asked = {key_of_engine(*one) for one in engines if one[0] != ENGINE}
+        silent = sorted(asked - self.fitted.keys())
         lines = [f"no measured experiment of {one} on {self.cluster.name}: its structure alone" for one in silent]
         return "; ".join([*([self.used] if self.used else []), *lines])
 
@@ -242,6 +118,10 @@ class Forecast:
                 time = times[at]
                 times[at] = _later(time, seconds) if time is not None and math.isfinite(seconds) else None
         return times
+
+    def points(self, experiments: Sequence[Experiment], of_layers: np.ndarray | None = None) -> Points:
+        """Prediction inputs of experiments, see `workloads.predict.layouts.points_of`."""
+        return _points(experiments, self.cluster, self.rates, of_layers)
 
     def _times(self, experiments: Sequence[Experiment], structures: layouts.Structures) -> list[StepTime | None]:
         """Step times by the closed form on the cluster of ``structures``."""
@@ -300,17 +180,19 @@ def _memory(cluster: ClusterSpec, known: Known, without: set[str]) -> EngineMemo
 
 def _engines(known: Known) -> set[tuple[str, str]]:
     """Engines that a user can choose, and those of measured rows, each with its version."""
-    measured = (
-        ran.experiment for place in (known, *(one for _, one in known.elsewhere)) for ran in place.steps.values()
-    )
-    return {*ENGINES.items(), *((one.engine, one.engine_version) for one in measured)}
+    places = (known, *(one for _, one in known.elsewhere))
+    return {*ENGINES.items(), *_engines_of(ran for place in places for ran in place.steps.values())}
+
+
+def _engines_of(runs: Iterable[MeasuredLayout]) -> set[tuple[str, str]]:
+    return {(one.experiment.engine, one.experiment.engine_version) for one in runs}
 
 
 def _points(
     experiments: Sequence[Experiment],
     cluster: ClusterSpec,
     rates: Mapping[str, float],
-    of_layers: np.ndarray,
+    of_layers: np.ndarray | None,
     launch: np.ndarray | None = None,
 ) -> Points:
     """Prediction inputs of experiments. Host factors are 1 for other engines, whose rows do not record host speed."""
@@ -373,9 +255,7 @@ def _measured(
         both = Counter(parts[0][1]) + Counter(parts[1][1])
         return parts[0][0] + parts[1][0], dict(both), parts[0][2] + parts[1][2]
     rates = known.probe
-    profiles = profiles_with(
-        (one.experiment.engine, one.experiment.engine_version) for runs in rows.values() for one in runs
-    )
+    profiles = profiles_with(_engines_of(one for runs in rows.values() for one in runs))
     training_rows, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, profiles)
     of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows record their own host
     for engine, runs in rows.items():

@@ -14,8 +14,8 @@ class Profile:
 
     name: str
     engine: str = ""
-    """Value of the field ``engine`` whose rows this profile describes, `ANY_ENGINE` for those without a profile of their
-    own; empty: the rows of tables."""
+    """Value of the field ``engine`` whose rows this profile describes, `ANY_ENGINE` for engines without a profile;
+    empty: the rows of tables."""
     engine_version: str = ""
     """Regular expression of the engine's versions to which the profile applies; empty: all."""
     also: tuple[str, ...] = ()

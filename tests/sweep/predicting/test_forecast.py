@@ -18,13 +18,8 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.planning.ledger import ledger_rows
 from sweep.predicting.codebases import key_of_engine, profiles_with, read_clusters, read_profiles
-from sweep.predicting.forecast import (
-    Forecast,
-    Known,
-    _without_network,
-    ran_layouts,
-    read_known,
-)
+from sweep.predicting.forecast import Forecast, _without_network
+from sweep.predicting.known import Known, ran_layouts, read_known
 from sweep.running.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
@@ -360,12 +355,13 @@ def test_another_engine_is_predicted_from_its_own_rows_alone(tmp_path: Path) -> 
     alone = nothing.times([ours, theirs])
     assert alone[0] is not None and alone[1] is not None
     name = f"torchtitan {ENGINES['torchtitan']}"
-    assert nothing.used_for([ours]) == ""
-    assert nothing.used_for([ours, theirs]) == f"no measured experiment of {name} on h200: its structure alone"
+    both = [(one.engine, one.engine_version) for one in (ours, theirs)]
+    assert nothing.used_for(both[:1]) == ""
+    assert nothing.used_for(both) == f"no measured experiment of {name} on h200: its structure alone"
     assert nothing.has_rows_of(ours) and not nothing.has_rows_of(theirs)
     rows_of_another(tmp_path, 6)
     forecast = Forecast.of(H200, read_known(H200, tmp_path))
-    assert forecast.used == forecast.used_for([theirs]) == f"predicted with 6 measured experiments of {name} on h200"
+    assert forecast.used == forecast.used_for(both) == f"predicted with 6 measured experiments of {name} on h200"
     assert forecast.has_rows_of(theirs)
     first, second = forecast.times([ours, theirs])
     assert first == alone[0]  # its rows say nothing of ours

@@ -36,6 +36,9 @@ class Saved(NamedTuple):
     ffn: float
 
 
+NOTHING = Saved(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """Terms of one engine with 16-bit products."""
@@ -62,7 +65,7 @@ class EngineMemory:
     """Bytes a token and hidden unit of inputs that tensor parallelism gathers and keeps whole."""
     ring: float = 0.0
     """Bytes a token and hidden unit that ring attention saves more."""
-    fp8: Saved = Saved(0, 0, 0)
+    fp8: Saved = NOTHING
     """Bytes by which a layer in fp8 saves less."""
     copies_tied_twice: bool = False
     """Whether a tied weight is sharded, and gathered, once as embedding and once as head."""
@@ -116,7 +119,7 @@ TORCHTITAN_AUTOCAST = EngineMemory(
 )
 MEGATRON_LOCAL = EngineMemory(
     source=(
-        "megatron-core 0.16.1, local layers: inputs and outputs of both norms (8 h), q, k, v as one tensor (2 h + 4 K), "
+        "megatron-core 0.16.1, local layers: inputs, outputs of both norms (8 h), q, k, v as one tensor (2 h + 4 K), "
         "q and k after RoPE (2 h + 2 K), the attention's output (2 h), both products and the result of SwiGLU (6 F); "
         "logits and vocab_parallel_cross_entropy's exponentials in fp32 (6 V); main gradients in fp32, never sharded"
     ),
