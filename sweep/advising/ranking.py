@@ -230,7 +230,8 @@ class Ranking:
         """A row's layout with the schedule that bounds assume; None if it breaks a rule."""
         row = int(self.rows[here])
         schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-        experiment = self.space.layout(row, LayoutGroup("selective", 1, schedule, 1, replicas, kind))
+        recompute = "selective" if self.space.question.engine == ENGINE else "none"  # others have no selective one
+        experiment = self.space.layout(row, LayoutGroup(recompute, 1, schedule, 1, replicas, kind))
         return None if experiment is None or violations(experiment, self.space.question.cluster) else experiment
 
     def _estimate(self, mine: Ints, group: LayoutGroup) -> Floats:

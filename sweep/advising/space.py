@@ -18,7 +18,7 @@ from sweep.advising.question import Question
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.layout_rules import divisors
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.experiment import Experiment
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")
@@ -144,7 +144,8 @@ class LayoutSpace:
             routing=q.routing,
             routing_imbalance=q.routing_imbalance,
             compile=q.compile,
-            **({} if q.engine == ENGINE else {"engine": q.engine, "engine_version": q.engine_version}),
+            engine=q.engine,
+            engine_version=q.engine_version,
         )
 
 
