@@ -12,7 +12,7 @@ from docs.tools.accuracy_scores import percent, table
 from docs.tools.hosts_of_rows import host_of, launch_s
 from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.load import load
-from sweep.predicting.forecast import Known
+from sweep.predicting.known import Known
 from sweep.predicting.measured_tables import RECORDED
 from workloads.predict.parameters import TIME
 from workloads.predict.probed import LAUNCH_S, pace_of

@@ -13,7 +13,8 @@ from results.statistics import grade
 from results.tables.load import load
 from sweep.grids.step_time import StepTime
 from sweep.predicting.codebases import read_clusters, read_profiles
-from sweep.predicting.forecast import READ, Forecast, Known, ran_layouts, read_known
+from sweep.predicting.forecast import Forecast
+from sweep.predicting.known import READ, Known, ran_layouts, read_known
 from sweep.predicting.measured_tables import RECORDED
 from workloads.costs.memory.estimate import peak_stage
 from workloads.predict import layouts, near_full

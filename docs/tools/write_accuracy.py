@@ -1,8 +1,8 @@
 """Writes docs/accuracy.md: errors of predicted tables, measured on rows that were left out of the fit.
 
-``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv]`` computes every number
-from rows. The shipped rows are read from results/recorded; the study's and the A100 runs' files do not ship, and a
-section whose file is not given is kept as it stands.
+``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv] [--only SECTION]`` computes
+every number from rows. The shipped rows are read from results/recorded; the study's and the A100 runs' files do not
+ship, and a section whose file is not given is kept as it stands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
+from docs.tools import (
+    accuracy_limits,
+    accuracy_of_engines,
+    accuracy_of_hosts,
+    accuracy_of_plans,
+    accuracy_of_rehearsals,
+)
 from docs.tools.accuracy_limits import host_sets_pace
 from docs.tools.accuracy_scores import MANY, by_value, in_cells_of, percent, scores, table, verdicts
 from docs.tools.other_hosts import ON_OTHER_HOSTS
@@ -155,9 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m docs.tools.write_accuracy", description=__doc__)
     parser.add_argument("--study", type=Path, help="bench_final2_mfu2.csv of nanotron/ultrascale-playbook-data")
     parser.add_argument("--a100", type=Path, help="a table of measured A100 runs")
+    parser.add_argument("--only", action="append", help="name of a section; give it again for more of them")
     options = parser.parse_args(arguments)
     makers: dict[str, Callable[[], str] | None] = {
         "plans": accuracy_of_plans.section,
+        "engines": accuracy_of_engines.section,
         "hosts": accuracy_of_hosts.section,
         "recorded": recorded_section,
         "rehearsals": accuracy_of_rehearsals.section,
@@ -166,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     text = PAGE.read_text()
     for name, make in makers.items():
-        if make is not None:
+        if make is not None and name in (options.only or makers):
             text = put_section(text, name, make())
     PAGE.write_text(text)
     print(PAGE)

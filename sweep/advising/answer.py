@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweep.advising.question import Goal, Question
-from sweep.advising.ranking import Ranked, RankedLayout, Ranking
+from sweep.advising.ranking import Peak, Ranked, RankedLayout, Ranking
 from sweep.advising.space import LayoutSpace, space_of
 from sweep.advising.times import Times
-from sweep.predicting.forecast import Known
-from workloads.costs.memory.estimate import StageMemory
+from sweep.predicting.known import Known
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 
 TOP = 5
 DAY_S, HOUR_S = 86_400.0, 3_600.0
@@ -24,7 +23,7 @@ class SizeAnswer:
     """The best layouts of one number of devices."""
 
     ranked: Ranked
-    smallest: tuple[Experiment, StageMemory] | None
+    smallest: tuple[Experiment, Peak] | None
     """If nothing fits: the layout with the lowest peak memory."""
 
 
@@ -152,6 +151,7 @@ def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str
         raise InvalidSweep("advise: nothing fits, so nothing is left to settle")
     words = ["+grid=one_point", f"model={question.model.name}", f"cluster={question.cluster_name}"]
     words += question.cluster_changes
+    words += [f"+grid.axes.engine={question.engine}"] if question.engine != ENGINE else []
     sizes = dict.fromkeys(one.experiment.world_size for one in best)
     for name in _AXES:
         values = list(dict.fromkeys(getattr(one.experiment, name) for one in best))
@@ -168,7 +168,7 @@ def _written(value: object) -> str:
 _AXES = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "cp_kind", "precision", "routing"),
-    "routing_imbalance",
+    *("routing_imbalance", "compile"),
 )
 _USUAL = {
     **dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size"), 1),
@@ -183,5 +183,6 @@ _USUAL = {
     "precision": "bf16",
     "routing": "balanced",
     "routing_imbalance": 1.0,
+    "compile": "none",
 }
 """Values in the grid `one_point`."""

@@ -14,7 +14,7 @@ from sweep.composing.overrides import parse_overrides
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES, Precision
+from workloads.spec.experiment import AXES, ENGINE, ENGINES, Precision
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here
@@ -31,7 +31,10 @@ DEFAULT_MOST = 2_048
 _WORK = {"seq_len": 4096, "global_batch_size": 1024}
 """Sizes of a step with their defaults: four million tokens."""
 _GOAL = ("tokens", "days", "price")
-_OTHERS = ("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", *_WORK, *_GOAL, "results_dir")
+_OTHERS = (
+    *("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", "engine", "compile"),
+    *(*_WORK, *_GOAL, "results_dir"),
+)
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
 _SPAN = re.compile(r"(\d+)-(\d+)")
 
@@ -60,6 +63,9 @@ class Question:
     precision: Precision
     routing: str
     routing_imbalance: float
+    engine: str
+    engine_version: str
+    compile: str
     axes: Mapping[str, tuple[Any, ...]]
     """Axes of `LAYOUT_AXES` that the user restricted, with their values."""
     goal: Goal | None
@@ -96,6 +102,8 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
     cluster = config.cluster
     _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")))
     goal = _goal(values)
+    engine = _choice("engine", values.get("engine", ENGINE))
+    _refuse_unknown_memory(engine, values, config.models[values["model"]])
     price = number("advise: price", values["price"], above=0) if "price" in values else cluster.price_per_device_hour
     return Question(
         config=config,
@@ -107,6 +115,9 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
         precision=_choice("precision", values.get("precision", "bf16")),
         routing=_choice("routing", values.get("routing", "balanced")),
         routing_imbalance=_choice("routing_imbalance", values.get("routing_imbalance", 1.0)),
+        engine=engine,
+        engine_version=ENGINES[engine],
+        compile=_choice("compile", values.get("compile", "none")),
         axes={name: _narrowed(name, values[name]) for name in LAYOUT_AXES if name in values},
         goal=goal,
         price=price,
@@ -139,6 +150,16 @@ def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:
         raise InvalidSweep(
             f"advise: the file of cluster {cluster.name} ({device.name}) lacks {', '.join(absent)}, so nothing can be "
             f"predicted; give cluster.{absent[0]}=..., or another cluster"
+        )
+
+
+def _refuse_unknown_memory(engine: str, values: Mapping[str, Any], model: ModelSpec) -> None:
+    """The memory of other engines is known for dense layers in 16 bits and fp8."""
+    precision = str(values.get("precision", "bf16"))
+    if engine != ENGINE and (model.moe is not None or model.mla is not None or precision in ("fp16", "fp32", "fp64")):
+        raise InvalidSweep(
+            f"advise: engine={engine} is predicted for dense models in bf16 or fp8; use engine={ENGINE}, or another "
+            "model or precision"
         )
 
 

@@ -27,10 +27,12 @@ from sweep.advising.floor import Floor, floor_of, saved_of
 from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import StepTime
+from sweep.predicting.engine_memory import EnginePeak
 from workloads.costs.memory.estimate import StageMemory, peak_stage
 from workloads.predict.points import Floats
+from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import violations
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 
 MARGIN = 0.95
 """Factor on estimates, for savings of structures that are not in the closed form."""
@@ -40,7 +42,11 @@ more remains); interleaved 1F1B divides it by its virtual stages."""
 BATCH = 96
 """Number of layouts timed in one batch."""
 
+LEAST_OF_ANOTHER = 0.8
+"""Factor on the floor of memory, which is that of this project's engine, for another engine."""
+
 Family = tuple[int, ...]
+Peak = StageMemory | EnginePeak
 Flags = NDArray[Any]
 
 
@@ -55,7 +61,7 @@ class RankedLayout:
 
     experiment: Experiment
     time: StepTime
-    memory: StageMemory
+    memory: Peak
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -112,13 +118,14 @@ class Ranking:
 
     def __post_init__(self) -> None:
         space, saved = self.space, saved_of(self.space)
-        lowest = self._lowest(floor_of(space, 1, saved), space.pp)
+        least = 1.0 if space.question.engine == ENGINE else LEAST_OF_ANOTHER
+        lowest = least * self._lowest(floor_of(space, 1, saved), space.pp)
         self.rows = np.flatnonzero(lowest.min(axis=1) <= self.limit_bytes)
         self.bounds = self.of_other_kinds = self.without_ring = self.times.bounds(space, self.rows)
         if (space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
             self.of_other_kinds, self.without_ring = self._other_kinds(context=True), self._other_kinds(context=False)
         self.floors = {
-            replicas: Floor(*(one[self.rows] for one in floor_of(space, replicas, saved)))
+            replicas: Floor(*(least * one[self.rows] for one in floor_of(space, replicas, saved)))
             for replicas in dict.fromkeys(group.replicas for group in space.groups)
         }
 
@@ -223,7 +230,8 @@ class Ranking:
         """A row's layout with the schedule that bounds assume; None if it breaks a rule."""
         row = int(self.rows[here])
         schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-        experiment = self.space.layout(row, LayoutGroup("selective", 1, schedule, 1, replicas, kind))
+        recompute = "selective" if self.space.question.engine == ENGINE else "none"  # others have no selective one
+        experiment = self.space.layout(row, LayoutGroup(recompute, 1, schedule, 1, replicas, kind))
         return None if experiment is None or violations(experiment, self.space.question.cluster) else experiment
 
     def _estimate(self, mine: Ints, group: LayoutGroup) -> Floats:
@@ -278,17 +286,23 @@ class Ranking:
             before = search.kept.get(family_of(one))
             if before is not None and time.step_time_s >= before.time.step_time_s:
                 continue
-            memory = peak_stage(one)
-            time = self.times.forecast.near_full(time, memory.peak_bytes)
+            if (memory := self.peak(one)) is None:
+                continue
+            if is_own(one):
+                time = self.times.forecast.near_full(time, memory.peak_bytes)
             if memory.peak_bytes <= self.limit_bytes and (before is None or time.step_time_s < before.time.step_time_s):
                 search.keep(RankedLayout(experiment=one, time=time, memory=memory))
 
-    def smallest(self, size: int) -> tuple[Experiment, StageMemory] | None:
+    def peak(self, experiment: Experiment) -> Peak | None:
+        """Peak memory without the workspace of matrix products; None: unknown."""
+        return peak_stage(experiment) if is_own(experiment) else self.times.forecast.memory.peak(experiment)
+
+    def smallest(self, size: int) -> tuple[Experiment, Peak] | None:
         """If nothing fits: the layout with the lowest memory, of those with the lowest bounds; None: there are no
         layouts."""
         of_size = np.flatnonzero(self.space.size == size)
         floor = floor_of(self.space).piped[of_size]
-        best: tuple[Experiment, StageMemory] | None = None
+        best: tuple[Experiment, Peak] | None = None
         for place in np.argsort(floor, axis=None)[:_ASKED_OF]:
             row, kind = divmod(int(place), len(KINDS))
             for group in self.space.groups:
@@ -297,8 +311,8 @@ class Ranking:
                 one = self.space.layout(int(of_size[row]), group)
                 if one is None or violations(one, self.space.question.cluster):
                     continue
-                memory = peak_stage(one)
-                if best is None or memory.peak_bytes < best[1].peak_bytes:
+                memory = self.peak(one)
+                if memory is not None and (best is None or memory.peak_bytes < best[1].peak_bytes):
                     best = one, memory
         return best
 

@@ -16,6 +16,7 @@ from sweep.advising.ranking import RankedLayout
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.price import price
 from sweep.planning.summary import layout
+from workloads.spec.experiment import ENGINE
 
 ALIKE = 0.02
 """Layouts whose predicted times differ by up to this share count as equally fast."""
@@ -31,7 +32,7 @@ def print_answer(answer: Advice, console: Console) -> None:
 
     q, space = answer.question, answer.space
     say(
-        f"{q.model.name} on {q.cluster.name}, {q.precision}: steps of {q.global_batch_size:,} sequences of "
+        f"{q.model.name} on {q.cluster.name}{_engine(q)}, {q.precision}: steps of {q.global_batch_size:,} sequences of "
         f"{q.seq_len:,} tokens, {q.tokens_per_step:,} tokens in all"
     )
     usable = q.cluster.usable_bytes
@@ -57,6 +58,12 @@ def print_answer(answer: Advice, console: Console) -> None:
     )
     if answer.best:
         _print_settling(answer, console)
+
+
+def _engine(q: Question) -> str:
+    if q.engine == ENGINE and q.compile == "none":
+        return ""
+    return f", {q.engine} {q.engine_version}" + (" compiled" if q.compile != "none" else "")
 
 
 def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:

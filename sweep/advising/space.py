@@ -143,6 +143,9 @@ class LayoutSpace:
             precision=q.precision,
             routing=q.routing,
             routing_imbalance=q.routing_imbalance,
+            compile=q.compile,
+            engine=q.engine,
+            engine_version=q.engine_version,
         )
 
 

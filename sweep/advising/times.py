@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,27 +12,34 @@ import numpy as np
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, Ints, LayoutSpace
 from sweep.grids.step_time import StepTime
-from sweep.predicting.forecast import Forecast, Known, known_of
+from sweep.predicting.codebases import key_of_engine
+from sweep.predicting.forecast import Forecast
+from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
-from workloads.predict.points import Floats, fp8_kind
-from workloads.spec.experiment import ENGINE_VERSION, Experiment
+from workloads.predict.points import Floats, Points, fp8_kind
+from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     forecast: Forecast
+    engine: tuple[str, str] = (ENGINE, ENGINE_VERSION)
+    """The engine that is asked for, and its version."""
 
     @classmethod
     def of(cls, question: Question, known: Known | None = None) -> Times:
         """``known``: by default the measurements that a plan of the same cluster would use."""
         if known is None:
             known = known_of(question.config)
-        return cls(Forecast.of(question.cluster, known))
+        return cls(Forecast.of(question.cluster, known), (question.engine, question.engine_version))
 
     @property
     def source(self) -> str:
         """Source of the times, in words."""
-        return self.forecast.used or "fitted on no row of this cluster: the closed form's shipped values alone"
+        return (
+            self.forecast.used_for([self.engine])
+            or "fitted on no row of this cluster: the closed form's shipped values alone"
+        )
 
     def of_layouts(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """Predictions as in a plan."""
@@ -49,9 +57,11 @@ class Times:
             for start in range(0, len(rows), _CHUNK):
                 part = slice(start, min(start + _CHUNK, len(rows)))
                 count = part.stop - part.start
-                versions = np.array([f"engine {ENGINE_VERSION}"] * count, dtype=np.str_)
+                versions = np.array([f"engine {self.engine[1]}"] * count, dtype=np.str_)
                 columns = _columns(space, rows[part], kind) | {"ring": np.full(count, float(ring))}
                 points = layouts.points_from(columns, np.full(count, peak), versions, cluster, self.forecast.rates)
+                if self.engine[0] != ENGINE:
+                    points = _of_engine(points, self.engine, space.question.compile != "none")
                 parts = self.forecast.predictor.seconds(points, None if context else {"context": 1e-9})
                 bounds_of_rows.work[part, kind] = parts.busy + parts.after
                 bounds_of_rows.fill[part, kind] = parts.pipeline - parts.busy
@@ -61,7 +71,7 @@ class Times:
 
     def shares(self, experiment: Experiment) -> Shares:
         """Shares of a layout's step. Its structure is assumed to change all parts alike."""
-        points = layouts.points_of([experiment], self.forecast.cluster, self.forecast.rates)
+        points = self.forecast.points([experiment])
         parts = self.forecast.predictor.seconds(points)
         whole = float(parts.pipeline[0] + parts.seen[0] + parts.after[0])
         return Shares(
@@ -78,8 +88,7 @@ class Times:
         factors = structures.factors(experiments)
         of_layers = structures.of_layers(experiments, factors)
         with_structure, plain = (
-            forecast.predictor.seconds(layouts.points_of(experiments, forecast.cluster, forecast.rates, known))
-            for known in (of_layers, None)
+            forecast.predictor.seconds(forecast.points(experiments, known)) for known in (of_layers, None)
         )
         # For layers that differ the host's part is known separately; the bounds use that of dense layers.
         of_form = (with_structure.pipeline + with_structure.seen + with_structure.after) / (
@@ -93,6 +102,16 @@ class Times:
         peak = device.peak_of("bf16") or device.peak_of(space.question.precision)
         assert peak is not None
         return peak
+
+
+def _of_engine(points: Points, engine: tuple[str, str], compiled: bool) -> Points:
+    """The points of another engine, for whose host there are no figures."""
+    name, ones = key_of_engine(*engine), np.ones(len(points))
+    versions = np.array([f"{one} compiled" if compiled else one for one in points.version], dtype=np.str_)
+    codebase = np.array([name] * len(points), dtype=np.str_)
+    return dataclasses.replace(
+        points, codebase=codebase, version=versions, compiled=compiled * ones, launch=ones, pace=ones
+    )
 
 
 class Shares(NamedTuple):

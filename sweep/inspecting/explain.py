@@ -32,7 +32,7 @@ from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
 _MEASURED = (
@@ -63,8 +63,16 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             prediction = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
             console.print(prediction, highlight=False, markup=False, soft_wrap=True)
     if not is_own(experiment):
-        what = "memory is not" if any(row["predicted_step_time_s"] for row in record.ledger) else "nothing is"
-        console.print(f"{what} predicted for engine={experiment.engine}: the closed forms describe engine {ENGINE}")
+        peaks = [row["predicted_peak_bytes"] for row in record.ledger if row["predicted_peak_bytes"]]
+        if peaks:
+            console.print(
+                f"predicted peak with engine={experiment.engine}: {format_bytes(peaks[0], 2)}", highlight=False
+            )
+        else:
+            what = "memory is not" if any(row["predicted_step_time_s"] for row in record.ledger) else "nothing is"
+            console.print(
+                f"{what} predicted for engine={experiment.engine}: its closed form does not cover this layout"
+            )
     elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         memory, cluster = estimate_memory(experiment), _cluster_of(record)

@@ -12,7 +12,7 @@ from sweep.planning.limits import device_limit, host_bytes
 from sweep.planning.plan import Plan, make_plan
 from sweep.planning.progress import PlanProgress
 from sweep.planning.reuse import begun_experiments, find_finished
-from sweep.predicting.forecast import known_of
+from sweep.predicting.known import known_of
 from workloads.contract.protocol import Method
 
 if TYPE_CHECKING:

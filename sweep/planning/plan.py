@@ -25,7 +25,8 @@ from sweep.grids.walk import MISTAKES, Progress, silent
 from sweep.planning import audit
 from sweep.planning.price import Price, information_order, price, shared_stage_discount, within_budget
 from sweep.planning.reuse import FinishedAttempt
-from sweep.predicting.forecast import Forecast, Known
+from sweep.predicting.forecast import Forecast
+from sweep.predicting.known import Known
 from workloads.contract.protocol import Method, Task
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
@@ -172,7 +173,7 @@ def make_plan(
         combinations=expansion.combinations,
         dropped=dict(dropped),
         unpredicted=unpredicted,
-        predicted_with=forecast.used,
+        predicted_with=forecast.used_for({(one.engine, one.engine_version) for one in possible}),
     )
 
 
@@ -275,16 +276,16 @@ def _planned(
     give.
     """
     experiment, cluster = point.experiment, config.cluster
-    # The closed form of memory describes our own engine only. Times of another engine are predicted once it has rows on
-    # the cluster.
     tensor_bytes = stage = None
     if point.predicted and is_own(experiment):
         tensor_bytes = peaks.get(experiment.id) if peaks else None
         if tensor_bytes is None:
             memory = peak_stage(experiment)
             tensor_bytes, stage = memory.peak_bytes, memory.stage
+    elif point.predicted and (of_engine := forecast.memory.peak(experiment)) is not None:
+        tensor_bytes, stage = of_engine.peak_bytes, of_engine.stage
     peak_bytes = tensor_bytes + cluster.device.workspace_bytes if tensor_bytes is not None else None
-    if time is not None and tensor_bytes is not None:
+    if time is not None and tensor_bytes is not None and is_own(experiment):
         time = forecast.near_full(time, tensor_bytes)
     planned = dataclasses.replace(
         point.planned,
@@ -302,7 +303,9 @@ def _planned(
             cached_attempt=attempt.attempt_id,
             cached_sweep=attempt.sweep,
         )
-    if tensor_bytes is not None and not config.plan.run_predicted_oom:
+    # No run of another engine is refused by its structure alone.
+    may_refuse = forecast.has_rows_of(experiment)
+    if tensor_bytes is not None and may_refuse and not config.plan.run_predicted_oom:
         detail = _too_big(planned, stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
@@ -365,7 +368,7 @@ def _too_big(
             f"stage {stage} of {experiment.pp} needs {format_bytes(peak_bytes)}; "
             f"{format_bytes(device_bytes)} x margin {margin:g} = {format_bytes(device_bytes * margin)}"
         )
-    if host_bytes is None:
+    if host_bytes is None or not is_own(experiment):
         return None
     stages = estimate_memory(experiment).stages
     together = sum(stage.peak_bytes for stage in stages) * (experiment.world_size // experiment.pp)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from sweep.composing.conffiles import PACKAGED, ConfFolders
 from sweep.composing.yaml_files import read_yaml
-from workloads.predict.profiles import Profile
+from workloads.predict.layouts import CODEBASE
+from workloads.predict.profiles import ANY_ENGINE, Profile
 from workloads.spec.checks import build
 from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict
+from workloads.spec.experiment import ENGINE
 
 FOLDER = PACKAGED / "codebase"
 GENERAL = "general"
@@ -25,6 +30,29 @@ def read_profiles() -> dict[str, Profile]:
         fields.update({name: tuple(str(one) for one in fields[name]) for name in _LISTS if name in fields})
         profiles[path.stem] = build(Profile, f"code base {path.stem}", fields)
     return profiles
+
+
+def key_of_engine(engine: str, version: str) -> str:
+    """Name under which the rows of one version of an engine are fitted: rows of different engines, or of different
+    versions of one, are never pooled."""
+    return CODEBASE if engine == ENGINE else f"{engine} {version}"
+
+
+@lru_cache(maxsize=64)
+def profile_of_engine(engine: str, version: str) -> Profile:
+    """Profile of another engine. Kernels of torch run at the rates that rows of this project's engine gave; the
+    engine's own file overrides what is different."""
+    profiles = read_profiles()
+    own = [one for one in profiles.values() if one.engine == engine and re.search(one.engine_version, version)]
+    found = max(own, key=lambda one: len(one.engine_version), default=profiles[f"engine_{ANY_ENGINE}"])
+    time = {**profiles[CODEBASE].time, **found.time}
+    return dataclasses.replace(found, name=key_of_engine(engine, version), time=time)
+
+
+def profiles_with(engines: Iterable[tuple[str, str]]) -> dict[str, Profile]:
+    """Every shipped profile, and those of other engines: pairs of an engine and its version."""
+    others = ((one, version) for one, version in engines if one != ENGINE)
+    return {**read_profiles(), **{key_of_engine(*one): profile_of_engine(*one) for one in others}}
 
 
 @lru_cache(maxsize=8)

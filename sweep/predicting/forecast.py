@@ -9,151 +9,29 @@ these (``plan.learn_from``), each with the rates and the probe of its cluster an
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from results.text.numbers import plural
-from sweep.composing.config import SweepConfig
 from sweep.grids.step_time import StepTime
-from sweep.predicting.codebases import GENERAL, read_profiles
-from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
+from sweep.predicting.codebases import key_of_engine, profiles_with
+from sweep.predicting.engine_memory import EngineMemory
+from sweep.predicting.known import Known, MeasuredLayout
 from workloads.predict import crossing, layouts, near_full
 from workloads.predict.crossing import Crossing
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
-from workloads.predict.probed import LAUNCH_S, probed
-from workloads.predict.profiles import find_profile
-from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_id
+from workloads.spec.experiment import ENGINE, ENGINES, Experiment
 
 MOST_ROWS = 200
-"""Most measured experiments per engine (the newest) used in a fit: beyond this, fitting time grows more than
-accuracy."""
-LEAST_OF_ANOTHER = 5
-"""Least number of measured experiments of another engine for its predictions: the model was made for this engine."""
-
-
-class MeasuredLayout(NamedTuple):
-    """A layout that ran, with its measured step time."""
-
-    experiment: Experiment
-    step_time_s: float
-    launch: float | None = None
-    """Its host's time per launched operation, relative to the usual time `LAUNCH_S`; None: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Measurements on a cluster that a plan may use."""
-
-    steps: Mapping[str, MeasuredLayout] = field(default_factory=dict)
-    """Layouts that ran there, by `layout_id`, newest first."""
-    probe: Mapping[str, float] = field(default_factory=dict)
-    """Rates and factors as `workloads.predict.probed.probed` returns them; empty: no probe, or a probe without usable
-    rates."""
-    probe_day: str = ""
-    """Day when the probe ended, as year-month-day."""
-    network: MeasuredNetwork | None = None
-    """Times of collectives between nodes; None without a probe of several nodes."""
-    elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
-    """Measurements on other clusters that also count."""
-
-
-def known_of(config: SweepConfig) -> Known:
-    """Measurements that predictions of a sweep start from: of its cluster and of those in ``plan.learn_from``."""
-    return read_known(config.cluster, config.results_dir, config.learn_from)
-
-
-def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[ClusterSpec] = ()) -> Known:
-    """Rows and the probe of a cluster in a results folder, and of the clusters ``elsewhere``.
-
-    Files that cannot be read are skipped.
-    """
-    if cluster.matmul_efficiency is None or not results_dir.is_dir():
-        return Known()
-    from results.tables.probes import load_probe
-
-    others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
-    known = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
-    if (probe := load_probe(cluster.name, results_dir)) is None:
-        return known
-    rates = probed(probe.rows, cluster)
-    network = network_of(probe.rows, cluster.devices_per_node)
-    day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
-    return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
-
-
-def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
-    """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
-
-    Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
-    warm-up included, are left out: that time is not a property of the layout.
-    """
-    runs: list[tuple[Experiment, float, float | None]] = []
-    smooth = (row for row in measured if not row["allocator_retries"])
-    for row in sorted(smooth, key=lambda row: str(row["started_at"]), reverse=True):
-        try:
-            experiment = from_dict(json.loads(row["config_json"]))
-        except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version that this one cannot read
-            continue
-        if not layout_violations(experiment):
-            launch_s = row["host_launch_s"] or 0
-            runs.append((experiment, row["step_time_s"], launch_s if 0 < launch_s < math.inf else None))
-    runs_by_layout: dict[str, list[MeasuredLayout]] = {}
-    for experiment, seconds, launch in runs:
-        ran = MeasuredLayout(experiment, seconds, None if launch is None else launch / LAUNCH_S)
-        runs_by_layout.setdefault(layout_id(experiment), []).append(ran)
-    return {
-        name: every[0]._replace(
-            step_time_s=statistics.median(one.step_time_s for one in every),
-            launch=_middle(one.launch for one in every),
-        )
-        for name, every in runs_by_layout.items()
-    }
-
-
-def _middle(launches: Iterable[float | None]) -> float | None:
-    known = [launch for launch in launches if launch is not None]
-    return statistics.median(known) if known else None
-
-
-def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
-    """Columns `READ` of finished measurements on the cluster, including real steps of its probes."""
-    from results.errors import InvalidResults
-    from results.tables import store
-    from results.tables.schema import MEASUREMENT_VERSION
-
-    for sweep in store.own_sweep_dirs(folder):
-        try:
-            table = store.runs_of(store.scan(sweep, "attempts").table.select([*READ, "attempt_id"]), sweep)
-        except (InvalidResults, OSError):
-            continue
-        for row in table.select(READ).to_pylist():
-            if (
-                row["outcome"] == "ok"
-                and row["method"] == "measured"
-                and row["cluster"] == cluster.name
-                and row["measurement_version"] == MEASUREMENT_VERSION
-                and row["config_json"]
-                and (row["step_time_s"] or 0) > 0
-            ):
-                yield row
-
-
-READ = [
-    "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
-    "allocator_retries",
-]  # fmt: skip
+"""Most measured experiments per engine and version (the newest) used in a fit: beyond this, fitting time grows more
+than accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +45,12 @@ class Forecast:
     Without a probe the host factors are those of the median measured row."""
     used: str = ""
     """Measurements used in addition to the profile, in words; empty: none."""
-    engines: frozenset[str] = frozenset({ENGINE})
-    """Engines that can be predicted: this project's, and those with enough measured rows."""
+    fitted: Mapping[str, int] = field(default_factory=dict)
+    """Number of measured experiments in the fit by engine and version, as `key_of_engine` writes them."""
     crossing: Crossing | None = None
     """Seconds due to a network that a probe has timed; None: not timed."""
+    memory: EngineMemory = field(default_factory=EngineMemory)
+    """Peak memory of other engines."""
     structures: layouts.Structures = field(init=False, repr=False, compare=False)
     _of_one_node: layouts.Structures | None = field(init=False, repr=False, compare=False)
 
@@ -183,29 +63,43 @@ class Forecast:
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
         """Fits a forecast for one cluster. ``leave_out``: `layout_id` of layouts whose measurements (any seed) are not
         used."""
-        known, measured, sources = known or Known(), [], []
-        engines, room = {ENGINE}, dict.fromkeys(ENGINES, MOST_ROWS)
+        known, measured, sources, without = known or Known(), [], [], set(leave_out)
+        fitted = Counter[str]()
         rates = known.probe
         for place, known_there in ((cluster, known), *known.elsewhere):
-            rows = _rows(place, known_there, set(leave_out) if place is cluster else set(), room)
+            rows = _rows(place, known_there, without if place is cluster else set(), fitted)
             if place is cluster and not set(_OF_HOSTS) & set(rates):
                 rates = {**rates, **_usual_host(rows.get(ENGINE, []))}
             points, counts, silent = _measured(rows, place, known_there)
             measured += points
-            engines |= counts.keys()
             # a probe of another cluster is used only together with its rows
             counts_here = place is cluster or bool(counts)
             words = [f"the probe of {known_there.probe_day}"] if known_there.probe and counts_here else []
             for engine, count in counts.items():
-                room[engine] -= count
+                fitted[engine] += count
                 words.append(plural(count, "measured experiment") + ("" if engine == ENGINE else f" of {engine}"))
             ignored = f"{plural(silent, 'host-bound experiment')} without a recorded launch time" if silent else ""
             if words or ignored:
-                without = f" (ignored: {ignored})" if ignored else ""
-                sources.append(f"{' and '.join(words) or 'no measured experiment'} on {place.name}{without}")
+                not_used = f" (ignored: {ignored})" if ignored else ""
+                sources.append(f"{' and '.join(words) or 'no measured experiment'} on {place.name}{not_used}")
         used = f"predicted with {'; '.join(sources)}" if sources else ""
-        learned = Predictor.learn(_together(measured), read_profiles())
-        return cls(cluster, learned, rates, used, frozenset(engines), _crossing(cluster, known))
+        learned = Predictor.learn(_together(measured), profiles_with(_engines(known)))
+        memory = _memory(cluster, known, without)
+        return cls(cluster, learned, rates, used, dict(fitted), _crossing(cluster, known), memory)
+
+    def has_rows_of(self, experiment: Experiment) -> bool:
+        """Whether predictions of the experiment's engine may refuse it: this project's engine is known, another one
+        only from measured rows."""
+        key = key_of_engine(experiment.engine, experiment.engine_version)
+        return experiment.engine == ENGINE or key in self.fitted
+
+    def used_for(self, engines: Iterable[tuple[str, str]]) -> str:
+        """`used`, and which other engines (with their versions) have no measured row: these are predicted from their
+        structure alone."""
+        asked = {key_of_engine(*one) for one in engines if one[0] != ENGINE}
+        silent = sorted(asked - self.fitted.keys())
+        lines = [f"no measured experiment of {one} on {self.cluster.name}: its structure alone" for one in silent]
+        return "; ".join([*([self.used] if self.used else []), *lines])
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """Step times of experiments whose layouts break no rule; None: unknown."""
@@ -224,6 +118,10 @@ class Forecast:
                 time = times[at]
                 times[at] = _later(time, seconds) if time is not None and math.isfinite(seconds) else None
         return times
+
+    def points(self, experiments: Sequence[Experiment], of_layers: np.ndarray | None = None) -> Points:
+        """Prediction inputs of experiments, see `workloads.predict.layouts.points_of`."""
+        return _points(experiments, self.cluster, self.rates, of_layers)
 
     def _times(self, experiments: Sequence[Experiment], structures: layouts.Structures) -> list[StepTime | None]:
         """Step times by the closed form on the cluster of ``structures``."""
@@ -250,7 +148,8 @@ class Forecast:
         )
 
     def _knows(self, experiment: Experiment) -> bool:
-        return experiment.engine in self.engines and layouts.is_predicted(experiment, self.cluster)
+        known = key_of_engine(experiment.engine, experiment.engine_version) in self.predictor.profiles
+        return known and layouts.is_predicted(experiment, self.cluster)
 
 
 def _crossing(cluster: ClusterSpec, known: Known) -> Crossing | None:
@@ -268,22 +167,37 @@ def _later(time: StepTime, seconds: float) -> StepTime:
     )
 
 
-def _profile_of(engine: str) -> str:
-    """Name of the profile of an engine's code base; `GENERAL` if there is none."""
-    profiles = read_profiles()
-    return layouts.CODEBASE if engine == ENGINE else find_profile(engine, profiles.values(), profiles[GENERAL]).name
+def _memory(cluster: ClusterSpec, known: Known, without: set[str]) -> EngineMemory:
+    """Memory does not depend on the cluster, so rows of every known one count."""
+    measured = [
+        (ran.experiment, ran.peak_bytes)
+        for place in (known, *(one for _, one in known.elsewhere))
+        for name, ran in place.steps.items()
+        if ran.peak_bytes is not None and ran.experiment.engine != ENGINE and name not in without
+    ]
+    return EngineMemory.of(measured, cluster.device.workspace_bytes)
+
+
+def _engines(known: Known) -> set[tuple[str, str]]:
+    """Engines that a user can choose, and those of measured rows, each with its version."""
+    places = (known, *(one for _, one in known.elsewhere))
+    return {*ENGINES.items(), *_engines_of(ran for place in places for ran in place.steps.values())}
+
+
+def _engines_of(runs: Iterable[MeasuredLayout]) -> set[tuple[str, str]]:
+    return {(one.experiment.engine, one.experiment.engine_version) for one in runs}
 
 
 def _points(
     experiments: Sequence[Experiment],
     cluster: ClusterSpec,
     rates: Mapping[str, float],
-    of_layers: np.ndarray,
+    of_layers: np.ndarray | None,
     launch: np.ndarray | None = None,
 ) -> Points:
     """Prediction inputs of experiments. Host factors are 1 for other engines, whose rows do not record host speed."""
     points = layouts.points_of(experiments, cluster, rates, of_layers, launch)
-    names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
+    names = np.array([key_of_engine(one.engine, one.engine_version) for one in experiments], dtype=np.str_)
     of_hosts = {name: np.where(names == layouts.CODEBASE, getattr(points, name), 1.0) for name in _OF_HOSTS}
     return dataclasses.replace(points, codebase=names, **of_hosts)
 
@@ -299,20 +213,18 @@ def _scaled(
 
 
 def _rows(
-    cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[str, int]
+    cluster: ClusterSpec, known: Known, without: set[str], fitted: Counter[str]
 ) -> dict[str, list[MeasuredLayout]]:
-    """The newest rows to fit on by engine, at most ``room`` of each; another engine with too few rows is left out."""
+    """The newest rows to fit on by engine and version, at most `MOST_ROWS` of each together with those already
+    ``fitted``."""
     rows_by_engine: dict[str, list[MeasuredLayout]] = {}
     for name, ran in known.steps.items():
         if name not in without and layouts.is_predicted(ran.experiment, cluster):
-            rows = rows_by_engine.setdefault(ran.experiment.engine, [])
-            if len(rows) < room.get(ran.experiment.engine, 0):
+            engine = key_of_engine(ran.experiment.engine, ran.experiment.engine_version)
+            rows = rows_by_engine.setdefault(engine, [])
+            if len(rows) < MOST_ROWS - fitted[engine]:
                 rows.append(ran)
-    return {
-        engine: rows
-        for engine, rows in sorted(rows_by_engine.items(), key=lambda pair: pair[0] != ENGINE)
-        if engine == ENGINE or (len(rows) >= LEAST_OF_ANOTHER and _profile_of(engine) != GENERAL)
-    }
+    return {engine: rows for engine, rows in sorted(rows_by_engine.items(), key=lambda pair: pair[0] != ENGINE) if rows}
 
 
 _OF_HOSTS = ("launch", "pace")
@@ -343,7 +255,8 @@ def _measured(
         both = Counter(parts[0][1]) + Counter(parts[1][1])
         return parts[0][0] + parts[1][0], dict(both), parts[0][2] + parts[1][2]
     rates = known.probe
-    training_rows, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, read_profiles())
+    profiles = profiles_with(_engines_of(one for runs in rows.values() for one in runs))
+    training_rows, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, profiles)
     of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows record their own host
     for engine, runs in rows.items():
         structures = layouts.Structures(cluster)

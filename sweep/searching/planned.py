@@ -18,10 +18,10 @@ from results.text.numbers import name_routing
 from sweep.grids.step_time import StepTime
 from sweep.planning.plan import Plan, PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
-from sweep.searching.space import Flags, Floats, SearchSpace
+from sweep.searching.space import Flags, Floats, Ints, SearchSpace
 from workloads.predict.predictor import NORMAL_90
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import Experiment, from_dict, layout_id
+from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of candidates. The search may also choose points outside the plan's budget."""
@@ -75,10 +75,11 @@ class PlannedSpace:
 
 
 def cell_of(experiment: Experiment) -> tuple[Any, ...]:
-    """Key of an experiment's cell: layouts of one cell do the same work on the same number of devices."""
+    """Key of an experiment's cell: layouts of one cell do the same work with the same engine on the same number of
+    devices."""
     e = experiment
     routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
-    return e.model.name, routing, e.world_size, e.seq_len, e.global_batch_size
+    return e.engine, e.engine_version, e.model.name, routing, e.world_size, e.seq_len, e.global_batch_size
 
 
 def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
@@ -117,9 +118,10 @@ def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
         log_load=np.array([*map(_log_load, points), *(_NO_LIMIT for _ in known)]),
         load_spread=np.full(len(experiments), LOAD_SPREAD),
         same_but_memory=np.array([_but_memory(e) for e in experiments]),
+        engine=_engines(experiments),
     )
     names = {
-        cells[place]: f"{e.model.name} on {e.world_size}, {e.seq_len:,} tokens, batch {e.global_batch_size:,}"
+        cells[place]: f"{_model_of(e)} on {e.world_size}, {e.seq_len:,} tokens, batch {e.global_batch_size:,}"
         for place, e in enumerate(experiments[: len(points)])
     }
     return PlannedSpace(
@@ -132,6 +134,17 @@ def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
         known=tuple(known),
         blind=blind,
     )
+
+
+def _engines(experiments: Sequence[Experiment]) -> Ints | None:
+    """`SearchSpace.engine` of experiments."""
+    numbers: dict[tuple[str, str], int] = {}
+    of_engine = [numbers.setdefault((e.engine, e.engine_version), len(numbers)) for e in experiments]
+    return np.array(of_engine, dtype=np.int64) if len(numbers) > 1 else None
+
+
+def _model_of(e: Experiment) -> str:
+    return e.model.name if e.engine == ENGINE else f"{e.model.name} with {e.engine}"
 
 
 def _time_spread(time: StepTime | None) -> float:

@@ -49,6 +49,8 @@ class SearchSpace:
     same_but_memory: Texts
     """Key of a layout without its memory choices: candidates of one cell with equal keys differ only in micro-batch,
     ZeRO ..."""
+    engine: Ints | None = None
+    """Number of the engine and its version, which share nothing with others; None: one engine runs all candidates."""
 
     def __len__(self) -> int:
         return len(self.cell)

@@ -63,6 +63,8 @@ def covariance(space: SearchSpace, a: Ints, b: Ints, k: LayoutKernel) -> Floats:
     model = space.model[a][:, None] == space.model[b][None, :]
     cell = space.cell[a][:, None] == space.cell[b][None, :]
     common = k.cluster + k.model * model + k.cell * cell + near * (k.layout * across + k.layout_in_cell * cell)
+    if space.engine is not None:
+        common = common * (space.engine[a][:, None] == space.engine[b][None, :])
     scaled: Floats = common * space.time_spread[a][:, None] * space.time_spread[b][None, :]
     return scaled
 

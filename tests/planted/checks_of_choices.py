@@ -9,7 +9,7 @@ from math import exp
 from sweep.advising.answer import answer
 from sweep.advising.question import read_question
 from sweep.composing.search_settings import Settings
-from sweep.predicting.forecast import Known
+from sweep.predicting.known import Known
 from sweep.searching.session import Session
 from tests.planted.plant import Fault, planted
 from tests.pool import Pool

@@ -14,7 +14,7 @@ from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.plan import DeviceLimit, Plan, make_plan
 from sweep.planning.reuse import FinishedAttempt
-from sweep.predicting.forecast import Known
+from sweep.predicting.known import Known
 from workloads.contract.protocol import Method
 from workloads.spec.experiment import Experiment
 from workloads.spec.record import config_columns

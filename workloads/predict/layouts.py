@@ -216,14 +216,20 @@ def points_of(
             host_waits_of_experts(e), e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
-    versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
+    versions = np.array([_version(e) for e in experiments], dtype=np.str_)
     columns = dict(zip((*COLUMNS, "ring", "routed", "waits", "latents"), values, strict=True))
     if of_layers is None:
         columns |= {name: np.zeros(count) for name in ("routed", "waits", "latents")}
     columns["scaled"] = np.ones(count) if of_layers is None else of_layers
     columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
     columns["launch"] = np.ones(count) if launch is None else launch
+    columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
     return points_from(columns, peak, versions, cluster, measured)
+
+
+def _version(e: Experiment) -> str:
+    """Version as in a table. Compiled layers of another engine leave errors of their own."""
+    return f"engine {e.engine_version}" + (" compiled" if e.engine != CODEBASE and e.compile != "none" else "")
 
 
 def _expert_factor(e: Experiment) -> float:

@@ -78,14 +78,35 @@ TIME: dict[str, Parameter] = {
 """Defaults and spreads before any row is seen; a code base's profile may override the values."""
 
 
+OF_ENGINES: dict[str, Parameter] = {
+    "passes": Parameter(1.5, 0.25, "bytes that the small operations of an eager layer move, over those of fused ones"),
+    "compiled_passes": Parameter(1.0, 0.2, "same for a compiled layer"),
+    "compiled_loss": Parameter(0.5, 0.3, "bytes moved for a logit if the loss is compiled, over ``loss``"),
+    "compiled_host": Parameter(0.6, 0.4, "host's seconds to launch a compiled layer, over those of an eager one"),
+    "fp8_sharded": Parameter(
+        0.002, 0.7, "seconds a layer and micro-batch, of host and device, to scale and cast sharded fp8 weights"
+    ),
+    "cast": Parameter(12.0, 0.3, "bytes a parameter and micro-batch to cast fp32 weights and their gradients"),
+}
+"""Parameters of the profiles of other engines, in addition to `TIME`."""
+
+
+SAME_KERNELS = 0.5
+"""Factor on the spreads of `TIME` for other engines: they launch kernels of torch, whose rates are known from rows of
+this project's engine."""
 OF_HOSTS = tuple(name for name in TIME if name.startswith("host") and name != "host_launch")
 """Parameters of `TIME` for the host work of a code base, which is the same on every cluster."""
 
 
 def time_parameters(profile: Profile) -> dict[str, Parameter]:
-    """`TIME` with the values of a profile, and its factor on the spreads of host work."""
+    """`TIME` with the values of a profile, and its factor on the spreads of host work; with `OF_ENGINES` for another
+    engine than this project's."""
     doubt = dict.fromkeys(OF_HOSTS, profile.host_spread)
+    known = SAME_KERNELS if profile.engine else 1.0
     return {
-        name: one._replace(value=profile.time.get(name, one.value), spread=one.spread * doubt.get(name, 1.0))
-        for name, one in TIME.items()
+        name: one._replace(
+            value=profile.time.get(name, one.value),
+            spread=one.spread * doubt.get(name, 1.0) * (known if name in TIME else 1.0),
+        )
+        for name, one in (TIME | OF_ENGINES if profile.engine else TIME).items()
     }

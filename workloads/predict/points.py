@@ -21,10 +21,11 @@ RECOMPUTE = ("none", "selective", "full")
 UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
     "recomputed": 1.0, "doubt": 0.0, "ends": 0.0, "unfused": math.nan, "kernel": 1.0, "clock": 1.0,
+    "compiled": 0.0,
 }  # fmt: skip
 """Values of `Points` that a table need not state: dense layers with equal recomputation, a ring for context
 parallelism, a usual host, no factor by which a row was divided, pipelines of layers alone, the attention kernel of the
-code base, and the usual power limit."""
+code base, the usual power limit, and layers that are not compiled."""
 
 
 def fp8_kind(precision: str) -> float:
@@ -96,6 +97,9 @@ class Points:
     """Rate of the attention kernel over that of the code base's usual one."""
     clock: Floats
     """Rate of products and attention over that at the device's usual power limit."""
+    compiled: Floats
+    """1: another engine than this project's compiles the layers and the loss. Compiled layers of this project's engine
+    have no term of their own."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

@@ -13,6 +13,11 @@ class Profile:
     """How one code base partitions a model and which properties its steps have."""
 
     name: str
+    engine: str = ""
+    """Value of the field ``engine`` whose rows this profile describes, `ANY_ENGINE` for engines without a profile;
+    empty: the rows of tables."""
+    engine_version: str = ""
+    """Regular expression of the engine's versions to which the profile applies; empty: all."""
     also: tuple[str, ...] = ()
     """Other names of the code base; case, punctuation and suffixes are ignored."""
     partition: str = "equal"
@@ -28,6 +33,8 @@ class Profile:
     """Whether full recomputation ends with the last tensor that backward needs."""
     host_runs_ahead: bool = False
     """Whether the host launches the work after a pipeline message before the message has arrived."""
+    autocasts: bool = False
+    """Whether weights that are not sharded stay in fp32, so that every product casts its operands (torch.autocast)."""
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 44.0
     sharding: int = 0
@@ -51,6 +58,9 @@ class Profile:
 
     def has_slow_messages(self, version: str) -> bool:
         return any(re.search(pattern, version, re.IGNORECASE) for pattern in self.slow_message_versions)
+
+
+ANY_ENGINE = "any"
 
 
 @lru_cache(maxsize=4096)

@@ -50,6 +50,12 @@ LAST_INPUTS = 1 / 3
 """`LAST_BACKWARD` for schedules that compute input gradients before weight gradients."""
 
 
+WIDE_EAGER, WIDE_COMPILED = 46.0, 16.0
+"""Bytes a token and hidden unit, forward, by which the small operations of a layer with fp32 residuals move more: two
+norms and two additions with operands twice as large (16), and in eager mode a cast of the input of five products (read
+in fp32, written in 16 bits: 30)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Properties of each row from the profiles, and its stages: everything that a fit does not change."""
@@ -69,6 +75,8 @@ class Facts:
     host_noise: Floats
     slow_host: Floats
     slow_messages: Floats
+    autocasts: Floats
+    """1: weights are in fp32, and every product casts its operands."""
 
 
 def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
@@ -95,6 +103,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         host_noise=array([one.host_noise for one in of_rows]),
         slow_host=slow_host,
         slow_messages=array(slow),
+        autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
     )
 
 
@@ -151,6 +160,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
     head = head_flops / (x.clock * x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
     loss = p["loss"] * tokens * x.vocab / tp / memory
+    if "compiled_loss" in p:
+        loss = loss * np.where(x.compiled > 0, p["compiled_loss"], 1.0)
     # Factors that scale the whole step afterwards are for its layers only, so the head is divided by them here. In a
     # pipeline the head is not, since stages were divided according to its actual work.
     scaled = np.where(x.pp == 1, x.scaled, 1.0)
@@ -162,6 +173,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
         sizes + (stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]) * (x.vocabulary_params / tp)[:, None]
     )
     accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
+    if "cast" in p:
+        accumulated = accumulated + (p["cast"] * facts.autocasts / x.memory_bandwidth)[:, None] * sizes
     per_stage = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
     chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
@@ -225,6 +238,11 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
     )
     moved = 3 * 2 * values * (1 + np.where(kind == 1, 0.5 * x.recomputed, whole) / 3)
+    if "passes" in p:
+        moved = moved * np.where(x.compiled > 0, p["compiled_passes"], p["passes"])
+        # A residual stream in fp32 is twice as large, and eager layers cast the input of every product by itself.
+        wide = np.where(x.compiled > 0, WIDE_COMPILED, WIDE_EAGER) * facts.autocasts * tokens * h / shared
+        moved = moved + 3 * wide * (1 + whole / 3)
     # Scores, probabilities and dropout of unfused attention: five passes forward, ten backward.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
     device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
@@ -242,6 +260,10 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         + p["host_waits"] * x.waits
         + p["host_step"] / x.micro_batches
     )
+    if "compiled_host" in p:
+        scaling = p["fp8_sharded"] * ((x.fp8 > 0) & (x.zero > 0))
+        host = host * np.where(x.compiled > 0, p["compiled_host"], 1.0) + scaling
+        device = device + scaling
     pace = x.pace * x.launch ** p["host_launch"]
     return device, matmul + attention, pace * host / x.scaled
 

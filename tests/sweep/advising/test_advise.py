@@ -20,10 +20,11 @@ from sweep.advising.times import Times
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.plan import make_plan
-from sweep.predicting.forecast import Known
+from sweep.predicting.known import Known
 from tests.sampling import sampled
 from workloads.costs.memory.estimate import peak_stage
 from workloads.rules.layout_rules import violations
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 
 LLAMA = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64")
@@ -204,3 +205,27 @@ def test_mistakes_get_one_line(words: list[str], said: str, capsys: pytest.Captu
     assert main(["advise", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error
+
+
+@pytest.mark.slow
+def test_another_engine_gets_layouts_that_it_runs_with_its_own_times() -> None:
+    words = (*LLAMA, "tp=[1,2]", "pp=1", "cp=1", "micro_batch_size=[1,2]", "zero_stage=[2,3]", "recompute=[none,full]")
+    ours, theirs = asked(*words), asked(*words, "engine=torchtitan", "compile=block")
+    assert theirs.times.source.endswith("on h200: its structure alone")
+    best = theirs.best
+    assert best and {(one.experiment.engine, one.experiment.compile) for one in best} == {("torchtitan", "block")}
+    cluster = theirs.question.cluster
+    assert not any(violations(one.experiment, cluster) for one in best)
+    assert best[0].memory.peak_bytes <= theirs.limit_bytes
+    times = {one: theirs.times.of_layouts([one])[0] for one in every_layout(theirs)}
+    peaks = {one: theirs.times.forecast.memory.peak(one) for one in times}
+    fitting = [
+        time.step_time_s
+        for one, time in times.items()
+        if time is not None and (peak := peaks[one]) is not None and peak.peak_bytes <= theirs.limit_bytes
+    ]
+    assert best[0].time.step_time_s == pytest.approx(min(fitting), rel=1e-9)
+    assert "torchtitan" in printed(theirs) and "torchtitan" not in printed(ours)
+    assert "+grid.axes.engine=torchtitan" in settling_words(theirs.question, best)
+    with pytest.raises(InvalidSweep, match="dense models"):
+        asked(*MIXTURE, "engine=torchtitan")

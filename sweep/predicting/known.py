@@ -1,0 +1,138 @@
+"""Measurements on a cluster that predictions of a plan start from: rows of every sweep of a results folder, and the
+newest probe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sweep.composing.config import SweepConfig
+from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
+from workloads.predict.probed import LAUNCH_S, probed
+from workloads.rules.layout_rules import layout_violations
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment, from_dict, layout_id
+
+
+class MeasuredLayout(NamedTuple):
+    """A layout that ran, with its measured step time."""
+
+    experiment: Experiment
+    step_time_s: float
+    launch: float | None = None
+    """Its host's time per launched operation, relative to the usual time `LAUNCH_S`; None: unknown."""
+    peak_bytes: int | None = None
+    """Allocated bytes of its fullest device; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Measurements on a cluster that a plan may use."""
+
+    steps: Mapping[str, MeasuredLayout] = field(default_factory=dict)
+    """Layouts that ran there, by `layout_id`, newest first."""
+    probe: Mapping[str, float] = field(default_factory=dict)
+    """Rates and factors as `workloads.predict.probed.probed` returns them; empty: no probe, or a probe without usable
+    rates."""
+    probe_day: str = ""
+    """Day when the probe ended, as year-month-day."""
+    network: MeasuredNetwork | None = None
+    """Times of collectives between nodes; None without a probe of several nodes."""
+    elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
+    """Measurements on other clusters that also count."""
+
+
+def known_of(config: SweepConfig) -> Known:
+    """Measurements that predictions of a sweep start from: of its cluster and of those in ``plan.learn_from``."""
+    return read_known(config.cluster, config.results_dir, config.learn_from)
+
+
+def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[ClusterSpec] = ()) -> Known:
+    """Rows and the probe of a cluster in a results folder, and of the clusters ``elsewhere``.
+
+    Files that cannot be read are skipped.
+    """
+    if cluster.matmul_efficiency is None or not results_dir.is_dir():
+        return Known()
+    from results.tables.probes import load_probe
+
+    others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
+    known = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
+    if (probe := load_probe(cluster.name, results_dir)) is None:
+        return known
+    rates = probed(probe.rows, cluster)
+    network = network_of(probe.rows, cluster.devices_per_node)
+    day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
+    return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
+
+
+def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
+    """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
+
+    Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
+    warm-up included, are left out: that time is not a property of the layout.
+    """
+    runs: list[MeasuredLayout] = []
+    smooth = (row for row in measured if not row["allocator_retries"])
+    for row in sorted(smooth, key=lambda row: str(row["started_at"]), reverse=True):
+        try:
+            experiment = from_dict(json.loads(row["config_json"]))
+        except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version that this one cannot read
+            continue
+        if not layout_violations(experiment):
+            launch_s = row["host_launch_s"] or 0
+            launch = launch_s / LAUNCH_S if 0 < launch_s < math.inf else None
+            peak = row.get("peak_allocated_bytes")
+            runs.append(MeasuredLayout(experiment, row["step_time_s"], launch, int(peak) if peak else None))
+    runs_by_layout: dict[str, list[MeasuredLayout]] = {}
+    for ran in runs:
+        runs_by_layout.setdefault(layout_id(ran.experiment), []).append(ran)
+    return {
+        name: every[0]._replace(
+            step_time_s=statistics.median(one.step_time_s for one in every),
+            launch=_middle(one.launch for one in every),
+            peak_bytes=max((one.peak_bytes for one in every if one.peak_bytes is not None), default=None),
+        )
+        for name, every in runs_by_layout.items()
+    }
+
+
+def _middle(launches: Iterable[float | None]) -> float | None:
+    known = [launch for launch in launches if launch is not None]
+    return statistics.median(known) if known else None
+
+
+def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
+    """Columns `READ` of finished measurements on the cluster, including real steps of its probes."""
+    from results.errors import InvalidResults
+    from results.tables import store
+    from results.tables.schema import MEASUREMENT_VERSION
+
+    for sweep in store.own_sweep_dirs(folder):
+        try:
+            table = store.runs_of(store.scan(sweep, "attempts").table.select([*READ, "attempt_id"]), sweep)
+        except (InvalidResults, OSError):
+            continue
+        for row in table.select(READ).to_pylist():
+            if (
+                row["outcome"] == "ok"
+                and row["method"] == "measured"
+                and row["cluster"] == cluster.name
+                and row["measurement_version"] == MEASUREMENT_VERSION
+                and row["config_json"]
+                and (row["step_time_s"] or 0) > 0
+            ):
+                yield row
+
+
+READ = [
+    "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
+    "allocator_retries", "peak_allocated_bytes",
+]  # fmt: skip
