@@ -83,9 +83,9 @@ EXPORT = Command(
     name="export",
     description=(
         "Write a point's layout as another training engine's configuration. For torchtitan 0.2.2 (TOML),\n"
-        "Megatron-Core 0.19.2 (flags), nanotron (YAML), DeepSpeed 0.19.8 (JSON) or transformers 5.24.0 with accelerate\n"
-        "1.15.0 (YAML and a script). A layout that the engine cannot run is refused with the name of the field. Exit\n"
-        "code: 0 written, 2 the engine cannot run the layout."
+        "Megatron-Core 0.19.2 (flags), nanotron (YAML), DeepSpeed 0.19.8 (JSON) or transformers 5.24.0 with\n"
+        "accelerate 1.15.0 (YAML and a script). A layout that the engine cannot run is refused with the name of the\n"
+        "field. Exit code: 0 written, 2 the engine cannot run the layout."
     ),
     arguments=_export_arguments,
     run=_export,
