@@ -116,7 +116,24 @@ class NodePool:
             shared = self._shared
             exclusions = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
             self._excluded |= {node: exclusions[node].reason for node in self.names if node in exclusions}
-        return [*lines, *self.exclude_lost()]
+        return [*lines, *self._leave_out_shared_devices(), *self.exclude_lost()]
+
+    def _leave_out_shared_devices(self) -> list[str]:
+        """Do not use a node of this pilot whose devices are another's: Slurm may give two nodes that are parts of one
+        machine the same ones. Returns lines for the log."""
+        lines: list[str] = []
+        owner: dict[str, str] = {}
+        for node in self._usable():
+            twice = next((device for device in node.device_ids or () if device in owner), None)
+            if twice is None:
+                owner |= dict.fromkeys(node.device_ids or (), node.name)
+                continue
+            self._excluded[node.name] = f"its device {twice} is one of {owner[twice]}"
+            lines.append(
+                f"node {node.name} is not used: {self._excluded[node.name]}; check CUDA_VISIBLE_DEVICES and the GPUs "
+                f"that Slurm gives each node"
+            )
+        return lines
 
     def free(self) -> list[Node]:
         return [node for node in self._usable() if node.name not in self._busy]
