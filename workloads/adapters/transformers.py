@@ -66,7 +66,9 @@ class Transformers:
 
     def _run(self, step: int) -> Ended:
         e, accelerator, model, optimizer = self.experiment, self._accelerator, self._model, self._optimizer
-        losses, norm, backward_end = [], None, None
+        losses: list[torch.Tensor] = []
+        norm: Any = None
+        backward_end: Any = None
         for batch in step_batches(e, step, self.data_rank, self.device):
             tokens, targets = (rows.view(e.micro_batch_size, e.seq_len) for rows in batch)
             with accelerator.accumulate(model):
