@@ -13,7 +13,7 @@ from results.text.terminal import open_console
 from sweep.cli.command import EXPERIMENT_ID, Command, add_results
 from sweep.cli.help_texts import CARD_EXAMPLES, EXPORT_EXAMPLES, VERIFY_EXAMPLES
 
-ENGINES = ("torchtitan", "megatron", "nanotron", "deepspeed")
+ENGINES = ("torchtitan", "torchtitan-0.2", "megatron", "nanotron", "deepspeed")
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -82,9 +82,10 @@ def _export(options: Namespace) -> int:
 EXPORT = Command(
     name="export",
     description=(
-        "Write a point's layout as another training engine's configuration. For torchtitan 0.2.2 (TOML), Megatron-LM\n"
-        "core_v0.16.1 (flags), nanotron (YAML) or DeepSpeed 0.19.8 (JSON). A layout that the engine cannot run is\n"
-        "refused with the name of the field. Exit code: 0 written, 2 the engine cannot run the layout."
+        "Write a point's layout as another training engine's configuration. For torchtitan 0.3.0 (Python) or, before\n"
+        "torch 2.13, torchtitan 0.2.2 (TOML), Megatron-LM core_v0.16.1 (flags), nanotron (YAML) or DeepSpeed 0.19.8\n"
+        "(JSON). A layout that the engine cannot run is refused with the name of the field. Exit code: 0 written, 2\n"
+        "the engine cannot run the layout."
     ),
     arguments=_export_arguments,
     run=_export,

@@ -7,11 +7,12 @@ something else (another precision, another sharding): a row must describe what w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.spec.experiment import ENGINE, ENGINES, Experiment
+from workloads.spec.experiment import ENGINE, ENGINES, NEWER, Experiment
 from workloads.spec.model_spec import ModelSpec
 
 
@@ -76,7 +77,7 @@ TORCHTITAN = (
     Refusal(
         "engine_version",
         lambda e: e.engine_version != ENGINES["torchtitan"],
-        f"the adapter is for {ENGINES['torchtitan']}",
+        f"the adapters are for {', '.join((ENGINES['torchtitan'], *NEWER['torchtitan']))}",
     ),
     Refusal(
         "precision", lambda e: e.precision not in _TORCHTITAN_PRECISIONS, f"use {', '.join(_TORCHTITAN_PRECISIONS)}"
@@ -179,6 +180,63 @@ TORCHTITAN = (
 """Refusals of torchtitan 0.2.2 as `workloads.adapters.torchtitan` runs it."""
 
 
+FLEX_BLOCK = 128
+"""Tokens in a block of the mask of torch's flex attention. Context parallelism divides sequences into whole blocks."""
+
+
+def _uneven_tokens(e: Experiment) -> bool:
+    divided = e.tp if e.sequence_parallel else 1
+    return e.seq_len % math.lcm(divided * (2 * e.cp if e.cp > 1 else 1), FLEX_BLOCK * e.cp if e.cp > 1 else 1) > 0
+
+
+_ALIKE = ("recompute", "recompute_every", "attention", "num_microbatches", "compile")
+TORCHTITAN_03 = (
+    Refusal("model", lambda e: e.model.moe is not None, "its adapter builds dense layers only"),
+    Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
+    Refusal(
+        "precision",
+        lambda e: e.precision not in ("bf16", "fp32", "fp8_rowwise"),
+        "use bf16, fp32 or fp8_rowwise; its tensor-wise fp8 is gone",
+    ),
+    Refusal("precision", _is_fp8, "its float8 products need CUDA devices of capability 8.9; use bf16", off="cuda"),
+    Refusal("precision", lambda e: _is_fp8(e) and e.tp > 1, "fp8 is not tested with tp > 1; use tp=1 or bf16"),
+    Refusal(
+        "seq_len", _uneven_tokens, f"it must be a multiple of tp, with cp > 1 of 2 * tp * cp and {FLEX_BLOCK} * cp"
+    ),
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 0 and e.cp > 1,
+        "it always shards over cp; use 2 or 3, with pp > 1 use 1 or 3",
+    ),
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 1 and e.pp == 1,
+        "without pp it reduces gradients after every micro-batch; use 2 or 3, or pp > 1",
+    ),
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 2 and e.pp > 1,
+        "with pp > 1 it reduces gradients once a step; use 1 or 3",
+    ),
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 3 and e.pp_schedule in _SPLIT_BACKWARD,
+        "FSDP frees parameters between the two passes of a split backward, and gradients are lost; use 1",
+    ),
+    Refusal("pp", lambda e: e.pp > 1 and e.model.tie_embeddings, "it cannot tie embeddings across stages; use pp=1"),
+    Refusal(
+        "cp_kind",
+        lambda e: e.cp > 1 and e.cp_kind != "allgather",
+        "it gathers all keys and values, its option for a ring is gone; use allgather",
+    ),
+    *(refusal for refusal in TORCHTITAN if refusal.field in _ALIKE),
+)
+"""Refusals of torchtitan 0.3.0 as `workloads.adapters.torchtitan03` runs it."""
+
+NEWER_REFUSALS: Mapping[str, tuple[Refusal, ...]] = {"0.3.0+1": TORCHTITAN_03}
+"""By version of torchtitan."""
+
+
 def _does_not_fill(e: Experiment) -> bool:
     """Whether the micro-batches do not fill groups of pp, which Megatron-LM's interleaved schedule needs; this includes
     the last group."""
@@ -243,7 +301,10 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
     name = f"{experiment.engine} {experiment.engine_version}"
     if experiment.engine not in REFUSALS:
         return [f"engine={experiment.engine} is not one of {', '.join(REFUSALS)}"]
-    refusals = [entry for entry in REFUSALS[experiment.engine] if entry.speaks_of(backend) and entry.holds(experiment)]
+    entries = REFUSALS[experiment.engine]
+    if experiment.engine_version in NEWER.get(experiment.engine, ()):
+        entries = NEWER_REFUSALS[experiment.engine_version]
+    refusals = [entry for entry in entries if entry.speaks_of(backend) and entry.holds(experiment)]
     reasons = [f"{name} cannot run {entry.field}={_value(experiment, entry.field)}: {entry.why}" for entry in refusals]
     if backend != "cuda" and experiment.engine in ON_CUDA_ALONE:
         reasons.append(f"{name} cannot run on backend={backend}: its buffers and gradient clipping need CUDA devices")

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -34,6 +35,8 @@ ENGINES: Mapping[str, str] = {
 }
 """Engines that a user can choose, with their versions. For external engines this is the version of the package, then
 ``+`` and the revision of the adapter, and last, after ``without``, what the engine runs without (`limits_of`)."""
+NEWER: Mapping[str, tuple[str, ...]] = {"torchtitan": ("0.3.0+1",)}
+"""Further versions by engine. Grids take the version that is installed (`workloads.rules.installed_engines`)."""
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -102,7 +105,7 @@ AXES: Mapping[str, Values] = {
     "model": texts(),
     **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
     "engine": one_of(*ENGINES, is_text=True),
-    "engine_version": one_of(*ENGINES.values(), is_text=True),
+    "engine_version": one_of(*ENGINES.values(), *chain.from_iterable(NEWER.values()), is_text=True),
 }
 """Rule for each axis of a grid, by name. It is narrower than `FIELDS`: not everything that is stored can be run."""
 

@@ -45,7 +45,8 @@ LAYOUTS: Mapping[str, Experiment] = {
     ),
 }
 REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "torchtitan": {},
+    "torchtitan": {"8B long context": ("cp_kind",), "8B fp8 tp2": ("precision",)},
+    "torchtitan-0.2": {},
     "megatron": {"8B zero bubble": ("pp_schedule",)},
     "nanotron": {
         "8B zero2": ("zero_stage",),
