@@ -205,6 +205,11 @@ def _pipeline(draft: Draft) -> None:
         }
     )
     draft.warnings.append("pp: its CUDA graphs cannot contain a pipeline, they are disabled")
+    if e.pp_schedule in SPLIT_BACKWARD:
+        draft.warnings.append(
+            "pp_schedule: the loss is computed whole, with more memory: in chunks the last norm would get no gradient"
+        )
+    draft.notes.append("pp: its pipelines need torch 2.14 or newer")
     if e.model.tie_embeddings:
         draft.refuse("model.tie_embeddings", "it cannot tie embeddings across stages")
 
@@ -255,7 +260,9 @@ def _module(draft: Draft, name: str, imports: list[str], model: str) -> str:
     for section, options in sections.items():
         lines = "".join(f"            {key}={value},\n" for key, value in options.items())
         fields.append(f"        {section}={CLASSES[section]}(\n{lines}        ),\n")
-    chunks = math.gcd(LOSS_CHUNKS, e.seq_len // e.cp)
+    loss = f"CrossEntropyLoss.Config(global_vocab_size={e.model.vocab_size})"
+    if e.pp_schedule not in SPLIT_BACKWARD:
+        loss = f"ChunkedLossWrapper.Config(num_chunks={math.gcd(LOSS_CHUNKS, e.seq_len // e.cp)}, loss_fn={loss})"
     head = "".join(f"\nwarning: {text}" for text in draft.warnings)
     optimizer = f"lr={LEARNING_RATE!r}, betas={BETAS!r}, eps={EPSILON!r}, weight_decay={WEIGHT_DECAY!r}"
     return (
@@ -265,8 +272,7 @@ def _module(draft: Draft, name: str, imports: list[str], model: str) -> str:
         + f"def {CONFIG}() -> Trainer.Config:\n"
         + "    return Trainer.Config(\n"
         + "        model_spec=model_spec(),\n"
-        + f"        loss=ChunkedLossWrapper.Config(num_chunks={chunks}, "
-        + f"loss_fn=CrossEntropyLoss.Config(global_vocab_size={e.model.vocab_size})),\n"
+        + f"        loss={loss},\n"
         + f"        optimizer=default_adamw({optimizer}),\n"
         + f"        activation_checkpoint={f'{checkpointing}.Config()' if checkpointing else None},\n"
         + "".join(fields)

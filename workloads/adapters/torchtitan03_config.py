@@ -29,6 +29,7 @@ SCHEDULES = {
     "zero_bubble_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
 }
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
 RESHARD = {0: "never", 1: "never", 2: "never", 3: "always"}
 """``fsdp_reshard_after_forward`` by ZeRO stage. FSDP is there at every stage: without shards it replicates."""
 LOSS_CHUNKS = 8
@@ -71,10 +72,7 @@ def trainer_config(e: Experiment, metrics: Configurable.Config) -> Trainer.Confi
         tokenizer=Nothing.Config(),
         dataloader=Nothing.Config(),
         checkpoint=Nothing.Config(),
-        loss=ChunkedLossWrapper.Config(
-            num_chunks=math.gcd(LOSS_CHUNKS, e.seq_len // e.cp),
-            loss_fn=CrossEntropyLoss.Config(global_vocab_size=e.model.vocab_size),
-        ),
+        loss=_loss(e),
         optimizer=default_adamw(lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
         training=TrainingConfig(
@@ -91,6 +89,15 @@ def trainer_config(e: Experiment, metrics: Configurable.Config) -> Trainer.Confi
         compile=CompileConfig(enable=e.compile == "block"),
         debug=DebugConfig(seed=e.seed & (2**63 - 1), enable_structured_logging=False),
     )
+
+
+def _loss(e: Experiment) -> Any:
+    """The loss in chunks, as in torchtitan's own configurations; whole if a pipeline splits backwards, because then the
+    last norm gets no gradient from chunks."""
+    whole = CrossEntropyLoss.Config(global_vocab_size=e.model.vocab_size)
+    if e.pp_schedule in SPLIT_BACKWARD:
+        return whole
+    return ChunkedLossWrapper.Config(num_chunks=math.gcd(LOSS_CHUNKS, e.seq_len // e.cp), loss_fn=whole)
 
 
 def has_cuda_graphs(e: Experiment) -> bool:
