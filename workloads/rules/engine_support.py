@@ -40,7 +40,7 @@ def torchtitan_model(model: ModelSpec) -> Literal["llama3", "qwen3"]:
 
 
 _TORCHTITAN_PRECISIONS = ("bf16", "fp32", "fp8_tensorwise", "fp8_rowwise")
-_SPLIT_BACKWARD = ("zero_bubble_v", "dualpipe_v")
+_SPLIT_BACKWARD = ("interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
 
 
 def _is_fp8(e: Experiment) -> bool:
@@ -60,9 +60,10 @@ def _uneven_tied_rows(e: Experiment) -> bool:
 
 
 def _breaks_rounds(e: Experiment) -> bool:
-    """Whether torch's interleaved schedule refuses the number of micro-batches: it splits them into max(1,
+    """Whether torch's interleaved schedules refuse the number of micro-batches: it splits them into max(1,
     micro-batches // pp) rounds of equal size."""
-    return e.pp_schedule == "interleaved_1f1b" and e.num_microbatches % max(1, e.num_microbatches // e.pp) > 0
+    has_rounds = e.pp_schedule in ("interleaved_1f1b", "interleaved_zero_bubble")
+    return has_rounds and e.num_microbatches % max(1, e.num_microbatches // e.pp) > 0
 
 
 TORCHTITAN = (
