@@ -13,7 +13,7 @@ from results.text.terminal import open_console
 from sweep.cli.command import EXPERIMENT_ID, Command, add_results
 from sweep.cli.help_texts import CARD_EXAMPLES, EXPORT_EXAMPLES, VERIFY_EXAMPLES
 
-ENGINES = ("torchtitan", "megatron", "nanotron", "deepspeed", "transformers")
+ENGINES = ("torchtitan", "torchtitan-0.2", "megatron", "nanotron", "deepspeed", "transformers")
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -82,10 +82,10 @@ def _export(options: Namespace) -> int:
 EXPORT = Command(
     name="export",
     description=(
-        "Write a point's layout as another training engine's configuration. For torchtitan 0.2.2 (TOML),\n"
-        "Megatron-Core 0.19.2 (flags), nanotron (YAML), DeepSpeed 0.19.8 (JSON) or transformers 5.24.0 with\n"
-        "accelerate 1.15.0 (YAML and a script). A layout that the engine cannot run is refused with the name of the\n"
-        "field. Exit code: 0 written, 2 the engine cannot run the layout."
+        "Write a point's layout as another training engine's configuration. For torchtitan 0.3.0 (Python) or, before\n"
+        "torch 2.13, torchtitan 0.2.2 (TOML), Megatron-Core 0.19.2 (flags), nanotron (YAML), DeepSpeed 0.19.8 (JSON)\n"
+        "or transformers 5.24.0 with accelerate 1.15.0 (YAML and a script). A layout that the engine cannot run is\n"
+        "refused with the name of the field. Exit code: 0 written, 2 the engine cannot run the layout."
     ),
     arguments=_export_arguments,
     run=_export,

@@ -11,14 +11,15 @@ from results.errors import UltrasweepError
 from results.shared_filesystem.whole_files import create
 from results.text.numbers import plural
 from results.text.printable import printable
-from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan, transformers
+from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan, torchtitan03, transformers
 from sweep.engine_configs.draft import Draft, EngineConfig, Target
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 
 ENGINES: Mapping[str, tuple[Target, Callable[[Experiment, str], tuple[Draft, EngineConfig]]]] = {
-    "torchtitan": (torchtitan.TARGET, torchtitan.export),
+    "torchtitan": (torchtitan03.TARGET, torchtitan03.export),
+    "torchtitan-0.2": (torchtitan.TARGET, torchtitan.export),
     "megatron": (megatron.TARGET, megatron.export),
     "nanotron": (nanotron.TARGET, nanotron.export),
     "deepspeed": (deepspeed.TARGET, deepspeed.export),

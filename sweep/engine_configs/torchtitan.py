@@ -1,7 +1,7 @@
 """An experiment as torchtitan's TOML file, with a Python module for models that are not among torchtitan's flavors.
 
 Names and meanings are those of ``torchtitan/config/job_config.py``, ``distributed/pipeline_parallel.py`` and the
-models' ``parallelize.py``. Later versions (0.3) do not read TOML.
+models' ``parallelize.py``. Later versions (0.3) do not read TOML (`sweep.engine_configs.torchtitan03`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sweep.engine_configs.torchtitan_models import MODULE, flavour_of, model_cla
 from workloads.costs.shape.partition import stage_layers
 from workloads.spec.experiment import Experiment
 
-TARGET = Target(name="torchtitan", version="torchtitan 0.2.2")
+TARGET = Target(name="torchtitan-0.2", version="torchtitan 0.2.2")
 FILE = "torchtitan.toml"
 
 DEGREES = {

@@ -70,8 +70,15 @@ FLAVOURS: Mapping[tuple[Family, str], Mapping[str, Any]] = {
 def flavour_of(experiment: Experiment) -> tuple[Family, str] | None:
     """torchtitan's (model, flavor) with exactly this shape; None if there is none. How experts are balanced counts
     only if the router chooses them."""
+    return flavour_among(FLAVOURS, experiment)
+
+
+def flavour_among(
+    flavours: Mapping[tuple[Family, str], Mapping[str, Any]], experiment: Experiment
+) -> tuple[Family, str] | None:
+    """`flavour_of` among other flavors."""
     shape = _without_balance(experiment)
-    for names, fields in FLAVOURS.items():
+    for names, fields in flavours.items():
         flavour = experiment.replace(model=ModelSpec(name=experiment.model.name, **fields))
         if shape == _without_balance(flavour):
             return names

@@ -13,7 +13,7 @@ from typing import Any
 from sweep.engine_configs.draft import MAX_GRAD_NORM, NOTHING, Choice, Draft, EngineConfig, Target
 from sweep.engine_configs.texts import json_text, yaml_text
 from sweep.engine_configs.transformers_script import script
-from workloads.rules.engine_support import transformers_model
+from workloads.rules.transformers_support import transformers_model
 from workloads.spec.experiment import Experiment
 
 TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerate 1.15.0")

@@ -20,8 +20,9 @@ from results.text.numbers import plural
 from sweep.grids.columns import field_of, shape_of
 from sweep.grids.grid import CHECKED_FIELDS, GridAxis, GridSpec
 from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
+from workloads.rules.installed_engines import version_here
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -194,6 +195,8 @@ def _experiments(
         fields = dict(zip(names, values, strict=True))
         given = {name: fields[name] for name in checked}
         fields["model"] = models[fields["model"]]
+        if "engine_version" not in fields and (version := version_here(fields.get("engine", ENGINE))) is not None:
+            fields["engine_version"] = version
         try:
             experiment = Experiment.canonical(**{k: v for k, v in fields.items() if k not in checked})
         except InvalidExperiment as error:

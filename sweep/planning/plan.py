@@ -31,7 +31,7 @@ from workloads.contract.protocol import Method, Task
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
 from workloads.rules.engine_support import is_own
-from workloads.rules.installed_packages import other_version
+from workloads.rules.installed_engines import unusable_here
 from workloads.rules.layout_rules import Violation, violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
@@ -251,7 +251,7 @@ def _checked(
     too_wide = [] if structural else _too_wide(experiment, cluster, device_limit)
     if method != "measured" and not is_own(experiment):
         too_wide.append(Violation("engine_support", f"engine={experiment.engine} runs, but cannot be rehearsed"))
-    if (unusable := other_version(experiment)) is not None:
+    if (unusable := unusable_here(experiment)) is not None:
         too_wide.append(Violation("engine_support", unusable))
     refused = (*structural, *broken, *too_wide)
     if refused:

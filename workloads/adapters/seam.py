@@ -21,6 +21,7 @@ from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
 from workloads.measuring.step import BeforeStep, Measurements
 from workloads.rules.engine_support import refused
+from workloads.rules.installed_engines import unusable_here, works
 from workloads.spec.engine_versions import ENGINE, runs_with
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
@@ -38,10 +39,12 @@ class Installable:
 
 
 OTHERS = {
-    "torchtitan": Installable("workloads.adapters.torchtitan", "Torchtitan", "torchtitan"),
+    "torchtitan": Installable("workloads.adapters.torchtitan", "Torchtitan", "torchtitan02"),
+    "torchtitan 0.3.0": Installable("workloads.adapters.torchtitan03", "Torchtitan03", "torchtitan"),
     "megatron": Installable("workloads.adapters.megatron", "Megatron", "megatron"),
     "transformers": Installable("workloads.adapters.transformers", "Transformers", "transformers"),
 }
+"""By engine, or by engine and version of its package."""
 
 
 class RankEngine(Protocol):
@@ -84,7 +87,10 @@ def engine_of(experiment: Experiment, rank: int, device: torch.device) -> RankEn
         raise UnsupportedByEngine("; ".join(reasons))
     if experiment.engine == ENGINE:
         return Ultrasweep(experiment, rank, device)
-    other = OTHERS[experiment.engine]
+    if (unusable := unusable_here(experiment)) is not None:
+        raise UnsupportedByEngine(unusable)
+    release = f"{experiment.engine} {experiment.engine_version.partition('+')[0]}"
+    other = OTHERS.get(release) or OTHERS[experiment.engine]
     try:
         make: Callable[[Experiment, int, torch.device], RankEngine]
         make = getattr(importlib.import_module(other.module), other.name)
@@ -92,4 +98,6 @@ def engine_of(experiment: Experiment, rank: int, device: torch.device) -> RankEn
         raise UnsupportedByEngine(
             f"engine={experiment.engine} needs the package {error.name}: pip install 'ultrasweep[{other.extra}]'"
         ) from None
+    except ImportError as error:  # a package of the right version without a name that the release has
+        raise UnsupportedByEngine(f"{release} cannot be imported ({error}); {works(experiment.engine)}") from None
     return make(experiment, rank, device)

@@ -1,4 +1,4 @@
-"""Runs a point with torchtitan's trainer: our shapes, weights and tokens, its model and training step.
+"""Runs a point with torchtitan 0.2.2's trainer: our shapes, weights and tokens, its model and training step.
 
 Its `Trainer` is subclassed and its ``train_step`` is unchanged. Three faults around it, which would give wrong results
 without an error, are corrected:
@@ -13,7 +13,6 @@ without an error, are corrected:
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -50,13 +49,10 @@ class Torchtitan:
     """Implements `workloads.adapters.seam.RankEngine`."""
 
     def __init__(self, experiment: Experiment, rank: int, device: torch.device) -> None:
-        installed, wanted = importlib.metadata.version("torchtitan"), experiment.engine_version.partition("+")[0]
-        if installed != wanted:
-            raise UnsupportedByEngine(f"torchtitan {installed} is installed, but the experiment needs {wanted}")
         if experiment.precision in FLOAT8 and importlib.util.find_spec("torchao") is None:
             raise UnsupportedByEngine(
                 f"precision={experiment.precision} of torchtitan needs the package torchao: "
-                "pip install 'ultrasweep[torchtitan]'"
+                "pip install 'ultrasweep[torchtitan02]'"
             )
         self._cpu: ModuleType | None = None
         if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Converts an experiment to torchtitan's job configuration."""
+"""Converts an experiment to torchtitan 0.2.2's job configuration."""
 
 from __future__ import annotations
 

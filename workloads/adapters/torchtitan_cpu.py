@@ -1,4 +1,4 @@
-"""Makes torchtitan run on a machine without accelerator, where it is tested and not measured.
+"""Makes torchtitan 0.2.2 run on a machine without accelerator, where it is tested and not measured.
 
 - torchtitan treats such a machine as one with CUDA.
 - gloo has no pre-multiplied sum, which FSDP requests if gradients are not divided.
@@ -8,15 +8,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+from workloads.adapters.torchtitan_gloo import use_gloo as use_gloo
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -33,13 +33,6 @@ def use_cpu() -> None:
     ring.custom_ops.update(kernels)
     register_sharding(_FORWARD)(_by_heads)
     register_sharding(_BACKWARD)(_by_heads_backward)
-
-
-def use_gloo(parts: Iterable[nn.Module]) -> None:
-    for part in parts:
-        for module in part.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
 
 
 def _attend(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, DTensor]:

@@ -1,4 +1,4 @@
-"""torchtitan's model of our shape, with our initial values in its parameters.
+"""torchtitan 0.2.2's model of our shape, with our initial values in its parameters.
 
 torchtitan's Llama is used for dense models; its Qwen3 for those that need what Llama lacks (tied embeddings, norms of
 queries and keys, a head size that is not hidden size over heads).
@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 from torchtitan.models.qwen3.model.args import Qwen3ModelArgs
 from torchtitan.protocols.train_spec import ParallelizeFunction, TrainSpec
 
+from workloads.adapters.sharded_copy import copy_whole
 from workloads.engine.collectives.parameters import initial_part
-from workloads.rules.engine_support import torchtitan_model
+from workloads.rules.torchtitan_support import torchtitan_model
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -100,16 +99,8 @@ def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
     """Set every parameter to our seed's values."""
     for part in parts:
         for name, parameter in part.named_parameters():
-            value = to_theirs(e.model, name, initial_part(weight_of(e.model, name), e.seed, parameter.device, {}))
-            if isinstance(parameter, DTensor):
-                shape, offset = compute_local_shape_and_global_offset(
-                    parameter.shape, parameter.device_mesh, parameter.placements
-                )
-                for dim, (first, size) in enumerate(zip(offset, shape, strict=True)):
-                    value = value.narrow(dim, first if size else 0, size)
-                parameter.to_local().copy_(value)
-            else:
-                parameter.copy_(value)
+            own = initial_part(weight_of(e.model, name), e.seed, parameter.device, {})
+            copy_whole(to_theirs(e.model, name, own), parameter)
 
 
 def weight_of(m: ModelSpec, name: str) -> Weight:

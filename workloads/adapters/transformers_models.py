@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from workloads.engine.collectives.parameters import initial_part
-from workloads.rules.engine_support import transformers_model
+from workloads.rules.transformers_support import transformers_model
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec

@@ -10,19 +10,19 @@ from functools import cache
 
 from workloads.spec.experiment import Experiment
 
-ENGINES_OF_PACKAGES = ("transformers",)
-"""Engines whose version names all their packages: ``5.24.0+1 with accelerate 1.15.0``."""
+PACKAGES = {"transformers": "transformers", "megatron": "megatron-core"}
+"""Package of each engine whose version names all its packages: ``5.24.0+1 with accelerate 1.15.0``."""
 
 
 def packages_of(experiment: Experiment) -> dict[str, str]:
     """Versions by package that the experiment's engine consists of; empty for engines that are not listed here."""
-    if experiment.engine not in ENGINES_OF_PACKAGES:
+    if experiment.engine not in PACKAGES:
         return {}
     own, _, other = experiment.engine_version.partition(" with ")
-    packages = {experiment.engine: own.partition("+")[0]}
+    packages = {PACKAGES[experiment.engine]: own.partition("+")[0].partition(" ")[0]}
     if other:
         name, _, version = other.rpartition(" ")
-        packages[name] = version
+        packages[name.lower().replace(" ", "_")] = version
     return packages
 
 
@@ -34,14 +34,14 @@ def other_version(experiment: Experiment) -> str | None:
     others = [
         f"{name} {installed} is installed, but the experiment needs {wanted}"
         for name, wanted in packages_of(experiment).items()
-        if (installed := _version(name)) not in (None, wanted)
+        if (installed := installed_version(name)) not in (None, wanted)
     ]
     return f"{'; '.join(others)}: {_install(experiment)}" if others else None
 
 
 def missing(experiment: Experiment) -> str | None:
     """The packages of the experiment's engine that are not installed here, in a sentence; None if all are."""
-    lacking = [name for name in packages_of(experiment) if _version(name) is None]
+    lacking = [name for name in packages_of(experiment) if installed_version(name) is None]
     if not lacking:
         return None
     return f"engine={experiment.engine} needs {' and '.join(lacking)}, not installed here: {_install(experiment)}"
@@ -52,7 +52,8 @@ def _install(experiment: Experiment) -> str:
 
 
 @cache
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of a package that is installed here; None if it is not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

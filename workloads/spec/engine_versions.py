@@ -17,11 +17,12 @@ WITHOUT_TRANSFORMER_ENGINE = "0.16.1+1 without Transformer Engine"
 """Version of Megatron-Core for machines that cannot have Transformer Engine."""
 ENGINE_VERSIONS: Mapping[str, tuple[str, ...]] = {
     ENGINE: (ENGINE_VERSION,),
-    "torchtitan": ("0.2.2+2",),
+    "torchtitan": ("0.2.2+2", "0.3.0+1"),
     "megatron": ("0.16.1+2 with Transformer Engine 2.11.0", WITHOUT_TRANSFORMER_ENGINE),
     "transformers": ("5.24.0+1 with accelerate 1.15.0",),
 }
-"""Versions that can be run, by engine; the first is used if none is chosen."""
+"""Versions that can be run, by engine. Without a choice, grids take the installed one of them
+(`workloads.rules.installed_engines`), else the first."""
 ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE_VERSIONS.items()}
 """Engines that a user can choose, with the version that is used if none is chosen."""
 

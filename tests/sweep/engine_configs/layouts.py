@@ -53,7 +53,8 @@ OWN_SHAPES: Mapping[str, Experiment] = {
 }
 """Shapes that torchtitan has no name for: they come with a Python module."""
 REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "torchtitan": {},
+    "torchtitan": {"8B long context": ("cp_kind",), "8B fp8 tp2": ("precision",)},
+    "torchtitan-0.2": {},
     "megatron": {"8B zero bubble": ("pp_schedule",)},
     "nanotron": {
         "8B zero2": ("zero_stage",),

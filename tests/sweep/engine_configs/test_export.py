@@ -19,7 +19,7 @@ import yaml
 from sweep.__main__ import main
 from sweep.cli.point_commands import ENGINES as OFFERED
 from sweep.cli.point_commands import EXPORT
-from sweep.engine_configs import deepspeed, draft, export, megatron, nanotron, torchtitan
+from sweep.engine_configs import deepspeed, draft, export, megatron, nanotron, torchtitan, torchtitan03
 from sweep.engine_configs.export import ENGINES, engine_config, summary, write_config
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.helpers import store_attempt
@@ -242,14 +242,35 @@ def test_latents_have_norms_in_megatron() -> None:
     ("engine", "experiment", "fields"),
     [
         ("torchtitan", layout("llama8b", dp=4, zero_stage=1, global_batch_size=8), ["zero_stage"]),
-        ("torchtitan", layout("llama8b", dp=4, tp=2, global_batch_size=8), ["zero_stage"]),
-        ("torchtitan", layout("llama8b", tp=4, global_batch_size=8), ["precision"]),
+        ("torchtitan", layout("llama8b", cp=4, cp_kind="allgather", global_batch_size=8), ["zero_stage"]),
         ("torchtitan", layout("llama8b", tp=4, global_batch_size=8, precision="fp64"), ["precision"]),
         ("torchtitan", layout("llama1b", pp=2, global_batch_size=8, precision="fp32"), ["model.tie_embeddings"]),
-        ("torchtitan", layout("qwen3_30b_a3b", dp=2, zero_stage=1, pp=2, global_batch_size=8), ["pp"]),
         ("torchtitan", layout("mixtral_8x7b", dp=4, zero_stage=3, tp=2, ep=1, etp=1, global_batch_size=8), ["etp"]),
+        ("torchtitan", layout("mixtral_8x7b", dp=4, zero_stage=3, tp=2, ep=2, etp=2, global_batch_size=8), ["etp"]),
         (
             "torchtitan",
+            layout("llama8b", cp=2, zero_stage=3, cp_kind="allgather", attention="flash", global_batch_size=8),
+            ["attention"],
+        ),
+        (
+            "torchtitan",
+            layout("llama8b", dp=4, recompute="full", recompute_every=2, global_batch_size=8),
+            ["recompute_every"],
+        ),
+        (
+            "torchtitan",
+            layout("llama8b", pp=4, pp_schedule="dualpipe_v", compile="block", global_batch_size=32),
+            ["compile"],
+        ),
+        ("torchtitan-0.2", layout("llama8b", dp=4, zero_stage=1, global_batch_size=8), ["zero_stage"]),
+        ("torchtitan-0.2", layout("llama8b", dp=4, tp=2, global_batch_size=8), ["zero_stage"]),
+        ("torchtitan-0.2", layout("llama8b", tp=4, global_batch_size=8), ["precision"]),
+        ("torchtitan-0.2", layout("llama8b", tp=4, global_batch_size=8, precision="fp64"), ["precision"]),
+        ("torchtitan-0.2", layout("llama1b", pp=2, global_batch_size=8, precision="fp32"), ["model.tie_embeddings"]),
+        ("torchtitan-0.2", layout("qwen3_30b_a3b", dp=2, zero_stage=1, pp=2, global_batch_size=8), ["pp"]),
+        ("torchtitan-0.2", layout("mixtral_8x7b", dp=4, zero_stage=3, tp=2, ep=1, etp=1, global_batch_size=8), ["etp"]),
+        (
+            "torchtitan-0.2",
             layout("llama8b", dp=2, zero_stage=3, pp=4, pp_schedule="zero_bubble_v", global_batch_size=32),
             ["zero_stage"],
         ),
@@ -280,8 +301,42 @@ def test_torchtitan_by_hand() -> None:
     long = {
         kind: layout("llama8b", cp=4, zero_stage=3, cp_kind=kind, global_batch_size=4) for kind in ("ring", "allgather")
     }
-    assert "gathers all keys" in str(engine_config(long["ring"], "torchtitan").warnings)
-    assert not engine_config(long["allgather"], "torchtitan").warnings
+    assert "gathers all keys" in str(engine_config(long["ring"], "torchtitan-0.2").warnings)
+    assert not engine_config(long["allgather"], "torchtitan-0.2").warnings
+
+
+def test_torchtitan_has_graphs_where_it_can_capture() -> None:
+    """Pipelines, the exchange of tokens between experts and varlen attention cannot be captured; the rest is."""
+    for fields, has_graphs in (
+        ({"dp": 4, "zero_stage": 2}, True),
+        ({"tp": 4, "sequence_parallel": False, "attention": "cudnn"}, True),
+        ({"pp": 4}, False),
+        ({"dp": 4, "zero_stage": 3, "attention": "flash"}, False),
+    ):
+        exported, config = torchtitan03.export(layout("llama8b", global_batch_size=8, **fields), "x")
+        assert exported.options[torchtitan03.GRAPHS] is not has_graphs
+        assert f"disable_cuda_graphs={not has_graphs}," in config.files[torchtitan03.FILE]
+    for ep, has_graphs in ((1, True), (2, False)):
+        experts = layout("mixtral_8x7b", dp=4, zero_stage=3, ep=ep, global_batch_size=8)
+        assert torchtitan03.export(experts, "x")[0].options[torchtitan03.GRAPHS] is not has_graphs
+
+
+def test_what_went_from_torchtitan_is_named_with_what_would_work() -> None:
+    gone = {
+        "quantize.linear.float8.enable_fsdp_float8_all_gather": {"precision": "fp8_tensorwise"},
+        "parallelism.context_parallel_rotate_method": {"cp": 2, "dp": 2},
+        "activation_checkpoint.selective_ac_option": {"recompute": "full", "recompute_every": 2},
+    }
+    for key, fields in gone.items():
+        asked = {"dp": 4, "zero_stage": 3, "global_batch_size": 8, **fields}
+        assert f"{key} is gone" in str(torchtitan03.export(layout("llama8b", **asked), "x")[0].refusals)
+
+
+def test_a_flavor_of_torchtitan_is_named_only_for_sequences_that_it_can_hold() -> None:
+    for seq_len, is_named in ((40_960, True), (81_920, False)):
+        asked = layout("qwen3_30b_a3b", dp=4, zero_stage=3, ep=4, global_batch_size=8, seq_len=seq_len)
+        text = torchtitan03.export(asked, "x")[1].files[torchtitan03.FILE]
+        assert ('model_registry("30B-A3B"' in text) is is_named
 
 
 def test_megatron_by_hand() -> None:
@@ -318,6 +373,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["export", experiment.hash, "--results", str(tmp_path)]
     assert main([*arguments, "--to", "torchtitan"]) == 0
     told = capsys.readouterr()
+    assert "global_batch_size=32," in told.out
+    assert "for torchtitan 0.3.0" in told.out and "--module ultrasweep_torchtitan --config layout" in told.err
+    assert main([*arguments, "--to", "torchtitan-0.2"]) == 0
+    told = capsys.readouterr()
     assert tomllib.loads(told.out)["training"]["global_batch_size"] == 32
     assert "for torchtitan 0.2.2" in told.out and "for torchtitan 0.2.2" in told.err
     assert "warning: zero_stage" in told.out and "warning: zero_stage" in told.err
@@ -336,7 +395,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_rows_keep_the_id_that_they_were_stored_with(capsys: pytest.CaptureFixture[str]) -> None:
     recorded = str(ROOT / "results" / "recorded")
-    assert main(["export", "295a90f3", "--to", "torchtitan", "--results", recorded]) == 0
+    assert main(["export", "295a90f3", "--to", "torchtitan-0.2", "--results", recorded]) == 0
     assert 'description = "llama8b-dp4z2-mbs2-gbs32-s4096-295a90f3"' in capsys.readouterr().out
 
 

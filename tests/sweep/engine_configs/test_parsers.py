@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import os
 import subprocess
 import sys
 from functools import cache
@@ -11,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from sweep.engine_configs import deepspeed, torchtitan, transformers
+from sweep.engine_configs import deepspeed, torchtitan, torchtitan03, transformers
 from sweep.engine_configs.export import engine_config, write_config
 from sweep.engine_configs.torchtitan_models import FLAVOURS
 from tests.sweep.engine_configs.layouts import LAYOUTS, OWN_SHAPES, REFUSED, layout
@@ -21,7 +24,12 @@ from workloads.costs.shape.params import num_params
 from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
-TITAN = {**LAYOUTS, **OWN_SHAPES}
+TITAN_02 = {**LAYOUTS, **OWN_SHAPES}
+TITAN = {name: e for name, e in TITAN_02.items() if name not in REFUSED["torchtitan"]} | {
+    "8B gathered": layout("llama8b", cp=4, dp=2, zero_stage=3, cp_kind="allgather", global_batch_size=4, seq_len=65536),
+    "8B flash": layout("llama8b", dp=4, zero_stage=3, tp=2, attention="flash", recompute="full", global_batch_size=32),
+    "8B fp8": layout("llama8b_8_layers", dp=4, zero_stage=3, precision="fp8_rowwise", global_batch_size=32),
+}
 DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deepspeed"]} | {
     "8B zero3 tp2": layout(
         "llama8b", dp=4, zero_stage=3, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32
@@ -55,20 +63,36 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(lacking), reason=f"{', '.join(lacking)} not installed ({__package__}/packages)")
 
 
-def run(module: str, arguments: list[str]) -> list[Any]:
+OLD_TITAN = Path(sys.prefix) / "torchtitan-0.2.2"
+"""Where `packages` puts torchtitan 0.2.2, beside the newer one."""
+OLD = pytest.mark.skipif(not OLD_TITAN.is_dir(), reason=f"{OLD_TITAN} is not there ({__package__}/packages)")
+
+
+def run(module: str, arguments: list[str], packages: Path | None = None) -> list[Any]:
+    """What the module prints; ``packages``: a folder of packages that come before the installed ones."""
     command = [sys.executable, "-m", f"tests.sweep.engine_configs.{module}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(filter(None, [str(packages or ""), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @cache
-def titan(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def titan_02(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """torchtitan's own flavors, and what it read of each layout: one process for all."""
+    for name, experiment in TITAN_02.items():
+        write_config(engine_config(experiment, "torchtitan-0.2"), folder / "0.2" / name)
+    own, *read = run("torchtitan_reads", [str(folder / "0.2" / name) for name in TITAN_02], OLD_TITAN)
+    return own, dict(zip(TITAN_02, read, strict=True))
+
+
+@cache
+def titan(folder: Path) -> dict[str, Any]:
     for name, experiment in TITAN.items():
-        write_config(engine_config(experiment, "torchtitan"), folder / name)
-    own, *read = run("torchtitan_reads", [str(folder / name) for name in TITAN])
-    return own, dict(zip(TITAN, read, strict=True))
+        write_config(engine_config(experiment, "torchtitan"), folder / "0.3" / name)
+    read = run("torchtitan03_reads", [str(folder / "0.3" / name) for name in TITAN])
+    return dict(zip(TITAN, read, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +136,55 @@ def titan_shape(experiment: Experiment, read: dict[str, Any]) -> dict[str, tuple
     return pairs
 
 
-@needs("torchtitan", "tyro")
+@needs("torchtitan", "tyro", "spmd_types")
 @pytest.mark.parametrize("name", TITAN)
 def test_torchtitan_reads_every_value(name: str, folder: Path) -> None:
-    experiment = TITAN[name]
-    read = titan(folder)[1][name]
+    e, read = TITAN[name], titan(folder)[name]
+    for option, value in torchtitan03.export(e, e.id)[0].options.items():
+        place = read
+        for part in option.split("."):
+            place = place[part]
+        assert place == (value or "NoneType" if option == "activation_checkpoint" else value), option
+    degrees = read["parallelism"]
+    ranks = [degrees[f"{axis}_parallel_degree"] for axis in ("tensor", "context", "pipeline")]
+    ranks += [degrees[f"data_parallel_{kind}_degree"] for kind in ("replicate", "shard")]
+    assert math.prod(ranks) == e.world_size
+    assert degrees["spmd_backend"] == ("spmd_types" if torch.__version__ >= "2.14" else "partial_dtensor")
+    assert read["optimizer"]["param_groups"][0]["optimizer_kwargs"] == {
+        "lr": 3e-5,
+        "betas": [0.9, 0.95],
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+    }
+
+
+@needs("torchtitan", "tyro", "spmd_types")
+@pytest.mark.parametrize("name", TITAN)
+def test_torchtitan_builds_the_shape(name: str, folder: Path) -> None:
+    e, read = TITAN[name], titan(folder)[name]
+    model, built = e.model, read["model_spec"]["model"]
+    number, first, last = built["layers"]
+    assert (number, read["parameters"]) == (model.num_layers, num_params(model))
+    assert {norm["eps"] for norm in (built["norm"], first["attention_norm"], last["ffn_norm"])} == {model.norm_eps}
+    attention = first["attention"]
+    assert (attention["n_heads"], built["dim"]) == (model.num_heads, model.hidden_size)
+    rotary = attention["rope"]
+    assert (rotary["theta"], rotary["max_seq_len"]) == (model.rope_theta, e.seq_len)
+    kernel = attention["inner_attention"]
+    assert ("block_size" in kernel) is (e.attention != "flash")  # of flex attention alone
+    if (moe := model.moe) is not None:
+        router = last["moe"]["router"]
+        assert (router["top_k"], router["score_func"]) == (moe.experts_per_token, moe.gate)
+        assert (router["route_norm"], router["route_scale"]) == (moe.normalize_weights, moe.weight_scale)
+        assert (first["moe"] is None) is (moe.num_dense_layers > 0)
+
+
+@needs("torchtitan", "tyro")
+@OLD
+@pytest.mark.parametrize("name", TITAN_02)
+def test_torchtitan_02_reads_every_value(name: str, folder: Path) -> None:
+    experiment = TITAN_02[name]
+    read = titan_02(folder)[1][name]
     for option, value in torchtitan.export(experiment, experiment.id)[0].options.items():
         place = read["config"]
         for part in option.split("."):
@@ -135,8 +203,9 @@ def test_torchtitan_reads_every_value(name: str, folder: Path) -> None:
 
 
 @needs("torchtitan", "tyro")
+@OLD
 def test_named_shapes_are_torchtitans_own(folder: Path) -> None:
-    own = titan(folder)[0]
+    own = titan_02(folder)[0]
     for (family, flavor), shape in FLAVOURS.items():
         from workloads.spec.model_spec import ModelSpec
 

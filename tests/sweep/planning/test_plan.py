@@ -19,6 +19,7 @@ from sweep.planning.reuse import FinishedAttempt, find_finished
 from sweep.planning.summary import reused_from
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory.estimate import estimate_memory
+from workloads.rules import installed_engines
 from workloads.rules.layout_rules import Violation, violations
 from workloads.spec.errors import InvalidSweep
 
@@ -65,6 +66,20 @@ def test_what_the_engine_cannot_run_is_predicted_nevertheless(monkeypatch: pytes
     assert refused
     assert all(point.verdict == "invalid" and "cannot run fp8 yet" in (point.detail or "") for point in refused)
     assert all(point.peak_bytes and point.time for point in refused)
+
+
+def test_points_of_another_engine_take_the_installed_version_and_are_refused_if_it_cannot_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = {"torchtitan": "0.3.0", "torch": "2.11.0"}
+    monkeypatch.setattr(installed_engines, "_version", installed.get)
+    plan = plan_of(["+grid=tiny", "grid.axes.engine=torchtitan"])
+    assert {point.experiment.engine_version for point in plan.points} == {"0.3.0+1"}
+    assert {(point.verdict, point.rule) for point in plan.points} == {("invalid", "engine_support")}
+    simple = next(point for point in plan.points if point.experiment.world_size == 1)
+    assert "torchtitan 0.3.0 with torch 2.11.0 is installed, and it needs torch 2.13" in (simple.detail or "")
+    given = plan_of(["+grid=tiny", "grid.axes.engine=torchtitan", "grid.axes.engine_version=0.2.2+2"])
+    assert {point.experiment.engine_version for point in given.points} == {"0.2.2+2"}
 
 
 @pytest.mark.slow

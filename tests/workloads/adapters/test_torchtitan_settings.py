@@ -1,4 +1,4 @@
-"""What torchtitan is told: its own parser's options, its weights as ours and back, fp8 emulated on a CPU."""
+"""What torchtitan 0.2.2 is told: its own parser's options, its weights as ours and back, fp8 emulated on a CPU."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check_missing_torchao(rank: int) -> None:
     with mock.patch("importlib.util.find_spec", lambda name: None), pytest.raises(UnsupportedByEngine) as caught:
         Torchtitan(of(precision="fp8_tensorwise"), rank, torch.device("cpu"))
     assert str(caught.value) == (
-        "precision=fp8_tensorwise of torchtitan needs the package torchao: pip install 'ultrasweep[torchtitan]'"
+        "precision=fp8_tensorwise of torchtitan needs the package torchao: pip install 'ultrasweep[torchtitan02]'"
     )
 
 
@@ -175,7 +175,7 @@ def test_emulated_fp8_is_as_near_to_ours_as_rounding_lets_it_be(
 
 
 def test_the_model_class_follows_the_shape() -> None:
-    from workloads.rules.engine_support import torchtitan_model
+    from workloads.rules.torchtitan_support import torchtitan_model
 
     assert torchtitan_model(FOUR) == "llama3"
     assert torchtitan_model(dataclasses.replace(FOUR, tie_embeddings=True)) == "qwen3"

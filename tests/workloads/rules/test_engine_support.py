@@ -81,7 +81,7 @@ def of(**fields: Any) -> Experiment:
         ({"attention": "flash"}, "attention=flash"),
         ({"recompute": "selective"}, "recompute=selective"),
         ({"recompute": "full", "recompute_every": 2}, "recompute_every=2"),
-        ({"engine_version": "0.3.0+1"}, "engine_version=0.3.0+1"),
+        ({"engine_version": "0.4.0+1"}, "engine_version=0.4.0+1"),
     ],
 )
 def test_what_torchtitan_cannot_run_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
@@ -193,6 +193,51 @@ def test_what_megatron_runs_is_not_refused(fields: dict[str, Any]) -> None:
 )
 def test_what_torchtitan_can_run_is_not_refused(fields: dict[str, Any]) -> None:
     assert refused(of(**fields)) == []
+
+
+NEW = "0.3.0+1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"dp": 2, "zero_stage": 1}, "zero_stage=1"),
+        ({"dp": 2, "pp": 2, "zero_stage": 2}, "zero_stage=2"),
+        ({"dp": 2, "pp": 2, "zero_stage": 3, "pp_schedule": "zero_bubble_v"}, "zero_stage=3"),
+        ({"cp": 2, "cp_kind": "allgather", "seq_len": 256}, "zero_stage=0"),
+        ({"cp": 2, "zero_stage": 3, "seq_len": 256}, "cp_kind=ring"),
+        ({"cp": 2, "zero_stage": 3, "cp_kind": "ulysses", "seq_len": 256}, "cp_kind=ulysses"),
+        ({"cp": 2, "zero_stage": 3, "cp_kind": "allgather", "seq_len": 128}, "seq_len=128"),
+        ({"tp": 2, "seq_len": 31}, "seq_len=31"),
+        ({"pp": 2, "model": dataclasses.replace(MODEL, tie_embeddings=True)}, "pp=2"),
+        ({"precision": "fp8_tensorwise"}, "precision=fp8_tensorwise"),
+        ({"precision": "fp64"}, "precision=fp64"),
+        ({"precision": "fp8_rowwise", "dp": 2, "tp": 2, "zero_stage": 3}, "precision=fp8_rowwise"),
+        ({"attention": "flash"}, "attention=flash"),
+        ({"recompute": "selective"}, "recompute=selective"),
+        ({"recompute": "full", "recompute_every": 2}, "recompute_every=2"),
+        ({"pp": 2, "pp_schedule": "zero_bubble_v", "compile": "block"}, "compile=block"),
+    ],
+)
+def test_what_torchtitan_03_cannot_run_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
+    found = refused(of(engine_version=NEW, **fields))
+    assert any(f"torchtitan 0.3.0+1 cannot run {field}" in sentence for sentence in found), found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tp": 2, "precision": "bf16"},
+        {"tp": 2, "sequence_parallel": False},
+        {"dp": 2, "tp": 2},
+        {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2, "precision": "bf16"},
+        {"dp": 2, "pp": 2, "zero_stage": 3, "model": dataclasses.replace(MODEL, qk_norm=True)},
+        {"cp": 2, "tp": 2, "zero_stage": 3, "cp_kind": "allgather", "seq_len": 256, "model": QWEN},
+        {"precision": "fp8_rowwise", "compile": "block"},
+    ],
+)
+def test_torchtitan_03_runs_what_the_older_one_refuses(fields: dict[str, Any]) -> None:
+    assert refused(of(engine_version=NEW, **fields)) == []
 
 
 def test_an_engine_brings_its_version_and_is_part_of_the_id() -> None:

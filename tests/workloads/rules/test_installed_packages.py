@@ -30,14 +30,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return found[name]
 
         monkeypatch.setattr("importlib.metadata.version", version)
-        installed_packages._version.cache_clear()
+        installed_packages.installed_version.cache_clear()
 
     return versions
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
-    installed_packages._version.cache_clear()
+    installed_packages.installed_version.cache_clear()
 
 
 def test_versions_are_those_of_the_rows() -> None:

@@ -1,0 +1,94 @@
+"""Lists what transformers with accelerate cannot run, and the family that has the shape of a model. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workloads.rules.refusal import Refusal
+from workloads.spec.engine_versions import ENGINES
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+
+
+def transformers_model(model: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """The family of transformers that computes what a model of this shape does, and those settings of its configuration
+    that other families do not have. Norms of queries and keys: Qwen3."""
+    moe = model.moe
+    if moe is None:
+        return ("Qwen3" if model.qk_norm else "Llama"), {"intermediate_size": model.ffn_hidden_size}
+    experts = {"num_experts_per_tok": moe.experts_per_token, "output_router_logits": False}
+    if not model.qk_norm:
+        return "Mixtral", {
+            **experts,
+            "intermediate_size": moe.expert_hidden_size,
+            "num_local_experts": moe.num_experts,
+            "sliding_window": None,
+        }
+    return "Qwen3Moe", {
+        **experts,
+        "intermediate_size": model.ffn_hidden_size,
+        "moe_intermediate_size": moe.expert_hidden_size,
+        "num_experts": moe.num_experts,
+        "norm_topk_prob": moe.normalize_weights,
+        "mlp_only_layers": list(range(moe.num_dense_layers)),
+        "sliding_window": None,
+    }
+
+
+def _other_experts(e: Experiment) -> bool:
+    """Whether the experts differ from those of Qwen3-MoE: softmax over all, no shared ones, no balance, no factor."""
+    moe = e.model.moe
+    return moe is not None and (
+        moe.gate != "softmax" or moe.balance != "none" or moe.num_shared_experts > 0 or moe.weight_scale != 1.0
+    )
+
+
+def _other_mixtral(e: Experiment) -> bool:
+    """Whether a model without norms of queries and keys differs from Mixtral, the only family that it could have."""
+    moe = e.model.moe
+    return moe is not None and not e.model.qk_norm and (moe.num_dense_layers > 0 or not moe.normalize_weights)
+
+
+def _divides(axis: str) -> Callable[[Experiment], bool]:
+    return lambda e: getattr(e, axis) > 1
+
+
+_ONE_AXIS = "its adapter runs data parallelism alone; use {axis}=1"
+
+TRANSFORMERS = (
+    Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
+    Refusal(
+        "model",
+        _other_experts,
+        "its experts have softmax gates and neither shared experts, a balance nor a factor of their weights",
+    ),
+    Refusal("model", _other_mixtral, "without qk_norm it would be Mixtral: experts in every layer, normalized weights"),
+    Refusal(
+        "engine_version",
+        lambda e: e.engine_version != ENGINES["transformers"],
+        f"the adapter is for {ENGINES['transformers']}",
+    ),
+    *(Refusal(axis, _divides(axis), _ONE_AXIS.format(axis=axis)) for axis in ("tp", "pp", "cp", "ep")),
+    Refusal("routing", lambda e: e.model.moe is not None and e.routing != "learned", "its router decides; use learned"),
+    Refusal("capacity_factor", lambda e: e.capacity_factor is not None, "it drops no tokens; use null"),
+    Refusal(
+        "precision",
+        lambda e: e.precision not in ("bf16", "fp32"),
+        "use bf16 or fp32: its norms compute in fp32, and its adapter has neither fp16's loss scale nor fp8",
+    ),
+    Refusal(
+        "precision",
+        lambda e: e.precision == "fp32" and e.compile != "none",
+        "accelerate turns TF32 on if it compiles without mixed precision; use bf16, or compile=none",
+        on="cuda",
+    ),
+    Refusal("attention", lambda e: e.attention != "auto", "torch chooses the kernel there; use auto"),
+    Refusal(
+        "recompute",
+        lambda e: e.recompute not in ("none", "full"),
+        "it recomputes whole layers; use none or full",
+    ),
+    Refusal("recompute_every", lambda e: e.recompute_every > 1, "it recomputes every layer; use 1"),
+)
+"""Refusals of transformers and accelerate as `workloads.adapters.transformers` runs them."""
