@@ -9,7 +9,7 @@ import pyarrow as pa
 def frame_of(table: pa.Table) -> pd.DataFrame:
     """``table`` as a frame in which equal texts of a column, and equal lists of texts, are one object. Arrow makes one
     for each row: most columns of a sweep have the same text in every row."""
-    texts = {field.name for field in table.schema if len(table) and _is_text(field.type)}
+    texts = {field.name for field in table.schema if _is_text(field.type) and _has_values(table[field.name])}
     frame = table.select([name for name in table.column_names if name not in texts]).to_pandas()
     columns = {}
     for field in table.schema:
@@ -22,6 +22,10 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
         else:
             columns[field.name] = frame[field.name]
     return pd.DataFrame(columns, copy=True) if columns else frame
+
+
+def _has_values(column: pa.ChunkedArray) -> bool:
+    return column.null_count < len(column)
 
 
 def _is_text(kind: pa.DataType) -> bool:
