@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -34,6 +35,14 @@ def frame() -> pd.DataFrame:
     """Measured rows of three models on 1 to 8 GPUs, failures of several kinds included."""
     [cohort] = split(frame_of(synthetic.attempts(list(synthetic.experiments(micro_batch_sizes=(1, 4))))))
     return cohort.frame
+
+
+@pytest.fixture(scope="session")
+def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report's page of the study, for the files of one group of pytest-xdist, which only read it."""
+    from tests.analysis.report_page import STUDY, built
+
+    return built(STUDY, tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="module")
