@@ -25,11 +25,11 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
 
 
 def _has_values(column: pa.ChunkedArray) -> bool:
-    return column.null_count < len(column)
+    return bool(column.null_count < len(column))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _shared_lists(lists: pd.Series) -> pd.Series:

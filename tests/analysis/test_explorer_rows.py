@@ -31,7 +31,6 @@ from tests.analysis.explorer_page import (
     HOSTILE,
     POINTS,
     many,
-    of_recorded,
     opened,
     results_of,
     written,
@@ -41,6 +40,8 @@ from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec import experiment as ex
 from workloads.spec.experiment import LATER_FIELDS
 
+pytestmark = pytest.mark.xdist_group("the page of recorded rows")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
-    return of_recorded(tmp_path_factory.mktemp("recorded"))
+def recorded(recorded_page: tuple[Path, pd.DataFrame]) -> tuple[Path, pd.DataFrame]:
+    return recorded_page
 
 
 def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
