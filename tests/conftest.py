@@ -122,10 +122,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def group_of(item: pytest.Item) -> str:
     """Tests of one group run one after the other in one worker of pytest-xdist.
 
-    A group is a file, whose tests share a browser or drawn figures. Everything that brings up Slurm is one group,
-    since two clusters at once would slow each other down.
+    A group is a file, whose tests share a browser or drawn figures, or what a mark ``xdist_group`` of the file says.
+    Everything that brings up Slurm is one group, since two clusters at once would slow each other down.
     """
-    return "slurm" if item.get_closest_marker("slurm") else item.nodeid.split("::")[0]
+    if item.get_closest_marker("slurm"):
+        return "slurm"
+    named = item.get_closest_marker("xdist_group")
+    return str(named.args[0]) if named is not None else item.nodeid.split("::")[0]
 
 
 def _by_group(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:

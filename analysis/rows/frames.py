@@ -9,7 +9,7 @@ import pyarrow as pa
 def frame_of(table: pa.Table) -> pd.DataFrame:
     """``table`` as a frame in which equal texts of a column, and equal lists of texts, are one object. Arrow makes one
     for each row: most columns of a sweep have the same text in every row."""
-    texts = {field.name for field in table.schema if len(table) and _is_text(field.type)}
+    texts = {field.name for field in table.schema if _is_text(field.type) and _has_values(table[field.name])}
     frame = table.select([name for name in table.column_names if name not in texts]).to_pandas()
     columns = {}
     for field in table.schema:
@@ -24,8 +24,12 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     return pd.DataFrame(columns, copy=True) if columns else frame
 
 
+def _has_values(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count < len(column))
+
+
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _shared_lists(lists: pd.Series) -> pd.Series:

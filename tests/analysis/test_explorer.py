@@ -20,7 +20,6 @@ from tests.analysis.explorer_page import (
     STUDY,
     chip,
     many,
-    of_recorded,
     opened,
     results_of,
     set_value,
@@ -28,12 +27,14 @@ from tests.analysis.explorer_page import (
     written,
 )
 
+pytestmark = pytest.mark.xdist_group("the page of recorded rows")
+
 STUDY_ROWS = 4104
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
-    return of_recorded(tmp_path_factory.mktemp("recorded"))
+def recorded(recorded_page: tuple[Path, pd.DataFrame]) -> tuple[Path, pd.DataFrame]:
+    return recorded_page
 
 
 @pytest.fixture(scope="module")

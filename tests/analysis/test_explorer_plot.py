@@ -17,7 +17,6 @@ from tests.analysis.explorer_page import (
     POINTS,
     STUDY,
     chip,
-    of_recorded,
     opened,
     results_of,
     set_value,
@@ -25,12 +24,14 @@ from tests.analysis.explorer_page import (
     written,
 )
 
+pytestmark = pytest.mark.xdist_group("the page of recorded rows")
+
 GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
-    return of_recorded(tmp_path_factory.mktemp("recorded"))
+def recorded(recorded_page: tuple[Path, pd.DataFrame]) -> tuple[Path, pd.DataFrame]:
+    return recorded_page
 
 
 def groups(browser: Browser) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ from tests.analysis.explorer_page import (
     HOSTILE,
     POINTS,
     many,
-    of_recorded,
     opened,
     results_of,
     written,
@@ -41,6 +40,8 @@ from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec import experiment as ex
 from workloads.spec.experiment import LATER_FIELDS
 
+pytestmark = pytest.mark.xdist_group("the page of recorded rows")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
-    return of_recorded(tmp_path_factory.mktemp("recorded"))
+def recorded(recorded_page: tuple[Path, pd.DataFrame]) -> tuple[Path, pd.DataFrame]:
+    return recorded_page
 
 
 def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
@@ -58,7 +59,7 @@ def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Pat
     chosen = frame.drop_duplicates(["model", "method", "recompute", "compile", "zero_stage", "pp_schedule"])
     assert len(chosen) > 20
     renamed = with_canonical_models(frame)  # a new run of an experiment gets today's id
-    for row in chosen.index[:: max(1, len(chosen) // 20)]:
+    for row in random.Random(SEED).sample(list(chosen.index), 8):
         made = browser.js("Explorer.rerun(arguments[0])", int(row))
         assert made["words"][:4] == ["python", "-m", "sweep", "run"]
         words = made["words"][4:]
@@ -308,7 +309,7 @@ def test_memory_and_pipeline_are_those_of_the_row(browser: Browser, recorded: tu
     page, frame = recorded
     first = frame[frame["outcome"].eq("ok") & frame["method"].eq("measured")]
     rows = first.drop_duplicates(["model", "pp_schedule", "virtual_stages", "recompute"]).index[::2]
-    for row in random.Random(SEED).sample(list(rows), 10):
+    for row in random.Random(SEED).sample(list(rows), 4):
         opened(browser, page, f"#r.row={frame['attempt_id'].iloc[row]}&r.view=memory")
         browser.wait("document.querySelector('#runs-m-total')?.dataset.bytes")
         point = dataclasses.replace(ex.from_json(frame["config_json"][row]), engine_version=ex.ENGINE_VERSION)

@@ -32,7 +32,7 @@ from analysis.rows.cohorts import split
 from analysis.rows.load import load
 from results.text.numbers import format_bytes
 from tests.analysis import synthetic
-from tests.analysis.conftest import frame_of
+from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.drawn_bars import boxes
 from tests.analysis.report_page import RECORDED
 from workloads.spec.experiment import Experiment
@@ -89,7 +89,7 @@ def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, f
     if spec.name == "breakdown":  # which is of runs without a profiled step
         frame = frame.assign(breakdown_step_time_s=None)
     if spec.name == "prediction_depths":  # the recorded runs that were rehearsed too
-        ready = (cohort.frame for cohort in split(load(RECORDED).attempts))
+        ready = (cohort.frame for cohort in recorded_cohorts())
         frame = next(part for part in ready if part["rehearsed_step_time_s"].notna().any())
     figure = spec.draw(frame)
     assert_texts_fit(figure)
@@ -243,7 +243,7 @@ def test_the_title_counts_a_winner_for_each_axis_that_it_uses_as_the_page_does()
 
 @pytest.fixture(scope="module")
 def recorded() -> pd.DataFrame:
-    return split(load(RECORDED).attempts)[0].frame
+    return recorded_cohorts()[0].frame
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,37 +40,45 @@ def checked(compiler: list[str], project: Path) -> str:
     return run.stdout + run.stderr
 
 
-@pytest.mark.slow
-def test_the_scripts_keep_their_types(compiler: list[str]) -> None:
-    assert checked(compiler, TEMPLATES) == ""
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    """A copy of the scripts."""
+    return shutil.copytree(TEMPLATES, tmp_path / "templates", ignore=shutil.ignore_patterns("vendor"))
 
 
-def copied(folder: Path) -> Path:
-    return shutil.copytree(TEMPLATES, folder / "templates", ignore=shutil.ignore_patterns("vendor"))
-
-
-@pytest.mark.slow
-def test_python_gives_what_the_types_say(compiler: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Any]:
+    """What Python gives to the scripts."""
     results = results_of(frame_of(synthetic.attempts(POINTS)), tmp_path)
-    data = assemble.data(results, cohorts.split(results.attempts), tmp_path, 2.5)
-    copy = copied(tmp_path)
-    given = copy / "page" / "given.js"
-    given.write_text(f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n")
-    assert checked(compiler, copy) == ""
-    data["page"]["parts"][0] |= {"capacity": "80 GiB", "unknown": 1}  # the check does see what is wrong
-    given.write_text(f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n")
-    assert "given.js" in checked(compiler, copy)
+    return assemble.data(results, cohorts.split(results.attempts), tmp_path, 2.5)
+
+
+def give(data: dict[str, Any], templates: Path) -> None:
+    text = f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n"
+    (templates / "page" / "given.js").write_text(text)
 
 
 @pytest.mark.slow
-def test_a_wrong_type_is_found(compiler: list[str], tmp_path: Path) -> None:
-    copy = copied(tmp_path)
-    script = copy / "page" / "cost.js"
+def test_the_scripts_keep_their_types_and_python_gives_what_they_say(
+    compiler: list[str], templates: Path, data: dict[str, Any]
+) -> None:
+    give(data, templates)
+    assert checked(compiler, templates) == ""
+
+
+@pytest.mark.slow
+def test_wrong_types_of_scripts_and_of_data_are_found(
+    compiler: list[str], templates: Path, data: dict[str, Any]
+) -> None:
+    data["page"]["parts"][0] |= {"capacity": "80 GiB", "unknown": 1}
+    give(data, templates)
+    script = templates / "page" / "cost.js"
     wrong = [
         "/** @type {(part: Part) => number} */ const wrongName = (part) => part.capacty;",
         "/** @type {(column: Column) => string} */ const wrongKind = (column) => column.numbers;",
         "/** @type {(packed: PackedPart) => string} */ const wrongValue = (packed) => packed.points;",
     ]
     script.write_text("\n".join([script.read_text(), *wrong]))
-    errors = [line for line in checked(compiler, copy).splitlines() if "cost.js" in line]
-    assert len(errors) == len(wrong)
+    lines = checked(compiler, templates).splitlines()
+    assert len([line for line in lines if "cost.js" in line]) == len(wrong)
+    assert any("given.js" in line for line in lines)

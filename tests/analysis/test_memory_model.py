@@ -172,14 +172,14 @@ def of_tied_weights() -> list[Experiment]:
 
 @pytest.fixture(scope="module")
 def compared(browser: Browser) -> list[tuple[Experiment, dict[str, Any]]]:
-    """A thousand layouts and some more, and what the page's model says of each."""
-    experiments = [*layouts(1000, seed=20260521), *of_tied_weights()]
+    """Five hundred layouts and some more, and what the page's model says of each."""
+    experiments = [*layouts(500, seed=20260521), *of_tied_weights()]
     said = evaluate(browser, SCRIPTS, "input.map(MemoryModel.estimateMemory)", [to_dict(e) for e in experiments])
     return list(zip(experiments, said, strict=True))
 
 
 @pytest.mark.slow
-def test_thousand_layouts_have_the_planners_bytes_on_every_stage(
+def test_five_hundred_layouts_have_the_planners_bytes_on_every_stage(
     compared: list[tuple[Experiment, dict[str, Any]]],
 ) -> None:
     for experiment, page in compared:
@@ -213,7 +213,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
         seen["mla", experiment.model.mla is not None] += 1
         seen["tied", experiment.model.tie_embeddings] += 1
         seen.update(("moment", stage["moment"]) for stage in page["stages"])
-    assert min(seen.values()) >= 10, seen
+    assert min(seen.values()) >= 5, seen
     expected = {
         "zero_stage": 4,
         "recompute": len(OPERATIONS) + 3,

@@ -13,12 +13,12 @@ import pytest
 from analysis.figures import memory_timeline
 from analysis.memory import moments
 from analysis.memory.peak_split import PREDICTED
-from analysis.rows.cohorts import split
 from analysis.rows.load import load
 from analysis.rows.step_peaks import FIRST_PEAKS, MOST_STEPS
 from results.tables import store
 from results.tables.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic
+from tests.analysis.conftest import recorded_cohorts
 from tests.analysis.test_figures import assert_texts_fit
 from tests.analysis.test_memory_figures import BASE, CATEGORIES, RECORDED, labelled, rows_of
 from workloads.costs.memory.estimate import estimate_memory
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> None:
-    found = [memory_timeline.timeline(cohort.frame) for cohort in split(load(RECORDED).attempts)]
+    found = [memory_timeline.timeline(cohort.frame) for cohort in recorded_cohorts()]
     known = [one for one in found if one is not None and one.measured_peaks]
     assert known
     for one in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from analysis.explorer.model_data import models_json
 from results.text.numbers import GIB
 from sweep.composing.conffiles import ConfFolders
-from sweep.composing.config import compose_sweep
+from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.grids.expand import Expansion, GridPoint
 from sweep.planning.plan import make_plan
 from tests.analysis import synthetic
@@ -118,12 +119,17 @@ def test_any_stage_can_be_looked_at(tab: Browser) -> None:
     assert total(tab) == planned.peak_bytes
 
 
+@cache
+def on_cluster(name: str) -> SweepConfig:
+    return compose_sweep(["+grid=tiny", f"cluster={name}"])
+
+
 @pytest.mark.parametrize("seq_len", [2048, 4096, 5120, 8192, 16384, 49152])
 def test_devices_are_judged_as_the_planner_judges(tab: Browser, seq_len: int) -> None:
     type_in(tab, "seq_len", seq_len)
     experiment = spelled({"seq_len": seq_len})
     for cluster in models_json()["clusters"]:
-        config = compose_sweep(["+grid=tiny", f"cluster={cluster['name']}"])
+        config = on_cluster(cluster["name"])
         assert config.cluster.usable_bytes == cluster["usable_bytes"]
         [point] = make_plan(config, only(experiment), "measured").points
         line = f"document.querySelector('.w-fit[data-clusters~={cluster['name']}]')"

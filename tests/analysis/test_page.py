@@ -13,16 +13,16 @@ from analysis import report
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys
 from tests.analysis.pages import POINTS, QUICK
-from tests.analysis.report_page import RECORDED, STUDY, built, cell, choose, opened
+from tests.analysis.report_page import RECORDED, built, cell, choose, opened
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
 
 WIDTHS = (375, 768, 1400)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(STUDY, tmp_path_factory.mktemp("study"))
+def study(study_page: Path) -> Path:
+    return study_page
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.analysis.browser import Browser
 from tests.analysis.compared import copy_drawn_sweeps
 from tests.analysis.report_page import RECORDED, STUDY, answers, built, cell, choose, opened, parts_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
 
 SOURCES = ["study", "some recorded", pytest.param("recorded", marks=pytest.mark.exhaustive(seconds=25))]
 Pages = Callable[[str], Path]
@@ -35,10 +35,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def pages(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pages:
+def pages(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pages:
     """Draws the page of a folder when it is first asked for."""
     out = tmp_path_factory.mktemp("pages")
-    return cache(lambda name: built(folders[name], out / name))
+
+    def page(name: str) -> Path:
+        return Path(request.getfixturevalue("study_page")) if name == "study" else built(folders[name], out / name)
+
+    return cache(page)
 
 
 def asked(query: answer.Query) -> dict[str, Any]:

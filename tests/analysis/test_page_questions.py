@@ -12,14 +12,14 @@ from analysis.rows.load import load
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser
 from tests.analysis.pages import POINTS, QUICK
-from tests.analysis.report_page import STUDY, built, cell, choose, opened
+from tests.analysis.report_page import STUDY, cell, choose, opened
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(STUDY, tmp_path_factory.mktemp("questions"))
+def study(study_page: Path) -> Path:
+    return study_page
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from sweep.inspecting.findings import best_layouts
 from sweep.running import run_end
 from tests.analysis import compared
 from tests.analysis.compared import RECORDED, STUDY
-from tests.analysis.conftest import frame_of
+from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.run_notebooks import read, texts
 from tests.sampling import sampled
 
@@ -245,7 +245,7 @@ def test_both_rankings_agree_where_labels_and_models_are_one(cohorts: list[Cohor
 
 
 def test_shipped_notebooks_say_the_same() -> None:
-    [cohort] = [one for one in split(load(RECORDED).attempts) if one.slug == "measured-h200"]
+    [cohort] = [one for one in recorded_cohorts() if one.slug == "measured-h200"]
     said = "\n".join(texts(read("your_own_sweep")))
     best = metrics.best_configurations(cohort.frame)
     for row in best[best["candidates"] > 1].to_dict("records"):
@@ -286,7 +286,7 @@ def test_repeats_are_pooled_alike_in_the_report_a_comparison_and_at_a_runs_end()
 
 
 def test_one_device_leaves_no_choice_between_kinds_of_parallelism() -> None:
-    measured = next(part for part in split(load(RECORDED).attempts) if set(part.frame["method"]) == {"measured"})
+    measured = next(part for part in recorded_cohorts() if set(part.frame["method"]) == {"measured"})
     best = metrics.best_configurations(measured.frame)
     several = int((best["world_size"] > 1).sum())
     assert 0 < several < len(best)

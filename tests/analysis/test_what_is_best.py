@@ -19,10 +19,9 @@ from analysis.index_page import headlines
 from analysis.page import sentences, tables
 from analysis.rows import by_degree, metrics
 from analysis.rows.cohorts import Cohort, split
-from analysis.rows.load import load
 from results.tables import reference
 from tests.analysis import synthetic
-from tests.analysis.conftest import frame_of
+from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.test_figures import words
 from tests.analysis.test_noise import labelled, point, run
 from tests.analysis.test_study import TABLE, study  # noqa: F401
@@ -189,7 +188,7 @@ def test_figures_across_tp_are_not_made_of_rehearsed_times() -> None:
 
 @pytest.mark.slow
 def test_the_recorded_rehearsals_say_nothing_across_tp() -> None:
-    for cohort in split(load(RECORDED).attempts):
+    for cohort in recorded_cohorts():
         if cohort.frame["method"].iloc[0] == "rehearsed":
             ranked = metrics.ranked(cohort.frame)
             assert (ranked.groupby(metrics.GROUP)["tp"].nunique() == 1).all()

@@ -20,7 +20,6 @@ from docs.tools.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run
 from docs.tools.curves.train import entropy, held_out_loss, train_curve
 from sweep.composing.conffiles import ConfFolders
 from tests.pool import Pool
-from tests.sampling import sampled
 from tests.workloads.engine.parity import train_rank
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.transformer import routers
@@ -72,8 +71,9 @@ IN_BANDS = [
 ]
 
 
-@pytest.mark.slow(seconds=12)
-@pytest.mark.parametrize(("model", "precision", "layout"), sampled(IN_BANDS, 1, seconds=12))
+@pytest.mark.exhaustive(seconds=12)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "precision", "layout"), IN_BANDS)
 def test_a_layout_stays_in_its_band(gloo_pool: Pool, model: str, precision: Precision, layout: str) -> None:
     rows = [*curve(gloo_pool, model, precision), *curve(gloo_pool, model, precision, layout)]
     (found,) = distances(rows)

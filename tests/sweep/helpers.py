@@ -12,7 +12,7 @@ from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.tables.store import write_attempt
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
-from sweep.planning.plan import DeviceLimit, Plan, make_plan
+from sweep.planning.plan import DeviceLimit, Plan, make_plan, refuse_if_nothing_can_run
 from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.known import Known
 from workloads.contract.protocol import Method
@@ -50,3 +50,10 @@ def store_attempt(sweep_dir: Path, experiment: Experiment, **columns: Any) -> st
     }
     write_attempt(sweep_dir, row, [])
     return attempt_id
+
+
+def check_points_to_run(plan: Plan) -> None:
+    """Of a shipped grid: it lists each run once, and a good part of its points can run."""
+    refuse_if_nothing_can_run(plan)
+    assert plan.duplicates == 0
+    assert plan.counts["run"] >= 0.4 * len(plan.points)

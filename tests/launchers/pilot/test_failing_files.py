@@ -70,7 +70,7 @@ def check(sweep: SweepDir, runs: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", sampled(range(5), 2, seconds=5))
+@pytest.mark.parametrize("block", sampled(range(5), 1, seconds=5))
 def test_every_point_ends_once_whatever_calls_fail(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +89,7 @@ def test_every_point_ends_once_whatever_calls_fail(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", sampled(range(5), 2, seconds=5))
+@pytest.mark.parametrize("block", sampled(range(5), 1, seconds=5))
 def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of four pilots dies at a different call, and some calls fail; the fifth pilot finishes the rest."""
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")

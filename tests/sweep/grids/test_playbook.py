@@ -11,6 +11,7 @@ import pytest
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.plan import Plan, PlannedPoint, make_plan
+from tests.sweep.helpers import check_points_to_run
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +79,11 @@ def test_planning_would_have_lost_no_run_that_fits(
     assert verdicts["Success", "run", None] == 1752
     out_of_memory = sum(count for (status, _, _), count in verdicts.items() if status == "OOM")
     assert verdicts["OOM", "predicted_oom", None] > 0.75 * out_of_memory
+
+
+def test_the_grid_has_points_to_run(plan: Plan) -> None:
+    assert compose_sweep(["+grid=playbook"]).grids[0].description
+    check_points_to_run(plan)
 
 
 def test_the_grid_keeps_to_the_studys_rules(plan: Plan) -> None:

@@ -15,6 +15,7 @@ from tests.sweep.helpers import plan_of, store_attempt
 pytestmark = pytest.mark.slow
 
 RECORDED = Path(__file__).parents[3] / "results" / "recorded"
+ONE_SWEEP = RECORDED / "h200x4_llama_node"
 
 
 @pytest.mark.slow
@@ -33,9 +34,13 @@ def test_shipped_rows_are_graded_by_depth(tmp_path: Path, capsys: pytest.Capture
         (pair["depth"], pair["quantity"]) == ("closed_form", "step_time") for pair in found["pairs"]
     )
     assert max(row["right"] for row in found["oom_curve"]) > 0.98
-    table = tmp_path / "pairs.parquet"
-    run_command("grade", [str(RECORDED), "--out", str(table)])
-    assert len(pd.read_parquet(table)) == len(found["pairs"])
+
+
+def test_pairs_are_written_as_a_table_and_as_json(tmp_path: Path) -> None:
+    for name in ("grades.json", "pairs.parquet"):
+        assert run_command("grade", [str(ONE_SWEEP), "--out", str(tmp_path / name)]) == 0
+    found = json.loads((tmp_path / "grades.json").read_text())
+    assert len(pd.read_parquet(tmp_path / "pairs.parquet")) == len(found["pairs"]) > 10
 
 
 def test_predictions_stand_beside_the_table_that_they_were_made_of(
@@ -98,15 +103,15 @@ def test_a_table_without_rows_or_predictions_is_one_line(tmp_path: Path) -> None
     with pytest.raises(InvalidResults, match=r"rows\.csv has no row"):
         run_command("grade", [none, "--predictions", str(other), "--against", str(empty)])
     with pytest.raises(InvalidResults, match="it holds no prediction"):
-        run_command("grade", [str(RECORDED), "--predictions", str(other)])
+        run_command("grade", [str(ONE_SWEEP), "--predictions", str(other)])
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UltrasweepError, match="--by tpp: no such axis; did you mean"):
-        run_command("grade", [str(RECORDED), "--by", "tpp"])
+        run_command("grade", [str(ONE_SWEEP), "--by", "tpp"])
     with pytest.raises(UltrasweepError, match="end its name in"):
-        run_command("grade", [str(RECORDED), "--out", "grades.csv"])
+        run_command("grade", [str(ONE_SWEEP), "--out", "grades.csv"])
     with pytest.raises(UltrasweepError, match="needs --predictions FILE"):
-        run_command("grade", [str(RECORDED), "--against", "rows.csv"])
+        run_command("grade", [str(ONE_SWEEP), "--against", "rows.csv"])
     with pytest.raises(InvalidResults, match="cannot be read"):
-        run_command("grade", [str(RECORDED), "--predictions", str(tmp_path / "gone.parquet")])
+        run_command("grade", [str(ONE_SWEEP), "--predictions", str(tmp_path / "gone.parquet")])

@@ -117,8 +117,9 @@ def experiment(
     micro-batches. ``latent``: with latent attention, and a latent of so many numbers for queries. Where layers need not
     differ by their stage or their number, there are three: a first, a last and one between them."""
     ranks = layout.get("dp") or layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
-    usual = {"global_batch_size": 8, "micro_batch_size": 2 if ranks < 4 else 1, "seq_len": 16, "precision": "fp64"}
-    fields = usual | layout
+    fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
+    if "global_batch_size" not in layout and ranks < 4:
+        fields.setdefault("micro_batch_size", 2)
     if rounds is not None:
         fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
     shape: dict[str, Any] = {"qk_norm": qk_norm, "num_kv_heads": num_kv_heads}

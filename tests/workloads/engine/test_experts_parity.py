@@ -119,7 +119,7 @@ def split(case: Experiment) -> set[str]:
 ON_GLOO = [
     *sampled(ONE_RANK, 3),
     *sampled(FEW_RANKS, 10, kinds=split),
-    *sampled(MORE_RANKS, 3),
+    *sampled(MORE_RANKS, 2),
     *sampled(OF_MESSAGES, 1),
 ]
 

@@ -235,7 +235,7 @@ def on_one_rank(pool: Pool, case: Experiment) -> RankTrace:
     ("recipe", "shape", "layout"),
     sampled(
         [(recipe, *case) for recipe in RECIPES for case in EVERY],
-        12,
+        8,
         kinds=lambda case: [
             *case[:2],
             *(axis for axis in ("dp", "tp", "cp", "pp", "ep", "recompute") if axis in case[2]),

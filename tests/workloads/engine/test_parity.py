@@ -121,7 +121,7 @@ OF_MESSAGES = [
     ),
 ]
 """Layouts whose messages are special: with several micro-batches FSDP gathers units that it does not need any more."""
-ON_GLOO = [*FEW_RANKS, *ODD, *sampled(OF_MESSAGES, 5), *sampled(LARGER, 8)]
+ON_GLOO = [*FEW_RANKS, *ODD, *sampled(OF_MESSAGES, 3), *sampled(LARGER, 6)]
 
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(ON_GLOO, CASES))
