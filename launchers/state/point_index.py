@@ -118,7 +118,9 @@ class PointIndex:
 
 
 def _table(points: Mapping[str, Mapping[str, Any]]) -> pa.Table:
-    rows, last, text = [], None, ""  # points that follow each other mostly have one model
+    rows: list[dict[str, Any]] = []
+    last: Any = None
+    text = ""  # of `last`: points that follow each other mostly have one model
     for stem, point in points.items():
         experiment = dict(point["experiment"])
         model = experiment.pop("model")

@@ -8,13 +8,15 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launchers.attempt import packing
 from launchers.pilot import pilot as pilot_module
+from launchers.pilot import recorder
 from launchers.state import pilot_state, queue
 from launchers.state.pilot_state import Liveness
 from launchers.state.sweep_dir import SweepDir, entry_names
@@ -52,6 +54,26 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "_STALE_AFTER_S", 0.01)
 
 
+class AtOnce:
+    """Replaces the thread that packs folders and merges rows: a pilot dies there, too."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def submit(self, step: Callable[..., None], *arguments: Any) -> None:
+        step(*arguments)
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each attempt its folder is packed and its row merged before the pilot goes on."""
+    monkeypatch.setattr(packing, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(recorder, "_LEAST_PARTS", 1)
+
+
 def check(sweep: SweepDir, runs: Counter[str]) -> None:
     """Every point ran once, has one row, and has ended."""
     assert sweep_status(sweep).done == {"ok": POINTS}
@@ -70,6 +92,7 @@ def check(sweep: SweepDir, runs: Counter[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("merging")
 @pytest.mark.parametrize("block", sampled(range(5), 1, seconds=5))
 def test_every_point_ends_once_whatever_calls_fail(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,6 +112,7 @@ def test_every_point_ends_once_whatever_calls_fail(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("merging")
 @pytest.mark.parametrize("block", sampled(range(5), 1, seconds=5))
 def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of four pilots dies at a different call, and some calls fail; the fifth pilot finishes the rest."""
