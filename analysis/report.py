@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from analysis.options import Options
     from analysis.rows.cohorts import Cohort
 
-_UNREAD = frozenset(
-    {"losses", "grad_norms", "device_ids", "peak_allocated_by_stage_bytes", "traffic", "nccl_transports"}
-)
+_UNREAD = frozenset({"grad_norms", "device_ids", "peak_allocated_by_stage_bytes", "traffic", "nccl_transports"})
 """Columns of lists that no part of a report reads."""
 
 # Slow imports happen where they are used, so that --help and usage errors answer at once.

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 _CORNERS = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], dtype=float)
 """Corners of a bar in the order of `Path.unit_rectangle`, as shares of its width and height."""
+_CODES = np.array([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], dtype=np.uint8)
 
 
 class BarSeries(Patch):  # type: ignore[misc]
@@ -30,8 +31,7 @@ class BarSeries(Patch):  # type: ignore[misc]
         return self.boxes[:, None, :2] + _CORNERS * self.boxes[:, None, 2:]
 
     def get_path(self) -> Path:
-        codes = Path.unit_rectangle().codes
-        return Path(self.corners().reshape(-1, 2), np.tile(codes, len(self.boxes)))
+        return Path(self.corners().reshape(-1, 2), np.tile(_CODES, len(self.boxes)))
 
     @allow_rasterization
     def draw(self, renderer: Any) -> None:
@@ -39,11 +39,11 @@ class BarSeries(Patch):  # type: ignore[misc]
             return
         transform = self.get_transform()
         affine = transform.get_affine()
-        corners = transform.transform_non_affine(self.corners().reshape(-1, 2)).reshape(-1, *_CORNERS.shape)
-        codes = Path.unit_rectangle().codes
-        face = self.get_facecolor()
+        corners = np.asarray(transform.transform_non_affine(self.corners().reshape(-1, 2)))
+        face: Any = self.get_facecolor()
         face = face if face[3] else None
-        self._draw_paths_with_artist_properties(renderer, [(Path(bar, codes), affine, face) for bar in corners])
+        paths = [Path(bar, _CODES) for bar in corners.reshape(-1, *_CORNERS.shape)]
+        self._draw_paths_with_artist_properties(renderer, [(path, affine, face) for path in paths])
         self.stale = False
 
 

@@ -63,7 +63,11 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     model's steps are not split are null.
     """
     rows = pairs.comparable(frame)
-    timed = [*step_parts.MEASURED, *step_parts.REHEARSED, *(name for name in rows if name.startswith("breakdown_"))]
+    timed = [
+        *step_parts.MEASURED,
+        *step_parts.REHEARSED,
+        *(str(name) for name in rows if str(name).startswith("breakdown_")),
+    ]
     read = list(dict.fromkeys([*_NEEDED, *timed]))  # each workload's rows are copied: all columns would take seconds
     split: dict[Hashable, tuple[pd.DataFrame, list[str]]] = {
         workload: _with_parts(of_workload) for workload, of_workload in rows[read].groupby("workload", sort=False)

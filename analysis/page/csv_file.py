@@ -43,8 +43,8 @@ def _coded(column: pd.Series) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
         codes, levels = pd.factorize(column)
         distinct = levels.to_series().to_csv(index=False, header=False).splitlines()
     elif column.dtype == np.float64:
-        codes, levels = pd.factorize(column.to_numpy().view(np.int64))  # -0.0 and 0.0 have different texts
-        distinct = levels.view(np.float64).tolist()
+        codes, bits = pd.factorize(column.to_numpy().view(np.int64))  # -0.0 and 0.0 have different texts
+        distinct = bits.view(np.float64).tolist()
         codes[column.isna().to_numpy()] = -1
     else:
         codes, levels = pd.factorize(column)

@@ -171,7 +171,8 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
 
 def _as_the_page_opens(query: Query, cell: _Cell) -> Answer:
     """The answer without limits at the usual batch, from what `_cells` computed for all cells at once."""
-    rates = cell.rows[metrics.RANK_BY].to_numpy()[cell.rows["tokens_per_step"].ne(cell.usual).to_numpy(dtype=bool)]
+    elsewhere = cell.rows["tokens_per_step"].to_numpy(dtype=float, na_value=float("nan")) != cell.usual
+    rates = cell.rows[metrics.RANK_BY].to_numpy(dtype=float)[elsewhere]
     outcomes, best = cell.outcomes.to_numpy(), cell.layouts[0][metrics.RANK_BY]
     out_of_memory, finished = int((outcomes == "oom").sum()), int((outcomes == "ok").sum())
     return Answer(

@@ -30,6 +30,11 @@ def test_a_report_leaves_out_only_lists_that_its_page_does_not_show(tmp_path: Pa
     shown = {*row_data._LISTS, *row_series.BY_STAGE.values(), *row_series.BY_STEP.values()}
     assert all(pa.types.is_list(ATTEMPTS.field(name).type) for name in report._UNREAD)
     assert not report._UNREAD & shown
+    apart = ("compare", "notebooks")  # these load all columns
+    for path in (Path(report.__file__).parent).rglob("*.py"):
+        if path.parent.name not in apart and path.name != "report.py":
+            text = path.read_text()
+            assert not [name for name in report._UNREAD if f'"{name}"' in text], path
     sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3]))
     whole, part = load(sweep).attempts, load(sweep, leave_out=report._UNREAD).attempts
     pd.testing.assert_frame_equal(whole.drop(columns=list(report._UNREAD)), part)
