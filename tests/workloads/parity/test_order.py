@@ -105,20 +105,20 @@ def test_relative_difference() -> None:
 
 def test_the_order_is_that_of_a_step() -> None:
     case = experiment().replace(model=experiment().model)
-    names = ["embedding", "layers.0.attention.q", "layers.0.attention_norm", "layers.4.ffn.down", "norm", "head"]
+    names = ["embedding", "layers.0.attention.q", "layers.0.attention_norm", "layers.2.ffn.down", "norm", "head"]
     random.Random(0).shuffle(names)
     shards = [shards_of(case, name, torch.randn(8, 4), ROWS)[0][0] for name in names]
-    streams = [Piece(name, 0, coordinates(case, 0), torch.randn(16, 32)) for name in ("embedding", "layers.4")]
+    streams = [Piece(name, 0, coordinates(case, 0), torch.randn(16, 32)) for name in ("embedding", "layers.2")]
     step = StepTrace(1.0, 2.0, shards, shards, streams, streams)
     order = [of.what for of in in_order(case, [RankTrace(shards, [step])])]
     assert order[6:] == [
         "output of embedding",
-        "output of layers.4",
+        "output of layers.2",
         "loss",
         "gradient of head",
         "gradient of norm",
-        "gradient of the output of layers.4",
-        "gradient of layers.4.ffn.down",
+        "gradient of the output of layers.2",
+        "gradient of layers.2.ffn.down",
         "gradient of layers.0.attention.q",
         "gradient of layers.0.attention_norm",
         "gradient of the output of embedding",
