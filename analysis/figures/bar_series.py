@@ -19,7 +19,7 @@ _CORNERS = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], dtype=float)
 _CODES = np.array([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], dtype=np.uint8)
 
 
-class BarSeries(Patch):  # type: ignore[misc]
+class BarSeries(Patch):
     """Rectangles in data coordinates; ``boxes`` [bars, 4] holds the x, y, width and height of each."""
 
     def __init__(self, boxes: NDArray[np.float64], **look: Any) -> None:
@@ -33,7 +33,7 @@ class BarSeries(Patch):  # type: ignore[misc]
     def get_path(self) -> Path:
         return Path(self.corners().reshape(-1, 2), np.tile(_CODES, len(self.boxes)))
 
-    @allow_rasterization
+    @allow_rasterization  # type: ignore[untyped-decorator]
     def draw(self, renderer: Any) -> None:
         if not self.get_visible():
             return
@@ -52,7 +52,7 @@ def upright(ax: Axes, places: ArrayLike, heights: ArrayLike, bottom: ArrayLike, 
     centres, wide, low = (np.asarray(values, dtype=float) for values in (places, width, bottom))
     series = _added(ax, [centres - wide / 2, low, wide, heights], look)
     series.sticky_edges.y.extend(series.boxes[:, 1])
-    ax.autoscale(None)
+    ax.autoscale(None)  # type: ignore[arg-type]
 
 
 def lying(ax: Axes, places: ArrayLike, widths: ArrayLike, left: ArrayLike, height: ArrayLike, **look: Any) -> None:
@@ -60,7 +60,7 @@ def lying(ax: Axes, places: ArrayLike, widths: ArrayLike, left: ArrayLike, heigh
     centres, high, start = (np.asarray(values, dtype=float) for values in (places, height, left))
     series = _added(ax, [start, centres - high / 2, widths, high], look)
     series.sticky_edges.x.extend(series.boxes[:, 0])
-    ax.autoscale(None)
+    ax.autoscale(None)  # type: ignore[arg-type]
 
 
 def _added(ax: Axes, parts: list[Any], look: dict[str, Any]) -> BarSeries:

@@ -40,15 +40,18 @@ class Transformers:
         self.data_rank = position["dp_replicate"] * experiment.dp_shard + position["dp_shard"]
         self.coordinates = {**position, "dp": self.data_rank}
         warnings.filterwarnings("ignore", module=r"accelerate|transformers")
-        settings = importlib.import_module("workloads.adapters.transformers_accelerate")
+        try:
+            settings = importlib.import_module("workloads.adapters.transformers_accelerate")
+            self._models = importlib.import_module("workloads.adapters.transformers_models")
+        except ImportError as error:  # of what the packages import
+            raise UnsupportedByEngine(f"transformers or accelerate cannot be imported: {error}") from None
         self._accelerator: Any = settings.accelerator_of(experiment, rank, device)
         self._model: Any = None
         self._optimizer: Any = None
 
     def build(self) -> None:
         e = self.experiment
-        models = importlib.import_module("workloads.adapters.transformers_models")
-        model = models.model_of(e, self.device)
+        model = self._models.model_of(e, self.device)
         if e.recompute == "full" and not e.zero_stage:  # else by the FSDP plugin, around what is sharded together
             model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -65,4 +66,14 @@ def test_a_missing_package_is_named_by_the_rank_and_planned_without(installed: C
         "engine=transformers needs accelerate, not installed here: pip install 'ultrasweep[transformers]'"
     )
     with pytest.raises(UnsupportedByEngine, match="needs accelerate"):
+        engine_of(of(), 0, torch.device("cpu"))
+
+
+def test_a_package_that_cannot_be_imported_is_a_refusal(
+    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(transformers="5.24.0", accelerate="1.15.0")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "workloads.adapters.transformers_accelerate", raising=False)
+    with pytest.raises(UnsupportedByEngine, match=r"cannot be imported: .*accelerate"):
         engine_of(of(), 0, torch.device("cpu"))
