@@ -43,7 +43,8 @@ class BarSeries(Patch):
         face: Any = self.get_facecolor()
         face = face if face[3] else None
         paths = [Path(bar, _CODES) for bar in corners.reshape(-1, *_CORNERS.shape)]
-        self._draw_paths_with_artist_properties(renderer, [(path, affine, face) for path in paths])
+        drawn = [(path, affine, face) for path in paths]
+        self._draw_paths_with_artist_properties(renderer, drawn)  # type: ignore[attr-defined]
         self.stale = False
 
 

@@ -223,6 +223,7 @@ def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
     ):
         done = ask(*words)
         assert done.returncode == 2, (words, done.stdout, done.stderr)
-        assert done.stderr.count("\n") == 1 and done.stderr.startswith("ultrasweep: "), done.stderr
+        errors = [line for line in done.stderr.splitlines() if not line.startswith("planning: ")]  # if planning is slow
+        assert len(errors) == 1 and errors[0].startswith("ultrasweep: "), done.stderr
     assert ask("status", str(theirs.path)).returncode == 0  # may look
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
