@@ -1,0 +1,341 @@
+"""Readers of families of models with softmax attention and experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workloads.spec.config_json.fields import Fields
+from workloads.spec.config_json.parts import (
+    activation,
+    assemble,
+    grouped,
+    layer_count,
+    rope,
+    routed,
+    routed_from,
+    router,
+    spans_of,
+)
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, Indexer
+from workloads.spec.layer_kinds.mlp import MLP, DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer, LayeredModel
+from workloads.spec.layer_kinds.spans import Chunk, Full, Window
+
+
+def read_mixtral(fields: Fields, model_type: str) -> LayeredModel:
+    act = activation(fields)
+    window = Window(fields.count("sliding_window")) if fields.given("sliding_window") else Full()
+    mlp = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act=act,
+        options=router(fields),
+    )
+    layer = Layer(mixer=grouped(fields, span=window, positions=rope(fields)), mlp=mlp)
+    return assemble(fields, [layer] * layer_count(fields))
+
+
+def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """Qwen2 and Qwen3 with experts, and OLMoE."""
+    count, act = layer_count(fields), activation(fields)
+    qwen2 = model_type == "qwen2_moe"
+    bias = True if qwen2 else fields.flag("attention_bias", False)
+    if fields.value("use_sliding_window", False):
+        raise InvalidExperiment(f"{fields.label}: use_sliding_window=true is not understood with experts")
+    fields.ignore("sliding_window", "max_window_layers")
+    attention = grouped(
+        fields,
+        positions=rope(fields),
+        bias=bias,
+        output_bias=bias and not qwen2,
+        norm="none" if qwen2 else "head",
+    )
+    experts = routed(
+        fields,
+        experts=fields.count("num_experts"),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=router(fields, normalize=False),
+        shared=1 if qwen2 else 0,
+        shared_width=fields.count("shared_expert_intermediate_size") if qwen2 else None,
+        shared_gate=qwen2,
+    )
+    only, step = fields.value("mlp_only_layers", []), fields.count("decoder_sparse_step", 1)
+    if not isinstance(only, list):
+        raise InvalidExperiment(f"{fields.label}: mlp_only_layers must be a list")
+    dense = _dense(fields, act, needed=bool(only) or step > 1)
+    layers = [
+        Layer(mixer=attention, mlp=dense if dense and (at in only or (at + 1) % step) else experts)
+        for at in range(count)
+    ]
+    return assemble(fields, layers)
+
+
+def _dense(fields: Fields, act: str, *, needed: bool, name: str = "intermediate_size") -> DenseMLP | None:
+    """The MLP of layers without experts; None if there are none, whatever width the file names."""
+    if not needed:
+        fields.ignore(name)
+        return None
+    return DenseMLP(width=fields.count(name), activation=act)
+
+
+def read_minimax_m2(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    normed = fields.flag("use_qk_norm", True)
+    fields.choice("qk_norm_type", ("per_layer",), "per_layer")
+    fields.choice("shared_intermediate_size", (0,), 0)
+    size = fields.count("head_dim")
+    positions = rope(fields)
+    rotated = fields.count("rotary_dim", size)
+    if rotated != size:
+        positions = type(positions)(positions.theta, rotated / size, positions.scaling)
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act=act,
+        options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
+    )
+    fields.ignore("attn_type_list")
+    attention = grouped(fields, positions=positions, norm="all_heads" if normed else "none")
+    return assemble(fields, [Layer(mixer=attention, mlp=experts)] * count)
+
+
+def read_minimax_m3(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    fields.choice("attention_output_gate", (False,), False)
+    fields.choice("qk_norm_type", ("per_head",), "per_head")
+    fields.ignore("swiglu_alpha", "swiglu_limit", "use_gemma_norm", "rotary_dim")
+    attention = grouped(fields, positions=rope(fields), norm="head" if fields.flag("use_qk_norm", True) else "none")
+    sparse = fields.part("sparse_attention_config")
+    block = sparse.count("sparse_block_size")
+    indexed = BlockSparseAttention(
+        attention=attention,
+        indexer=Indexer(
+            heads=sparse.count("sparse_num_index_heads"),
+            head_dim=sparse.count("sparse_index_dim"),
+            chosen=sparse.count("sparse_topk_blocks") * block,
+        ),
+        block=block,
+    )
+    where = sparse.listing("sparse_attention_freq", count)
+    if sparse.listing("sparse_disable_index_value", count) != where:
+        raise InvalidExperiment(f"{sparse.label}: sparse_disable_index_value must equal sparse_attention_freq")
+    sparse.choice("use_sparse_attention", (True,), True)
+    sparse.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
+    sparse.refuse_unread()
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("moe_intermediate_size", None, "intermediate_size"),
+        act=act,
+        options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
+        shared=fields.count("n_shared_experts", 0, least=0),
+        shared_width=fields.count("shared_intermediate_size", None) if fields.given("n_shared_experts") else None,
+    )
+    dense = DenseMLP(width=fields.count("dense_intermediate_size"), activation=act)
+    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    layers = [
+        Layer(mixer=indexed if chosen else attention, mlp=experts if routes[at] else dense)
+        for at, chosen in enumerate(where)
+    ]
+    return assemble(fields, layers)
+
+
+def read_gpt_oss(fields: Fields, model_type: str) -> LayeredModel:
+    count = layer_count(fields)
+    fields.ignore("initial_context_length", "swiglu_limit", "swiglu_alpha")
+    activation(fields)
+    bias = fields.flag("attention_bias", True)
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act="clamped_silu",
+        options=router(fields, score="softmax_of_chosen"),
+        expert_bias=True,
+        router_bias=True,
+    )
+    layers = [
+        Layer(
+            mixer=grouped(fields, span=span, positions=rope(fields), bias=bias, output_bias=bias, sinks=True),
+            mlp=experts,
+        )
+        for span in spans_of(fields, count)
+    ]
+    return assemble(fields, layers)
+
+
+def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    chunk = Chunk(fields.count("attention_chunk_size"))
+    bias = fields.flag("attention_bias", False)
+    normed = fields.flag("use_qk_norm", True)
+    fields.ignore("attn_temperature_tuning", "attn_scale", "floor_scale", "for_llm_compressor", "moe_layers", "layer_types")
+    interval = fields.count("no_rope_layer_interval", 4)
+    rotated = (
+        [entry == 1 for entry in fields.listing("no_rope_layers", count)]
+        if fields.value("no_rope_layers", None)
+        else [bool((at + 1) % interval) for at in range(count)]
+    )
+    width = fields.count("intermediate_size")
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=width,
+        act=act,
+        options=router(fields, score="sigmoid", normalize=False),
+        shared=1,
+    )
+    step = fields.count("interleave_moe_layer_step", 1)
+    dense = _dense(fields, act, needed=step > 1, name="intermediate_size_mlp")
+    layers: list[Layer] = []
+    for at in range(count):
+        attention = grouped(
+            fields,
+            span=chunk if rotated[at] else Full(),
+            positions=rope(fields) if rotated[at] else None,
+            bias=bias,
+            output_bias=bias,
+            norm="without_weight" if normed and rotated[at] else "none",
+        )
+        mlp: MLP = dense if dense is not None and (at + 1) % step else experts
+        layers.append(Layer(mixer=attention, mlp=mlp))
+    return assemble(fields, layers)
+
+
+def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    attention = grouped(
+        fields,
+        positions=rope(fields),
+        bias=fields.flag("attention_bias", False),
+        norm="head" if fields.flag("use_qk_norm", False) else "none",
+    )
+    experts = routed(
+        fields,
+        experts=fields.count("n_routed_experts"),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=router(fields, score="sigmoid", correction=True),
+        shared=fields.count("n_shared_experts", 0, least=0),
+    )
+    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    return assemble(fields, [Layer(mixer=attention, mlp=experts if route else dense) for route in routes])
+
+
+def read_step(fields: Fields, model_type: str) -> LayeredModel:
+    """Step 3.5 and 3.7: gates of heads; sliding layers as wide as the file says."""
+    count, act = layer_count(fields), activation(fields)
+    if fields.given("attention_other_setting"):
+        raise InvalidExperiment(f"{fields.label}: attention_other_setting is not understood; it changes sliding heads")
+    correction = fields.flag("use_moe_router_bias", True)
+    options = router(fields, score="sigmoid", correction=correction)
+    options["scale"] = fields.number("moe_router_scaling_factor", 1.0)
+    experts = routed(
+        fields,
+        experts=fields.count("num_experts", None, "moe_num_experts"),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=options,
+        shared=fields.count("n_shared_experts", 1, least=0),
+        shared_width=fields.count("share_expert_dim"),
+    )
+    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    layers = []
+    for at, span in enumerate(spans_of(fields, count)):
+        attention = grouped(fields, span=span, positions=rope(fields), norm="head", gate="head")
+        layers.append(Layer(mixer=attention, mlp=experts if routes[at] else dense))
+    return assemble(fields, layers)
+
+
+def read_mimo_v2(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    bias = fields.flag("attention_bias", False)
+    scale = fields.number("attention_value_scale", 1.0)
+    window = fields.count("sliding_window", None, "sliding_window_size", "attention_chunk_size")
+    # The class counts past tokens; the query comes on top.
+    full = grouped(
+        fields,
+        positions=rope(fields),
+        bias=bias,
+        value_dim=fields.count("v_head_dim"),
+        sinks=fields.flag("add_full_attention_sink_bias", False),
+        value_scale=scale,
+    )
+    sliding = Attention(
+        heads=fields.count("swa_num_attention_heads", full.heads),
+        kv_heads=fields.count("swa_num_key_value_heads", full.kv_heads),
+        head_dim=fields.count("swa_head_dim", full.head_dim),
+        value_dim=fields.count("swa_v_head_dim", full.value_dim),
+        span=Window(window + 1),
+        rope=rope(fields, theta="swa_rope_theta"),
+        bias=bias,
+        sinks=fields.flag("add_swa_attention_sink_bias", False),
+        value_scale=scale,
+    )
+    experts = routed(
+        fields,
+        experts=fields.count("n_routed_experts"),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=router(fields, score="sigmoid", correction=True),
+        shared=fields.count("n_shared_experts", 0, least=0),
+    )
+    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    pattern, routes = fields.listing("hybrid_layer_pattern", count), routed_from(fields, count, 0)
+    layers = [
+        Layer(mixer=sliding if kind == 1 else full, mlp=experts if routes[at] else dense)
+        for at, kind in enumerate(pattern)
+    ]
+    return assemble(fields, layers)
+
+
+def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields, "hidden_activation", "gelu_pytorch_tanh")
+    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
+        fields.choice(name, (0,), 0)
+    fields.choice("use_double_wide_mlp", (False,), False)
+    fields.ignore("vocab_size_per_layer_input", "use_bidirectional_attention", "hidden_act")
+    bias, width = fields.flag("attention_bias", False), fields.count("intermediate_size")
+    dense, mlp, norms = DenseMLP(width=width, activation=act), None, 4
+    if fields.flag("enable_moe_block", False):
+        chosen: dict[str, Any] = {"chosen": fields.count("top_k_experts", None, "num_experts_per_tok")}
+        mlp = RoutedMLP(
+            experts=fields.count("num_experts"),
+            expert=DenseMLP(width=fields.count("moe_intermediate_size"), activation=act),
+            shared=dense,
+            router_scales=True,
+            **chosen,
+        )
+        norms = 7
+    fields.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
+    sliding_size, full_size = fields.count("head_dim"), fields.count("global_head_dim", fields.count("head_dim"))
+    shared = fields.flag("attention_k_eq_v", False)
+    layers = []
+    for span in spans_of(fields, count):
+        full = isinstance(span, Full)
+        size = full_size if full else sliding_size
+        kv_heads = fields.count("num_key_value_heads")
+        if full and shared:
+            kv_heads = fields.count("num_global_key_value_heads", kv_heads)
+        attention = Attention(
+            heads=fields.count("num_attention_heads"),
+            kv_heads=kv_heads,
+            head_dim=size,
+            value_dim=size,
+            span=span,
+            rope=rope(fields, "full_attention" if full else "sliding_attention"),
+            bias=bias,
+            output_bias=bias,
+            norm="head",
+            shared_kv=full and shared,
+        )
+        layers.append(Layer(mixer=attention, mlp=mlp or dense, norms=norms))
+    fields.ignore("num_global_key_value_heads")
+    logit_cap = fields.value("final_logit_softcapping", None) is not None
+    return assemble(fields, layers, tied=True, logit_cap=logit_cap)
