@@ -69,7 +69,9 @@ def read_dense(fields: Fields, model_type: str) -> LayeredModel:
         bias=fields.flag("mlp_bias", False),
     )
     soft_cap = fields.value("attn_logit_softcapping", None) is not None
-    fields.ignore("query_pre_attn_scalar", "attention_multiplier", "rope_local_base_freq", "use_bidirectional_attention")
+    fields.ignore(
+        "query_pre_attn_scalar", "attention_multiplier", "rope_local_base_freq", "use_bidirectional_attention"
+    )
     layers, rotated = [], _rotated(fields, count)
     for span, has_rope in zip(_spans(fields, count), rotated, strict=True):
         kind = "sliding_attention" if isinstance(span, Window) else "full_attention"

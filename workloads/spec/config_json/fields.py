@@ -25,10 +25,10 @@ class Fields:
         """Whether a field has a value other than null."""
         return self._values.get(name) is not None
 
-    def value(self, name: str, default: Any = _REQUIRED, *others: str) -> Any:
-        """A field without a check of its kind. ``others``: names that other files use for it; if a file has several,
+    def value(self, name: str, default: Any = _REQUIRED, *, also: tuple[str, ...] = ()) -> Any:
+        """A field without a check of its kind. ``also``: names that other files use for it; if a file has several,
         they must agree."""
-        names = (name, *others)
+        names = (name, *also)
         self._read |= set(names)
         values = {each: self._values[each] for each in names if self.given(each)}
         if not values:
@@ -48,16 +48,16 @@ class Fields:
         hint = suggest(name, unread)
         return hint if "did you mean" in hint else ""
 
-    def count(self, name: str, default: Any = _REQUIRED, *others: str, least: int = 1) -> int:
-        value = self.value(name, default, *others)
+    def count(self, name: str, default: Any = _REQUIRED, *, also: tuple[str, ...] = (), least: int = 1) -> int:
+        value = self.value(name, default, also=also)
         return whole_number(f"{self.label}: {name}", value, least, error=InvalidExperiment)
 
-    def number(self, name: str, default: Any = _REQUIRED, *others: str) -> float:
-        value = self.value(name, default, *others)
+    def number(self, name: str, default: Any = _REQUIRED, *, also: tuple[str, ...] = ()) -> float:
+        value = self.value(name, default, also=also)
         return float(number(f"{self.label}: {name}", value, least=0, error=InvalidExperiment))
 
-    def flag(self, name: str, default: Any = _REQUIRED, *others: str) -> bool:
-        return flag(f"{self.label}: {name}", self.value(name, default, *others), error=InvalidExperiment)
+    def flag(self, name: str, default: Any = _REQUIRED, *, also: tuple[str, ...] = ()) -> bool:
+        return flag(f"{self.label}: {name}", self.value(name, default, also=also), error=InvalidExperiment)
 
     def choice(self, name: str, choices: tuple[bool | int | str, ...], default: Any = _REQUIRED) -> Any:
         """A field that may have one of some values: every other one is not understood."""
@@ -68,7 +68,9 @@ class Fields:
         value = self.value(name)
         if not isinstance(value, list) or (len(value) < length if at_least else len(value) != length):
             count = len(value) if isinstance(value, list) else shown(value)
-            raise InvalidExperiment(f"{self.label}: {name} must be a list of {length} entries, one a layer; it is {count}")
+            raise InvalidExperiment(
+                f"{self.label}: {name} must be a list of {length} entries, one a layer; it is {count}"
+            )
         return value[:length]
 
     def part(self, name: str) -> Fields:

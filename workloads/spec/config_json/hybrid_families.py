@@ -76,14 +76,16 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
     )
     act = activation(fields, "mlp_hidden_act", "relu2")
     bias = fields.flag("attention_bias", False)
-    attention = grouped(fields, bias=bias, output_bias=bias, head_dim=fields.count("attention_head_dim", None, "head_dim"))
+    attention = grouped(
+        fields, bias=bias, output_bias=bias, head_dim=fields.count("attention_head_dim", also=("head_dim",))
+    )
     mamba = Mamba2(
         heads=fields.count("mamba_num_heads"),
         head_dim=fields.count("mamba_head_dim"),
-        groups=fields.count("n_groups", None, "mamba_n_groups"),
+        groups=fields.count("n_groups", also=("mamba_n_groups",)),
         state=fields.count("ssm_state_size"),
         kernel=fields.count("conv_kernel"),
-        bias=fields.flag("mamba_proj_bias", False, "use_bias"),
+        bias=fields.flag("mamba_proj_bias", False, also=("use_bias",)),
         convolution_bias=fields.flag("use_conv_bias", True),
     )
     blocks = {"M": Layer(mixer=mamba, mlp=None, norms=1), "*": Layer(mixer=attention, mlp=None, norms=1)}
@@ -103,7 +105,7 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
             act=act,
             options=router(fields, score="sigmoid", correction=True),
             shared=fields.count("n_shared_experts", 0, least=0),
-            shared_width=fields.count("moe_shared_expert_intermediate_size", None, least=1)
+            shared_width=fields.count("moe_shared_expert_intermediate_size", least=1)
             if fields.given("moe_shared_expert_intermediate_size")
             else None,
             gated=False,

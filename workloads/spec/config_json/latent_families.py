@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
@@ -96,6 +98,7 @@ def read_deepseek_v4(fields: Fields, model_type: str) -> LayeredModel:
     ratios = fields.listing("compress_ratios", count, at_least=True)
     indexer = _indexer(fields)
     hashed = fields.count("num_hash_layers", 3, least=0)
+    looked_up = dataclasses.replace(experts, hashed=True, correction=False)
     layers = []
     for at, ratio in enumerate(ratios):
         if ratio not in _RATIOS:
@@ -111,14 +114,8 @@ def read_deepseek_v4(fields: Fields, model_type: str) -> LayeredModel:
             rope_dim=fields.count("qk_rope_head_dim"),
             indexer=indexer if ratio == 4 else None,
         )
-        layers.append(Layer(mixer=attention, mlp=_hashed(experts) if at < hashed else experts))
+        layers.append(Layer(mixer=attention, mlp=looked_up if at < hashed else experts))
     return assemble(fields, layers, streams=HyperConnections(fields.count("hc_mult")))
-
-
-def _hashed(experts):  # type: ignore[no-untyped-def]
-    import dataclasses
-
-    return dataclasses.replace(experts, hashed=True, correction=False)
 
 
 def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
@@ -163,7 +160,6 @@ def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
     dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
     routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
     layers = [
-        Layer(mixer=attention if at + 1 in full else delta, mlp=experts if routes[at] else dense)
-        for at in range(count)
+        Layer(mixer=attention if at + 1 in full else delta, mlp=experts if routes[at] else dense) for at in range(count)
     ]
     return assemble(fields, layers, left_out=tuple(left_out))

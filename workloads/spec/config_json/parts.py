@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.attention import Attention, HeadNorm, LatentAttention, Rope
+from workloads.spec.layer_kinds.attention import FULL, Attention, HeadNorm, LatentAttention, Rope
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP, Score
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
 from workloads.spec.layer_kinds.spans import Full, Span, Window
@@ -46,7 +46,7 @@ def assemble(fields: Fields, layers: Iterable[Layer], *, tied: bool = False, **o
         vocab_size=fields.count("vocab_size"),
         tie_embeddings=fields.flag("tie_word_embeddings", tied),
         layers=tuple(layers),
-        norm_eps=fields.number("rms_norm_eps", 1e-6, "layer_norm_epsilon", "layernorm_epsilon", "norm_eps"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6, also=("layer_norm_epsilon", "layernorm_epsilon", "norm_eps")),
         longest=fields.count("max_position_embeddings", 0, least=0) or None,
         predicted_ahead=predicted_ahead(fields),
         **options,
@@ -84,7 +84,7 @@ def rope(fields: Fields, kind: str | None = None, theta: str = "rope_theta") -> 
 def grouped(
     fields: Fields,
     *,
-    span: Span = Full(),
+    span: Span = FULL,
     positions: Rope | None = None,
     bias: bool = False,
     norm: HeadNorm = "none",
@@ -176,11 +176,12 @@ def router(
     """How experts are chosen, by the names of DeepSeek. The arguments: what the family does if the file does not
     say."""
     scores: tuple[Score, ...] = ("softmax", "sigmoid", "sqrtsoftplus", score)
-    method = fields.choice("topk_method", ("noaux_tc", "greedy", "group_limited_greedy"), "noaux_tc" if correction else "greedy")
-    groups = fields.count("n_group", 1, "num_expert_group", least=0)
+    methods = ("noaux_tc", "greedy", "group_limited_greedy")
+    method = fields.choice("topk_method", methods, methods[0] if correction else methods[1])
+    groups = fields.count("n_group", 1, also=("num_expert_group",), least=0)
     fields.ignore("topk_group", "use_grouped_topk")
-    # Mixtral and its like take the loss from the router only if asked; the pretraining did.
-    loss = fields.number("router_aux_loss_coef", 0.0, "aux_loss_alpha")
+    # Mixtral and its like take the loss of the router only if asked; the pretraining did.
+    loss = fields.number("router_aux_loss_coef", 0.0, also=("aux_loss_alpha",))
     return {
         "score": fields.choice("scoring_func", scores, score),
         "normalize": fields.flag("norm_topk_prob", normalize),
@@ -204,7 +205,7 @@ def routed(
     **more: Any,
 ) -> RoutedMLP:
     """Experts of one size, beside ``shared`` shared ones of ``shared_width`` (that of an expert if not given)."""
-    chosen = fields.count("num_experts_per_tok", None, "num_experts_per_token", "experts_per_token")
+    chosen = fields.count("num_experts_per_tok", also=("num_experts_per_token", "experts_per_token"))
     if chosen > experts:
         raise InvalidExperiment(f"{fields.label}: num_experts_per_tok={chosen} must be at most {experts} experts")
     beside = None

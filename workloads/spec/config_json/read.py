@@ -25,6 +25,11 @@ def config_path(path: Path) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
+def is_config(text: str) -> bool:
+    """Whether a user means a config.json, and not a name: a file that ends in .json, or a folder that has one."""
+    return text.endswith(".json") or ("/" in text and config_path(Path(text)).is_file())
+
+
 def name_of(path: Path) -> str:
     """Name of the model in a file: that of its folder, or of the file if it is not called config.json. Names of the
     Hugging Face cache lose their owner and their snapshot."""
@@ -67,10 +72,9 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 def layers_from_config(name: str, data: Mapping[str, Any]) -> LayeredModel:
     """The language part of a configuration. Vision and audio encoders are left out, and said."""
-    fields, left_out = dict(data), []
-    for encoder in _ENCODERS:
-        if fields.pop(encoder, None) is not None:
-            left_out.append(f"{encoder.partition('_')[0]} encoder ({encoder})")
+    fields = dict(data)
+    encoders = [encoder for encoder in _ENCODERS if fields.pop(encoder, None) is not None]
+    left_out = [f"{encoder.partition('_')[0]} encoder ({encoder})" for encoder in encoders]
     text = fields.pop("text_config", None)
     if text is not None:
         if not isinstance(text, Mapping):

@@ -129,11 +129,11 @@ def read_minimax_m3(fields: Fields, model_type: str) -> LayeredModel:
     experts = routed(
         fields,
         experts=fields.count("num_local_experts"),
-        width=fields.count("moe_intermediate_size", None, "intermediate_size"),
+        width=fields.count("moe_intermediate_size", also=("intermediate_size",)),
         act=act,
         options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
         shared=fields.count("n_shared_experts", 0, least=0),
-        shared_width=fields.count("shared_intermediate_size", None) if fields.given("n_shared_experts") else None,
+        shared_width=fields.count("shared_intermediate_size") if fields.given("n_shared_experts") else None,
     )
     dense = DenseMLP(width=fields.count("dense_intermediate_size"), activation=act)
     routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
@@ -173,7 +173,9 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
     chunk = Chunk(fields.count("attention_chunk_size"))
     bias = fields.flag("attention_bias", False)
     normed = fields.flag("use_qk_norm", True)
-    fields.ignore("attn_temperature_tuning", "attn_scale", "floor_scale", "for_llm_compressor", "moe_layers", "layer_types")
+    fields.ignore(
+        "attn_temperature_tuning", "attn_scale", "floor_scale", "for_llm_compressor", "moe_layers", "layer_types"
+    )
     interval = fields.count("no_rope_layer_interval", 4)
     rotated = (
         [entry == 1 for entry in fields.listing("no_rope_layers", count)]
@@ -188,6 +190,7 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
         act=act,
         options=router(fields, score="sigmoid", normalize=False),
         shared=1,
+        weights_inputs=True,
     )
     step = fields.count("interleave_moe_layer_step", 1)
     dense = _dense(fields, act, needed=step > 1, name="intermediate_size_mlp")
@@ -237,7 +240,7 @@ def read_step(fields: Fields, model_type: str) -> LayeredModel:
     options["scale"] = fields.number("moe_router_scaling_factor", 1.0)
     experts = routed(
         fields,
-        experts=fields.count("num_experts", None, "moe_num_experts"),
+        experts=fields.count("num_experts", also=("moe_num_experts",)),
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=options,
@@ -257,7 +260,7 @@ def read_mimo_v2(fields: Fields, model_type: str) -> LayeredModel:
     count, act = layer_count(fields), activation(fields)
     bias = fields.flag("attention_bias", False)
     scale = fields.number("attention_value_scale", 1.0)
-    window = fields.count("sliding_window", None, "sliding_window_size", "attention_chunk_size")
+    window = fields.count("sliding_window", also=("sliding_window_size", "attention_chunk_size"))
     # The class counts past tokens; the query comes on top.
     full = grouped(
         fields,
@@ -304,7 +307,7 @@ def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:
     bias, width = fields.flag("attention_bias", False), fields.count("intermediate_size")
     dense, mlp, norms = DenseMLP(width=width, activation=act), None, 4
     if fields.flag("enable_moe_block", False):
-        chosen: dict[str, Any] = {"chosen": fields.count("top_k_experts", None, "num_experts_per_tok")}
+        chosen: dict[str, Any] = {"chosen": fields.count("top_k_experts", also=("num_experts_per_tok",))}
         mlp = RoutedMLP(
             experts=fields.count("num_experts"),
             expert=DenseMLP(width=fields.count("moe_intermediate_size"), activation=act),

@@ -8,6 +8,8 @@ from typing import Literal
 from workloads.spec.layer_kinds.spans import Full, Span, Window
 from workloads.spec.layer_kinds.weight import Mixing, Weight, vector
 
+FULL = Full()
+
 HeadNorm = Literal["none", "head", "all_heads", "without_weight"]
 """Norm of queries and keys: none, one of a head's size for all heads, one over all heads together (MiniMax-M2), or one
 without a weight (Llama 4)."""
@@ -33,7 +35,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     value_dim: int
-    span: Span = Full()
+    span: Span = FULL
     rope: Rope | None = None
     """None: no positions."""
     bias: bool = False
@@ -114,7 +116,9 @@ class LatentAttention:
     def label(self) -> str:
         if self.indexer is None:
             return "latent" if self.rope is not None else "latent without positions"
-        return f"latent, top {self.indexer.chosen} " + ("by an indexer" if self.owns_indexer else "of a layer before")
+        return f"latent with top {self.indexer.chosen} " + (
+            "by an indexer" if self.owns_indexer else "of a layer before"
+        )
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         q_dim, outputs = self.nope_dim + self.rope_dim, self.heads * self.value_dim
@@ -160,7 +164,7 @@ class BlockSparseAttention:
 
     @property
     def label(self) -> str:
-        return f"block-sparse, top {self.indexer.chosen // self.block} blocks of {self.block}"
+        return f"block-sparse with top {self.indexer.chosen // self.block} blocks of {self.block}"
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         size = self.indexer.head_dim
@@ -196,8 +200,8 @@ class CompressedAttention:
     @property
     def label(self) -> str:
         if not self.ratio:
-            return f"sliding {self.window}, shared keys and values"
-        chosen = f", top {self.indexer.chosen}" if self.indexer is not None else ""
+            return f"sliding {self.window} with shared keys and values"
+        chosen = f" with top {self.indexer.chosen} by an indexer" if self.indexer is not None else ""
         return f"compressed {self.ratio}{chosen}"
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:

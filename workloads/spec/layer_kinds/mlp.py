@@ -66,6 +66,8 @@ class RoutedMLP:
     router_bias: bool = False
     router_scales: bool = False
     """Scales of the router's input and of each expert's output (Gemma 4)."""
+    weights_inputs: bool = False
+    """An expert's weight multiplies its input instead of its output (Llama 4)."""
     hashed: bool = False
     """Experts are looked up by the token instead of chosen (the first layers of DeepSeek-V4)."""
 
