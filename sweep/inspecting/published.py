@@ -29,7 +29,7 @@ def description(model: LayeredModel) -> dict[str, Any]:
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "layers": len(model.layers),
-        "kinds": [{"count": count, "layer": layer.label} for layer, count in _labels(model)],
+        "kinds": [{"count": count, "layer": label} for label, count in _labels(model).items()],
         "vocabulary": model.vocab_size,
         "own_seq_len": model.longest,
         "flops_per_token": [
@@ -46,14 +46,9 @@ def description(model: LayeredModel) -> dict[str, Any]:
     }
 
 
-def _labels(model: LayeredModel) -> list[tuple[Any, int]]:
+def _labels(model: LayeredModel) -> Counter[str]:
     """Layers by label: those that differ only in what their label does not say count together."""
-    counts: Counter[str] = Counter()
-    first = {}
-    for layer, count in model.distinct():
-        counts[layer.label] += count
-        first.setdefault(layer.label, layer)
-    return [(first[label], count) for label, count in counts.items()]
+    return Counter(layer.label for layer in model.layers)
 
 
 def _left_out(model: LayeredModel) -> list[str]:

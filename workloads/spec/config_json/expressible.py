@@ -119,7 +119,6 @@ def spec_fields(model: LayeredModel, name: str) -> dict[str, Any]:
     """The fields of a file in ``conf/model`` for a model that `ModelSpec` can express."""
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None
-    latent = isinstance(mixer, LatentAttention)
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMLP)]
     routed = next((layer.mlp for layer in model.layers if isinstance(layer.mlp, RoutedMLP)), None)
     fields: dict[str, Any] = {
@@ -132,7 +131,7 @@ def spec_fields(model: LayeredModel, name: str) -> dict[str, Any]:
         **({"ffn_hidden_size": dense[0].width} if dense else {}),
         "vocab_size": model.vocab_size,
         "tie_embeddings": model.tie_embeddings,
-        **({"qk_norm": True} if not latent and mixer.norm == "head" else {}),
+        **({"qk_norm": True} if isinstance(mixer, Attention) and mixer.norm == "head" else {}),
         "rope_theta": mixer.rope.theta,
         "norm_eps": model.norm_eps,
     }

@@ -72,7 +72,9 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
     fields.ignore(
         *("expand", "chunk_size", "mamba_hidden_act", "rope_theta", "partial_rotary_factor", "time_step_floor"),
         *("time_step_max", "time_step_min", "time_step_limit", "time_step_rank", "sliding_window"),
-        *("mamba_dt_init_floor", "rope_parameters", "rope_scaling"),
+        *("mamba_dt_init_floor", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_min", "mamba_expand", "mamba_chunk_size"),
+        *("rope_parameters", "rope_scaling", "moe_shared_expert_overlap"),
+        *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
     )
     act = activation(fields, "mlp_hidden_act", "relu2")
     bias = fields.flag("attention_bias", False)
@@ -84,9 +86,9 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
         head_dim=fields.count("mamba_head_dim"),
         groups=fields.count("n_groups", also=("mamba_n_groups",)),
         state=fields.count("ssm_state_size"),
-        kernel=fields.count("conv_kernel"),
+        kernel=fields.count("conv_kernel", also=("mamba_d_conv",)),
         bias=fields.flag("mamba_proj_bias", False, also=("use_bias",)),
-        convolution_bias=fields.flag("use_conv_bias", True),
+        convolution_bias=fields.flag("use_conv_bias", True, also=("mamba_conv_bias",)),
     )
     blocks = {"M": Layer(mixer=mamba, mlp=None, norms=1), "*": Layer(mixer=attention, mlp=None, norms=1)}
     pattern = _pattern(fields, count)
@@ -115,7 +117,14 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
     return assemble(fields, [blocks[letter] for letter in pattern])
 
 
-_LETTERS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+_LETTERS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "moe": "E",
+    "mlp": "-",
+}
 
 
 def _pattern(fields: Fields, count: int) -> list[str]:
