@@ -13,11 +13,12 @@ from workloads.costs.shape.params import active_params_with_embedding, num_param
 from workloads.spec.config_json.expressible import model_spec, not_expressible
 from workloads.spec.config_json.read import layers_from_config, name_of, read_config
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_spec import model_to_dict
 
-PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published_models.json").read_text())["models"]
+FILE = json.loads((Path(__file__).parent / "published_models.json").read_text())
+PUBLISHED: dict[str, Any] = FILE["models"]
 WHOLE_FILES = Path(__file__).resolve().parents[4] / "shared" / "models" / "configs"
 """The untrimmed files, which lie beside some checkouts."""
 PLANNED = {
@@ -41,6 +42,21 @@ def test_parameters_and_flops_of_published_models(name: str) -> None:
         for length in (4096, 131072):
             assert model.forward_flops(length) == pytest.approx(known[f"forward_flops_{length}"], rel=1e-9)
             assert model.training_flops(length) == pytest.approx(known[f"training_flops_{length}"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FILE["more"])
+def test_parameters_of_further_families(name: str) -> None:
+    assert layers_from_config(name, FILE["more"][name]["config"]).parameters == FILE["more"][name]["parameters"]
+
+
+def test_layers_that_use_the_keys_of_a_layer_before_have_no_indexer() -> None:
+    own = layers_from_config("x", PUBLISHED["zai-org/GLM-5"]["config"])
+    shared = layers_from_config("x", changed("zai-org/GLM-5", index_topk_freq=4, index_skip_topk_offset=3))
+    mixers = [layer.mixer for layer in shared.layers]
+    owners = [at for at, mixer in enumerate(mixers) if isinstance(mixer, LatentAttention) and mixer.owns_indexer]
+    assert owners == [0, 1, 2, *range(6, 75, 4)]
+    indexer = 2048 * 32 * 128 + 6144 * 128 + 2 * 128 + 6144 * 32
+    assert own.parameters - shared.parameters == (78 - 21) * indexer
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

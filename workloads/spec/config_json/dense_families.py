@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import activation, assemble, grouped, layer_count, rope, spans_of
@@ -28,8 +29,20 @@ class Dense:
     act: str = "silu"
     act_name: str = "hidden_act"
     tied: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that published files of the family leave out."""
 
 
+_GEMMA3 = {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rope_theta": 1_000_000.0,
+}
 DENSE: Mapping[str, Dense] = {
     "llama": Dense(),
     "mistral": Dense(qkv_bias=False),
@@ -39,6 +52,7 @@ DENSE: Mapping[str, Dense] = {
     "qwen2": Dense(qkv_bias=True, output_bias=False),
     "mimo": Dense(qkv_bias=True, output_bias=False),
     "qwen3": Dense(norm="head"),
+    "qwen3_vl_text": Dense(norm="head"),
     "smollm3": Dense(tied=True),
     "seed_oss": Dense(),
     "olmo2": Dense(norm="all_heads"),
@@ -46,20 +60,37 @@ DENSE: Mapping[str, Dense] = {
     "apertus": Dense(norm="head", gated=False, act="xielu"),
     "arcee": Dense(gated=False, act="relu2"),
     "gemma": Dense(act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True),
-    "gemma2": Dense(norms=4, act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True),
-    "gemma3_text": Dense(norm="head", norms=4, act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True),
+    "gemma2": Dense(
+        norms=4,
+        act="gelu_pytorch_tanh",
+        act_name="hidden_activation",
+        tied=True,
+        defaults={"sliding_window_pattern": 2},
+    ),
+    "gemma3_text": Dense(
+        norm="head",
+        norms=4,
+        act="gelu_pytorch_tanh",
+        act_name="hidden_activation",
+        tied=True,
+        defaults=_GEMMA3,
+    ),
 }
 
 
 def read_dense(fields: Fields, model_type: str) -> LayeredModel:
-    family, count = DENSE[model_type], layer_count(fields)
+    family = DENSE[model_type]
+    fields.assume(family.defaults)
+    count = layer_count(fields)
     said = fields.flag("attention_bias", False)
     bias = said if family.qkv_bias is None else family.qkv_bias
     output_bias = bias if family.output_bias is None else family.output_bias
     if model_type == "seed_oss":
         output_bias = fields.flag("attention_out_bias", False)
-    if model_type == "mimo":
-        fields.choice("use_mrope", (False,), False)
+    fields.choice("use_mrope", (False,), False)
+    if model_type == "apertus":
+        fields.choice("qk_norm", (True,), True)
+        fields.choice("post_norm", (False,), False)
     if family.act_name != "hidden_act":
         fields.ignore("hidden_act")
     mlp = DenseMLP(

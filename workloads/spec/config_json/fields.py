@@ -21,6 +21,10 @@ class Fields:
         self._values = values
         self._read: set[str] = set()
 
+    def assume(self, defaults: Mapping[str, Any]) -> None:
+        """What a family takes for fields that a file leaves out."""
+        self._values = {**defaults, **{name: value for name, value in self._values.items() if value is not None}}
+
     def given(self, name: str) -> bool:
         """Whether a field has a value other than null."""
         return self._values.get(name) is not None

@@ -68,6 +68,9 @@ def _kinds(fields: Fields, count: int) -> list[str]:
 
 def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
     """Nemotron-H and Nemotron 3: every block has one part alone, either a mixer or an MLP, and one norm."""
+    if not fields.given("num_hidden_layers"):
+        named = fields.value("layers_block_type", None) or fields.value("hybrid_override_pattern")
+        fields.assume({"num_hidden_layers": len(named)})
     count, hidden = layer_count(fields), fields.count("hidden_size")
     fields.ignore(
         *("expand", "chunk_size", "mamba_hidden_act", "rope_theta", "partial_rotary_factor", "time_step_floor"),

@@ -64,14 +64,12 @@ def _indexer(fields: Fields) -> Indexer:
 
 
 def _owners(fields: Fields, count: int) -> list[bool]:
-    """Which layers have an indexer of their own: all, or those marked full in ``indexer_types`` (GLM-5.2)."""
-    fields.ignore("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration", "index_topk_pattern")
+    """Which layers have an indexer of their own: all, those marked full in ``indexer_types``, or one in
+    ``index_topk_freq`` (GLM-5.2)."""
+    fields.ignore("index_share_for_mtp_iteration")
+    step, offset = fields.count("index_topk_freq", 1), fields.count("index_skip_topk_offset", 2, least=0)
     if not fields.given("indexer_types"):
-        if fields.given("index_topk_freq") or fields.given("index_topk_pattern"):
-            raise InvalidExperiment(
-                f"{fields.label}: indexer_types is missing; index_topk_freq alone does not say which layers choose keys"
-            )
-        return [True] * count
+        return [max(at - offset + 1, 0) % step == 0 for at in range(count)]
     kinds = fields.listing("indexer_types", count)
     if set(kinds) - {"full", "shared"}:
         raise InvalidExperiment(f"{fields.label}: indexer_types may hold full and shared")

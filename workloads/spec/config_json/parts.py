@@ -47,7 +47,7 @@ def assemble(fields: Fields, layers: Iterable[Layer], *, tied: bool = False, **o
         tie_embeddings=fields.flag("tie_word_embeddings", tied),
         layers=tuple(layers),
         norm_eps=fields.number("rms_norm_eps", 1e-6, also=("layer_norm_epsilon", "layernorm_epsilon", "norm_eps")),
-        longest=fields.count("max_position_embeddings", 0, least=0) or None,
+        longest=fields.count("max_position_embeddings", 0, also=("model_max_length",), least=0) or None,
         predicted_ahead=predicted_ahead(fields),
         **options,
     )

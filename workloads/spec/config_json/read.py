@@ -100,4 +100,9 @@ def _language_part(name: str, outer: Mapping[str, Any], text: Mapping[str, Any])
             *(f"{name}: {key} beside text_config is not understood; it may change the computation" for key in unknown)
         )
     tied = outer.get("tie_word_embeddings")
-    return {**({"tie_word_embeddings": tied} if tied is not None else {}), **text}
+    kind = outer.get("model_type")
+    return {
+        **({"model_type": f"{kind}_text"} if kind is not None else {}),
+        **({"tie_word_embeddings": tied} if tied is not None else {}),
+        **text,
+    }

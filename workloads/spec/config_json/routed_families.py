@@ -40,7 +40,7 @@ def read_mixtral(fields: Fields, model_type: str) -> LayeredModel:
 def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
     """Qwen2 and Qwen3 with experts, and OLMoE."""
     count, act = layer_count(fields), activation(fields)
-    qwen2 = model_type == "qwen2_moe"
+    qwen2, olmoe = model_type == "qwen2_moe", model_type == "olmoe"
     bias = True if qwen2 else fields.flag("attention_bias", False)
     if fields.value("use_sliding_window", False):
         raise InvalidExperiment(f"{fields.label}: use_sliding_window=true is not understood with experts")
@@ -50,12 +50,12 @@ def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
         positions=rope(fields),
         bias=bias,
         output_bias=bias and not qwen2,
-        norm="none" if qwen2 else "head",
+        norm="none" if qwen2 else "all_heads" if olmoe else "head",
     )
     experts = routed(
         fields,
         experts=fields.count("num_experts"),
-        width=fields.count("moe_intermediate_size"),
+        width=fields.count("intermediate_size" if olmoe else "moe_intermediate_size"),
         act=act,
         options=router(fields, normalize=False),
         shared=1 if qwen2 else 0,
@@ -210,6 +210,10 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
 
 
 def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """GLM-4.5 and its like, and dots.llm1."""
+    if model_type == "dots1":
+        fields.assume({"use_qk_norm": True})
+        fields.ignore("max_window_layers")
     count, act = layer_count(fields), activation(fields)
     attention = grouped(
         fields,

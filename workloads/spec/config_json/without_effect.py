@@ -23,7 +23,14 @@ _GENERIC = frozenset(
 """Fields of every configuration of transformers: tokens, generation of text, versions."""
 _KNOWN = frozenset(
     (
-        *("_attn_implementation", "attn_implementation", "cache_implementation", "embd_pdrop", "ep_size"),
+        *(
+            "_attn_implementation",
+            "_attn_implementation_autoset",
+            "attn_implementation",
+            "cache_implementation",
+            "embd_pdrop",
+            "ep_size",
+        ),
         *("expert_dtype", "ignore_index", "initializer_range", "initializer_factor", "keep_router_dtype"),
         *("keys_to_ignore_at_inference", "mamba_ssm_cache_dtype", "mamba_ssm_dtype", "num_logits_to_keep"),
         *("output_router_logits", "pretraining_tp", "quantization_config", "rescale_prenorm_residual"),
@@ -32,7 +39,7 @@ _KNOWN = frozenset(
 )
 """Precisions of stored weights and caches, starting values, sizes of a step that serves text."""
 _OFF = ("use_", "add_", "enable_", "is_", "has_")
-_MEDIA = ("image", "video", "vision", "audio", "media", "boi", "eoi", "boa", "eoa")
+_MEDIA = ("mm", "image", "video", "vision", "audio", "media", "boi", "eoi", "boa", "eoa")
 
 
 def is_generic(name: str) -> bool:
