@@ -9,17 +9,15 @@ from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.hybrid_families import read_nemotron_h, read_qwen_next
 from workloads.spec.config_json.latent_families import read_deepseek, read_deepseek_v4, read_kimi_linear
 from workloads.spec.config_json.routed_families import (
-    read_gemma4,
     read_glm4_moe,
     read_gpt_oss,
     read_llama4,
-    read_mimo_v2,
     read_minimax_m2,
     read_minimax_m3,
     read_mixtral,
     read_qwen_moe,
-    read_step,
 )
+from workloads.spec.config_json.sliding_families import read_gemma4, read_mimo_v2, read_step
 from workloads.spec.layer_kinds.model import LayeredModel
 
 Reader = Callable[[Fields, str], LayeredModel]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
@@ -136,9 +137,12 @@ def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
         full_rank_gate=linear.flag("use_full_rank_gate", False),
     )
     attention = latent(fields, positions=None, output_gate=fields.flag("mla_use_output_gate", False))
-    full = linear.value("full_attn_layers")
-    deltas = linear.value("kda_layers")
-    if sorted([*full, *deltas]) != list(range(1, count + 1)):
+    full, deltas = linear.value("full_attn_layers"), linear.value("kda_layers")
+    if (
+        not isinstance(full, list)
+        or not isinstance(deltas, list)
+        or _once([*full, *deltas]) != set(range(1, count + 1))
+    ):
         raise InvalidExperiment(f"{linear.label}: full_attn_layers and kda_layers must name each layer once, from 1 on")
     linear.ignore("gate_lower_bound")
     linear.refuse_unread()
@@ -161,3 +165,9 @@ def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
         Layer(mixer=attention if at + 1 in full else delta, mlp=experts if routes[at] else dense) for at in range(count)
     ]
     return assemble(fields, layers, left_out=tuple(left_out))
+
+
+def _once(numbers: list[Any]) -> set[int] | None:
+    """The numbers of a list that has only whole numbers, each once; None for any other list."""
+    distinct = {number for number in numbers if isinstance(number, int)}
+    return distinct if len(distinct) == len(numbers) else None

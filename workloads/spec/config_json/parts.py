@@ -47,7 +47,7 @@ def assemble(fields: Fields, layers: Iterable[Layer], *, tied: bool = False, **o
         tie_embeddings=fields.flag("tie_word_embeddings", tied),
         layers=tuple(layers),
         norm_eps=fields.number("rms_norm_eps", 1e-6, also=("layer_norm_epsilon", "layernorm_epsilon", "norm_eps")),
-        longest=fields.count("max_position_embeddings", 0, also=("model_max_length",), least=0) or None,
+        longest=fields.count("max_position_embeddings", 0, also=("model_max_length", "max_seq_len"), least=0) or None,
         predicted_ahead=predicted_ahead(fields),
         **options,
     )
@@ -66,19 +66,19 @@ def rope(fields: Fields, kind: str | None = None, theta: str = "rope_theta") -> 
     """Positions, as transformers 4 (``rope_theta``, ``rope_scaling``) or 5 (``rope_parameters``, for each kind of layer
     or for all) writes them."""
     parameters = fields.value("rope_parameters", None)
-    share: Any = fields.number("partial_rotary_factor", 1.0)
+    share = fields.number("partial_rotary_factor", 1.0)
     scaling = fields.value("rope_scaling", None)
     base = fields.number(theta, 10_000.0)
     fields.ignore("original_max_position_embeddings", "rope_interleave")
     if isinstance(parameters, Mapping):
         own = parameters.get(kind, parameters) if kind is not None else parameters
         if isinstance(own, Mapping):
-            base = own.get("rope_theta", base)
-            share = own.get("partial_rotary_factor", share)
+            named = Fields(f"{fields.label}: rope_parameters", own)
+            base, share = named.number("rope_theta", base), named.number("partial_rotary_factor", share)
             known = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
             scaling = {name: value for name, value in own.items() if name not in known and not isinstance(value, dict)}
             scaling = None if scaling.get("rope_type", "default") == "default" else scaling
-    return Rope(float(base), float(share), json.dumps(scaling, sort_keys=True) if scaling else "")
+    return Rope(base, share, json.dumps(scaling, sort_keys=True) if scaling else "")
 
 
 def grouped(
@@ -93,7 +93,7 @@ def grouped(
 ) -> Attention:
     """Grouped-query attention by the usual names."""
     heads = fields.count("num_attention_heads")
-    kv_heads = fields.count("num_key_value_heads", heads)
+    kv_heads = fields.count("num_key_value_heads", heads, also=("num_attention_groups",))
     if heads % kv_heads:
         raise InvalidExperiment(
             f"{fields.label}: num_key_value_heads={kv_heads} must divide num_attention_heads={heads}"
@@ -124,15 +124,16 @@ def head_size(fields: Fields, heads: int) -> int:
     return hidden // heads
 
 
-def spans_of(fields: Fields, count: int, window: Span | None = None) -> list[Span]:
-    """Span of each layer, from ``layer_types`` and ``sliding_window``."""
-    kinds = fields.listing("layer_types", count)
+def spans_of(fields: Fields, count: int, *, at_least: bool = False) -> list[Span]:
+    """Span of each layer, from ``layer_types`` and ``sliding_window``. ``at_least``: kinds of multi-token modules may
+    follow."""
+    kinds = fields.listing("layer_types", count, at_least=at_least)
     spans: list[Span] = []
     for kind in kinds:
         if kind == "full_attention":
             spans.append(Full())
         elif kind == "sliding_attention":
-            spans.append(window or Window(fields.count("sliding_window")))
+            spans.append(Window(fields.count("sliding_window")))
         else:
             raise InvalidExperiment(
                 f"{fields.label}: layer_types has {kind!r}; it may hold full_attention and sliding_attention"
@@ -205,7 +206,7 @@ def routed(
     **more: Any,
 ) -> RoutedMLP:
     """Experts of one size, beside ``shared`` shared ones of ``shared_width`` (that of an expert if not given)."""
-    chosen = fields.count("num_experts_per_tok", also=("num_experts_per_token", "experts_per_token"))
+    chosen = fields.count("num_experts_per_tok", also=("num_experts_per_token", "experts_per_token", "moe_top_k"))
     if chosen > experts:
         raise InvalidExperiment(f"{fields.label}: num_experts_per_tok={chosen} must be at most {experts} experts")
     beside = None

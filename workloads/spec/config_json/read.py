@@ -18,6 +18,7 @@ from workloads.spec.layer_kinds.model import LayeredModel
 MOST_BYTES = 16 * 2**20
 """A larger file is no config.json."""
 _ENCODERS = ("vision_config", "audio_config")
+_OF_ENCODERS = ("vision_", "audio_", "image_", "projector_", "multimodal_projector_", "mm_projector_")
 
 
 def config_path(path: Path) -> Path:
@@ -93,8 +94,12 @@ def layers_from_config(name: str, data: Mapping[str, Any]) -> LayeredModel:
 
 def _language_part(name: str, outer: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the language part, with what the outer ones say about it."""
-    known = ("model_type", "tie_word_embeddings", "use_unified_vision_chunk")
-    unknown = [key for key, value in outer.items() if key not in known and not has_no_effect(key, value)]
+    known = ("model_type", "tie_word_embeddings", "use_unified_vision_chunk", "spatial_merge_size")
+    unknown = [
+        key
+        for key, value in outer.items()
+        if key not in known and not key.startswith(_OF_ENCODERS) and not has_no_effect(key, value)
+    ]
     if unknown:
         raise InvalidExperiment(
             *(f"{name}: {key} beside text_config is not understood; it may change the computation" for key in unknown)
