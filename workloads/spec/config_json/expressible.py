@@ -94,8 +94,8 @@ def _missing_in_experts(mlp: RoutedMLP) -> Iterator[str]:
     yield from _missing_in_mlp(mlp.expert)
     shared = mlp.shared.width if mlp.shared is not None else 0
     named = {
-        f"a shared part of another width than {mlp.shared_experts} experts": shared
-        != mlp.shared_experts * mlp.expert.width,
+        "a dense MLP beside the experts": shared > 0 and not mlp.shared_experts,
+        "shared experts of another width": shared != mlp.shared_experts * mlp.expert.width and mlp.shared_experts > 0,
         "a gate of the shared expert": mlp.shared_gate,
         f"latent experts (at width {mlp.latent})": mlp.latent > 0,
         "a bias of the router": mlp.router_bias,
