@@ -149,7 +149,7 @@ def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str
     """
     if not best:
         raise InvalidSweep("advise: nothing fits, so nothing is left to settle")
-    words = ["+grid=one_point", f"model={question.model.name}", f"cluster={question.cluster_name}"]
+    words = ["+grid=one_point", f"model={question.model_given}", f"cluster={question.cluster_name}"]
     words += question.cluster_changes
     words += [f"+grid.axes.engine={question.engine}"] if question.engine != ENGINE else []
     sizes = dict.fromkeys(one.experiment.world_size for one in best)

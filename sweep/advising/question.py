@@ -52,6 +52,8 @@ class Question:
     config: SweepConfig
     """The shipped options with the chosen cluster, model and results folder."""
     model: ModelSpec
+    model_given: str
+    """The word that chooses the model on a command line: its name, or the path of its config.json."""
     cluster: ClusterSpec
     cluster_name: str
     """Name of the cluster's file; together with `cluster_changes` it selects the cluster on a command line."""
@@ -108,6 +110,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
     return Question(
         config=config,
         model=config.models[values["model"]],
+        model_given=values["model"],
         cluster=cluster,
         cluster_name=values["cluster"],
         cluster_changes=tuple(changes),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from results.text.command_line import InvalidOption
 from sweep.cli.command import Command
 from sweep.cli.help_texts import EXAMPLES, OVERRIDES
-from sweep.cli.planning_commands import ADVISE, GRADE, PLAN, PREDICT
+from sweep.cli.planning_commands import ADVISE, GRADE, MODEL, PLAN, PREDICT
 from sweep.cli.point_commands import CARD, DIFF, EXPLAIN, EXPORT, VERIFY
 from sweep.cli.running_commands import PARITY, PROBE, RUN, SEARCH
 from sweep.cli.sweep_commands import CANCEL, LOGS, RETRY, STATUS, WATCH
@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, Command] = {
     for command in (
         ADVISE,
         PLAN,
+        MODEL,
         RUN,
         STATUS,
         WATCH,

@@ -62,6 +62,12 @@ overrides:
   tp=[1,2,4] recompute=none    restricts an axis of the layout
   results_dir=DIR              folder with measured rows and probes of the cluster (default: results)
 """
+MODEL_EXAMPLES = """\
+examples:
+  python -m sweep model Qwen3-8B/config.json
+  python -m sweep model Qwen3-8B --out conf/model/qwen3_8b.yaml
+  python -m sweep advise model=Qwen3-8B/config.json cluster=h200 gpus=8
+"""
 PROBE_EXAMPLES = """\
 examples:
   python -m sweep probe

@@ -1,4 +1,4 @@
-"""Commands that predict and run nothing: advise, plan, grade, predict."""
+"""Commands that predict and run nothing: advise, plan, model, grade, predict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from results.text.numbers import listed, plural
 from results.text.printable import printable
 from results.text.terminal import open_console
 from sweep.cli.command import RESULTS, Command, add_overrides_of_a_sweep, positive
-from sweep.cli.help_texts import ADVISE_EXAMPLES, ADVISE_OVERRIDES, OVERRIDES, PREDICT_EXAMPLES
+from sweep.cli.help_texts import ADVISE_EXAMPLES, ADVISE_OVERRIDES, MODEL_EXAMPLES, OVERRIDES, PREDICT_EXAMPLES
 
 
 def _advise_arguments(parser: Parser) -> None:
@@ -121,6 +121,44 @@ PLAN = Command(
     arguments=_plan_arguments,
     run=_plan,
     epilog=OVERRIDES,
+)
+
+
+def _model_arguments(parser: Parser) -> None:
+    parser.add_argument("path", type=path, metavar="PATH", help="a config.json of Hugging Face, or its folder")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write conf/model/NAME.yaml, for model=NAME")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def _model(options: Namespace) -> int:
+    from results.shared_filesystem.whole_files import write_output
+    from sweep.inspecting.published import print_model, to_json, to_yaml
+    from workloads.spec.config_json.read import config_path, read_config
+
+    model = read_config(options.path)
+    if options.out is not None:
+        if options.out.suffix != ".yaml":
+            raise UltrasweepError(f"--out {options.out}: a file of conf/model ends in .yaml")
+        write_output(options.out, to_yaml(model, options.out, config_path(options.path)))
+    if options.json:
+        print(to_json(model), end="")
+        return 0
+    console = open_console()
+    print_model(model, console)
+    if options.out is not None:
+        console.print(printable(f"written: {options.out}"), highlight=False, markup=False)
+    return 0
+
+
+MODEL = Command(
+    name="model",
+    description=(
+        "Show what a model's config.json describes: parameters, kinds of layers, FLOPs. Also what of it cannot be\n"
+        "planned or run yet, by name. Exit code: 0 read, 2 a field is not understood, or --out cannot express it."
+    ),
+    arguments=_model_arguments,
+    run=_model,
+    epilog=MODEL_EXAMPLES,
 )
 
 

@@ -15,7 +15,7 @@ from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
-from workloads.spec.model_spec import ModelSpec, model_from_dict
+from workloads.spec.model_spec import ModelSpec, model_from_dict, model_to_dict
 
 PACKAGED = Path(__file__).parents[1] / "conf"
 GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
@@ -74,6 +74,8 @@ class ConfFolders:
 
         Raises `InvalidSweep` with the closest name and all existing names.
         """
+        if group == "model" and (published := _published(name)) is not None:
+            return published
         candidates = [root / group / f"{name}.yaml" for root in self.all] if name and "/" not in name else []
         existing = [path for path in candidates if path.is_file()]
         if not existing:
@@ -84,7 +86,13 @@ class ConfFolders:
         return existing[0]
 
     def read(self, group: str, name: str) -> dict[str, Any]:
-        """The contents of one option's file; its ``defaults`` list, if any, is not followed."""
+        """The contents of one option's file; its ``defaults`` list, if any, is not followed. A model may be a published
+        config.json, whose contents are then those of the file of the same model here."""
+        if group == "model" and (published := _published(name)) is not None:
+            from workloads.spec.config_json.expressible import model_spec
+            from workloads.spec.config_json.read import read_config
+
+            return model_to_dict(model_spec(read_config(published)))
         return read_yaml(self.find(group, name))
 
     def lineage(self, group: str, name: str) -> list[BuiltFile]:
@@ -127,6 +135,16 @@ class ConfFolders:
 
     def model(self, name: str) -> ModelSpec:
         return model_from_dict({"name": name, **self.read("model", name)})
+
+
+def _published(name: str) -> Path | None:
+    """The config.json that a user means with the "name" of a model, if it is a path. Its readers are imported only
+    then."""
+    if "/" not in name and not name.endswith(".json"):
+        return None
+    from workloads.spec.config_json.read import config_path, is_config
+
+    return config_path(Path(name)) if is_config(name) else None
 
 
 def _named(group: str, entry: Any) -> Iterator[tuple[str, str]]:

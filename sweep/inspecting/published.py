@@ -1,0 +1,107 @@
+"""``model``: what a config.json describes, and the file of ``conf/model`` for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from results.text.printable import printable
+from workloads.spec.config_json.expressible import BIAS_STEP, not_expressible, spec_fields
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
+from workloads.spec.layer_kinds.mlp import RoutedMLP
+from workloads.spec.layer_kinds.model import LayeredModel
+
+_SHORT = 4_096
+"""Sequence length at which FLOPs of every model are given, beside its own."""
+
+
+def description(model: LayeredModel) -> dict[str, Any]:
+    """What is known about a model, as JSON holds it."""
+    lengths = sorted({_SHORT, model.longest or _SHORT})
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": len(model.layers),
+        "kinds": [{"count": count, "layer": label} for label, count in _labels(model).items()],
+        "vocabulary": model.vocab_size,
+        "own_seq_len": model.longest,
+        "flops_per_token": [
+            {
+                "seq_len": length,
+                "forward": round(model.forward_flops(length)),
+                "training": round(model.training_flops(length)),
+            }
+            for length in lengths
+        ],
+        "left_out": _left_out(model),
+        "without_effect": list(model.without_effect),
+        "not_expressible": not_expressible(model),
+    }
+
+
+def _labels(model: LayeredModel) -> Counter[str]:
+    """Layers by label: those that differ only in what their label does not say count together."""
+    return Counter(layer.label for layer in model.layers)
+
+
+def _left_out(model: LayeredModel) -> list[str]:
+    modules = model.predicted_ahead
+    ahead = [f"{modules} module{'s' if modules > 1 else ''} of multi-token prediction"] if modules else []
+    return [*model.left_out, *ahead]
+
+
+def print_model(model: LayeredModel, console: Console) -> None:
+    """Print a description, one fact a line."""
+    facts = description(model)
+    lines = [
+        (facts["name"], ""),
+        ("parameters", f"{facts['parameters']:,}"),
+        ("active a token", f"{facts['active_parameters']:,}"),
+        ("layers", f"{facts['layers']:,}"),
+        *(("", f"{kind['count']:,} x {kind['layer']}") for kind in facts["kinds"]),
+    ]
+    for flops in facts["flops_per_token"]:
+        length = f"{flops['seq_len']:,}" + (", its own length" if flops["seq_len"] == model.longest else "")
+        lines.append(("FLOPs a token", f"{flops['training'] / 1e9:,.2f} G forward and backward at {length}"))
+    if model.longest is None:
+        lines.append(("own length", "the file does not say"))
+    lines += [("left out", what) for what in facts["left_out"]]
+    if facts["without_effect"]:
+        lines.append(("without effect", ", ".join(facts["without_effect"])))
+    missing = facts["not_expressible"]
+    lines.append(("plan and run", f"not yet; missing are: {'; '.join(missing)}" if missing else "yes, with model=PATH"))
+    for name, text in lines:
+        console.print(printable(f"{name:15} {text}".rstrip()), markup=False, highlight=False, soft_wrap=True)
+
+
+def to_json(model: LayeredModel) -> str:
+    return json.dumps(description(model), indent=2) + "\n"
+
+
+def to_yaml(model: LayeredModel, path: Path, source: Path) -> str:
+    """The file of ``conf/model`` with the name ``path``, which begins with what it leaves out.
+
+    Raises `InvalidExperiment`, in one line that names all kinds, if today's `ModelSpec` cannot express the model.
+    """
+    if missing := not_expressible(model):
+        raise InvalidExperiment(
+            f"{path} is not written: no file of conf/model can express {model.name}; missing are: {'; '.join(missing)}"
+        )
+    notes = [f"Shape: {source.name} of {model.name}."]
+    notes += [f"Left out: {', '.join(_left_out(model))}."] if _left_out(model) else []
+    mixer, experts = model.layers[0].mixer, model.layers[-1].mlp
+    if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None and mixer.rope.scaling:
+        notes.append(f"Scaling of positions, without effect on cost: {mixer.rope.scaling}.")
+    if isinstance(experts, RoutedMLP) and experts.groups > 1:
+        notes.append(f"Experts are chosen from some of {experts.groups} groups, without effect on cost.")
+    if isinstance(experts, RoutedMLP) and experts.correction:
+        notes.append(f"The file does not say by how much biases change; {BIAS_STEP:g} is that of DeepSeek-V3.")
+    fields = yaml.safe_dump(spec_fields(model, path.name.removesuffix(".yaml")), sort_keys=False, allow_unicode=True)
+    return "".join(f"# {printable(note)}\n" for note in notes) + fields

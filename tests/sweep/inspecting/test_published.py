@@ -1,0 +1,80 @@
+"""``model``: what is printed of a config.json, the file of ``conf/model``, and ``model=`` with a path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweep.__main__ import main
+from sweep.advising.answer import settling_words
+from sweep.advising.question import read_question
+from sweep.composing.conffiles import ConfFolders
+from workloads.spec.errors import InvalidExperiment, InvalidSweep
+from workloads.spec.model_spec import model_to_dict
+
+CONFIGS = Path(__file__).parents[2] / "workloads" / "spec" / "published_models.json"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Any:
+    """Writes the config.json of a published model into a folder of its name, and returns the file."""
+    models = json.loads(CONFIGS.read_text())["models"]
+
+    def write(name: str) -> Path:
+        file = tmp_path / name.rpartition("/")[2] / "config.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps(models[name]["config"]))
+        return file
+
+    return write
+
+
+def test_a_model_that_can_be_planned(published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = published("deepseek-ai/DeepSeek-V3"), tmp_path / "model" / "v3.yaml"
+    out.parent.mkdir()
+    assert main(["model", str(file.parent), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for part in ("671,026,404,352", "37,552,282,624", "3 x latent", "250.46 G", "multi-token prediction", "model=PATH"):
+        assert part in printed
+    assert "of 8 groups" in out.read_text()
+    assert "original_max_position_embeddings" in out.read_text()
+    written, given = ConfFolders((tmp_path,)).model("v3"), ConfFolders().model(str(file))
+    assert {**model_to_dict(written), "name": given.name} == model_to_dict(given)
+    assert given.name == "DeepSeek-V3"
+
+
+def test_a_model_that_cannot(published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = published("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), tmp_path / "x.yaml"
+    assert main(["model", str(file), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["parameters"] == 31_577_937_344
+    assert [kind["count"] for kind in facts["kinds"]] == [23, 23, 6]
+    assert "Mamba-2" in facts["not_expressible"]
+    assert main(["model", str(file), "--out", str(out)]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1 and "Mamba-2" in refused
+    assert not out.exists()
+    with pytest.raises(InvalidExperiment, match="cannot be planned or run yet; missing are: Mamba-2"):
+        ConfFolders().model(str(file))
+
+
+def test_the_command_that_settles_an_answer_has_the_path(published: Any) -> None:
+    file = published("Qwen/Qwen3-0.6B")
+    question = read_question([f"model={file}", "cluster=h200", "gpus=1"])
+    assert question.model.name == "Qwen3-0.6B"
+    with pytest.raises(InvalidSweep, match="nothing fits"):
+        settling_words(question, [])
+    assert question.model_given == str(file)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("nowhere/config.json", "nowhere/config.json: no such file"), ("nowhere/else", "no model called 'nowhere/else'")],
+)
+def test_a_path_to_nothing_is_one_line(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+grid=one_point", f"model={word}"]) == 2
+    refused = capsys.readouterr().err
+    assert message in refused and refused.count("\n") == 1

@@ -1,0 +1,162 @@
+"""Published models are read from their config.json: parameters to the digit, FLOPs, refusals by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweep.composing.conffiles import ConfFolders
+from workloads.costs.shape.params import active_params_with_embedding, num_params
+from workloads.spec.config_json.expressible import model_spec, not_expressible
+from workloads.spec.config_json.read import layers_from_config, name_of, read_config
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
+from workloads.spec.layer_kinds.spans import Chunk, Window
+from workloads.spec.model_spec import model_to_dict
+
+FILE = json.loads((Path(__file__).parent / "published_models.json").read_text())
+PUBLISHED: dict[str, Any] = FILE["models"]
+WHOLE_FILES = Path(__file__).resolve().parents[4] / "shared" / "models" / "configs"
+"""The untrimmed files, which lie beside some checkouts."""
+PLANNED = {
+    *("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "meta-llama/Meta-Llama-3.1-405B"),
+    *("meta-llama/Meta-Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"),
+    *("moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2.5", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"),
+    *("Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B"),
+}
+"""Those that today's `ModelSpec` can express."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_flops_of_published_models(name: str) -> None:
+    known = PUBLISHED[name]
+    models = [layers_from_config(name, known["config"])]
+    whole = WHOLE_FILES / f"{name.replace('/', '--')}.json"
+    models += [read_config(whole)] if whole.is_file() else []
+    for model in models:
+        assert model.parameters == known["parameters"]
+        assert model.active_parameters == known["active_parameters"]
+        for length in (4096, 131072):
+            assert model.forward_flops(length) == pytest.approx(known[f"forward_flops_{length}"], rel=1e-9)
+            assert model.training_flops(length) == pytest.approx(known[f"training_flops_{length}"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FILE["more"])
+def test_parameters_of_further_families(name: str) -> None:
+    assert layers_from_config(name, FILE["more"][name]["config"]).parameters == FILE["more"][name]["parameters"]
+
+
+def test_layers_that_use_the_keys_of_a_layer_before_have_no_indexer() -> None:
+    own = layers_from_config("x", PUBLISHED["zai-org/GLM-5"]["config"])
+    shared = layers_from_config("x", changed("zai-org/GLM-5", index_topk_freq=4, index_skip_topk_offset=3))
+    mixers = [layer.mixer for layer in shared.layers]
+    owners = [at for at, mixer in enumerate(mixers) if isinstance(mixer, LatentAttention) and mixer.owns_indexer]
+    assert owners == [0, 1, 2, *range(6, 75, 4)]
+    indexer = 2048 * 32 * 128 + 6144 * 128 + 2 * 128 + 6144 * 32
+    assert own.parameters - shared.parameters == (78 - 21) * indexer
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_is_planned_exactly_or_refused_by_name(name: str) -> None:
+    model = layers_from_config(name, PUBLISHED[name]["config"])
+    if name in PLANNED:
+        spec = model_spec(model)
+        assert num_params(spec) == model.parameters
+        assert active_params_with_embedding(spec) == model.active_parameters
+        return
+    with pytest.raises(InvalidExperiment) as refused:
+        model_spec(model)
+    (line,) = refused.value.messages
+    assert not_expressible(model) and all(what in line for what in not_expressible(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "shipped", "differing"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "deepseek_v3", {"name"}),
+        ("meta-llama/Meta-Llama-3.1-70B", "llama70b", {"name"}),
+        ("Qwen/Qwen3-30B-A3B", "qwen3_30b_a3b", {"name"}),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral_8x7b", {"name", "moe"}),  # another coefficient of the loss
+    ],
+)
+def test_a_published_file_is_the_shipped_model(name: str, shipped: str, differing: set[str]) -> None:
+    read = model_to_dict(model_spec(layers_from_config(name, PUBLISHED[name]["config"])))
+    known = model_to_dict(ConfFolders().model(shipped))
+    assert {field for field in read if read[field] != known[field]} == differing
+
+
+def changed(name: str, **changes: Any) -> dict[str, Any]:
+    config = {**PUBLISHED[name]["config"], **changes}
+    return {field: value for field, value in config.items() if value != "REMOVED"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (changed("Qwen/Qwen3-8B", model_type="qwen33"), "x: no reader for model_type='qwen33'; known: apertus"),
+        (changed("Qwen/Qwen3-8B", model_type="REMOVED"), "x: model_type is missing"),
+        (changed("Qwen/Qwen3-8B", hidden_size="REMOVED"), "x: hidden_size is missing"),
+        (changed("Qwen/Qwen3-8B", hidden_size="big"), "x: hidden_size='big' must be a whole number of at least 1"),
+        (changed("Qwen/Qwen3-8B", hidden_act="relu"), "x: hidden_act='relu'"),
+        (
+            changed("Qwen/Qwen3-8B", num_key_value_heads=7),
+            "x: num_key_value_heads=7 must divide num_attention_heads=32",
+        ),
+        (changed("Qwen/Qwen3-8B", twists=3), "x: twists=3 is not understood; it may change the computation"),
+        (changed("Qwen/Qwen3-8B", attention_dropout=0.1), "x: attention_dropout=0.1 is not understood"),
+        (changed("mistralai/Mixtral-8x7B-v0.1", num_experts_per_tok="REMOVED"), "x: num_experts_per_tok is missing"),
+        (changed("mistralai/Mixtral-8x7B-v0.1", num_experts_per_tok=9), "x: num_experts_per_tok=9 must be at most 8"),
+        (changed("openai/gpt-oss-20b", layer_types=["full_attention"]), "x: layer_types must be a list of 24 entries"),
+        (changed("openai/gpt-oss-20b", experts_per_token=5), "and experts_per_token=5 must be equal"),
+        (changed("Qwen/Qwen3.5-27B", twists=3), "x: twists beside text_config is not understood"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_field(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidExperiment) as refused:
+        layers_from_config("x", config)
+    (line,) = refused.value.messages
+    assert message in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "is not JSON"), (b"[1]", "does not hold a mapping"), (b"\xff", "is not UTF-8 text")],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InvalidExperiment, match=message):
+        read_config(tmp_path)
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(InvalidExperiment, match="no such file"):
+        read_config(tmp_path / "config.json")
+
+
+def test_names_come_from_folders_and_files() -> None:
+    assert name_of(Path("/m/Qwen3-8B/config.json")) == "Qwen3-8B"
+    assert name_of(Path("/m/Qwen--Qwen3-8B.json")) == "Qwen3-8B"
+    assert name_of(Path("/hub/models--Qwen--Qwen3-8B/snapshots/0a1b/config.json")) == "Qwen3-8B"
+
+
+def test_a_vision_encoder_is_left_out_and_said() -> None:
+    model = layers_from_config("x", PUBLISHED["Qwen/Qwen3.5-27B"]["config"])
+    assert model.left_out == ("vision encoder (vision_config)",)
+    assert model.predicted_ahead == 1
+
+
+def test_keys_of_spans_equal_those_counted_one_by_one() -> None:
+    for length in (1, 7, 8, 29):
+        positions = range(1, length + 1)
+        assert Window(8).keys(length) == pytest.approx(sum(min(at, 8) for at in positions) / length)
+        assert Chunk(8).keys(length) == pytest.approx(sum((at - 1) % 8 + 1 for at in positions) / length)
+
+
+def test_biases_of_attention_are_one_option_of_its_kind() -> None:
+    plain = Attention(heads=4, kv_heads=2, head_dim=8, value_dim=8)
+    biased = Attention(heads=4, kv_heads=2, head_dim=8, value_dim=8, bias=True, output_bias=True)
+    more = sum(w.parameters for w in biased.weights(16)) - sum(w.parameters for w in plain.weights(16))
+    assert more == 4 * 8 + 2 * 2 * 8 + 16

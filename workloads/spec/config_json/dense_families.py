@@ -1,0 +1,149 @@
+"""Readers of families of dense models of attention: Llama and what differs from it in an option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.spec.config_json.fields import Fields
+from workloads.spec.config_json.parts import activation, assemble, grouped, layer_count, rope, spans_of
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import HeadNorm
+from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.model import Layer, LayeredModel
+from workloads.spec.layer_kinds.spans import Full, Span, Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """How a family differs from Llama."""
+
+    qkv_bias: bool | None = None
+    """None: ``attention_bias`` says."""
+    output_bias: bool | None = None
+    """None: as ``qkv_bias``."""
+    norm: HeadNorm = "none"
+    norms: int = 2
+    gated: bool = True
+    act: str = "silu"
+    act_name: str = "hidden_act"
+    tied: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that published files of the family leave out."""
+
+
+_GEMMA3 = {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rope_theta": 1_000_000.0,
+}
+DENSE: Mapping[str, Dense] = {
+    "llama": Dense(),
+    "mistral": Dense(qkv_bias=False),
+    "ministral": Dense(qkv_bias=False),
+    "ministral3": Dense(qkv_bias=False),
+    "phi3": Dense(qkv_bias=False),
+    "qwen2": Dense(qkv_bias=True, output_bias=False),
+    "mimo": Dense(qkv_bias=True, output_bias=False),
+    "qwen3": Dense(norm="head"),
+    "qwen3_vl_text": Dense(norm="head"),
+    "smollm3": Dense(tied=True),
+    "seed_oss": Dense(),
+    "olmo2": Dense(norm="all_heads"),
+    "olmo3": Dense(norm="all_heads"),
+    "apertus": Dense(norm="head", gated=False, act="xielu"),
+    "arcee": Dense(gated=False, act="relu2"),
+    "gemma": Dense(act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True),
+    "gemma2": Dense(
+        norms=4,
+        act="gelu_pytorch_tanh",
+        act_name="hidden_activation",
+        tied=True,
+        defaults={"sliding_window_pattern": 2},
+    ),
+    "gemma3_text": Dense(
+        norm="head",
+        norms=4,
+        act="gelu_pytorch_tanh",
+        act_name="hidden_activation",
+        tied=True,
+        defaults=_GEMMA3,
+    ),
+}
+
+
+def read_dense(fields: Fields, model_type: str) -> LayeredModel:
+    family = DENSE[model_type]
+    fields.assume(family.defaults)
+    count = layer_count(fields)
+    said = fields.flag("attention_bias", False)
+    bias = said if family.qkv_bias is None else family.qkv_bias
+    output_bias = bias if family.output_bias is None else family.output_bias
+    if model_type == "seed_oss":
+        output_bias = fields.flag("attention_out_bias", False)
+    fields.choice("use_mrope", (False,), False)
+    if model_type == "apertus":
+        fields.choice("qk_norm", (True,), True)
+        fields.choice("post_norm", (False,), False)
+    if family.act_name != "hidden_act":
+        fields.ignore("hidden_act")
+    mlp = DenseMLP(
+        width=fields.count("intermediate_size"),
+        activation=activation(fields, family.act_name, family.act),
+        gated=family.gated,
+        bias=fields.flag("mlp_bias", False),
+    )
+    soft_cap = fields.value("attn_logit_softcapping", None) is not None
+    fields.ignore(
+        "query_pre_attn_scalar", "attention_multiplier", "rope_local_base_freq", "use_bidirectional_attention"
+    )
+    layers, rotated = [], _rotated(fields, count)
+    for span, has_rope in zip(_spans(fields, count), rotated, strict=True):
+        kind = "sliding_attention" if isinstance(span, Window) else "full_attention"
+        attention = grouped(
+            fields,
+            span=span,
+            positions=rope(fields, kind) if has_rope else None,
+            bias=bias,
+            output_bias=output_bias,
+            norm=family.norm,
+            soft_cap=soft_cap,
+        )
+        layers.append(Layer(mixer=attention, mlp=mlp, norms=family.norms))
+    logit_cap = fields.value("final_logit_softcapping", None) is not None
+    return assemble(fields, layers, tied=family.tied, logit_cap=logit_cap)
+
+
+def _spans(fields: Fields, count: int) -> list[Span]:
+    """Span of each layer: ``layer_types``, a window every so many layers, or one window for all."""
+    fields.ignore("max_window_layers", "use_sliding_window", "sliding_window_pattern", "_sliding_window_pattern")
+    if fields.given("layer_types"):
+        return spans_of(fields, count)
+    if not fields.given("sliding_window") or fields.value("use_sliding_window", True) is False:
+        fields.ignore("sliding_window")
+        return [Full()] * count
+    window = Window(fields.count("sliding_window"))
+    if fields.given("max_window_layers"):
+        first = fields.count("max_window_layers", least=0)
+        return [window if layer >= first else Full() for layer in range(count)]
+    if fields.given("sliding_window_pattern"):
+        step = fields.count("sliding_window_pattern")
+        return [window if (layer + 1) % step else Full() for layer in range(count)]
+    return [window] * count
+
+
+def _rotated(fields: Fields, count: int) -> list[bool]:
+    """Which layers rotate queries and keys: 1 in ``no_rope_layers``, whose name says the opposite."""
+    fields.ignore("no_rope_layer_interval")
+    if not fields.given("no_rope_layers"):
+        return [True] * count
+    entries = fields.listing("no_rope_layers", count)
+    if set(entries) - {0, 1}:
+        raise InvalidExperiment(f"{fields.label}: no_rope_layers may hold 0 and 1")
+    return [entry == 1 for entry in entries]

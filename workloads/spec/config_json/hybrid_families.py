@@ -1,0 +1,145 @@
+"""Readers of families that mix attention with recurrent layers: Qwen3-Next and Qwen3.5, Nemotron-H."""
+
+from __future__ import annotations
+
+from workloads.spec.config_json.fields import Fields
+from workloads.spec.config_json.parts import (
+    activation,
+    assemble,
+    grouped,
+    layer_count,
+    rope,
+    routed,
+    router,
+)
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.mlp import MLP, DenseMLP
+from workloads.spec.layer_kinds.model import Layer, LayeredModel
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2
+
+
+def read_qwen_next(fields: Fields, model_type: str) -> LayeredModel:
+    """Qwen3-Next and Qwen3.5, dense or with experts."""
+    count, act = layer_count(fields), activation(fields)
+    bias = fields.flag("attention_bias", False)
+    gate = "element" if fields.flag("attn_output_gate", True) else "none"
+    attention = grouped(fields, positions=rope(fields), bias=bias, output_bias=bias, norm="head", gate=gate)
+    delta = GatedDeltaRule(
+        key_heads=fields.count("linear_num_key_heads"),
+        value_heads=fields.count("linear_num_value_heads"),
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=fields.count("linear_value_head_dim"),
+        kernel=fields.count("linear_conv_kernel_dim"),
+    )
+    if fields.value("mlp_only_layers", []) or fields.count("decoder_sparse_step", 1) != 1:
+        raise InvalidExperiment(f"{fields.label}: mlp_only_layers and decoder_sparse_step are not understood here")
+    mlp: MLP
+    if fields.given("num_experts"):
+        fields.ignore("intermediate_size")
+        shared = fields.count("shared_expert_intermediate_size", 0, least=0)
+        mlp = routed(
+            fields,
+            experts=fields.count("num_experts"),
+            width=fields.count("moe_intermediate_size"),
+            act=act,
+            options=router(fields),
+            shared=1 if shared else 0,
+            shared_width=shared or None,
+            shared_gate=shared > 0,
+        )
+    else:
+        mlp = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    layers = []
+    for kind in _kinds(fields, count):
+        if kind not in ("full_attention", "linear_attention"):
+            raise InvalidExperiment(
+                f"{fields.label}: layer_types has {kind!r}; it may hold full_attention and linear_attention"
+            )
+        layers.append(Layer(mixer=attention if kind == "full_attention" else delta, mlp=mlp))
+    return assemble(fields, layers)
+
+
+def _kinds(fields: Fields, count: int) -> list[str]:
+    step = fields.count("full_attention_interval", 4)
+    if fields.given("layer_types"):
+        return fields.listing("layer_types", count)
+    return ["linear_attention" if (at + 1) % step else "full_attention" for at in range(count)]
+
+
+def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
+    """Nemotron-H and Nemotron 3: every block has one part alone, either a mixer or an MLP, and one norm."""
+    if not fields.given("num_hidden_layers"):
+        named = fields.value("layers_block_type", None) or fields.value("hybrid_override_pattern")
+        fields.assume({"num_hidden_layers": len(named)})
+    count, hidden = layer_count(fields), fields.count("hidden_size")
+    fields.ignore(
+        *("expand", "chunk_size", "mamba_hidden_act", "rope_theta", "partial_rotary_factor", "time_step_floor"),
+        *("time_step_max", "time_step_min", "time_step_limit", "time_step_rank", "sliding_window"),
+        *("mamba_dt_init_floor", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_min", "mamba_expand", "mamba_chunk_size"),
+        *("rope_parameters", "rope_scaling", "moe_shared_expert_overlap"),
+        *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+    )
+    act = activation(fields, "mlp_hidden_act", "relu2")
+    bias = fields.flag("attention_bias", False)
+    attention = grouped(
+        fields, bias=bias, output_bias=bias, head_dim=fields.count("attention_head_dim", also=("head_dim",))
+    )
+    mamba = Mamba2(
+        heads=fields.count("mamba_num_heads"),
+        head_dim=fields.count("mamba_head_dim"),
+        groups=fields.count("n_groups", also=("mamba_n_groups",)),
+        state=fields.count("ssm_state_size"),
+        kernel=fields.count("conv_kernel", also=("mamba_d_conv",)),
+        bias=fields.flag("mamba_proj_bias", False, also=("use_bias",)),
+        convolution_bias=fields.flag("use_conv_bias", True, also=("mamba_conv_bias",)),
+    )
+    blocks = {"M": Layer(mixer=mamba, mlp=None, norms=1), "*": Layer(mixer=attention, mlp=None, norms=1)}
+    pattern = _pattern(fields, count)
+    if "-" in pattern:
+        dense = DenseMLP(
+            width=fields.count("intermediate_size"), activation=act, gated=False, bias=fields.flag("mlp_bias", False)
+        )
+        blocks["-"] = Layer(mixer=None, mlp=dense, norms=1)
+    fields.ignore("intermediate_size", "mlp_bias")
+    if "E" in pattern:
+        narrow = fields.count("moe_latent_size", 0, least=0)
+        experts = routed(
+            fields,
+            experts=fields.count("n_routed_experts"),
+            width=fields.count("moe_intermediate_size"),
+            act=act,
+            options=router(fields, score="sigmoid", correction=True),
+            shared=fields.count("n_shared_experts", 0, least=0),
+            shared_width=fields.count("moe_shared_expert_intermediate_size", least=1)
+            if fields.given("moe_shared_expert_intermediate_size")
+            else None,
+            gated=False,
+            latent=narrow if narrow != hidden else 0,
+        )
+        blocks["E"] = Layer(mixer=None, mlp=experts, norms=1)
+    return assemble(fields, [blocks[letter] for letter in pattern])
+
+
+_LETTERS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "moe": "E",
+    "mlp": "-",
+}
+
+
+def _pattern(fields: Fields, count: int) -> list[str]:
+    """One letter a block: M Mamba-2, * attention, - MLP, E experts."""
+    if fields.given("layers_block_type"):
+        kinds = fields.listing("layers_block_type", count)
+        fields.ignore("hybrid_override_pattern")
+        letters = [_LETTERS.get(str(kind), str(kind)) for kind in kinds]
+    else:
+        letters = list(str(fields.value("hybrid_override_pattern")))
+    if len(letters) != count or set(letters) - set("M*-E"):
+        raise InvalidExperiment(
+            f"{fields.label}: hybrid_override_pattern must have {count} letters of M, *, - and E; it has {len(letters)}"
+        )
+    return letters

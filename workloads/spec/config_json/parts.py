@@ -1,0 +1,232 @@
+"""Parts that the readers of several families share: the ends of a model, positions, attention, latents, experts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from workloads.spec.config_json.fields import Fields
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import FULL, Attention, HeadNorm, LatentAttention, Rope
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP, Score
+from workloads.spec.layer_kinds.model import Layer, LayeredModel
+from workloads.spec.layer_kinds.spans import Full, Span, Window
+from workloads.spec.model_spec import MOST_LAYERS
+
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "swigluoai": "clamped_silu",
+    "situ": "situ",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+"""Activations by their names in config.json."""
+
+
+def layer_count(fields: Fields) -> int:
+    count = fields.count("num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise InvalidExperiment(f"{fields.label}: num_hidden_layers={count:,} must be at most {MOST_LAYERS:,}")
+    return count
+
+
+def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> str:
+    return ACTIVATIONS[str(fields.choice(name, tuple(ACTIVATIONS), default))]
+
+
+def assemble(fields: Fields, layers: Iterable[Layer], *, tied: bool = False, **options: Any) -> LayeredModel:
+    """The model with its ends. ``tied``: whether the head shares the embedding if the file does not say."""
+    return LayeredModel(
+        name=fields.label,
+        hidden_size=fields.count("hidden_size"),
+        vocab_size=fields.count("vocab_size"),
+        tie_embeddings=fields.flag("tie_word_embeddings", tied),
+        layers=tuple(layers),
+        norm_eps=fields.number("rms_norm_eps", 1e-6, also=("layer_norm_epsilon", "layernorm_epsilon", "norm_eps")),
+        longest=fields.count("max_position_embeddings", 0, also=("model_max_length", "max_seq_len"), least=0) or None,
+        predicted_ahead=predicted_ahead(fields),
+        **options,
+    )
+
+
+def predicted_ahead(fields: Fields) -> int:
+    """Modules of multi-token prediction that the file names. MiniMax-M3 names one that is trained and seven of a
+    decoder of drafts."""
+    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+    modules = [fields.count(name, 0, least=0) for name in names if fields.given(name)]
+    fields.ignore(*names, "use_mtp", "mtp_transformer_layers", "mtp_use_dedicated_embeddings")
+    return modules[0] if modules else 0
+
+
+def rope(fields: Fields, kind: str | None = None, theta: str = "rope_theta") -> Rope:
+    """Positions, as transformers 4 (``rope_theta``, ``rope_scaling``) or 5 (``rope_parameters``, for each kind of layer
+    or for all) writes them."""
+    parameters = fields.value("rope_parameters", None)
+    share = fields.number("partial_rotary_factor", 1.0)
+    scaling = fields.value("rope_scaling", None)
+    base = fields.number(theta, 10_000.0)
+    fields.ignore("original_max_position_embeddings", "rope_interleave")
+    if isinstance(parameters, Mapping):
+        own = parameters.get(kind, parameters) if kind is not None else parameters
+        if isinstance(own, Mapping):
+            named = Fields(f"{fields.label}: rope_parameters", own)
+            base, share = named.number("rope_theta", base), named.number("partial_rotary_factor", share)
+            known = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+            scaling = {name: value for name, value in own.items() if name not in known and not isinstance(value, dict)}
+            scaling = None if scaling.get("rope_type", "default") == "default" else scaling
+    return Rope(base, share, json.dumps(scaling, sort_keys=True) if scaling else "")
+
+
+def grouped(
+    fields: Fields,
+    *,
+    span: Span = FULL,
+    positions: Rope | None = None,
+    bias: bool = False,
+    norm: HeadNorm = "none",
+    head_dim: int | None = None,
+    **options: Any,
+) -> Attention:
+    """Grouped-query attention by the usual names."""
+    heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", heads, also=("num_attention_groups",))
+    if heads % kv_heads:
+        raise InvalidExperiment(
+            f"{fields.label}: num_key_value_heads={kv_heads} must divide num_attention_heads={heads}"
+        )
+    size = head_dim or head_size(fields, heads)
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=size,
+        **{"value_dim": size, **options},
+        span=span,
+        rope=positions,
+        bias=bias,
+        norm=norm,
+    )
+
+
+def head_size(fields: Fields, heads: int) -> int:
+    if fields.given("head_dim"):
+        return fields.count("head_dim")
+    fields.ignore("head_dim")
+    hidden = fields.count("hidden_size")
+    if hidden % heads:
+        raise InvalidExperiment(
+            f"{fields.label}: head_dim is missing, and hidden_size={hidden} is no multiple of "
+            f"num_attention_heads={heads}"
+        )
+    return hidden // heads
+
+
+def spans_of(fields: Fields, count: int, *, at_least: bool = False) -> list[Span]:
+    """Span of each layer, from ``layer_types`` and ``sliding_window``. ``at_least``: kinds of multi-token modules may
+    follow."""
+    kinds = fields.listing("layer_types", count, at_least=at_least)
+    spans: list[Span] = []
+    for kind in kinds:
+        if kind == "full_attention":
+            spans.append(Full())
+        elif kind == "sliding_attention":
+            spans.append(Window(fields.count("sliding_window")))
+        else:
+            raise InvalidExperiment(
+                f"{fields.label}: layer_types has {kind!r}; it may hold full_attention and sliding_attention"
+            )
+    fields.ignore("sliding_window")
+    return spans
+
+
+def latent(fields: Fields, *, positions: Rope | None, **options: Any) -> LatentAttention:
+    """Latent attention by the names of DeepSeek."""
+    heads = fields.count("num_attention_heads")
+    nope, rotated = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
+    return LatentAttention(
+        heads=heads,
+        kv_rank=fields.count("kv_lora_rank"),
+        nope_dim=nope,
+        rope_dim=rotated,
+        value_dim=fields.count("v_head_dim"),
+        q_rank=fields.count("q_lora_rank", 0, least=0),
+        rope=positions,
+        bias=fields.flag("attention_bias", False),
+        **options,
+    )
+
+
+class RouterOptions(TypedDict):
+    """How experts are chosen and weighted, by the names of `RoutedMLP`."""
+
+    score: Score
+    normalize: bool
+    scale: float
+    groups: int
+    correction: bool
+    balance_loss: float
+
+
+def router(
+    fields: Fields, *, score: Score = "softmax", normalize: bool = True, correction: bool = False
+) -> RouterOptions:
+    """How experts are chosen, by the names of DeepSeek. The arguments: what the family does if the file does not
+    say."""
+    scores: tuple[Score, ...] = ("softmax", "sigmoid", "sqrtsoftplus", score)
+    methods = ("noaux_tc", "greedy", "group_limited_greedy")
+    method = fields.choice("topk_method", methods, methods[0] if correction else methods[1])
+    groups = fields.count("n_group", 1, also=("num_expert_group",), least=0)
+    fields.ignore("topk_group", "use_grouped_topk")
+    # Mixtral and its like take the loss of the router only if asked; the pretraining did.
+    loss = fields.number("router_aux_loss_coef", 0.0, also=("aux_loss_alpha",))
+    return {
+        "score": fields.choice("scoring_func", scores, score),
+        "normalize": fields.flag("norm_topk_prob", normalize),
+        "scale": fields.number("routed_scaling_factor", 1.0),
+        "groups": max(1, groups),
+        "correction": method == "noaux_tc",
+        "balance_loss": 0.0 if method == "noaux_tc" else loss,
+    }
+
+
+def routed(
+    fields: Fields,
+    *,
+    experts: int,
+    width: int,
+    act: str,
+    options: RouterOptions,
+    shared: int = 0,
+    shared_width: int | None = None,
+    gated: bool = True,
+    **more: Any,
+) -> RoutedMLP:
+    """Experts of one size, beside ``shared`` shared ones of ``shared_width`` (that of an expert if not given)."""
+    chosen = fields.count("num_experts_per_tok", also=("num_experts_per_token", "experts_per_token", "moe_top_k"))
+    if chosen > experts:
+        raise InvalidExperiment(f"{fields.label}: num_experts_per_tok={chosen} must be at most {experts} experts")
+    beside = None
+    if shared:
+        beside = DenseMLP(width=shared * (shared_width or width), activation=act, gated=gated)
+    return RoutedMLP(
+        experts=experts,
+        chosen=chosen,
+        expert=DenseMLP(width=width, activation=act, gated=gated, bias=more.pop("expert_bias", False)),
+        shared=beside,
+        shared_experts=shared,
+        **options,
+        **more,
+    )
+
+
+def routed_from(fields: Fields, count: int, first: int) -> list[bool]:
+    """Which layers have experts: those from ``first`` on, one in ``moe_layer_freq``, or a list of 0 and 1."""
+    frequency = fields.value("moe_layer_freq", 1)
+    if isinstance(frequency, list):
+        return [entry == 1 for entry in fields.listing("moe_layer_freq", count)]
+    step = fields.count("moe_layer_freq", 1)
+    return [layer >= first and layer % step == 0 for layer in range(count)]

@@ -1,0 +1,232 @@
+"""Readers of families of models with softmax attention and experts."""
+
+from __future__ import annotations
+
+from workloads.spec.config_json.fields import Fields
+from workloads.spec.config_json.parts import (
+    activation,
+    assemble,
+    grouped,
+    layer_count,
+    rope,
+    routed,
+    routed_from,
+    router,
+    spans_of,
+)
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import BlockSparseAttention, Indexer
+from workloads.spec.layer_kinds.mlp import MLP, DenseMLP
+from workloads.spec.layer_kinds.model import Layer, LayeredModel
+from workloads.spec.layer_kinds.spans import Chunk, Full, Window
+
+
+def read_mixtral(fields: Fields, model_type: str) -> LayeredModel:
+    act = activation(fields)
+    window = Window(fields.count("sliding_window")) if fields.given("sliding_window") else Full()
+    mlp = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act=act,
+        options=router(fields),
+    )
+    layer = Layer(mixer=grouped(fields, span=window, positions=rope(fields)), mlp=mlp)
+    return assemble(fields, [layer] * layer_count(fields))
+
+
+def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """Qwen2 and Qwen3 with experts, and OLMoE."""
+    count, act = layer_count(fields), activation(fields)
+    qwen2, olmoe = model_type == "qwen2_moe", model_type == "olmoe"
+    bias = True if qwen2 else fields.flag("attention_bias", False)
+    if fields.value("use_sliding_window", False):
+        raise InvalidExperiment(f"{fields.label}: use_sliding_window=true is not understood with experts")
+    fields.ignore("sliding_window", "max_window_layers")
+    attention = grouped(
+        fields,
+        positions=rope(fields),
+        bias=bias,
+        output_bias=bias and not qwen2,
+        norm="none" if qwen2 else "all_heads" if olmoe else "head",
+    )
+    experts = routed(
+        fields,
+        experts=fields.count("num_experts"),
+        width=fields.count("intermediate_size" if olmoe else "moe_intermediate_size"),
+        act=act,
+        options=router(fields, normalize=False),
+        shared=1 if qwen2 else 0,
+        shared_width=fields.count("shared_expert_intermediate_size") if qwen2 else None,
+        shared_gate=qwen2,
+    )
+    only, step = fields.value("mlp_only_layers", []), fields.count("decoder_sparse_step", 1)
+    if not isinstance(only, list):
+        raise InvalidExperiment(f"{fields.label}: mlp_only_layers must be a list")
+    dense = _dense(fields, act, needed=bool(only) or step > 1)
+    layers = [
+        Layer(mixer=attention, mlp=dense if dense and (at in only or (at + 1) % step) else experts)
+        for at in range(count)
+    ]
+    return assemble(fields, layers)
+
+
+def _dense(fields: Fields, act: str, *, needed: bool, name: str = "intermediate_size") -> DenseMLP | None:
+    """The MLP of layers without experts; None if there are none, whatever width the file names."""
+    if not needed:
+        fields.ignore(name)
+        return None
+    return DenseMLP(width=fields.count(name), activation=act)
+
+
+def read_minimax_m2(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    normed = fields.flag("use_qk_norm", True)
+    fields.choice("qk_norm_type", ("per_layer",), "per_layer")
+    fields.choice("shared_intermediate_size", (0,), 0)
+    size = fields.count("head_dim")
+    positions = rope(fields)
+    rotated = fields.count("rotary_dim", size)
+    if rotated != size:
+        positions = type(positions)(positions.theta, rotated / size, positions.scaling)
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act=act,
+        options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
+    )
+    fields.ignore("attn_type_list")
+    attention = grouped(fields, positions=positions, norm="all_heads" if normed else "none")
+    return assemble(fields, [Layer(mixer=attention, mlp=experts)] * count)
+
+
+def read_minimax_m3(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    fields.choice("attention_output_gate", (False,), False)
+    fields.choice("qk_norm_type", ("per_head",), "per_head")
+    fields.ignore("swiglu_alpha", "swiglu_limit", "use_gemma_norm", "rotary_dim")
+    attention = grouped(fields, positions=rope(fields), norm="head" if fields.flag("use_qk_norm", True) else "none")
+    sparse = fields.part("sparse_attention_config")
+    block = sparse.count("sparse_block_size")
+    indexed = BlockSparseAttention(
+        attention=attention,
+        indexer=Indexer(
+            heads=sparse.count("sparse_num_index_heads"),
+            head_dim=sparse.count("sparse_index_dim"),
+            chosen=sparse.count("sparse_topk_blocks") * block,
+        ),
+        block=block,
+    )
+    where = sparse.listing("sparse_attention_freq", count)
+    if sparse.listing("sparse_disable_index_value", count) != where:
+        raise InvalidExperiment(f"{sparse.label}: sparse_disable_index_value must equal sparse_attention_freq")
+    sparse.choice("use_sparse_attention", (True,), True)
+    sparse.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
+    sparse.refuse_unread()
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("moe_intermediate_size", also=("intermediate_size",)),
+        act=act,
+        options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
+        shared=fields.count("n_shared_experts", 0, least=0),
+        shared_width=fields.count("shared_intermediate_size") if fields.given("n_shared_experts") else None,
+    )
+    dense = DenseMLP(width=fields.count("dense_intermediate_size"), activation=act)
+    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    layers = [
+        Layer(mixer=indexed if chosen else attention, mlp=experts if routes[at] else dense)
+        for at, chosen in enumerate(where)
+    ]
+    return assemble(fields, layers)
+
+
+def read_gpt_oss(fields: Fields, model_type: str) -> LayeredModel:
+    count = layer_count(fields)
+    fields.ignore("initial_context_length", "swiglu_limit", "swiglu_alpha")
+    activation(fields)
+    bias = fields.flag("attention_bias", True)
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act="clamped_silu",
+        options=router(fields, score="softmax_of_chosen"),
+        expert_bias=True,
+        router_bias=True,
+    )
+    layers = [
+        Layer(
+            mixer=grouped(fields, span=span, positions=rope(fields), bias=bias, output_bias=bias, sinks=True),
+            mlp=experts,
+        )
+        for span in spans_of(fields, count)
+    ]
+    return assemble(fields, layers)
+
+
+def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
+    count, act = layer_count(fields), activation(fields)
+    chunk = Chunk(fields.count("attention_chunk_size"))
+    bias = fields.flag("attention_bias", False)
+    normed = fields.flag("use_qk_norm", True)
+    fields.ignore(
+        "attn_temperature_tuning", "attn_scale", "floor_scale", "for_llm_compressor", "moe_layers", "layer_types"
+    )
+    interval = fields.count("no_rope_layer_interval", 4)
+    rotated = (
+        [entry == 1 for entry in fields.listing("no_rope_layers", count)]
+        if fields.value("no_rope_layers", None)
+        else [bool((at + 1) % interval) for at in range(count)]
+    )
+    width = fields.count("intermediate_size")
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=width,
+        act=act,
+        options=router(fields, score="sigmoid", normalize=False),
+        shared=1,
+        weights_inputs=True,
+    )
+    step = fields.count("interleave_moe_layer_step", 1)
+    dense = _dense(fields, act, needed=step > 1, name="intermediate_size_mlp")
+    layers: list[Layer] = []
+    for at in range(count):
+        attention = grouped(
+            fields,
+            span=chunk if rotated[at] else Full(),
+            positions=rope(fields) if rotated[at] else None,
+            bias=bias,
+            output_bias=bias,
+            norm="without_weight" if normed and rotated[at] else "none",
+        )
+        mlp: MLP = dense if dense is not None and (at + 1) % step else experts
+        layers.append(Layer(mixer=attention, mlp=mlp))
+    return assemble(fields, layers)
+
+
+def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """GLM-4.5 and its like, and dots.llm1."""
+    if model_type == "dots1":
+        fields.assume({"use_qk_norm": True})
+        fields.ignore("max_window_layers")
+    count, act = layer_count(fields), activation(fields)
+    attention = grouped(
+        fields,
+        positions=rope(fields),
+        bias=fields.flag("attention_bias", False),
+        norm="head" if fields.flag("use_qk_norm", False) else "none",
+    )
+    experts = routed(
+        fields,
+        experts=fields.count("n_routed_experts"),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=router(fields, score="sigmoid", correction=True),
+        shared=fields.count("n_shared_experts", 0, least=0),
+    )
+    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    return assemble(fields, [Layer(mixer=attention, mlp=experts if route else dense) for route in routes])

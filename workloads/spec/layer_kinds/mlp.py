@@ -1,0 +1,98 @@
+"""Feed-forward parts: gated, ungated, and routed to experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.spec.layer_kinds.weight import Weight, vector
+
+Score = Literal["softmax", "sigmoid", "sqrtsoftplus", "softmax_of_chosen"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMLP:
+    """Two projections and an activation, or three if the activation of one gates another."""
+
+    width: int
+    activation: str
+    """silu, gelu_tanh, clamped_silu, situ, relu2, xielu."""
+    gated: bool = True
+    bias: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{'gated' if self.gated else 'ungated'} ({self.activation})"
+
+    def weights(self, hidden: int, prefix: str = "", copies: int = 1, used: int = 1) -> tuple[Weight, ...]:
+        """``copies`` and ``used``: experts, and those of one token."""
+        up = self.width * (2 if self.gated else 1)
+        parts = [
+            Weight(f"{prefix}up", hidden, up, copies, used),
+            Weight(f"{prefix}down", self.width, hidden, copies, used),
+        ]
+        if self.bias:
+            parts += [vector(f"{prefix}biases", up + hidden, copies, used)]
+        if self.activation == "xielu":
+            parts += [vector(f"{prefix}activation", 2, copies, used)]
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedMLP:
+    """Experts of which each token visits some (arXiv:1701.06538), with the options of published models."""
+
+    experts: int
+    chosen: int
+    """Experts that a token visits."""
+    expert: DenseMLP
+    shared: DenseMLP | None = None
+    """What every token visits, too."""
+    shared_experts: int = 0
+    """Number of experts that ``shared`` stands for; its width is that of all of them."""
+    shared_gate: bool = False
+    """The shared part is weighted by a sigmoid of the input (Qwen)."""
+    latent: int = 0
+    """Width at which experts work, between two projections; 0: the hidden size."""
+    latent_norm: bool = False
+    score: Score = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    """Experts are chosen from some of this many groups."""
+    correction: bool = False
+    """A bias of the choice that is balanced after each step and is no parameter (arXiv:2408.15664)."""
+    balance_loss: float = 0.0
+    router_bias: bool = False
+    router_scales: bool = False
+    """Scales of the router's input and of each expert's output (Gemma 4)."""
+    weights_inputs: bool = False
+    """An expert's weight multiplies its input instead of its output (Llama 4)."""
+    hashed: bool = False
+    """Experts are looked up by the token instead of chosen (the first layers of DeepSeek-V4)."""
+
+    @property
+    def label(self) -> str:
+        beside = f" + {self.shared_experts or 1} shared" if self.shared is not None else ""
+        inside = f" at width {self.latent}" if self.latent else ""
+        return f"{self.chosen} of {self.experts} experts{beside}{inside}, {self.expert.label}"
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        parts = [Weight("router", hidden, self.experts)]
+        parts += self.expert.weights(self.latent or hidden, "expert ", self.experts, self.chosen)
+        if self.router_bias:
+            parts += [vector("router bias", self.experts)]
+        if self.router_scales:
+            parts += [vector("router scales", hidden + self.experts)]
+        if self.latent:
+            parts += [Weight("latent down", hidden, self.latent), Weight("latent up", self.latent, hidden)]
+        if self.latent_norm:
+            parts += [vector("latent norm", self.latent)]
+        if self.shared is not None:
+            parts += self.shared.weights(hidden, "shared ")
+        if self.shared_gate:
+            parts += [Weight("shared gate", hidden, 1)]
+        return tuple(parts)
+
+
+MLP = DenseMLP | RoutedMLP

@@ -1,0 +1,134 @@
+"""A model as a list of layers, and the sums over their kinds: parameters and FLOPs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, CompressedAttention, LatentAttention
+from workloads.spec.layer_kinds.mlp import MLP
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
+from workloads.spec.layer_kinds.weight import NO_MIXING, Mixing, Weight, vector
+
+Mixer = Attention | LatentAttention | BlockSparseAttention | CompressedAttention | GatedDeltaRule | KimiDelta | Mamba2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: a mixer, an MLP, and norms around them."""
+
+    mixer: Mixer | None
+    mlp: MLP | None
+    norms: int = 2
+    """Norms of the hidden size: one before each part, and more around them in sandwich norms."""
+
+    @property
+    def label(self) -> str:
+        mixer = self.mixer.label if self.mixer is not None else "no mixer"
+        return f"{mixer} / {self.mlp.label if self.mlp is not None else 'no MLP'}"
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        parts = [vector("norms", self.norms * hidden)]
+        for part in (self.mixer, self.mlp):
+            parts += part.weights(hidden) if part is not None else ()
+        return tuple(parts)
+
+    def mixing(self, seq_len: int) -> Mixing:
+        return self.mixer.mixing(seq_len) if self.mixer is not None else NO_MIXING
+
+
+@dataclass(frozen=True, slots=True)
+class HyperConnections:
+    """Several streams of the hidden state between layers, mixed around each part (DeepSeek-V4)."""
+
+    streams: int
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        """Those of one layer: twice a product with all streams that makes the weights of mixing."""
+        outputs = self.streams**2 + 2 * self.streams
+        return (
+            Weight("streams", self.streams * hidden, outputs, copies=2, used=2),
+            vector("streams bias", outputs + 3, copies=2, used=2),
+        )
+
+    def weights_at_end(self, hidden: int) -> tuple[Weight, ...]:
+        return (Weight("streams", self.streams * hidden, self.streams), vector("streams bias", self.streams + 1))
+
+    def mixing(self, hidden: int) -> Mixing:
+        """Of one layer."""
+        return Mixing(4.0 * (self.streams**2 + 2 * self.streams) * hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredModel:
+    """The language part of a published model."""
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    tie_embeddings: bool
+    layers: tuple[Layer, ...]
+    norm_eps: float
+    longest: int | None = None
+    """Its own sequence length; None: the file does not say."""
+    streams: HyperConnections | None = None
+    predicted_ahead: int = 0
+    """Modules of multi-token prediction that the file names. They are in no sum here."""
+    logit_cap: bool = False
+    left_out: tuple[str, ...] = ()
+    """What the file has and no number here counts, as sentences."""
+    without_effect: tuple[str, ...] = ()
+    """Fields of the file that are known to change neither parameters nor FLOPs."""
+
+    def distinct(self) -> Iterator[tuple[Layer, int]]:
+        """Every kind of layer with the number of its layers, in the order of their first ones."""
+        yield from Counter(self.layers).items()
+
+    def weights(self) -> Iterator[tuple[Weight, int]]:
+        """Every weight except the embedding, with the number of layers that have it."""
+        hidden = self.hidden_size
+        for layer, count in self.distinct():
+            yield from ((weight, count) for weight in layer.weights(hidden))
+        if self.streams is not None:
+            yield from ((weight, len(self.layers)) for weight in self.streams.weights(hidden))
+            yield from ((weight, 1) for weight in self.streams.weights_at_end(hidden))
+        yield vector("last norm", hidden), 1
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.hidden_size * self.vocab_size
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, a head shared with the embedding once."""
+        ends = self.embedding_parameters * (1 if self.tie_embeddings else 2)
+        return ends + sum(weight.parameters * count for weight, count in self.weights())
+
+    @property
+    def active_parameters(self) -> int:
+        """As model cards count: all but the experts that a token does not visit; with the embedding."""
+        ends = self.embedding_parameters * (1 if self.tie_embeddings else 2)
+        return ends + sum(weight.active * count for weight, count in self.weights())
+
+    @property
+    def multiplied_parameters(self) -> int:
+        """Weights that a token meets in a matrix product: the head always, the embedding never."""
+        matrices = ((weight, count) for weight, count in self.weights() if weight.use == "matrix")
+        return self.embedding_parameters + sum(weight.active * count for weight, count in matrices)
+
+    def forward_flops(self, seq_len: int) -> float:
+        """Forward FLOPs of one token, on average over a sequence of this length."""
+        return self._product_flops() + sum(mixing.forward * count for mixing, count in self._mixing(seq_len))
+
+    def training_flops(self, seq_len: int) -> float:
+        """FLOPs of one token forward and backward, without recomputation."""
+        return 3 * self._product_flops() + sum(mixing.training * count for mixing, count in self._mixing(seq_len))
+
+    def _product_flops(self) -> int:
+        return 2 * self.embedding_parameters + sum(weight.forward_flops * count for weight, count in self.weights())
+
+    def _mixing(self, seq_len: int) -> Iterator[tuple[Mixing, int]]:
+        yield from ((layer.mixing(seq_len), count) for layer, count in self.distinct())
+        if self.streams is not None:
+            yield self.streams.mixing(self.hidden_size), len(self.layers)

@@ -1,0 +1,107 @@
+"""Mixers with a state of fixed size instead of keys and values: gated delta rule, KDA, Mamba-2. FLOPs are those of the
+recurrent form, so they are what is needed and not what a kernel of chunks computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.spec.layer_kinds.weight import Mixing, Weight, convolution, vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaRule:
+    """Gated DeltaNet (arXiv:2412.06464), as Qwen3-Next and Qwen3.5 have it."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def label(self) -> str:
+        return "gated delta rule"
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        return (
+            Weight("qkv", hidden, 2 * keys + values),
+            Weight("gate", hidden, values),
+            Weight("decay and rate", hidden, 2 * self.value_heads),
+            convolution("convolution", 2 * keys + values, self.kernel),
+            vector("decay", 2 * self.value_heads),
+            vector("norm", self.value_dim),
+            Weight("o", values, hidden),
+        )
+
+    def mixing(self, seq_len: int) -> Mixing:
+        return Mixing(6 * self.value_heads * self.key_dim * self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDelta:
+    """Kimi Delta Attention (arXiv:2510.26692): a delta rule with a decay for each channel."""
+
+    heads: int
+    head_dim: int
+    kernel: int
+    full_rank_gate: bool = False
+
+    @property
+    def label(self) -> str:
+        return "KDA"
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        width, size = self.heads * self.head_dim, self.head_dim
+        gate = (
+            [Weight("gate", hidden, width)]
+            if self.full_rank_gate
+            else [Weight("gate down", hidden, size), Weight("gate up", size, width)]
+        )
+        return (
+            Weight("qkv", hidden, 3 * width),
+            convolution("convolution", 3 * width, self.kernel),
+            Weight("decay down", hidden, size),
+            Weight("decay up", size, width),
+            *gate,
+            Weight("rate", hidden, self.heads),
+            vector("decay", width + self.heads),
+            vector("norm", size),
+            Weight("o", width, hidden),
+        )
+
+    def mixing(self, seq_len: int) -> Mixing:
+        return Mixing(6 * self.heads * self.head_dim**2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """Mamba-2 (arXiv:2405.21060), as Nemotron-H has it."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    bias: bool = False
+    convolution_bias: bool = True
+
+    @property
+    def label(self) -> str:
+        return "Mamba-2"
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        width = self.heads * self.head_dim
+        channels, inner = width + 2 * self.groups * self.state, 2 * width + 2 * self.groups * self.state + self.heads
+        return (
+            Weight("in", hidden, inner),
+            convolution("convolution", channels, self.kernel),
+            *([vector("convolution bias", channels)] if self.convolution_bias else []),
+            *([vector("biases", inner + hidden)] if self.bias else []),
+            vector("decay, step and skip", 3 * self.heads),
+            vector("norm", width),
+            Weight("out", width, hidden),
+        )
+
+    def mixing(self, seq_len: int) -> Mixing:
+        return Mixing(4 * self.heads * self.head_dim * self.state)
