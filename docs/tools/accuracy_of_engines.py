@@ -71,16 +71,21 @@ def section() -> str:
     lines = []
     for (engine, cluster), ran in layouts_of_engines().items():
         names = sorted(ran)
-        lines.append((f"{engine} on {cluster}, nothing measured", _scores(graded(cluster, ran, [], names))))
-        rest, others = [], []
+        rest: list[Pair] = []
+        others: list[Pair] = []
         for drawn in draws(names, TEN):
             rest += graded(cluster, ran, drawn, [name for name in names if name not in drawn])
-        lines.append((f"{engine}, {TEN} rows, {DRAWS} draws", _scores(rest)))
         for model in sorted({one.experiment.model.name for one in ran.values()}):
             mine = [name for name in names if ran[name].experiment.model.name == model]
-            for drawn in draws([name for name in names if name not in mine], TEN):
+            rows = [name for name in names if name not in mine]
+            for drawn in draws(rows, TEN) if len(rows) >= TEN else ():
                 others += graded(cluster, ran, drawn, mine)
-        lines.append((f"{engine}, {TEN} rows of the other models, {DRAWS} draws", _scores(others)))
+        grades = {
+            f"{engine} on {cluster}, nothing measured": graded(cluster, ran, [], names),
+            f"{engine}, {TEN} rows, {DRAWS} draws": rest,
+            f"{engine}, {TEN} rows of the other models, {DRAWS} draws": others,
+        }
+        lines += [(of, _scores(pairs)) for of, pairs in grades.items() if pairs]
     return table(lines, "engine, predicted from")
 
 

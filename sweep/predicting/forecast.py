@@ -27,7 +27,8 @@ from workloads.predict.crossing import Crossing
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import ENGINE, ENGINES, Experiment
+from workloads.spec.engine_versions import ENGINE, ENGINE_VERSIONS
+from workloads.spec.experiment import Experiment
 
 MOST_ROWS = 200
 """Most measured experiments per engine and version (the newest) used in a fit: beyond this, fitting time grows more
@@ -181,7 +182,8 @@ def _memory(cluster: ClusterSpec, known: Known, without: set[str]) -> EngineMemo
 def _engines(known: Known) -> set[tuple[str, str]]:
     """Engines that a user can choose, and those of measured rows, each with its version."""
     places = (known, *(one for _, one in known.elsewhere))
-    return {*ENGINES.items(), *_engines_of(ran for place in places for ran in place.steps.values())}
+    runnable = ((engine, version) for engine, versions in ENGINE_VERSIONS.items() for version in versions)
+    return {*runnable, *_engines_of(ran for place in places for ran in place.steps.values())}
 
 
 def _engines_of(runs: Iterable[MeasuredLayout]) -> set[tuple[str, str]]:

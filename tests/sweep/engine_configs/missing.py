@@ -9,17 +9,8 @@ from collections.abc import Sequence
 from types import ModuleType
 
 
-class AnyClass(type):
-    """A class that has every name."""
-
-    def __getattr__(cls, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return AnyClass(name, (Anything,), {})
-
-
-class Anything(metaclass=AnyClass):
-    """Can be called, subclassed and asked for any attribute."""
+class Anything:
+    """Can be called and subclassed, beside classes of any kind."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
@@ -28,15 +19,30 @@ class Anything(metaclass=AnyClass):
         return cls
 
 
+class HasEveryName(type):
+    """A class that has every name."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return HasEveryName(name, (Anything,), {})
+
+
 class AnyModule(ModuleType):
     """A module that has every name."""
 
+    make: type[type] = type
+    """Kind of its classes."""
+
     def __getattr__(self, name: str) -> type:
-        return AnyClass.__getattr__(Anything, name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.make(name, (Anything,), {})
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of these names can be imported and hold anything; with a ``version``, that is their ``__version__``."""
+    """Modules of these names can be imported and hold anything; with a ``version``, that is their ``__version__``, and
+    their classes have every name, too."""
 
     def __init__(self, *names: str, version: str | None = None) -> None:
         self.names, self.version = names, version
@@ -52,7 +58,7 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = AnyModule(spec.name)
         module.__path__ = []
         if self.version is not None:
-            module.__version__ = self.version
+            module.__version__, module.make = self.version, HasEveryName
         return module
 
     def exec_module(self, module: ModuleType) -> None:

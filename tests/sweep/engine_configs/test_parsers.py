@@ -65,6 +65,10 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 OLD_TITAN = Path(sys.prefix) / "torchtitan-0.2.2"
 """Where `packages` puts torchtitan 0.2.2, beside the newer one."""
+OWN_DEEPSPEED = Path(sys.prefix) / "parsers" / "deepspeed-0.19.8"
+HAS_DEEPSPEED = pytest.mark.skipif(
+    not OWN_DEEPSPEED.is_dir(), reason=f"{OWN_DEEPSPEED} is not there ({__package__}/packages)"
+)
 OLD = pytest.mark.skipif(not OLD_TITAN.is_dir(), reason=f"{OLD_TITAN} is not there ({__package__}/packages)")
 
 
@@ -220,10 +224,10 @@ def deepspeed_reads(folder: Path) -> dict[str, Any]:
     for name, experiment in DEEPSPEED.items():
         write_config(engine_config(experiment, "deepspeed"), folder / "deepspeed" / name)
         arguments += [str(folder / "deepspeed" / name / deepspeed.FILE), str(experiment.dp)]
-    return dict(zip(DEEPSPEED, run("deepspeed_reads", arguments), strict=True))
+    return dict(zip(DEEPSPEED, run("deepspeed_reads", arguments, OWN_DEEPSPEED), strict=True))
 
 
-@needs("deepspeed", "pydantic", "hjson")
+@HAS_DEEPSPEED
 @pytest.mark.parametrize("name", DEEPSPEED)
 def test_deepspeed_takes_every_value(name: str, folder: Path) -> None:
     e = DEEPSPEED[name]
@@ -243,23 +247,26 @@ def test_deepspeed_takes_every_value(name: str, folder: Path) -> None:
     assert read["pipeline"]["activation_checkpoint_interval"] == int(e.pp > 1 and e.recompute == "full")
 
 
-@needs("deepspeed", "pydantic", "hjson")
+@HAS_DEEPSPEED
 def test_deepspeed_refuses_fp32_gradients_without_zero(folder: Path) -> None:
     experiment = DEEPSPEED["8B zero2"]
     write_config(engine_config(experiment, "deepspeed"), folder / "stage0")
     file = folder / "stage0" / deepspeed.FILE
     file.write_text(file.read_text().replace('"stage": 2', '"stage": 0'))
-    assert "unsupported mix" in run("deepspeed_reads", [str(file), str(experiment.dp)])[0]["mixed_precision"]
+    assert (
+        "unsupported mix"
+        in run("deepspeed_reads", [str(file), str(experiment.dp)], OWN_DEEPSPEED)[0]["mixed_precision"]
+    )
     replicated = deepspeed.export(experiment.replace(zero_stage=0), "x")[0]
     assert [text.partition("=")[0] for text in replicated.refusals] == ["zero_stage"]
 
 
-@needs("deepspeed", "pydantic", "hjson")
+@HAS_DEEPSPEED
 def test_deepspeed_refuses_a_batch_that_does_not_add_up(folder: Path) -> None:
     experiment = DEEPSPEED["8B zero2"]
     write_config(engine_config(experiment, "deepspeed"), folder / "wrong")
     with pytest.raises(AssertionError, match="batch"):
-        run("deepspeed_reads", [str(folder / "wrong" / deepspeed.FILE), str(experiment.dp * 2)])
+        run("deepspeed_reads", [str(folder / "wrong" / deepspeed.FILE), str(experiment.dp * 2)], OWN_DEEPSPEED)
 
 
 @cache
