@@ -21,6 +21,7 @@ from tests.analysis.browser import Browser
 from tests.analysis.compared import run, sweep
 from tests.analysis.conftest import frame_of
 from tests.analysis.pages import QUICK, text_of
+from workloads.spec.engine_versions import WITHOUT_TRANSFORMER_ENGINE
 from workloads.spec.experiment import ENGINES, Experiment
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,8 @@ POINTS = [point for point in synthetic.experiments(synthetic.MODELS[:2], (4,), (
 
 
 def by(point: Experiment, engine: str) -> Experiment:
-    return point.replace(engine=engine, engine_version=ENGINES[engine])
+    version = WITHOUT_TRANSFORMER_ENGINE if engine == "megatron" else ENGINES[engine]
+    return point.replace(engine=engine, engine_version=version)
 
 
 def rows_of(*rates: tuple[int, str, float], **columns: object) -> list[dict[str, object]]:

@@ -3,7 +3,8 @@
 /* Colour, shape and size of a row's point. A column with few values has one colour per value, one with many a ramp. */
 const PlotColours = (() => {
   const MOST_COLOURS = 8, RAMP = 12, SIZES = [4, 7, 11, 15, 20, 25];
-  const SHAPES = [["circle", "●"], ["diamond", "◆"], ["triangle", "▲"], ["rect", "■"], ["pin", "⬟"], ["roundRect", "▢"], ["arrow", "▼"]];
+  const SHAPES = [["circle", "●"], ["diamond", "◆"], ["triangle", "▲"], ["rect", "■"], ["pin", "⬟"], ["roundRect", "▢"], ["arrow", "▼"],
+    ["emptyCircle", "○"], ["emptyRect", "□"]];
 
   /**
    * The page's current colours: `colour("--c1")`.
