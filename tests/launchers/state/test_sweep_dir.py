@@ -110,8 +110,8 @@ def test_a_folder_begun_on_a_full_disk_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks_room: str
 ) -> None:
     def full(call: Callable[..., Any]) -> Callable[..., Any]:
-        def fail(path: Path, *args: Any, **options: Any) -> Any:
-            if lacks_room == path.name or f".{lacks_room}." in path.name:
+        def fail(path: str | Path, *args: Any, **options: Any) -> Any:
+            if lacks_room == Path(path).name or f".{lacks_room}." in Path(path).name:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return call(path, *args, **options)
 
@@ -119,7 +119,7 @@ def test_a_folder_begun_on_a_full_disk_is_finished_later(
 
     with monkeypatch.context() as disk:
         disk.setattr(Path, "mkdir", full(Path.mkdir))
-        disk.setattr(Path, "replace", full(Path.replace))
+        disk.setattr(os, "replace", full(os.replace))
         with pytest.raises(InvalidResults, match=r"cannot make a sweep in .*: No space left on device"):
             SweepDir.create(tmp_path / "s", {})
     assert not [path for path in (tmp_path / "s").rglob("*") if path.name.endswith(".tmp")]

@@ -22,8 +22,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import typing_extensions
-
 from tests.sweep.engine_configs.missing import StandIn
 
 VERSION = "0.19.2"
@@ -52,7 +50,7 @@ def prepare(transformer_engine: bool) -> Any:
     sys.path.insert(0, str(folder()))
     os.environ["NO_VCS_VERSION"] = "1"
     # It wants Python 3.12 for this name alone.
-    typing.override = getattr(typing, "override", typing_extensions.override)  # type: ignore[attr-defined]
+    typing.override = getattr(typing, "override", lambda method: method)  # type: ignore[attr-defined]
     if transformer_engine:
         engine = StandIn("transformer_engine", "transformer_engine_torch", version=TRANSFORMER_ENGINE)
         sys.meta_path.insert(0, engine)

@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parents[3] / "results" / "recorded"
 ONE_SWEEP = RECORDED / "h200x4_llama_node"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(seconds=20)
 def test_shipped_rows_are_graded_by_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "grades.json"
     assert run_command("grade", [str(RECORDED), "--by", "tp", "--out", str(out)]) == 0

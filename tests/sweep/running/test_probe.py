@@ -40,7 +40,7 @@ def test_nodes_of_a_cluster_through_slurm(tmp_path: Path) -> None:
     assert prepared.plan.config.sweep_dir.is_relative_to(tmp_path / "probes" / "runs")
 
 
-@pytest.mark.slow(seconds=20)
+@pytest.mark.exhaustive(seconds=20)
 def test_a_probe_of_this_machines_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "cluster=cpu", f"results_dir={tmp_path}", "--plain"]) == 0
     probe = load_probe("cpu", tmp_path)
