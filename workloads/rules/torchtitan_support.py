@@ -45,6 +45,25 @@ def _breaks_rounds(e: Experiment) -> bool:
     return has_rounds and e.num_microbatches % max(1, e.num_microbatches // e.pp) > 0
 
 
+_OTHER_SHARDING = (
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 1 and e.pp == 1,
+        "without pp it reduces gradients after every micro-batch; use 2 or 3, or pp > 1",
+    ),
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 2 and e.pp > 1,
+        "with pp > 1 it reduces gradients once a step; use 1 or 3",
+    ),
+    Refusal(
+        "zero_stage",
+        lambda e: e.zero_stage == 3 and e.pp_schedule in _SPLIT_BACKWARD,
+        "FSDP frees parameters between the two passes of a split backward, and gradients are lost; use 1",
+    ),
+)
+"""What every version would shard or reduce otherwise than the stage says."""
+
 TORCHTITAN = (
     Refusal("model", lambda e: e.model.moe is not None, "its adapter builds dense layers only"),
     Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
@@ -94,21 +113,7 @@ TORCHTITAN = (
         lambda e: _without_fsdp(e) and e.dp == 1 and e.cp > 1,
         "it always shards over cp; use 2 or 3, with pp > 1 use 1 or 3",
     ),
-    Refusal(
-        "zero_stage",
-        lambda e: e.zero_stage == 1 and e.pp == 1,
-        "without pp it reduces gradients after every micro-batch; use 2 or 3, or pp > 1",
-    ),
-    Refusal(
-        "zero_stage",
-        lambda e: e.zero_stage == 2 and e.pp > 1,
-        "with pp > 1 it reduces gradients once a step; use 1 or 3",
-    ),
-    Refusal(
-        "zero_stage",
-        lambda e: e.zero_stage == 3 and e.pp_schedule in _SPLIT_BACKWARD,
-        "FSDP frees parameters between the two passes of a split backward, and gradients are lost; use 1",
-    ),
+    *_OTHER_SHARDING,
     Refusal(
         "tp",
         lambda e: e.tp > 1 and _without_fsdp(e) and e.precision != "fp32",
@@ -188,21 +193,7 @@ TORCHTITAN_03 = (
         lambda e: e.zero_stage == 0 and e.cp > 1,
         "it always shards over cp; use 2 or 3, with pp > 1 use 1 or 3",
     ),
-    Refusal(
-        "zero_stage",
-        lambda e: e.zero_stage == 1 and e.pp == 1,
-        "without pp it reduces gradients after every micro-batch; use 2 or 3, or pp > 1",
-    ),
-    Refusal(
-        "zero_stage",
-        lambda e: e.zero_stage == 2 and e.pp > 1,
-        "with pp > 1 it reduces gradients once a step; use 1 or 3",
-    ),
-    Refusal(
-        "zero_stage",
-        lambda e: e.zero_stage == 3 and e.pp_schedule in _SPLIT_BACKWARD,
-        "FSDP frees parameters between the two passes of a split backward, and gradients are lost; use 1",
-    ),
+    *_OTHER_SHARDING,
     Refusal("pp", lambda e: e.pp > 1 and e.model.tie_embeddings, "it cannot tie embeddings across stages; use pp=1"),
     Refusal(
         "cp_kind",

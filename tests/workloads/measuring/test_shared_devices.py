@@ -39,9 +39,13 @@ def test_ranks_of_two_nodes_on_one_device_are_refused() -> None:
 
 
 def test_one_device_a_rank_and_cpus_are_accepted() -> None:
-    refuse_shared_devices(devices_of("GPU-a", "GPU-b"), 0, 2, "GPU-a")
-    refuse_shared_devices(InMemory(), 0, 2, None)
-    refuse_shared_devices(InMemory(), 0, 1, "GPU-a")
+    apart = devices_of("GPU-a", "GPU-b")
+    refuse_shared_devices(apart, 0, 2, "GPU-a")
+    assert apart.get("device/problem") == b"", "the other ranks read that there is none"
+    unused = InMemory()
+    refuse_shared_devices(unused, 0, 2, None)
+    refuse_shared_devices(unused, 0, 1, "GPU-a")
+    assert unused.values == {}, "CPUs and a single rank ask nobody"
 
 
 def test_the_line_names_the_hosts() -> None:
