@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from workloads.adapters.megatron_config import (
     transformer_config,
     virtual_stages,
 )
+from workloads.adapters.megatron_graph import StepGraph, is_graphed, require_warm_up
 from workloads.adapters.megatron_weights import fill
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.contract.protocol import Breakdown, MeasureSpec
@@ -71,9 +73,11 @@ class Megatron:
             create_gloo_process_groups=False,
             **experts,
         )
-        tensor_parallel.model_parallel_cuda_manual_seed(e.seed & (2**31 - 1))
+        # A graph cannot set the states of other generators than Transformer Engine's.
+        tensor_parallel.model_parallel_cuda_manual_seed(e.seed & (2**31 - 1), te_rng_tracker=is_graphed(e))
         self.chunks: list[Any] = []
         self.optimizer: Any = None
+        self.graph = StepGraph() if is_graphed(e) else None
 
     def build(self) -> None:
         e, virtual = self.experiment, virtual_stages(self.experiment)
@@ -87,7 +91,8 @@ class Megatron:
                 megatron_te.force_routing(model, e)
             if e.precision != "fp32":
                 model = Float16Module(config, model)
-            self.chunks.append(DistributedDataParallel(config, data, model, disable_bucketing=chunk > 0))
+            with self.graph.stream() if self.graph else nullcontext():
+                self.chunks.append(DistributedDataParallel(config, data, model, disable_bucketing=chunk > 0))
         if data.overlap_grad_reduce:
             waits = [chunk.no_sync for chunk in self.chunks]
             config.no_sync_func = waits if virtual else waits[0]
@@ -100,6 +105,7 @@ class Megatron:
     def measure(
         self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
     ) -> tuple[Measurements, list[Traffic] | None]:
+        require_warm_up(self.experiment, spec)
         return measure_steps(self._run, self.clock, self.device, spec, before_step), None
 
     def profile(self, folder: Path, first_step: int, before_step: BeforeStep) -> tuple[Breakdown | None, str | None]:
@@ -109,22 +115,28 @@ class Megatron:
         e, virtual = self.experiment, virtual_stages(self.experiment)
         batch = e.replace(cp_kind="ring")  # the order of Megatron-Core's positions, whatever their exchange is
         batches = [
-            (tokens.view(e.micro_batch_size, -1), targets.view(e.micro_batch_size, -1))
+            {"tokens": tokens.view(e.micro_batch_size, -1), "targets": targets.view(e.micro_batch_size, -1)}
             for tokens, targets in step_batches(batch, step, self.data_rank, self.device, self.coordinates["cp"])
         ]
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        forward_backward = get_forward_backward_func(e.pp, virtual)
-        losses = forward_backward(
+        if self.graph:
+            batches = self.graph.hold(batches)
+        passes = partial(
+            get_forward_backward_func(e.pp, virtual),
             forward_step_func=partial(_forward, e.cp),
-            data_iterator=[iter(batches) for _ in self.chunks] if virtual else iter(batches),
             model=self.chunks if virtual else self.chunks[0],
             num_microbatches=e.num_microbatches,
             seq_length=e.seq_len,
             micro_batch_size=e.micro_batch_size,
             forward_only=False,
         )
+
+        def both_passes() -> Any:
+            return passes(data_iterator=[iter(batches) for _ in self.chunks] if virtual else iter(batches))
+
+        losses = self.graph.run(both_passes) if self.graph else both_passes()
         backward_end = self.clock.mark()
         _, norm, _ = self.optimizer.step()
         # Only the last stage has losses; each of its tensor-parallel ranks has the same ones.
@@ -182,8 +194,9 @@ def _chunk(e: Experiment, config: TransformerConfig, virtual: int | None) -> GPT
     )
 
 
-def _forward(cp: int, batches: Iterator[tuple[Tensor, Tensor]], model: Any) -> tuple[Tensor, Any]:
-    tokens, targets = next(batches)
+def _forward(cp: int, batches: Iterator[dict[str, Tensor]], model: Any) -> tuple[Tensor, Any]:
+    batch = next(batches)
+    tokens, targets = batch["tokens"], batch["targets"]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     return model(tokens, positions, None, labels=targets), partial(_mean, cp)
 

@@ -11,6 +11,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.adapters.megatron_graph import graph_options
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.training.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
 from workloads.spec import weights
@@ -69,6 +70,7 @@ def transformer_config(e: Experiment) -> TransformerConfig:
         gradient_accumulation_fusion=False,  # needs apex
         **(full if e.recompute == "full" else {}),
         **(_with_transformer_engine(e) if runs_with(e.engine_version) else {}),
+        **graph_options(e),
     )
 
 

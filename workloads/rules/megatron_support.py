@@ -82,7 +82,21 @@ MEGATRON = (
     Refusal(
         "num_microbatches", _does_not_fill, "its interleaved schedule processes groups of pp; use a multiple of pp"
     ),
-    Refusal("compile", lambda e: e.compile != "none", "its adapter does not compile layers; use none"),
+    Refusal(
+        "compile",
+        _without_te(lambda e: e.compile != "none"),
+        "block means its CUDA graphs, which need Transformer Engine; use none",
+    ),
+    Refusal(
+        "compile",
+        _with_te(lambda e: e.compile != "none" and e.model.moe is not None),
+        "its CUDA graph of a step cannot hold the dispatch of experts, whose sizes the host reads; use none",
+    ),
+    Refusal(
+        "compile",
+        lambda e: e.compile != "none" and e.recompute != "none",
+        "its CUDA graph is not tested with recomputation; use none",
+    ),
     Refusal(
         "recompute",
         lambda e: e.recompute not in ("none", "full"),

@@ -16,12 +16,14 @@ import torch
 
 from tests.workloads.test_worker import MODEL
 from workloads.adapters.forced_routing import forced_routing
+from workloads.adapters.megatron_graph import is_graphed, require_warm_up
 from workloads.adapters.seam import engine_of, set_environment
 from workloads.contract.protocol import MeasureSpec
 from workloads.engine.layers.routing import forced_choice
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused
 from workloads.spec.engine_versions import ENGINES, WITHOUT_TRANSFORMER_ENGINE
+from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
 
@@ -45,6 +47,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "experts, divided": {"model": EXPERTS, "tp": 2, "etp": 2},
     "experts by their router": {"model": EXPERTS, "dp": 2, "ep": 2, "routing": "learned"},
     "experts under cp": {"model": EXPERTS, "cp": 2, "ep": 2},
+    "graph, zero 1": {"dp": 2, "zero_stage": 1, "compile": "block"},
+    "graph, tp": {"tp": 2, "compile": "block"},
+    "graph, interleaved": {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2, "compile": "block"},
 }
 
 
@@ -59,7 +64,7 @@ def steps(experiment: Experiment, rank: int) -> list[tuple[float, float | None]]
     torch.cuda.set_device(rank)
     engine = engine_of(experiment, rank, torch.device("cuda", rank))
     engine.build()
-    measured, _ = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)
+    measured, _ = engine.measure(MeasureSpec(warmup_steps=2, timed_steps=2), lambda step, is_warmup: None, None)
     return [(step.loss, step.grad_norm) for step in measured.steps]
 
 
@@ -69,7 +74,8 @@ def steps(experiment: Experiment, rank: int) -> list[tuple[float, float | None]]
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_and_norms_equal_ours(layout: str) -> None:
-    theirs, ours = (of(engine, **LAYOUTS[layout]) for engine in ("megatron", "ultrasweep"))
+    theirs = of("megatron", **LAYOUTS[layout])
+    ours = of("ultrasweep", **{**LAYOUTS[layout], "compile": "none"})
     assert refused(theirs) == []
     expected, *_ = on_ranks(partial(steps, ours), ours.world_size, "cuda", timeout_s=240)
     tolerance = (2e-3, 2e-2) if theirs.precision != "bf16" else (3e-4, 1e-2)
@@ -115,3 +121,12 @@ def test_forced_weights_are_the_scores_of_the_forced_experts(gate: Any, normaliz
         total = scores[token][chosen].sum() if normalize else 1.0
         assert torch.allclose(weights[token][chosen], 2.5 * scores[token][chosen] / total, rtol=1e-5)
         assert weights[token].count_nonzero() == 2
+
+
+def test_a_graph_needs_a_second_step_of_warm_up() -> None:
+    graphed = of("megatron", compile="block")
+    assert refused(graphed) == [] and is_graphed(graphed) and not is_graphed(of("megatron"))
+    require_warm_up(graphed, MeasureSpec(warmup_steps=2, timed_steps=1))
+    require_warm_up(of("megatron"), MeasureSpec(warmup_steps=0, timed_steps=1))
+    with pytest.raises(UnsupportedByEngine, match="use 2 or more"):
+        require_warm_up(graphed, MeasureSpec(warmup_steps=1, timed_steps=1))

@@ -125,7 +125,8 @@ def test_what_megatron_cannot_run_is_refused_with_the_field(fields: dict[str, An
         ({"precision": "fp32"}, "precision=fp32"),
         ({"precision": "fp8_blockwise"}, "precision=fp8_blockwise"),
         ({"dp": 2, "zero_stage": 2}, "zero_stage=2"),
-        ({"compile": "block"}, "compile=block"),
+        ({"compile": "block", "model": EXPERTS}, "compile=block"),
+        ({"compile": "block", "recompute": "full"}, "compile=block"),
         ({"model": BALANCED, "routing": "learned"}, "model=tiny"),
         ({"model": SIGMOID}, "model=tiny"),
         ({"model": EXPERTS, "routing": "learned", "capacity_factor": 1.5}, "capacity_factor=1.5"),
@@ -143,6 +144,7 @@ def test_what_megatron_with_transformer_engine_cannot_run_is_refused(fields: dic
     [
         {},
         {"precision": "fp8_tensorwise", "dp": 2, "zero_stage": 1},
+        {"compile": "block", "dp": 2, "zero_stage": 1},
         *({"cp": 2, "zero_stage": 1, "cp_kind": kind} for kind in ("ring", "allgather", "ulysses")),
         {"model": EXPERTS, "dp": 2, "ep": 2, "zero_stage": 1},
         {"model": EXPERTS, "tp": 2, "etp": 2, "routing": "learned"},
