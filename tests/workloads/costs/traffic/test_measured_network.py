@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.traffic.test_collectives import H200
-from workloads.costs.traffic.collectives import collective_time_s, group_of
+from workloads.costs.traffic.collectives import (
+    COMPUTE_BESIDE,
+    TRAFFIC_BESIDE,
+    Contention,
+    collective_time_s,
+    contention_of,
+    group_of,
+)
 from workloads.costs.traffic.measured_network import ProbedCluster, network_of
 from workloads.spec.cluster import ClusterSpec
 
@@ -71,6 +78,46 @@ def test_gradients_use_the_rates_of_their_own_operations() -> None:
     group = group_of(4, 1, probed(*figures))
     assert group.scattered_s(256 * MIB) == pytest.approx(256 * MIB / 4e9, rel=0.05)
     assert group.reduced_s(256 * MIB) == pytest.approx(256 * MIB / 3e9, rel=0.05)
+
+
+def test_several_times_of_one_size_give_their_mean() -> None:
+    cluster = probed(*(figure("all_gather", MIB, seconds) for seconds in (1e-3, 2e-3, 6e-3)))
+    assert cluster.network.seconds("all_gather", MIB, 2, 1) == pytest.approx(3e-3)
+
+
+def test_messages_of_one_way_take_their_own_time_where_a_probe_has_it() -> None:
+    both_ways = figure("send_recv", MIB, 4e-3)
+    assert probed(both_ways).network.seconds("send", MIB, 2, 1) == pytest.approx(4e-3)
+    network = probed(both_ways, figure("send", MIB, 2.5e-3)).network
+    assert network.seconds("send", MIB, 2, 1) == pytest.approx(2.5e-3)
+    assert network.seconds("p2p", MIB, 2, 1) == pytest.approx(4e-3)
+
+
+def test_all_reduces_of_other_processes_count_as_other_moments_of_the_network() -> None:
+    network = probed(figure("all_reduce", 256 * MIB, 0.1), figure("all_gather", MIB, 1e-3)).network
+    rate = 256 * MIB / 0.1  # of two nodes: the bus moves every byte once
+    slower = network.over_moments([rate / 1.5, rate / 2.0], 256 * MIB)
+    assert slower.seconds("all_gather", MIB, 2, 1) == pytest.approx(1.5e-3), "the mean of 1, 1.5 and 2"
+    assert network.over_moments([], 256 * MIB) is network
+    assert probed(figure("all_gather", MIB, 1e-3)).network.over_moments([rate], 256 * MIB).curves
+
+
+def test_a_slow_network_slows_compute_little_unless_a_probe_measured_more() -> None:
+    gather = figure("all_gather", 256 * MIB, 128 * MIB / 3.6e9)
+    cluster = probed(gather)
+    derived = contention_of(2, 2, cluster)
+    assert derived == Contention(pytest.approx(3.6e9 / cluster.intra_node.bandwidth), 0.0)
+    assert contention_of(2, 1, cluster) == contention_of(2, 2, H200) == Contention(1.0, 1.0)
+
+    def beside(name: str, slowdown: float) -> dict[str, object]:
+        return {**figure(name, 128 * MIB, slowdown), "kind": "interference"}
+
+    measured = probed(gather, beside("compute", 1.1), beside("all_gather", 1.4), beside("all_reduce", 1.6))
+    compute, traffic = contention_of(2, 2, measured)
+    assert 1 + compute * (COMPUTE_BESIDE - 1) == pytest.approx(1.1)
+    assert 1 + traffic * (TRAFFIC_BESIDE - 1) == pytest.approx(1.5)
+    worst = contention_of(2, 2, probed(gather, beside("compute", 2.0), beside("all_gather", 9.0)))
+    assert 1 + worst.traffic * (TRAFFIC_BESIDE - 1) == pytest.approx(2.0), "no slower than one after the other"
 
 
 def test_a_probe_of_one_node_has_no_network() -> None:
