@@ -91,7 +91,6 @@ class Crossing:
 
     def added(self, experiments: Sequence[Experiment]) -> Added:
         """Seconds by experiment, each of which must satisfy `covers`; NaN if rates are not known."""
-        (timed, timed_ends), (inside, inside_ends) = (one.bounds_s(experiments) for one in (self._timed, self._inside))
-        whole = np.maximum(0.0, timed - inside)
-        after = np.clip(timed_ends - inside_ends, 0.0, whole)
+        whole = np.maximum(0.0, self._timed.seconds(experiments) - self._inside.seconds(experiments))
+        after = np.clip(self._timed.ends_s(experiments) - self._inside.ends_s(experiments), 0.0, whole)
         return Added(whole - after, after)

@@ -6,7 +6,7 @@ both results are cached. The rest is a table of numbers, one row per layout, on 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -73,19 +73,21 @@ class StepTimes:
     def seconds(self, experiments: Sequence[Experiment]) -> Floats:
         """``step_time_s`` of `workloads.costs.time.timeline.estimate_time` by experiment; NaN if unknown. Raises the
         same errors."""
-        return self.bounds_s(experiments)[0]
+        return self._by_layout(experiments, step_bounds_s)
 
-    def bounds_s(self, experiments: Sequence[Experiment]) -> tuple[Floats, Floats]:
-        """(`seconds`, the part of them that follows the work of the last micro-batch) by experiment."""
-        seconds, ends = (np.full(len(experiments), np.nan) for _ in range(2))
+    def ends_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """The part of `seconds` that follows the work of the last micro-batch, by experiment."""
+        return self._by_layout(experiments, ends_s)
+
+    def _by_layout(self, experiments: Sequence[Experiment], of_steps: Callable[[LayoutSteps], Floats]) -> Floats:
+        seconds = np.full(len(experiments), np.nan)
         for start in range(0, len(experiments), _AT_ONCE):
             known = [
                 at for at in range(start, min(start + _AT_ONCE, len(experiments))) if self.is_known(experiments[at])
             ]
             if known:
-                steps = self.parts([experiments[at] for at in known]).steps
-                seconds[known], ends[known] = step_bounds_s(steps), ends_s(steps)
-        return seconds, ends
+                seconds[known] = of_steps(self.parts([experiments[at] for at in known]).steps)
+        return seconds
 
     def is_known(self, experiment: Experiment) -> bool:
         """Whether the cluster's device has a known rate for the precision."""
