@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
         return known
     rates = probed(probe.rows, cluster)
     if (network := network_of(probe.rows, cluster.devices_per_node)) is not None:
-        network = network.over_moments(_checked_rates(results_dir, cluster, network.nodes), ON_GPU.check_bytes)
+        rates_of_pilots = _checked_rates(results_dir, cluster, network.nodes, probe.measured_at - _SAME_NETWORK)
+        network = network.over_moments(rates_of_pilots, ON_GPU.check_bytes)
     day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
     return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
 
@@ -106,7 +108,7 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayo
     }
 
 
-def _checked_rates(folder: Path, cluster: ClusterSpec, nodes: int) -> list[float]:
+def _checked_rates(folder: Path, cluster: ClusterSpec, nodes: int, since: datetime) -> list[float]:
     """Bus bandwidths in B/s of the all-reduces by which pilots of so many nodes checked the network before their first
     point, one by pilot."""
     rates: dict[str, float] = {}
@@ -114,7 +116,7 @@ def _checked_rates(folder: Path, cluster: ClusterSpec, nodes: int) -> list[float
     for row in _measured_rows(folder, cluster, ["pilot_id", "nodes", _CHECK]):
         if pilot := row["pilot_id"]:
             spanned[pilot] = max(spanned.get(pilot, 0), len(row["nodes"] or ()))
-            if (row[_CHECK] or 0) > 0:
+            if (row[_CHECK] or 0) > 0 and row["started_at"] >= since:
                 rates[pilot] = row[_CHECK]
     return [rate for pilot, rate in rates.items() if spanned[pilot] == nodes]
 
@@ -147,6 +149,8 @@ def _measured_rows(folder: Path, cluster: ClusterSpec, more: Sequence[str] = ())
                 yield row
 
 
+_SAME_NETWORK = timedelta(days=30)
+"""Time before a probe from which pilots' checks are taken to be of the same network."""
 _CHECK = "check_all_reduce_between_nodes_bytes_per_s"
 READ = [
     "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -454,11 +454,12 @@ def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> Non
 
 def test_checks_of_pilots_are_other_moments_of_the_network() -> None:
     cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
-    rates = _checked_rates(LAB / "recorded", cluster, 2)
-    assert len(rates) == 5, "five pilots of both nodes"
-    assert not _checked_rates(LAB / "recorded", cluster, 3)
     probe, network = load_probe("lab_h200", LAB / "recorded"), read_known(cluster, LAB / "recorded").network
     assert probe is not None and network is not None
+    rates = _checked_rates(LAB / "recorded", cluster, 2, probe.measured_at)
+    assert len(rates) == 5, "five pilots of both nodes"
+    assert not _checked_rates(LAB / "recorded", cluster, 3, probe.measured_at)
+    assert not _checked_rates(LAB / "recorded", cluster, 2, probe.measured_at + timedelta(days=1))
     alone = network_of(probe.rows, 1)
     assert alone is not None
     probed, mean = (one.seconds("all_reduce", ON_GPU.check_bytes, 2, 1) for one in (alone, network))
