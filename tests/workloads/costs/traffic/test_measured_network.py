@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.workloads.costs.shapes import LLAMA_1B
 from tests.workloads.costs.traffic.test_collectives import H200
+from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.collectives import (
     COMPUTE_BESIDE,
     TRAFFIC_BESIDE,
@@ -18,6 +20,7 @@ from workloads.costs.traffic.collectives import (
 )
 from workloads.costs.traffic.measured_network import ProbedCluster, network_of
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
 
 MIB = 2**20
 
@@ -123,3 +126,31 @@ def test_a_slow_network_slows_compute_little_unless_a_probe_measured_more() -> N
 def test_a_probe_of_one_node_has_no_network() -> None:
     assert network_of([figure("all_gather", MIB, 1e-3, 2, "inside_node")], 2) is None
     assert network_of([{**figure("all_gather", MIB, 1e-3), "backend": "cpu"}], 2) is None
+
+
+def layout(**fields: Any) -> Experiment:
+    return Experiment.canonical(**{"model": LLAMA_1B, "seq_len": 2048, "global_batch_size": 16, **fields})
+
+
+def test_stages_in_two_nodes_send_one_way() -> None:
+    cluster = dataclasses.replace(probed(figure("send_recv", MIB, 4e-3), figure("send", MIB, 3e-3)), devices_per_node=1)
+    one, two = layout(pp=2, pp_schedule="1f1b"), layout(pp=2, pp_schedule="1f1b", micro_batch_size=2)
+    message = 2 * 2048 * LLAMA_1B.hidden_size
+    hops = StepTimes(cluster).parts([one, two]).steps.hop_s
+    assert hops.tolist() == pytest.approx([3e-3 * message / MIB, 3e-3 * 2 * message / MIB])
+
+
+def test_gradients_that_are_reduced_once_a_step_end_it() -> None:
+    """Their time on a slow network is all in `ends_s` with ZeRO 0, and one reduction of eight with ZeRO 2."""
+
+    def times(rate: float, zero_stage: int) -> tuple[float, float]:
+        ops = ("all_gather", "reduce_scatter", "all_reduce")
+        cluster = probed(*(figure(op, size, size / rate) for op in ops for size in (1024, 256 * MIB)))
+        steps = StepTimes(dataclasses.replace(cluster, devices_per_node=1))
+        e = [layout(dp=2, zero_stage=zero_stage, micro_batch_size=1)]
+        return float(steps.seconds(e)[0]), float(steps.ends_s(e)[0])
+
+    (slow, slow_end), (fast, fast_end) = times(1e9, 0), times(2e9, 0)
+    assert slow - fast == pytest.approx(slow_end - fast_end) and slow_end - fast_end > 1.0
+    (slow, slow_end), (fast, fast_end) = times(1e9, 2), times(2e9, 2)
+    assert slow_end - fast_end < (slow - fast) / 8
