@@ -24,6 +24,7 @@ from sweep.predicting.engine_memory import EngineMemory
 from sweep.predicting.known import Known, MeasuredLayout
 from workloads.predict import crossing, layouts, near_full
 from workloads.predict.crossing import Crossing
+from workloads.predict.parameters import NO_HOST
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.spec.cluster import ClusterSpec
@@ -113,11 +114,14 @@ class Forecast:
                 found = self._times([experiments[at] for at in places], structures)
                 for at, time in zip(places, found, strict=True):
                     times[at] = time
-        if across and self.crossing is not None:
-            added = self.crossing.seconds([experiments[at] for at in across])
-            for at, seconds in zip(across, added.tolist(), strict=True):
+        if across and self.crossing is not None and self._of_one_node is not None:
+            layouts_across = [experiments[at] for at in across]
+            seconds = _seconds([times[at] for at in across])
+            device = self._device_s(layouts_across, self._of_one_node)
+            longer = self.crossing.added(layouts_across).step_s(seconds, device) - seconds
+            for at, more in zip(across, longer.tolist(), strict=True):
                 time = times[at]
-                times[at] = _later(time, seconds) if time is not None and math.isfinite(seconds) else None
+                times[at] = _later(time, more) if time is not None and math.isfinite(more) else None
         return times
 
     def points(self, experiments: Sequence[Experiment], of_layers: np.ndarray | None = None) -> Points:
@@ -133,6 +137,14 @@ class Forecast:
         middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least), of_layers)
         columns = np.stack((middle, low, high, middle * busy, middle * after), axis=1).tolist()
         return [StepTime(*row) if math.isfinite(row[0]) else None for row in columns]
+
+    def _device_s(self, experiments: Sequence[Experiment], structures: layouts.Structures) -> np.ndarray:
+        """Seconds of steps on the cluster of ``structures`` if hosts took no time."""
+        factors = structures.factors(experiments)
+        points = _points(experiments, structures.cluster, self.rates, structures.of_layers(experiments, factors))
+        parts = self.predictor.seconds(points, NO_HOST)
+        seconds: np.ndarray = factors * (parts.pipeline + parts.seen + parts.after)
+        return seconds
 
     def near_full(self, time: StepTime, tensor_bytes: int | None, start: float = near_full.FROM) -> StepTime:
         """Adds the time in which the allocator frees cached memory on a nearly full device.
@@ -155,6 +167,11 @@ class Forecast:
 
 def _crossing(cluster: ClusterSpec, known: Known) -> Crossing | None:
     return Crossing(cluster, known.network) if known.network is not None else None
+
+
+def _seconds(times: Sequence[StepTime | None]) -> np.ndarray:
+    """Step seconds; NaN if unknown."""
+    return np.array([math.nan if time is None else time.step_time_s for time in times])
 
 
 def _later(time: StepTime, seconds: float) -> StepTime:
@@ -251,7 +268,7 @@ def _measured(
     """
     if (across := _crossing(cluster, known)) is not None:
         inside = {engine: [one for one in runs if not across.covers(one.experiment)] for engine, runs in rows.items()}
-        taught = {engine: _without_network(runs, across) for engine, runs in rows.items()}
+        taught = {engine: _without_network(runs, across, known.probe) for engine, runs in rows.items()}
         alone = dataclasses.replace(known, network=None)
         parts = [_measured(inside, cluster, alone), _measured(taught, across.one_node, alone)]
         both = Counter(parts[0][1]) + Counter(parts[1][1])
@@ -287,15 +304,22 @@ def _measured(
     return training_rows, counts, left_out
 
 
-def _without_network(runs: Sequence[MeasuredLayout], across: Crossing) -> list[MeasuredLayout]:
-    """The runs that span the probe's nodes, without the seconds due to the network; those in which these seconds are
-    most of the step teach nothing about the rest and are left out."""
+def _without_network(
+    runs: Sequence[MeasuredLayout], across: Crossing, rates: Mapping[str, float]
+) -> list[MeasuredLayout]:
+    """The runs that span the probe's nodes, without the seconds due to the network; those whose step is mostly network,
+    or in which the host's part cannot be told from the network's, teach nothing about the rest and are left out."""
     spanning = [one for one in runs if across.covers(one.experiment)]
-    added = across.seconds([one.experiment for one in spanning]).tolist()
+    experiments = [one.experiment for one in spanning]
+    unfitted = Predictor.learn(None, profiles_with(_engines_of(spanning)))
+    before = Forecast(across.one_node, unfitted, rates)
+    one_node, device = _seconds(before.times(experiments)), before._device_s(experiments, before.structures)
+    measured = np.array([one.step_time_s for one in spanning])
+    left = across.added(experiments).one_node_s(measured, one_node, device)
     return [
-        one._replace(step_time_s=one.step_time_s - seconds)
-        for one, seconds in zip(spanning, added, strict=True)
-        if one.step_time_s - seconds >= crossing.LEAST_TAUGHT * one.step_time_s
+        one._replace(step_time_s=seconds)
+        for one, seconds in zip(spanning, left.tolist(), strict=True)
+        if math.isfinite(seconds)
     ]
 
 

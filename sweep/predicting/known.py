@@ -9,10 +9,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweep.composing.config import SweepConfig
+from workloads.contract.probe_figures import ON_GPU
 from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
 from workloads.predict.probed import LAUNCH_S, probed
 from workloads.rules.layout_rules import layout_violations
@@ -68,7 +70,9 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     if (probe := load_probe(cluster.name, results_dir)) is None:
         return known
     rates = probed(probe.rows, cluster)
-    network = network_of(probe.rows, cluster.devices_per_node)
+    if (network := network_of(probe.rows, cluster.devices_per_node)) is not None:
+        rates_of_pilots = _checked_rates(results_dir, cluster, network.nodes, probe.measured_at - _SAME_NETWORK)
+        network = network.over_moments(rates_of_pilots, ON_GPU.check_bytes)
     day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
     return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
 
@@ -104,23 +108,36 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayo
     }
 
 
+def _checked_rates(folder: Path, cluster: ClusterSpec, nodes: int, since: datetime) -> list[float]:
+    """Bus bandwidths in B/s of the all-reduces by which pilots of so many nodes checked the network before their first
+    point, one by pilot."""
+    rates: dict[str, float] = {}
+    spanned: dict[str, int] = {}
+    for row in _measured_rows(folder, cluster, ["pilot_id", "nodes", _CHECK]):
+        if pilot := row["pilot_id"]:
+            spanned[pilot] = max(spanned.get(pilot, 0), len(row["nodes"] or ()))
+            if (row[_CHECK] or 0) > 0 and row["started_at"] >= since:
+                rates[pilot] = row[_CHECK]
+    return [rate for pilot, rate in rates.items() if spanned[pilot] == nodes]
+
+
 def _middle(launches: Iterable[float | None]) -> float | None:
     known = [launch for launch in launches if launch is not None]
     return statistics.median(known) if known else None
 
 
-def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
-    """Columns `READ` of finished measurements on the cluster, including real steps of its probes."""
+def _measured_rows(folder: Path, cluster: ClusterSpec, more: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
+    """Columns `READ`, and ``more``, of finished measurements on the cluster, including real steps of its probes."""
     from results.errors import InvalidResults
     from results.tables import store
     from results.tables.schema import MEASUREMENT_VERSION
 
     for sweep in store.own_sweep_dirs(folder):
         try:
-            table = store.runs_of(store.scan(sweep, "attempts").table.select([*READ, "attempt_id"]), sweep)
+            table = store.runs_of(store.scan(sweep, "attempts").table.select([*READ, *more, "attempt_id"]), sweep)
         except (InvalidResults, OSError):
             continue
-        for row in table.select(READ).to_pylist():
+        for row in table.select([*READ, *more]).to_pylist():
             if (
                 row["outcome"] == "ok"
                 and row["method"] == "measured"
@@ -132,6 +149,9 @@ def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any
                 yield row
 
 
+_SAME_NETWORK = timedelta(days=30)
+"""Time before a probe from which pilots' checks are taken to be of the same network."""
+_CHECK = "check_all_reduce_between_nodes_bytes_per_s"
 READ = [
     "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
     "allocator_retries", "peak_allocated_bytes",

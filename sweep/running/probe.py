@@ -28,6 +28,7 @@ _DEADLINE_S = 900.0
 _ON_CPU = ("cluster=cpu", "model=tiny", "grid.axes.seq_len=64", "+grid.axes.precision=fp32")
 _CPU_RANKS = 2
 _LARGEST_TP = 8
+_BETWEEN = {"between_nodes": " between nodes"}
 _FORBIDDEN = ("grid", "name", "measure.profile")
 _PROVENANCE = (
     "device_name",
@@ -181,7 +182,7 @@ def headlines(probe: Probe) -> list[str]:
             bus = 2 * (n - 1) / n * row["bytes"] / row["value"] / 1e9
             lines.append(f"all-reduce {placement}: {bus:,.1f} GB/s over {n} ranks, {row['bytes'] / 2**20:,.0f} MiB")
     lines += [
-        f"{row['name']} during {row['beside']}: takes {row['value']:.2f} x as long"
+        f"{row['name']} during {row['beside']}{_BETWEEN.get(row['placement'], '')}: takes {row['value']:.2f} x as long"
         for row in probe.select("interference")
     ]
     lines += [

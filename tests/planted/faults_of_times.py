@@ -29,7 +29,7 @@ TIMES: list[Fault] = faults_of(
         "reduction_always_hides",
         "a reduction that takes longer than its backward hides behind it",
         SIMULATION + "reduced_s",
-        "together_s(compute_s, gather_s + reduce_s, most)",
+        "together_s(compute_s, gather_s + reduce_s, most, beside)",
         "compute_s",
         DP,
     ),

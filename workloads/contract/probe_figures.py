@@ -70,6 +70,11 @@ class Sizes:
     middle of a real step: the processor's caches are cold after the optimizer."""
     copy_bytes: int
     collective_bytes: tuple[int, ...]
+    """Sizes of collectives inside a node."""
+    network_bytes: tuple[int, ...]
+    """Sizes of collectives between nodes: twice as many, because a network need not follow two numbers."""
+    moments: int
+    """How often collectives between nodes are timed, each time with new connections, which reach different rates."""
     check_matmul: int
     """Side of the square product of a check."""
     check_bytes: int
@@ -87,6 +92,8 @@ ON_GPU = Sizes(
     host_rounds=8,
     copy_bytes=1024 * MIB,
     collective_bytes=tuple(2**exponent for exponent in range(16, 30, 2)),
+    network_bytes=tuple(2**exponent for exponent in range(16, 29)),
+    moments=3,
     check_matmul=8192,
     check_bytes=256 * MIB,
     optimizer_params=2**28,
@@ -101,6 +108,8 @@ ON_CPU = Sizes(
     host_rounds=1,
     copy_bytes=2**16,
     collective_bytes=(2**10, 2**14),
+    network_bytes=(2**10, 2**14),
+    moments=1,
     check_matmul=64,
     check_bytes=2**16,
     optimizer_params=2**12,

@@ -96,6 +96,8 @@ SAME_KERNELS = 0.5
 this project's engine."""
 OF_HOSTS = tuple(name for name in TIME if name.startswith("host") and name != "host_launch")
 """Parameters of `TIME` for the host work of a code base, which is the same on every cluster."""
+NO_HOST = dict.fromkeys((*OF_HOSTS, "slow_host"), 0.0)
+"""Values of `TIME` for hosts that launch in no time."""
 
 
 def time_parameters(profile: Profile) -> dict[str, Parameter]:

@@ -18,6 +18,8 @@ from workloads.probe.device_rates import Beat, rate
 from workloads.probe.stopwatch import Stopwatch
 
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_ONE_WAY = "send"
+"""Timed between nodes, too: pipelines send one way at a time."""
 _WITH_RESULT = {"all_gather": gather_async, "reduce_scatter": reduce_scatter_async, "all_to_all": all_to_all_async}
 """Collectives that the engine starts and later waits for; each allocates its result, as in a step."""
 _BESIDE_BYTES = 128 * MIB
@@ -33,9 +35,9 @@ class Placed:
     placement: str
 
 
-def make_placed(world_size: int, per_node: int, rank: int) -> list[Placed]:
+def make_placed(world_size: int, per_node: int, rank: int, *, across_only: bool = False) -> list[Placed]:
     """Makes groups of 2, 4, ... devices of a node, groups of one device per node, and one of all ranks; collective over
-    all ranks. Returns the groups that contain ``rank``."""
+    all ranks. Returns the groups that contain ``rank``. ``across_only``: only groups that span several nodes."""
     own_groups: list[Placed] = []
 
     def add(members: list[list[int]], placement: str) -> None:
@@ -45,7 +47,8 @@ def make_placed(world_size: int, per_node: int, rank: int) -> list[Placed]:
                 own_groups.append(Placed(group, tuple(ranks), placement))
 
     node = min(per_node, world_size)
-    for size in (n for n in range(2, node + 1) if node % n == 0 and (n == node or n & (n - 1) == 0)):
+    inside = [n for n in range(2, node + 1) if node % n == 0 and (n == node or n & (n - 1) == 0)]
+    for size in [] if across_only else inside:
         add([list(range(start, start + size)) for start in range(0, world_size, size)], "inside_node")
     if world_size > node:
         add([list(range(local, world_size, node)) for local in range(node)], "between_nodes")
@@ -58,8 +61,9 @@ def collective_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes, bea
     """Seconds of each operation by size. All groups of one size run at the same time; only rank 0, in the first of
     them, yields figures."""
     for one in placed:
-        for op in _OPS:
-            for size in sizes.collective_bytes:
+        inside, between = one.placement == "inside_node", one.placement == "between_nodes"
+        for op in (*_OPS, _ONE_WAY) if between else _OPS:
+            for size in sizes.collective_bytes if inside else sizes.network_bytes:
                 beat()
                 call = collective(op, size, one, watch.device)
                 timed = watch.time(call, 0.0, repeats=_repeats(size, watch.device))
@@ -79,13 +83,14 @@ def collective(op: str, size: int, placed: Placed, device: torch.device) -> Call
     if op in _WITH_RESULT:
         x, start = make(elements // count if op == "all_gather" else elements), _WITH_RESULT[op]
         return lambda: wait(start(x, axis))
-    # Send to the next rank of the group and receive from the previous one.
+    # Send to the next rank of the group and receive from the previous one; one way: from even ranks to odd ones.
     to, origin = placed.ranks[(at + 1) % count], placed.ranks[(at - 1) % count]
-    whole, other = make(elements), make(elements)
+    sends, receives = (at % 2 == 0 and at + 1 < count, at % 2 == 1) if op == _ONE_WAY else (True, True)
+    messages = [dist.P2POp(dist.isend, make(elements), to, group)] * sends
+    messages += [dist.P2POp(dist.irecv, make(elements), origin, group)] * receives
 
     def exchange() -> None:
-        sends = [dist.P2POp(dist.isend, whole, to, group), dist.P2POp(dist.irecv, other, origin, group)]
-        for work in dist.batch_isend_irecv(sends):
+        for work in dist.batch_isend_irecv(messages) if messages else ():
             work.wait()
 
     return exchange

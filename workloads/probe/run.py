@@ -71,8 +71,12 @@ def together(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[
     watch = Stopwatch(device)
     placed = network.make_placed(task.experiment.world_size, task.devices_per_node or 1, rank)
     figures = [*network.collective_figures(watch, placed, sizes, beat, rank)]
-    if of_node := [one for one in placed if one.placement == "inside_node"]:
-        figures += network.interference_figures(watch, of_node[-1], beat, rank)
+    of_node, between = ([one for one in placed if one.placement == place] for place in ("inside_node", "between_nodes"))
+    for one in (*of_node[-1:], *between):
+        figures += network.interference_figures(watch, one, beat, rank)
+    for _ in range(1, sizes.moments if between else 1):
+        anew = network.make_placed(task.experiment.world_size, task.devices_per_node or 1, rank, across_only=True)
+        figures += network.collective_figures(watch, anew, sizes, beat, rank)
     return figures
 
 

@@ -97,6 +97,9 @@ def both(rank: int) -> list[tuple[str, int | None, int | None]]:
     assert [(placed.ranks, placed.placement) for placed in one] == [((0, 1), "inside_node")]
     apart = network.make_placed(2, 1, rank)
     assert [(placed.ranks, placed.placement) for placed in apart] == [((0, 1), "between_nodes")]
+    anew = network.make_placed(2, 1, rank, across_only=True)
+    assert [one.placement for one in anew] == ["between_nodes"] and anew[0].group is not apart[0].group
+    assert not network.make_placed(2, 2, rank, across_only=True)
     watch = Stopwatch(CPU)
     found = [*network.collective_figures(watch, [*one, *apart], ON_CPU, lambda: None, rank)]
     found += network.check_figures(watch, [*one, *apart], ON_CPU)
@@ -108,5 +111,6 @@ def both(rank: int) -> list[tuple[str, int | None, int | None]]:
 @pytest.mark.slow
 def test_ranks_together(gloo_pool: Pool) -> None:
     first, second = gloo_pool.run(both, 2)
-    assert len(first) == 2 * 5 * 2 + 4, "two groups, five operations, two sizes, and the check"
+    assert len(first) == (5 + 6) * 2 + 4, "two groups, five operations and one way between nodes, two sizes, the check"
+    assert first.count(("send", 2**10, 2)) == 1
     assert [name for name, _, _ in second] == ["matmul", "copy", "all_reduce_inside_node", "all_reduce_between_nodes"]

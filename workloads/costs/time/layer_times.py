@@ -13,7 +13,7 @@ from workloads.costs.shape.flops import attention_forward_flops, head_sizes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, latent_up_params, matmul_of_layer
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
-from workloads.costs.traffic.collectives import Collective, collective_time_s, together_s
+from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -204,9 +204,15 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     into = attention_columns + 2 * columns
     share = into / (into + model.num_heads * head_sizes(model)[1] + columns)
     overlapping_s = matmul_s * share / len(inputs)
+    beside = contention_of(e.tp, 1, cluster)
+
+    def longer_s(op: Collective, numbers: int) -> float:
+        """Seconds by which a collective delays the product that hides it."""
+        return float(together_s(overlapping_s, time_of(op, numbers), contention=beside) - overlapping_s)
+
     if not e.sequence_parallel:
         reduce = time_of("all_reduce", h)
-        backward = sum(together_s(overlapping_s, time_of("all_reduce", width)) - overlapping_s for width in inputs)
+        backward = sum(longer_s("all_reduce", width) for width in inputs)
         if shared:
             backward += time_of("all_reduce", shared)
         return _TensorParallel(2 * reduce, backward, 0.0, 0.0, reduce)
@@ -215,8 +221,7 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     gathers = (len(inputs) - len(latents)) * gather + of_latents
     backward = 2 * gather  # of row-parallel layers
     for width in inputs:
-        backward += together_s(overlapping_s, time_of("all_gather", width)) - overlapping_s
-        backward += together_s(overlapping_s, time_of("reduce_scatter", width)) - overlapping_s
+        backward += longer_s("all_gather", width) + longer_s("reduce_scatter", width)
     if shared:
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)

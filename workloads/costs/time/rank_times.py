@@ -15,7 +15,7 @@ from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.time.step_simulation import ChunkWork
-from workloads.costs.traffic.collectives import Collective, Group, collective_time_s
+from workloads.costs.traffic.collectives import Collective, Contention, Group, collective_time_s
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 
@@ -130,6 +130,8 @@ class Setting(NamedTuple):
     of_expert_replicas: Group
     of_ends: Group
     """The first and the last rank of a pipeline."""
+    beside: Contention
+    """Of compute and data-parallel traffic."""
 
 
 class ChunkTimes(NamedTuple):
@@ -149,12 +151,15 @@ class ChunkTimes(NamedTuple):
     """Reduce-scattering all units' gradients once."""
     replicas_s: Floats
     """All-reducing gradient shards over replicas once."""
+    compute_beside: Floats
+    traffic_beside: Floats
+    """``compute_beside``, ``traffic_beside``: `Contention` of compute and data-parallel traffic."""
 
     def work(self) -> ChunkWork:
         """Input of `workloads.costs.time.step_simulation`."""
         forward, backward = self.forward_s + self.forward_exposed_s, self.backward_s + self.backward_exposed_s
         inputs, sharding = backward - self.weight_s, (self.units, self.gather_s, self.scatter_s, self.replicas_s)
-        return ChunkWork(forward, backward, inputs, self.weight_s, *sharding)
+        return ChunkWork(forward, backward, inputs, self.weight_s, *sharding, self.compute_beside, self.traffic_beside)
 
 
 def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
@@ -194,6 +199,7 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
         gather,
         scatter,
         replicas + np.where(routed, of_experts, 0.0),
+        *x.beside,
     )
 
 

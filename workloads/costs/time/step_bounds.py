@@ -117,25 +117,41 @@ def _messages(schedule: str, num_ranks: int, chunks: int) -> tuple[Floats, Float
 
 
 def steady_times(chunk: ChunkWork, zero_stage: Ints) -> Steady:
-    zero3, n, most = zero_stage == 3, chunk.units, np.maximum
+    zero3, n, most, beside = zero_stage == 3, chunk.units, np.maximum, chunk.contention
     scatter, gather = chunk.scatter_s * (zero_stage >= 2), chunk.gather_s * zero3
-    forward = gathered_s(chunk.forward_s, gather, n, most)
-    inputs = gathered_s(chunk.input_s, gather, n, most)
-    backward = reduced_s(chunk.backward_s, gather, scatter, n, most)
-    weight = most(reduced_s(chunk.weight_s, 0.0, scatter, n, most), scatter)
+    forward = gathered_s(chunk.forward_s, gather, n, most, beside)
+    inputs = gathered_s(chunk.input_s, gather, n, most, beside)
+    backward = reduced_s(chunk.backward_s, gather, scatter, n, most, beside)
+    weight = most(reduced_s(chunk.weight_s, 0.0, scatter, n, most, beside), scatter)
     return Steady(forward, backward, inputs, weight, scatter * zero3 / n)
 
 
 def once_s(steps: LayoutSteps) -> Floats:
     """Seconds beyond steady times of a chunk's first forward and of its last B or W, with the wait for the
     reduction."""
-    chunk, zero_stage = steps.chunks, steps.zero_stage
-    n, most = chunk.units, np.maximum
-    first = gathered_s(chunk.forward_s, chunk.gather_s * (zero_stage < 3), n, most) - chunk.forward_s
-    total, gather = chunk.scatter_s + chunk.replicas_s, chunk.gather_s * (zero_stage == 3)
-    whole = reduced_s(chunk.backward_s, gather, total, n, most) + total / n
-    steady = steady_times(chunk, zero_stage)
-    halves = most(reduced_s(chunk.weight_s, 0.0, total, n, most) + total / n, total + chunk.scatter_s / n)
-    last = most(whole - steady.backward_s, (halves - steady.weight_s) * steps.splits)
-    extra: Floats = first + last
+    chunk = steps.chunks
+    gather = chunk.gather_s * (steps.zero_stage < 3)
+    first = gathered_s(chunk.forward_s, gather, chunk.units, np.maximum, chunk.contention) - chunk.forward_s
+    extra: Floats = first + _last_s(steps)
     return extra
+
+
+def _last_s(steps: LayoutSteps) -> Floats:
+    """Seconds beyond steady times of a chunk's last B or W, with the wait for the reduction."""
+    chunk, zero_stage = steps.chunks, steps.zero_stage
+    n, most, beside = chunk.units, np.maximum, chunk.contention
+    total, gather = chunk.scatter_s + chunk.replicas_s, chunk.gather_s * (zero_stage == 3)
+    whole = reduced_s(chunk.backward_s, gather, total, n, most, beside) + total / n
+    steady = steady_times(chunk, zero_stage)
+    halves = most(reduced_s(chunk.weight_s, 0.0, total, n, most, beside) + total / n, total + chunk.scatter_s / n)
+    last: Floats = most(whole - steady.backward_s, (halves - steady.weight_s) * steps.splits)
+    return last
+
+
+def ends_s(steps: LayoutSteps) -> Floats:
+    """Part of `step_bounds_s` that follows the work of the last micro-batch: the reductions of every chunk's last
+    backward, and the sum of tied gradients."""
+    last, seconds = _last_s(steps), steps.tied_s.copy()
+    for at, (shape, first) in enumerate(zip(steps.schedules, steps.first, strict=True)):
+        seconds[at] += last[shape.places + first].sum()
+    return seconds

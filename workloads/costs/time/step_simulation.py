@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 from workloads.costs.shape.schedule import Action, schedule_actions, stage_at
 from workloads.costs.time.execution import execution_order
 from workloads.costs.time.pipeline import Span
-from workloads.costs.traffic.collectives import together_s
+from workloads.costs.traffic.collectives import INSIDE_NODE, Contention, together_s
 
 Seconds: TypeAlias = Any
 """A number or an array of numbers, in seconds."""
@@ -57,6 +57,13 @@ class ChunkWork(NamedTuple):
     """Reduce-scattering the gradients of all units once."""
     replicas_s: Seconds = 0.0
     """All-reducing the shards of gradients over replicas, once a step."""
+    compute_beside: Seconds = 1.0
+    traffic_beside: Seconds = 1.0
+    """``compute_beside``, ``traffic_beside``: `Contention` of compute and data-parallel traffic."""
+
+    @property
+    def contention(self) -> Contention:
+        return Contention(self.compute_beside, self.traffic_beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +160,24 @@ def simulate_step(work: StepWork) -> Timeline:
     )
 
 
-def gathered_s(compute_s: Seconds, gather_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
+def gathered_s(
+    compute_s: Seconds, gather_s: Seconds, units: Seconds, most: Most = max, beside: Contention = INSIDE_NODE
+) -> Seconds:
     """Seconds from the first gather's start to the end of the last unit's compute. ``most``: maximum of two numbers, or
     of two arrays (`numpy.maximum`)."""
-    return (gather_s + (units - 1) * together_s(compute_s, gather_s, most) + compute_s) / units
+    return (gather_s + (units - 1) * together_s(compute_s, gather_s, most, beside) + compute_s) / units
 
 
-def reduced_s(compute_s: Seconds, gather_s: Seconds, reduce_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
+def reduced_s(
+    compute_s: Seconds,
+    gather_s: Seconds,
+    reduce_s: Seconds,
+    units: Seconds,
+    most: Most = max,
+    beside: Contention = INSIDE_NODE,
+) -> Seconds:
     """Seconds from a backward's start to the end of its compute, overlapping gathers and reductions by unit."""
-    return (gather_s + compute_s + (units - 1) * together_s(compute_s, gather_s + reduce_s, most)) / units
+    return (gather_s + compute_s + (units - 1) * together_s(compute_s, gather_s + reduce_s, most, beside)) / units
 
 
 def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple[float, float, float]:
@@ -177,14 +193,14 @@ def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple
     gather = chunk.gather_s if kind != "W" and (zero3 or (kind == "F" and event.first)) else 0.0
     begins = max(start, free) if gather else start
     if kind in ("F", "I"):
-        return compute_s, begins + gathered_s(compute_s, gather, chunk.units), free
+        return compute_s, begins + gathered_s(compute_s, gather, chunk.units, beside=chunk.contention), free
     reduce = chunk.scatter_s if work.zero_stage >= 2 or event.last else 0.0
     if event.last:
         reduce += chunk.replicas_s
     if kind == "B":
-        end = begins + reduced_s(compute_s, gather, reduce, chunk.units)
+        end = begins + reduced_s(compute_s, gather, reduce, chunk.units, beside=chunk.contention)
     else:
-        end = start + reduced_s(compute_s, 0.0, reduce, chunk.units)
+        end = start + reduced_s(compute_s, 0.0, reduce, chunk.units, beside=chunk.contention)
         end = max(end, free + reduce * (chunk.units - 1) / chunk.units if reduce else 0.0)
     return compute_s, end, max(end, free) + reduce / chunk.units if reduce else free
 

@@ -6,7 +6,7 @@ both results are cached. The rest is a table of numbers, one row per layout, on 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -31,8 +31,15 @@ from workloads.costs.time.rank_times import (
     optimizer_s,
     tied_s,
 )
-from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, step_bounds_s
-from workloads.costs.traffic.collectives import Group, group_of, members_per_node, slowest_link
+from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, ends_s, step_bounds_s
+from workloads.costs.traffic.collectives import (
+    Contention,
+    Group,
+    contention_of,
+    group_of,
+    members_per_node,
+    slowest_link,
+)
 from workloads.costs.traffic.measured_network import ProbedCluster
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -66,13 +73,20 @@ class StepTimes:
     def seconds(self, experiments: Sequence[Experiment]) -> Floats:
         """``step_time_s`` of `workloads.costs.time.timeline.estimate_time` by experiment; NaN if unknown. Raises the
         same errors."""
+        return self._by_layout(experiments, step_bounds_s)
+
+    def ends_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """The part of `seconds` that follows the work of the last micro-batch, by experiment."""
+        return self._by_layout(experiments, ends_s)
+
+    def _by_layout(self, experiments: Sequence[Experiment], of_steps: Callable[[LayoutSteps], Floats]) -> Floats:
         seconds = np.full(len(experiments), np.nan)
         for start in range(0, len(experiments), _AT_ONCE):
             known = [
                 at for at in range(start, min(start + _AT_ONCE, len(experiments))) if self.is_known(experiments[at])
             ]
             if known:
-                seconds[known] = step_bounds_s(self.parts([experiments[at] for at in known]).steps)
+                seconds[known] = of_steps(self.parts([experiments[at] for at in known]).steps)
         return seconds
 
     def is_known(self, experiment: Experiment) -> bool:
@@ -149,7 +163,13 @@ class StepTimes:
             *(group(expert_copies, expert_inner * expert_shards) if routed else group(1, 1)),
             *(group(2, neighbours * (e.pp - 1)) if e.pp > 1 else group(1, 1)),
             *self._hop(e.pp, neighbours),
+            *self._beside(*((shards, inner), (copies, inner * shards))),
         )
+
+    def _beside(self, *groups: tuple[int, int]) -> Contention:
+        """`Contention` of the data-parallel groups (size, stride) together: the greatest."""
+        each = [contention_of(size, apart, self.cluster) for size, apart in groups if size > 1]
+        return Contention(*map(max, zip(*each, strict=True))) if each else Contention()
 
     def _hop(self, pp: int, apart: int) -> tuple[float, float]:
         """(latency in seconds, bytes per second) of a message from one stage to the next."""
@@ -166,7 +186,7 @@ class StepTimes:
         for at, e in enumerate(experiments):
             # a pair of neighbours that lie in two nodes, if any does
             crosses = e.pp > 1 and members_per_node(e.pp, stride(e, "pp"), self.cluster.devices_per_node) < e.pp
-            timed = self.cluster.network.seconds("p2p", float(message[at]), 2, 1) if crosses else None
+            timed = self.cluster.network.seconds("send", float(message[at]), 2, 1) if crosses else None
             hops[at] = hop_s[at] if timed is None else timed
         return hops
 
@@ -230,6 +250,7 @@ def _setting(table: Floats) -> Setting:
         *(columns[_WHOLE], LayerTimes(*columns[at : at + _LAYER])),
         *(LayerTimes(*columns[at + _LAYER : at + 2 * _LAYER]), EndTimes(*columns[at + 2 * _LAYER : _MESSAGE])),
         *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
+        Contention(*columns[_HOP + 2 : _HOP + 2 + len(Contention._fields)]),
     ]
     return Setting._make([*whole, *parts])
 

@@ -104,14 +104,54 @@ class Group(NamedTuple):
         return least(ring, 2 * self.depth_s + 2 * bytes / self.reduce_bandwidth)
 
 
-def together_s(compute_s: Any, traffic_s: Any, most: Callable[[Any, Any], Any] = max) -> Any:
+class Contention(NamedTuple):
+    """How much compute and traffic of one group slow each other; or arrays of it."""
+
+    compute: Any = 1.0
+    """Part of the slowdown `COMPUTE_BESIDE` that applies: 1 inside a node, 0 for none."""
+    traffic: Any = 1.0
+    """The same of `TRAFFIC_BESIDE`."""
+
+
+INSIDE_NODE = Contention()
+
+
+def together_s(
+    compute_s: Any,
+    traffic_s: Any,
+    most: Callable[[Any, Any], Any] = max,
+    contention: Contention = INSIDE_NODE,
+) -> Any:
     """Seconds of compute and communication that start together; the arguments are their times alone. Both are slowed
     until the shorter one ends; the rest of the other runs at full speed. The total is the larger of two linear terms,
     provided that the reciprocals of both factors add up to more than one, so that overlapping pays. ``most``: maximum
     of two numbers, or of two arrays (`numpy.maximum`)."""
-    compute_lasts = compute_s + TRAFFIC_BESIDE * (1 - 1 / COMPUTE_BESIDE) * traffic_s
-    traffic_lasts = traffic_s + COMPUTE_BESIDE * (1 - 1 / TRAFFIC_BESIDE) * compute_s
+    compute = 1 + (COMPUTE_BESIDE - 1) * contention.compute
+    traffic = 1 + (TRAFFIC_BESIDE - 1) * contention.traffic
+    compute_lasts = compute_s + traffic * (1 - 1 / compute) * traffic_s
+    traffic_lasts = traffic_s + compute * (1 - 1 / traffic) * compute_s
     return most(compute_lasts, traffic_lasts)
+
+
+def contention_of(group_size: int, stride: int, cluster: ClusterSpec) -> Contention:
+    """`Contention` of a group's traffic.
+
+    A network that a probe has timed moves fewer bytes a second than a node's links, and NCCL's kernels mostly wait for
+    it. Compute is slowed in proportion to the bytes; traffic only if its kernels, slowed as inside a node, would be
+    slower than the network. Slowdowns that the probe has measured beside products replace both.
+    """
+    local = members_per_node(group_size, stride, cluster.devices_per_node)
+    if not isinstance(cluster, ProbedCluster) or local >= group_size:
+        return INSIDE_NODE
+    measured = cluster.network.beside.get((group_size, local))
+    if measured is not None:
+        compute, traffic = measured
+        return Contention((compute - 1) / (COMPUTE_BESIDE - 1), (traffic - 1) / (TRAFFIC_BESIDE - 1))
+    rate = cluster.network.rate("all_gather", group_size, local)
+    if rate is None:
+        return INSIDE_NODE
+    moved = min(1.0, (group_size - 1) / group_size * rate[1] / _inside(cluster, group_size).bandwidth)
+    return Contention(moved, max(0.0, (TRAFFIC_BESIDE * moved - 1) / (TRAFFIC_BESIDE - 1)))
 
 
 def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:

@@ -41,7 +41,7 @@ def drawn(draw: random.Random, name: str, zero: int | None = None) -> StepWork:
 _RANGES = [(0.8, 1.2), (0.8, 1.4), (0.5, 1.2), (0.0, 0.5), (0.0, 1.5), (0.0, 0.5)]
 
 
-TIMES = [field for field in ChunkWork._fields if field != "units"]
+TIMES = [field for field in ChunkWork._fields if field.endswith("_s")]
 
 
 def equal(name: str, p: int, m: int, v: int, **fields: object) -> StepWork:

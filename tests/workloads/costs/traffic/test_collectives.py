@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.workloads.costs.shapes import H200, ONE_NODE
-from workloads.costs.traffic.collectives import collective_time_s, members_per_node, together_s
+from workloads.costs.traffic.collectives import Contention, collective_time_s, members_per_node, together_s
 from workloads.spec.errors import InfeasibleLayout
 
 GIB = 2.0**30
@@ -94,4 +94,5 @@ def test_compute_and_traffic_together_take_less_than_one_after_the_other_and_mor
         both = together_s(compute, traffic)
         assert max(compute, traffic) <= both <= compute + traffic
         assert (both == pytest.approx(max(compute, traffic))) == (min(compute, traffic) == 0)
+        assert together_s(compute, traffic, contention=Contention(0.0, 0.0)) == max(compute, traffic)
     assert together_s(1.0, 0.1) == pytest.approx(1 + 0.1 * 2.75 * (1 - 1 / 1.27))
