@@ -8,6 +8,7 @@ root, and Slurm's programs (``tests/slurm/lab/packages``, or ``unpack`` where no
     python -m tests.slurm.two_nodes probe              # python -m sweep probe --nodes 2 through Slurm
     python -m tests.slurm.two_nodes plan               # predictions of the grid with that probe, before it runs
     python -m tests.slurm.two_nodes run [--minutes 9]  # the grids, while faults are injected; again: goes on
+    python -m tests.slurm.two_nodes run --undisturbed  # only the points over two nodes, without faults: to grade times
     python -m tests.slurm.two_nodes check              # every point has one final row; prints what the rows say
     python -m tests.slurm.two_nodes down
 
@@ -59,8 +60,9 @@ LEASE_S = 25
 class TwoNodes:
     """The cluster, the sweep on it, and the faults."""
 
-    def __init__(self, folder: Path, gpus: int, *, standin: bool = False) -> None:
+    def __init__(self, folder: Path, gpus: int, *, standin: bool = False, undisturbed: bool = False) -> None:
         self.folder = folder
+        self.undisturbed = undisturbed
         self.standin = standin
         folder.mkdir(parents=True, exist_ok=True)
         state = Path("/tmp/two-nodes-standin" if standin else "/tmp/two-nodes")
@@ -100,6 +102,8 @@ class TwoNodes:
         limits = ["launcher.target_h=0.02", "launcher.max_nodes=2"]
         limits += [f"launcher.lease_s={LEASE_S}", "launcher.time_min=60"]
         limits += ["launcher.signal_delay_s=60", "measure=quick", f"name={NAME}", "--plain"]
+        if self.undisturbed:
+            limits += ["+grid.where.over_both_nodes='nodes > 1'"]
         if self.standin:
             limits += [f"launcher.setup=['export {SECONDS}=4 {ONE_PROCESS}=1']"]
         number = len(list(self.folder.glob("run-*.log")))
@@ -218,6 +222,9 @@ class TwoNodes:
     def run(self, limit_s: float) -> None:
         """The sweep with its faults, in order; returns when all points are done or the time is over."""
         end = time.monotonic() + limit_s
+        if self.undisturbed:
+            self._run_grids(self.grids, [], end)
+            return
         if not self.noted("first grid ended, without faults"):
             if not self._run_grids(self.first, [], end):
                 return
@@ -284,7 +291,8 @@ class TwoNodes:
             assert final and (len(final) == 1 or len(unmarked) == 1), f"{point}: {brief(attempts)}"
         assert self.left() == 0, f"{self.left()} points left"
         print(f"every one of {self.done()} points has exactly one final row")
-        self.check_packing(rows)
+        if not self.undisturbed:
+            self.check_packing(rows)
 
     def check_packing(self, rows: Sequence[dict[str, Any]]) -> None:
         """Print which points of one node ran at the same time. Raises `AssertionError` unless two pairs of them did,
@@ -353,12 +361,13 @@ def main() -> None:
     parser.add_argument("step", choices=("up", "probe", "plan", "run", "check", "down"))
     parser.add_argument("--folder", type=Path, default=Path("/tmp/two-nodes-results"))
     parser.add_argument("--minutes", type=float, default=60.0, help="longest time of run")
+    parser.add_argument("--undisturbed", action="store_true", help="points over two nodes alone, without faults")
     parser.add_argument("--standin", action="store_true", help="points that sleep, on virtual nodes")
     options = parser.parse_args()
     gpus = 2 if options.standin else len(re.findall(r"^GPU \d", _gpu_name(), re.MULTILINE)) // 2
     if gpus < 1:
         parser.error(f"{2 * gpus} GPUs here; two nodes need at least two")
-    cluster = TwoNodes(options.folder, gpus, standin=options.standin)
+    cluster = TwoNodes(options.folder, gpus, standin=options.standin, undisturbed=options.undisturbed)
     if options.step == "probe":
         cluster.call("probe", "model=llama_lab", "--nodes", "2", "--plain", limit_s=420)
     elif options.step == "plan":
