@@ -101,7 +101,6 @@ def changed(name: str, **changes: Any) -> dict[str, Any]:
             "x: num_key_value_heads=7 must divide num_attention_heads=32",
         ),
         (changed("Qwen/Qwen3-8B", twists=3), "x: twists=3 is not understood; it may change the computation"),
-        (changed("Qwen/Qwen3-8B", attention_dropout=0.1), "x: attention_dropout=0.1 is not understood"),
         (changed("mistralai/Mixtral-8x7B-v0.1", num_experts_per_tok="REMOVED"), "x: num_experts_per_tok is missing"),
         (changed("mistralai/Mixtral-8x7B-v0.1", num_experts_per_tok=9), "x: num_experts_per_tok=9 must be at most 8"),
         (changed("openai/gpt-oss-20b", layer_types=["full_attention"]), "x: layer_types must be a list of 24 entries"),

@@ -29,6 +29,10 @@ class Fields:
         """Whether a field has a value other than null."""
         return self._values.get(name) is not None
 
+    def names(self) -> tuple[str, ...]:
+        """Names of all fields that the file gives."""
+        return tuple(map(str, self._values))
+
     def value(self, name: str, default: Any = _REQUIRED, *, also: tuple[str, ...] = ()) -> Any:
         """A field without a check of its kind. ``also``: names that other files use for it; if a file has several,
         they must agree."""

@@ -6,6 +6,7 @@ from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
     assemble,
+    expert_count,
     grouped,
     layer_count,
     rope,
@@ -39,7 +40,7 @@ def read_qwen_next(fields: Fields, model_type: str) -> LayeredModel:
         shared = fields.count("shared_expert_intermediate_size", 0, least=0)
         mlp = routed(
             fields,
-            experts=fields.count("num_experts"),
+            experts=expert_count(fields),
             width=fields.count("moe_intermediate_size"),
             act=act,
             options=router(fields),
@@ -105,7 +106,7 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
         narrow = fields.count("moe_latent_size", 0, least=0)
         experts = routed(
             fields,
-            experts=fields.count("n_routed_experts"),
+            experts=expert_count(fields),
             width=fields.count("moe_intermediate_size"),
             act=act,
             options=router(fields, score="sigmoid", correction=True),
@@ -117,6 +118,12 @@ def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:
             latent=narrow if narrow != hidden else 0,
         )
         blocks["E"] = Layer(mixer=None, mlp=experts, norms=1)
+    else:  # transformers 5 writes its defaults of experts into files of models that have none
+        fields.ignore(
+            *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
+            *("moe_latent_size", "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group"),
+            *("norm_topk_prob",),
+        )
     return assemble(fields, [blocks[letter] for letter in pattern])
 
 

@@ -9,6 +9,7 @@ from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
     assemble,
+    expert_count,
     latent,
     layer_count,
     rope,
@@ -30,19 +31,16 @@ def read_deepseek(fields: Fields, model_type: str) -> LayeredModel:
     options = router(fields, score="softmax" if v2 else "sigmoid", normalize=not v2, correction=not v2)
     experts = routed(
         fields,
-        experts=fields.count("n_routed_experts"),
+        experts=expert_count(fields),
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=options,
         shared=fields.count("n_shared_experts", 0, least=0),
     )
     dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
-    if fields.given("mlp_layer_types"):
-        routes = [kind == "sparse" for kind in fields.listing("mlp_layer_types", count)]
-        fields.ignore("first_k_dense_replace", "moe_layer_freq")
-    else:
-        routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    routes = routed_from(fields, count)
     indexer = _indexer(fields) if model_type in ("deepseek_v32", "glm_moe_dsa") else None
+    _same_attention(fields, count, "full_attention" if indexer is None else "indexed_attention")
     owners = _owners(fields, count) if indexer is not None else [True] * count
     positions = rope(fields)
     layers = [
@@ -53,6 +51,12 @@ def read_deepseek(fields: Fields, model_type: str) -> LayeredModel:
         for owns, route in zip(owners, routes, strict=True)
     ]
     return assemble(fields, layers)
+
+
+def _same_attention(fields: Fields, count: int, kind: str) -> None:
+    """Raises `InvalidExperiment` if ``layer_types`` (transformers 5) names another kind of attention."""
+    if fields.given("layer_types") and set(fields.listing("layer_types", count, at_least=True)) != {kind}:
+        raise InvalidExperiment(f"{fields.label}: layer_types may hold only {kind}")
 
 
 def _indexer(fields: Fields) -> Indexer:
@@ -87,16 +91,16 @@ def read_deepseek_v4(fields: Fields, model_type: str) -> LayeredModel:
     fields.ignore("hc_eps", "hc_sinkhorn_iters", "swiglu_limit", "compress_rope_theta")
     experts = routed(
         fields,
-        experts=fields.count("n_routed_experts"),
+        experts=expert_count(fields),
         width=fields.count("moe_intermediate_size"),
         act="clamped_silu" if fields.given("swiglu_limit") else act,
         options=router(fields, score="sqrtsoftplus", correction=True),
         shared=fields.count("n_shared_experts", 1, least=0),
     )
     rope(fields)
-    ratios = fields.listing("compress_ratios", count, at_least=True)
+    ratios = _compress_ratios(fields, count)
     indexer = _indexer(fields)
-    hashed = fields.count("num_hash_layers", 3, least=0)
+    by_token = _looked_up(fields, count)
     looked_up = dataclasses.replace(experts, hashed=True, correction=False)
     layers = []
     for at, ratio in enumerate(ratios):
@@ -113,8 +117,38 @@ def read_deepseek_v4(fields: Fields, model_type: str) -> LayeredModel:
             rope_dim=fields.count("qk_rope_head_dim"),
             indexer=indexer if ratio == 4 else None,
         )
-        layers.append(Layer(mixer=attention, mlp=looked_up if at < hashed else experts))
+        layers.append(Layer(mixer=attention, mlp=looked_up if by_token[at] else experts))
     return assemble(fields, layers, streams=HyperConnections(fields.count("hc_mult")))
+
+
+def _compress_ratios(fields: Fields, count: int) -> list[Any]:
+    """Compression of each layer, from ``compress_ratios``, or from ``layer_types`` and ``compress_rates``
+    (transformers 5)."""
+    if not fields.given("layer_types"):
+        return fields.listing("compress_ratios", count, at_least=True)
+    kinds = fields.listing("layer_types", count, at_least=True)
+    rates = {"sliding_attention": 0}
+    if fields.given("compress_rates"):
+        given = fields.part("compress_rates")
+        rates |= {kind: given.count(kind) for kind in _RATIOS.values() if given.given(kind)}
+        given.refuse_unread()
+    else:
+        rates |= {kind: ratio for ratio, kind in _RATIOS.items()}
+    fields.ignore("compress_ratios")
+    return [rates.get(str(kind), kind) for kind in kinds]
+
+
+def _looked_up(fields: Fields, count: int) -> list[bool]:
+    """Which layers look their experts up by the token: those that ``mlp_layer_types`` calls hash_moe (transformers 5),
+    or the first ``num_hash_layers``."""
+    if not fields.given("mlp_layer_types"):
+        hashed = fields.count("num_hash_layers", 3, least=0)
+        return [at < hashed for at in range(count)]
+    fields.ignore("num_hash_layers")
+    kinds = fields.listing("mlp_layer_types", count, at_least=True)
+    if set(kinds) - {"hash_moe", "moe"}:
+        raise InvalidExperiment(f"{fields.label}: mlp_layer_types may hold hash_moe and moe")
+    return [kind == "hash_moe" for kind in kinds]
 
 
 def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
@@ -129,6 +163,45 @@ def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
     if fields.given("attn_res_block_size"):
         fields.ignore("attn_res_block_size")
         left_out.append("residuals across blocks (attn_res_block_size)")
+    delta, is_full = _kimi_delta(fields, count)
+    attention = latent(fields, positions=None, output_gate=fields.flag("mla_use_output_gate", False))
+    score = fields.choice("moe_router_activation_func", ("sigmoid", "softmax"), "sigmoid")
+    options = router(
+        fields, score=score, normalize=fields.flag("moe_renormalize", True, also=("norm_topk_prob",)), correction=True
+    )
+    narrow = fields.count("routed_expert_hidden_size", 0, least=0)
+    experts = routed(
+        fields,
+        experts=expert_count(fields),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=options,
+        shared=fields.count("num_shared_experts", 0, also=("n_shared_experts",), least=0),
+        latent=narrow,
+        latent_norm=fields.flag("latent_moe_use_norm", False) and narrow > 0,
+    )
+    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    routes = routed_from(fields, count)
+    layers = [
+        Layer(mixer=attention if is_full[at] else delta, mlp=experts if routes[at] else dense) for at in range(count)
+    ]
+    return assemble(fields, layers, left_out=tuple(left_out))
+
+
+def _kimi_delta(fields: Fields, count: int) -> tuple[KimiDelta, list[bool]]:
+    """The KDA layer, and which layers have attention instead, by ``linear_attn_config``, or by ``layer_types`` and the
+    fields that transformers 5 makes of it."""
+    if not fields.given("linear_attn_config"):
+        kinds = fields.listing("layer_types", count)
+        if set(kinds) - {"full_attention", "linear_attention"}:
+            raise InvalidExperiment(f"{fields.label}: layer_types may hold full_attention and linear_attention")
+        delta = KimiDelta(
+            heads=fields.count("linear_num_heads"),
+            head_dim=fields.count("linear_head_dim"),
+            kernel=fields.count("linear_conv_kernel_dim"),
+        )
+        return delta, [kind == "full_attention" for kind in kinds]
+    fields.ignore("layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
     linear = fields.part("linear_attn_config")
     delta = KimiDelta(
         heads=linear.count("num_heads"),
@@ -136,7 +209,6 @@ def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
         kernel=linear.count("short_conv_kernel_size"),
         full_rank_gate=linear.flag("use_full_rank_gate", False),
     )
-    attention = latent(fields, positions=None, output_gate=fields.flag("mla_use_output_gate", False))
     full, deltas = linear.value("full_attn_layers"), linear.value("kda_layers")
     if (
         not isinstance(full, list)
@@ -146,25 +218,7 @@ def read_kimi_linear(fields: Fields, model_type: str) -> LayeredModel:
         raise InvalidExperiment(f"{linear.label}: full_attn_layers and kda_layers must name each layer once, from 1 on")
     linear.ignore("gate_lower_bound")
     linear.refuse_unread()
-    score = fields.choice("moe_router_activation_func", ("sigmoid", "softmax"), "sigmoid")
-    options = router(fields, score=score, normalize=fields.flag("moe_renormalize", True), correction=True)
-    narrow = fields.count("routed_expert_hidden_size", 0, least=0)
-    experts = routed(
-        fields,
-        experts=fields.count("num_experts"),
-        width=fields.count("moe_intermediate_size"),
-        act=act,
-        options=options,
-        shared=fields.count("num_shared_experts", 0, least=0),
-        latent=narrow,
-        latent_norm=fields.flag("latent_moe_use_norm", False) and narrow > 0,
-    )
-    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
-    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
-    layers = [
-        Layer(mixer=attention if at + 1 in full else delta, mlp=experts if routes[at] else dense) for at in range(count)
-    ]
-    return assemble(fields, layers, left_out=tuple(left_out))
+    return delta, [at + 1 in full for at in range(count)]
 
 
 def _once(numbers: list[Any]) -> set[int] | None:

@@ -78,7 +78,14 @@ def rope(fields: Fields, kind: str | None = None, theta: str = "rope_theta") -> 
             known = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
             scaling = {name: value for name, value in own.items() if name not in known and not isinstance(value, dict)}
             scaling = None if scaling.get("rope_type", "default") == "default" else scaling
-    return Rope(base, share, json.dumps(scaling, sort_keys=True) if scaling else "")
+    return Rope(base, share, _scaling(scaling) if scaling else "")
+
+
+def _scaling(given: Mapping[str, Any]) -> str:
+    """The scaling of positions, with its kind under the name of today (``rope_type``; it was ``type``)."""
+    kind = given.get("rope_type", given.get("type"))
+    named = {name: value for name, value in given.items() if name not in ("rope_type", "type")}
+    return json.dumps({**named, "rope_type": kind}, sort_keys=True)
 
 
 def grouped(
@@ -223,8 +230,37 @@ def routed(
     )
 
 
-def routed_from(fields: Fields, count: int, first: int) -> list[bool]:
-    """Which layers have experts: those from ``first`` on, one in ``moe_layer_freq``, or a list of 0 and 1."""
+def sizes_of_layers(fields: Fields, count: int, known: tuple[str, ...]) -> list[dict[str, int]]:
+    """Sizes of each layer that differ from those of the model: ``per_layer_config`` of transformers 5, a mapping from
+    the number of a layer to its fields. ``known``: the fields that may differ."""
+    sizes: list[dict[str, int]] = [{} for _ in range(count)]
+    if not fields.given("per_layer_config"):
+        return sizes
+    given = fields.part("per_layer_config")
+    for number in given.names():
+        if not number.isdigit() or int(number) >= count:
+            raise InvalidExperiment(f"{given.label}: {number} is no layer of {count}")
+        layer = given.part(number)
+        sizes[int(number)] = {name: layer.count(name) for name in known if layer.given(name)}
+        layer.refuse_unread()
+    return sizes
+
+
+def expert_count(fields: Fields) -> int:
+    """Number of routed experts, by any of the names that transformers 4 and 5 write for one model."""
+    return fields.count("num_experts", also=("num_local_experts", "n_routed_experts", "moe_num_experts"))
+
+
+def routed_from(fields: Fields, count: int) -> list[bool]:
+    """Which layers have experts: those that ``mlp_layer_types`` calls sparse (transformers 5), or those from
+    ``first_k_dense_replace`` on, one in ``moe_layer_freq``, or a list of 0 and 1."""
+    if fields.given("mlp_layer_types"):
+        fields.ignore("first_k_dense_replace", "moe_layer_freq")
+        kinds = fields.listing("mlp_layer_types", count, at_least=True)
+        if set(kinds) - {"dense", "sparse"}:
+            raise InvalidExperiment(f"{fields.label}: mlp_layer_types may hold dense and sparse")
+        return [kind == "sparse" for kind in kinds]
+    first = fields.count("first_k_dense_replace", 0, least=0)
     frequency = fields.value("moe_layer_freq", 1)
     if isinstance(frequency, list):
         return [entry == 1 for entry in fields.listing("moe_layer_freq", count)]

@@ -18,7 +18,7 @@ from workloads.spec.layer_kinds.model import LayeredModel
 MOST_BYTES = 16 * 2**20
 """A larger file is no config.json."""
 _ENCODERS = ("vision_config", "audio_config")
-_OF_ENCODERS = ("vision_", "audio_", "image_", "projector_", "multimodal_projector_", "mm_projector_")
+_OF_ENCODERS = ("vision_", "audio_", "image_", "projector_", "projection_", "multimodal_projector_", "mm_projector_")
 
 
 def config_path(path: Path) -> Path:
@@ -81,6 +81,8 @@ def layers_from_config(name: str, data: Mapping[str, Any]) -> LayeredModel:
         if not isinstance(text, Mapping):
             raise InvalidExperiment(f"{name}: text_config must be a mapping")
         fields = _language_part(name, fields, text)
+    dropped = [name for name, value in fields.items() if name.endswith("dropout") and value]
+    left_out += [f"dropout of {fields.pop(name)} ({name})" for name in dropped]
     kind = fields.get("model_type")
     if kind is None:
         raise InvalidExperiment(f"{name}: model_type is missing")

@@ -6,6 +6,7 @@ from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
     assemble,
+    expert_count,
     grouped,
     layer_count,
     rope,
@@ -15,7 +16,7 @@ from workloads.spec.config_json.parts import (
     spans_of,
 )
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.attention import BlockSparseAttention, Indexer
+from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, Indexer
 from workloads.spec.layer_kinds.mlp import MLP, DenseMLP
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
 from workloads.spec.layer_kinds.spans import Chunk, Full, Window
@@ -26,7 +27,7 @@ def read_mixtral(fields: Fields, model_type: str) -> LayeredModel:
     window = Window(fields.count("sliding_window")) if fields.given("sliding_window") else Full()
     mlp = routed(
         fields,
-        experts=fields.count("num_local_experts"),
+        experts=expert_count(fields),
         width=fields.count("intermediate_size"),
         act=act,
         options=router(fields),
@@ -39,9 +40,10 @@ def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
     """Qwen2 and Qwen3 with experts, and OLMoE."""
     count, act = layer_count(fields), activation(fields)
     qwen2, olmoe = model_type == "qwen2_moe", model_type == "olmoe"
-    bias = True if qwen2 else fields.flag("attention_bias", False)
-    if fields.value("use_sliding_window", False):
-        raise InvalidExperiment(f"{fields.label}: use_sliding_window=true is not understood with experts")
+    bias = fields.flag("qkv_bias", True) if qwen2 else fields.flag("attention_bias", False)
+    kinds = fields.listing("layer_types", count) if fields.given("layer_types") else []
+    if fields.value("use_sliding_window", False) or set(kinds) - {"full_attention"}:
+        raise InvalidExperiment(f"{fields.label}: sliding windows are not understood beside these experts")
     fields.ignore("sliding_window", "max_window_layers")
     attention = grouped(
         fields,
@@ -52,7 +54,7 @@ def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
     )
     experts = routed(
         fields,
-        experts=fields.count("num_experts"),
+        experts=expert_count(fields),
         width=fields.count("intermediate_size" if olmoe else "moe_intermediate_size"),
         act=act,
         options=router(fields, normalize=False),
@@ -91,7 +93,7 @@ def read_minimax_m2(fields: Fields, model_type: str) -> LayeredModel:
         positions = type(positions)(positions.theta, rotated / size, positions.scaling)
     experts = routed(
         fields,
-        experts=fields.count("num_local_experts"),
+        experts=expert_count(fields),
         width=fields.count("intermediate_size"),
         act=act,
         options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
@@ -107,39 +109,59 @@ def read_minimax_m3(fields: Fields, model_type: str) -> LayeredModel:
     fields.choice("qk_norm_type", ("per_head",), "per_head")
     fields.ignore("swiglu_alpha", "swiglu_limit", "use_gemma_norm", "rotary_dim")
     attention = grouped(fields, positions=rope(fields), norm="head" if fields.flag("use_qk_norm", True) else "none")
-    sparse = fields.part("sparse_attention_config")
-    block = sparse.count("sparse_block_size")
-    indexed = BlockSparseAttention(
-        attention=attention,
-        indexer=Indexer(
-            heads=sparse.count("sparse_num_index_heads"),
-            head_dim=sparse.count("sparse_index_dim"),
-            chosen=sparse.count("sparse_topk_blocks") * block,
-        ),
-        block=block,
-    )
-    where = sparse.listing("sparse_attention_freq", count)
-    if sparse.listing("sparse_disable_index_value", count) != where:
-        raise InvalidExperiment(f"{sparse.label}: sparse_disable_index_value must equal sparse_attention_freq")
-    sparse.choice("use_sparse_attention", (True,), True)
-    sparse.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
-    sparse.refuse_unread()
+    indexed, where = _block_sparse(fields, count, attention)
     experts = routed(
         fields,
-        experts=fields.count("num_local_experts"),
+        experts=expert_count(fields),
         width=fields.count("moe_intermediate_size", also=("intermediate_size",)),
         act=act,
         options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
-        shared=fields.count("n_shared_experts", 0, least=0),
-        shared_width=fields.count("shared_intermediate_size") if fields.given("n_shared_experts") else None,
+        shared=fields.count("n_shared_experts", 1 if fields.given("shared_intermediate_size") else 0, least=0),
+        shared_width=fields.count("shared_intermediate_size", 0, least=0) or None,
     )
     dense = DenseMLP(width=fields.count("dense_intermediate_size"), activation=act)
-    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    routes = routed_from(fields, count)
     layers = [
         Layer(mixer=indexed if chosen else attention, mlp=experts if routes[at] else dense)
         for at, chosen in enumerate(where)
     ]
     return assemble(fields, layers)
+
+
+def _block_sparse(fields: Fields, count: int, attention: Attention) -> tuple[BlockSparseAttention, list[bool]]:
+    """Attention over chosen blocks, and which layers have it, by ``sparse_attention_config``, or by ``layer_types`` and
+    the fields that transformers 5 makes of it."""
+    if not fields.given("sparse_attention_config"):
+        fields.ignore("index_local_blocks")
+        block = fields.count("index_block_size")
+        indexer = Indexer(
+            heads=fields.count("index_n_heads"),
+            head_dim=fields.count("index_head_dim"),
+            chosen=fields.count("index_topk_blocks") * block,
+        )
+        kinds = fields.listing("layer_types", count)
+        if set(kinds) - {"full_attention", "minimax_m3_sparse"}:
+            raise InvalidExperiment(f"{fields.label}: layer_types may hold full_attention and minimax_m3_sparse")
+        where = [kind == "minimax_m3_sparse" for kind in kinds]
+        return BlockSparseAttention(attention=attention, indexer=indexer, block=block), where
+    fields.ignore(
+        *("index_local_blocks", "index_block_size", "index_n_heads", "index_head_dim", "index_topk_blocks"),
+        "layer_types",
+    )
+    sparse = fields.part("sparse_attention_config")
+    block = sparse.count("sparse_block_size")
+    indexer = Indexer(
+        heads=sparse.count("sparse_num_index_heads"),
+        head_dim=sparse.count("sparse_index_dim"),
+        chosen=sparse.count("sparse_topk_blocks") * block,
+    )
+    chosen = sparse.listing("sparse_attention_freq", count)
+    if sparse.listing("sparse_disable_index_value", count) != chosen:
+        raise InvalidExperiment(f"{sparse.label}: sparse_disable_index_value must equal sparse_attention_freq")
+    sparse.choice("use_sparse_attention", (True,), True)
+    sparse.ignore("sparse_init_block", "sparse_local_block", "sparse_score_type")
+    sparse.refuse_unread()
+    return BlockSparseAttention(attention=attention, indexer=indexer, block=block), [bool(one) for one in chosen]
 
 
 def read_gpt_oss(fields: Fields, model_type: str) -> LayeredModel:
@@ -149,7 +171,7 @@ def read_gpt_oss(fields: Fields, model_type: str) -> LayeredModel:
     bias = fields.flag("attention_bias", True)
     experts = routed(
         fields,
-        experts=fields.count("num_local_experts"),
+        experts=expert_count(fields),
         width=fields.count("intermediate_size"),
         act="clamped_silu",
         options=router(fields, score="softmax_of_chosen"),
@@ -183,7 +205,7 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
     width = fields.count("intermediate_size")
     experts = routed(
         fields,
-        experts=fields.count("num_local_experts"),
+        experts=expert_count(fields),
         width=width,
         act=act,
         options=router(fields, score="sigmoid", normalize=False),
@@ -221,12 +243,12 @@ def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
     )
     experts = routed(
         fields,
-        experts=fields.count("n_routed_experts"),
+        experts=expert_count(fields),
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=router(fields, score="sigmoid", correction=True),
         shared=fields.count("n_shared_experts", 0, least=0),
     )
     dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
-    routes = routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    routes = routed_from(fields, count)
     return assemble(fields, [Layer(mixer=attention, mlp=experts if route else dense) for route in routes])

@@ -9,12 +9,14 @@ from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
     assemble,
+    expert_count,
     grouped,
     layer_count,
     rope,
     routed,
     routed_from,
     router,
+    sizes_of_layers,
     spans_of,
 )
 from workloads.spec.errors import InvalidExperiment
@@ -27,7 +29,9 @@ from workloads.spec.layer_kinds.spans import Full, Window
 def read_step(fields: Fields, model_type: str) -> LayeredModel:
     """Step 3.5 and 3.7: gates of heads; sliding layers may have heads of their own (``attention_other_setting``)."""
     count, act = layer_count(fields), activation(fields)
+    fields.ignore("query_pre_attn_scalar", "mtp_layer_types", "mtp_mlp_layer_types", "num_sliding_attention_heads")
     fields.ignore("need_fp32_gate", "zero_centered", "swiglu_limits", "swiglu_limits_shared", "yarn_only_types")
+    fields.choice("attention_bias", (False,), False)
     fields.choice("use_head_wise_attn_gate", (True,), True)
     fields.choice("att_impl_type", ("GQA",), "GQA")
     options = router(fields, score="sigmoid", correction=fields.flag("use_moe_router_bias", True))
@@ -36,7 +40,7 @@ def read_step(fields: Fields, model_type: str) -> LayeredModel:
     fields.choice("moe_router_activation", ("sigmoid",), "sigmoid")
     experts = routed(
         fields,
-        experts=fields.count("num_experts", also=("moe_num_experts",)),
+        experts=expert_count(fields),
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=options,
@@ -44,13 +48,18 @@ def read_step(fields: Fields, model_type: str) -> LayeredModel:
         shared_width=fields.count("share_expert_dim", also=("share_expert_dims",)),
     )
     dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
-    routes = _enumerated(fields, count) or routed_from(fields, count, fields.count("first_k_dense_replace", 0, least=0))
+    routes = _enumerated(fields, count) or routed_from(fields, count)
     heads, kv_heads = _other_heads(fields)
+    sizes = sizes_of_layers(fields, count, ("num_attention_heads",))
     layers = []
     for at, span in enumerate(spans_of(fields, count, at_least=True)):
-        attention = grouped(fields, span=span, positions=_rope_of_layer(fields, at), norm="head", gate="head")
-        if isinstance(span, Window) and heads is not None:
-            attention = dataclasses.replace(attention, heads=heads, kv_heads=kv_heads or attention.kv_heads)
+        positions = _rope_of_layer(fields, at, "sliding_attention" if isinstance(span, Window) else "full_attention")
+        attention = grouped(fields, span=span, positions=positions, norm="head", gate="head")
+        own_heads = sizes[at].get("num_attention_heads", heads if isinstance(span, Window) else None)
+        if own_heads is not None:
+            attention = dataclasses.replace(attention, heads=own_heads)
+        if isinstance(span, Window) and kv_heads is not None:
+            attention = dataclasses.replace(attention, kv_heads=kv_heads)
         layers.append(Layer(mixer=attention, mlp=experts if routes[at] else dense))
     return assemble(fields, layers)
 
@@ -67,7 +76,7 @@ def _enumerated(fields: Fields, count: int) -> list[bool] | None:
 def _other_heads(fields: Fields) -> tuple[int | None, int | None]:
     """Heads, and those of keys and values, of sliding layers; None if they are those of the others."""
     if not fields.given("attention_other_setting"):
-        return None, None
+        return fields.count("num_sliding_attention_heads", 0, least=0) or None, None
     other = fields.part("attention_other_setting")
     other.choice("attention_type", ("sliding_attention",), "sliding_attention")
     size = fields.count("head_dim")
@@ -79,8 +88,9 @@ def _other_heads(fields: Fields) -> tuple[int | None, int | None]:
     return heads, kv_heads
 
 
-def _rope_of_layer(fields: Fields, at: int) -> Rope:
-    """Positions of a layer, whose base and share may be lists with an entry for each layer."""
+def _rope_of_layer(fields: Fields, at: int, kind: str) -> Rope:
+    """Positions of a layer, whose base and share may be lists with an entry for each layer, or given for each kind of
+    layer (transformers 5)."""
     own: dict[str, Any] = {}
     for name, plain in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
         value = fields.value(name, None)
@@ -90,7 +100,7 @@ def _rope_of_layer(fields: Fields, at: int) -> Rope:
             raise InvalidExperiment(f"{fields.label}: {name} has {len(value)} entries; layer {at} has none")
     scaling = fields.value("rope_scaling", None)
     if not own:
-        return rope(fields)
+        return rope(fields, kind)
     fields.ignore("rope_parameters", "partial_rotary_factor")
     return rope(Fields(fields.label, {"rope_scaling": scaling, **own}))
 
@@ -99,8 +109,9 @@ def read_mimo_v2(fields: Fields, model_type: str) -> LayeredModel:
     count, act = layer_count(fields), activation(fields)
     bias = fields.flag("attention_bias", False)
     scale = fields.number("attention_value_scale", 1.0)
-    window = fields.count("sliding_window", also=("sliding_window_size", "attention_chunk_size"))
-    # The class counts past tokens; the query comes on top.
+    window = _mimo_window(fields)
+    # What the class of transformers does, whose own files name neither.
+    native = not fields.given("hybrid_layer_pattern")
     full = grouped(
         fields,
         positions=rope(fields),
@@ -111,30 +122,51 @@ def read_mimo_v2(fields: Fields, model_type: str) -> LayeredModel:
     )
     sliding = Attention(
         heads=fields.count("swa_num_attention_heads", full.heads),
-        kv_heads=fields.count("swa_num_key_value_heads", full.kv_heads),
+        kv_heads=fields.count("swa_num_key_value_heads", 2 * full.kv_heads if native else full.kv_heads),
         head_dim=fields.count("swa_head_dim", full.head_dim),
         value_dim=fields.count("swa_v_head_dim", full.value_dim),
-        span=Window(window + 1),
+        span=Window(window),
         rope=rope(fields, theta="swa_rope_theta"),
         bias=bias,
-        sinks=fields.flag("add_swa_attention_sink_bias", False),
+        sinks=fields.flag("add_swa_attention_sink_bias", native),
         value_scale=scale,
     )
     experts = routed(
         fields,
-        experts=fields.count("n_routed_experts"),
+        experts=expert_count(fields),
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=router(fields, score="sigmoid", correction=True),
         shared=fields.count("n_shared_experts", 0, least=0),
     )
     dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
-    pattern, routes = fields.listing("hybrid_layer_pattern", count), routed_from(fields, count, 0)
+    if not native:
+        slides = [kind == 1 for kind in fields.listing("hybrid_layer_pattern", count)]
+        fields.ignore("layer_types", "sliding_window")
+    else:
+        slides = [isinstance(span, Window) for span in spans_of(fields, count)]
     layers = [
-        Layer(mixer=sliding if kind == 1 else full, mlp=experts if routes[at] else dense)
-        for at, kind in enumerate(pattern)
+        Layer(mixer=sliding if slide else full, mlp=experts if route else dense)
+        for slide, route in zip(slides, routed_from(fields, count), strict=True)
     ]
     return assemble(fields, layers)
+
+
+def _mimo_window(fields: Fields) -> int:
+    """Tokens that a query of a sliding layer sees, itself included. ``sliding_window_size``, and in published files
+    ``sliding_window`` beside it, count the tokens before the query; transformers 5 writes the sum to
+    ``sliding_window``."""
+    window = fields.count("sliding_window", 0, least=0)
+    if not fields.given("sliding_window_size"):
+        if not window:
+            raise InvalidExperiment(f"{fields.label}: sliding_window is missing")
+        return window
+    before = fields.count("sliding_window_size", also=("attention_chunk_size",))
+    if window not in (0, before, before + 1):
+        raise InvalidExperiment(
+            f"{fields.label}: sliding_window={window} must be sliding_window_size={before}, or one more"
+        )
+    return before + 1
 
 
 def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:
@@ -148,7 +180,7 @@ def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:
     if fields.flag("enable_moe_block", False):
         chosen: dict[str, Any] = {"chosen": fields.count("top_k_experts", also=("num_experts_per_tok",))}
         mlp = RoutedMLP(
-            experts=fields.count("num_experts"),
+            experts=expert_count(fields),
             expert=DenseMLP(width=fields.count("moe_intermediate_size"), activation=act),
             shared=dense,
             router_scales=True,
@@ -159,12 +191,14 @@ def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:
     sliding_size, full_size = fields.count("head_dim"), fields.count("global_head_dim", fields.count("head_dim"))
     shared = fields.flag("attention_k_eq_v", False)
     layers = []
-    for span in spans_of(fields, count):
+    sizes = sizes_of_layers(fields, count, ("head_dim", "num_key_value_heads"))
+    for span, own in zip(spans_of(fields, count), sizes, strict=True):
         full = isinstance(span, Full)
-        size = full_size if full else sliding_size
+        size = own.get("head_dim", full_size if full else sliding_size)
         kv_heads = fields.count("num_key_value_heads")
         if full and shared:
             kv_heads = fields.count("num_global_key_value_heads", kv_heads)
+        kv_heads = own.get("num_key_value_heads", kv_heads)
         attention = Attention(
             heads=fields.count("num_attention_heads"),
             kv_heads=kv_heads,

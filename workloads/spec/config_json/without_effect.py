@@ -52,7 +52,7 @@ def has_no_effect(name: str, value: Any) -> bool:
     is switched off, a token of other media, dropout of 0."""
     if name in _GENERIC or name in _KNOWN or value is None:
         return True
-    if value is False and name.startswith(_OFF):
+    if value is False and (name.startswith(_OFF) or name == "mlp_bias"):
         return True
     if name.endswith(("dropout", "_pdrop", "jitter_noise")) and value == 0:
         return True
