@@ -67,7 +67,7 @@ def steps(experiment: Experiment, rank: int) -> list[tuple[float, float | None]]
     engine = engine_of(experiment, rank, torch.device("cuda", rank))
     engine.build()
     measured, _ = engine.measure(MeasureSpec(warmup_steps=2, timed_steps=2), lambda step, is_warmup: None, None)
-    return [(step.loss, step.grad_norm) for step in measured.steps]
+    return [(step.loss or 0.0, step.grad_norm) for step in measured.steps]
 
 
 @pytest.mark.multi_gpu
@@ -141,6 +141,7 @@ def test_the_second_step_is_captured_and_later_ones_are_replayed(monkeypatch: py
         monkeypatch.setattr(torch.cuda, name, stand_in)
     for name in ("stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, lambda *args, **kwargs: nullcontext())
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
     monkeypatch.setattr(megatron_graph, "_register_random_states", lambda graph: None)
 
     def passes() -> str:
@@ -155,4 +156,5 @@ def test_the_second_step_is_captured_and_later_ones_are_replayed(monkeypatch: py
     assert called.count("passes") == 2 and graph.replay.call_count == 3, (
         "one step without, one captured, all but one run"
     )
+    assert steps.bytes == 7, "the memory of replays is that of the capture"
     assert len({entry for entry in called if entry != "passes"}) == 1, "one memory, one result"
