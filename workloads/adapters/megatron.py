@@ -147,7 +147,7 @@ class Megatron:
         )
         total = mean.to(self.device).reshape(1) / (e.dp * e.cp * e.tp)
         dist.all_reduce(total)
-        return Ended(float(total), float(norm), backward_end)
+        return Ended(float(total), float(norm), backward_end, self.graph.bytes if self.graph else 0)
 
 
 def require_cuda(device: torch.device) -> None:

@@ -50,6 +50,8 @@ class StepGraph:
         self._batches: list[dict[str, Tensor]] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._losses: Any = None
+        self.bytes = 0
+        """Peak of allocated memory during the capture, which every replay uses again."""
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -80,7 +82,7 @@ class StepGraph:
             _register_random_states(graph)
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._losses = passes()
-            self._graph = graph
+            self._graph, self.bytes = graph, torch.cuda.max_memory_allocated()
         self._graph.replay()
         return self._losses
 

@@ -29,6 +29,8 @@ class Ended:
     """None if the engine reports a wrong norm that cannot be corrected."""
     backward_end: Any
     """Clock mark after the last backward."""
+    graph_bytes: int = 0
+    """Peak of allocated memory while the CUDA graph that this step replays was captured: a replay allocates nothing."""
 
 
 def measure_steps(
@@ -81,7 +83,7 @@ def _step(
         optimizer_s=clock.seconds(ended.backward_end, end),
         loss=ended.loss,
         grad_norm=ended.grad_norm,
-        peak_allocated_bytes=torch.cuda.max_memory_allocated() if cuda else None,
+        peak_allocated_bytes=max(torch.cuda.max_memory_allocated(), ended.graph_bytes) if cuda else None,
         peak_reserved_bytes=torch.cuda.max_memory_reserved() if cuda else None,
         allocator_retries=_retries() - retries if cuda else None,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from tests.workloads.test_worker import MODEL
+from workloads.adapters import megatron_graph
 from workloads.adapters.forced_routing import forced_routing
 from workloads.adapters.megatron_graph import is_graphed, require_warm_up
 from workloads.adapters.seam import engine_of, set_environment
@@ -65,7 +67,7 @@ def steps(experiment: Experiment, rank: int) -> list[tuple[float, float | None]]
     engine = engine_of(experiment, rank, torch.device("cuda", rank))
     engine.build()
     measured, _ = engine.measure(MeasureSpec(warmup_steps=2, timed_steps=2), lambda step, is_warmup: None, None)
-    return [(step.loss, step.grad_norm) for step in measured.steps]
+    return [(step.loss or 0.0, step.grad_norm) for step in measured.steps]
 
 
 @pytest.mark.multi_gpu
@@ -130,3 +132,29 @@ def test_a_graph_needs_a_second_step_of_warm_up() -> None:
     require_warm_up(of("megatron"), MeasureSpec(warmup_steps=0, timed_steps=1))
     with pytest.raises(UnsupportedByEngine, match="use 2 or more"):
         require_warm_up(graphed, MeasureSpec(warmup_steps=1, timed_steps=1))
+
+
+def test_the_second_step_is_captured_and_later_ones_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, stream = mock.Mock(), mock.Mock()
+    called: list[Any] = []
+    for name, stand_in in (("Stream", lambda: stream), ("current_stream", mock.Mock()), ("CUDAGraph", lambda: graph)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, **kwargs: nullcontext())
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
+    monkeypatch.setattr(megatron_graph, "_register_random_states", lambda graph: None)
+
+    def passes() -> str:
+        called.append("passes")
+        return "losses"
+
+    steps = megatron_graph.StepGraph()
+    for step in range(4):
+        batches = steps.hold([{"tokens": torch.full((2,), step)}])
+        assert batches[0]["tokens"].tolist() == [step, step]
+        called.append((id(batches[0]["tokens"]), steps.run(passes)))
+    assert called.count("passes") == 2 and graph.replay.call_count == 3, (
+        "one step without, one captured, all but one run"
+    )
+    assert steps.bytes == 7, "the memory of replays is that of the capture"
+    assert len({entry for entry in called if entry != "passes"}) == 1, "one memory, one result"
