@@ -144,9 +144,9 @@ def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
 
 def _with_off_rows(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> pd.DataFrame:
     """Rows with their family in ``_family``; a row whose axis is off is repeated for each family that it belongs to."""
-    rows = rows[rows[axis.column].notna()]
-    # Most columns have one value in most frames; grouping without them is faster.
-    differ = [name for name in (*_CONFIG, batch) if name != axis.column and rows[name].nunique(dropna=False) > 1]
+    differ = [name for name in _differing(rows) if name in (*_CONFIG, batch) and name != axis.column]
+    known = rows[axis.column].notna()
+    rows = rows if known.all() else rows[known]
     keys = ["model", *(name for name in differ if name != "model" and name not in axis.with_it)]
     if axis.with_it:
         off = rows[axis.column] == axis.off
@@ -156,6 +156,12 @@ def _with_off_rows(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> pd.DataF
         rows = pd.concat([on, both], ignore_index=True) if len(both) else on
         keys += of_kind
     return rows.assign(_family=rows.groupby(keys, dropna=False, sort=False).ngroup())
+
+
+@cache_per_frame
+def _differing(rows: pd.DataFrame) -> list[str]:
+    """The columns of a configuration with several values: grouping without the others is faster."""
+    return [name for name in (*_CONFIG, *_BATCHES) if rows[name].nunique(dropna=False) > 1]
 
 
 def _best_by_model(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> list[tuple[tuple[float, ...], Family]]:

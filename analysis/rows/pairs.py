@@ -41,6 +41,10 @@ step."""
 
 
 _NOISE = ("noise", "noise_freedom", "repeats")
+_CELL = ["workload", "world_size", "tokens_per_step", "network_regime"]
+"""Columns within which the fastest run before a choice is compared with the fastest after it."""
+_MOST_CODES = 2**62
+"""Largest number of different codes, which are 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,25 @@ def best_against_best(rows: pd.DataFrame, column: str, before: object, after: ob
     All other choices are free: this is the effect for a user who tunes them anew. `matched` gives the effect of the one
     choice alone.
     """
-    keys = ["workload", "world_size", "tokens_per_step", "network_regime"]
-    rows = rows.loc[rows[column].isin([before, after]), list(dict.fromkeys([*keys, column, metrics.RANK_BY, *_NOISE]))]
+    sorted_rows = _fastest_first(rows)
+    kept = list(dict.fromkeys([*_CELL, column, metrics.RANK_BY, *_NOISE]))
+    one, two = (
+        sorted_rows.loc[sorted_rows[column].eq(value).fillna(False), [*kept, "_cell"]]
+        .drop_duplicates("_cell")
+        .drop(columns="_cell")
+        for value in (before, after)
+    )
+    return one.merge(two, on=_CELL, suffixes=("_one", "_two"))
+
+
+@cache_per_frame
+def _fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """``rows`` by throughput, with a number in ``_cell`` for each combination of `_CELL`; an unknown network regime is
+    one of its values."""
     regime = rows["network_regime"].astype(object)
     rows = rows.assign(network_regime=regime.where(regime.notna(), "–"))
-    rows = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable").drop_duplicates([*keys, column])
-    one, two = rows[rows[column] == before], rows[rows[column] == after]
-    return one.merge(two, on=keys, suffixes=("_one", "_two"))
+    rows = rows.assign(_cell=rows.groupby(_CELL, dropna=False, sort=False).ngroup())
+    return rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
 
 
 def within_noise(pairs: pd.DataFrame) -> pd.Series:
@@ -133,14 +149,15 @@ class Matching:
     def codes(self, but_for: Sequence[str]) -> NDArray[np.int64]:
         """A number for each row, equal for rows that agree in all of `SETTINGS` except ``but_for``; unknown counts as a
         value."""
-        joint_codes = np.zeros(self._rows, dtype=np.int64)
+        joint_codes, size = np.zeros(self._rows, dtype=np.int64), 1
         for name in self._varying:
             if name not in but_for:
                 codes = self._columns[name]
-                # Renumber densely after each column, so that the product of sizes cannot overflow.
-                joint_codes = np.unique(joint_codes * (codes.max() + 1) + codes, return_inverse=True)[1].astype(
-                    np.int64
-                )
+                values = int(codes.max()) + 1
+                if size * values > _MOST_CODES:  # renumber densely
+                    joint_codes = np.unique(joint_codes, return_inverse=True)[1].astype(np.int64)
+                    size = self._rows
+                joint_codes, size = joint_codes * values + codes, size * values
         return joint_codes
 
     def pairs(
