@@ -139,15 +139,16 @@ def within_noise(pairs: pd.DataFrame) -> pd.Series:
 
 
 class Matching:
-    """Finds rows that agree in their settings. Settings are coded as numbers once, for queries about many choices."""
+    """Finds rows that agree in their settings, the columns ``names``. Settings are coded as numbers once, for queries
+    about many choices."""
 
-    def __init__(self, rows: pd.DataFrame) -> None:
-        self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in SETTINGS}
+    def __init__(self, rows: pd.DataFrame, names: Sequence[str] = SETTINGS) -> None:
+        self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in names}
         self._varying = [name for name, codes in self._columns.items() if codes.size and codes.max() > 0]
         self._rows = len(rows)
 
     def codes(self, but_for: Sequence[str]) -> NDArray[np.int64]:
-        """A number for each row, equal for rows that agree in all of `SETTINGS` except ``but_for``; unknown counts as a
+        """A number for each row, equal for rows that agree in all settings except ``but_for``; unknown counts as a
         value."""
         joint_codes, size = np.zeros(self._rows, dtype=np.int64), 1
         for name in self._varying:
