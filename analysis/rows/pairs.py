@@ -107,13 +107,10 @@ def best_against_best(rows: pd.DataFrame, column: str, before: object, after: ob
     All other choices are free: this is the effect for a user who tunes them anew. `matched` gives the effect of the one
     choice alone.
     """
-    sorted_rows = _fastest_first(rows)
     kept = list(dict.fromkeys([*_CELL, column, metrics.RANK_BY, *_NOISE]))
+    sorted_rows = _fastest_first(rows)[[*kept, "_cell"]]
     one, two = (
-        sorted_rows.loc[sorted_rows[column].eq(value).fillna(False), [*kept, "_cell"]]
-        .drop_duplicates("_cell")
-        .drop(columns="_cell")
-        for value in (before, after)
+        sorted_rows[sorted_rows[column].isin([value])].drop_duplicates("_cell")[kept] for value in (before, after)
     )
     return one.merge(two, on=_CELL, suffixes=("_one", "_two"))
 
@@ -125,7 +122,8 @@ def _fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
     regime = rows["network_regime"].astype(object)
     rows = rows.assign(network_regime=regime.where(regime.notna(), "–"))
     rows = rows.assign(_cell=rows.groupby(_CELL, dropna=False, sort=False).ngroup())
-    return rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    sorted_rows: pd.DataFrame = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    return sorted_rows
 
 
 def within_noise(pairs: pd.DataFrame) -> pd.Series:
