@@ -33,7 +33,7 @@ def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
         return {}
     wanted = ~frame["outcome"].isin(_UNFAILED) & frame["log_dir"].notna()
     columns = frame.loc[wanted, ["sweep", "log_dir", "failed_rank"]]
-    renamed = [folder for name, folder in folders.items() if name not in set(frame["sweep"].dropna())]
+    renamed = [folder for name, folder in folders.items() if name not in set(frame["sweep"].dropna().unique())]
     positions = wanted.to_numpy().nonzero()[0].tolist()
     tail_of_row: dict[int, dict[str, str]] = {}
     left = MOST_BYTES

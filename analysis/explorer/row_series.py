@@ -71,7 +71,7 @@ def series(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, list[float | 
 
 
 def _short(name: str, values: Sequence[Any]) -> list[float | int | None]:
-    known = [None if pd.isna(value) else float(value) for value in values]
+    known = [None if value is None or value != value else float(value) for value in values]
     if name in BY_STEP:
         return [None if value is None else round(value / 2**20) for value in known]
     return [None if value is None else float(f"{value:.{_DIGITS}g}") for value in known]

@@ -74,13 +74,13 @@ def draw(frame: pd.DataFrame) -> Figure:
         where = _places(len(cell), most) + np.array([columns[int(size)], order[workload]])
         cells.append(cell.assign(_x=where[:, 0], _y=where[:, 1]))
     _draw_marks(ax, pd.concat(cells), _mark_area(most), norm, colours)
-    _frame_axes(ax, workloads, sizes, noun)
     if rows["_value"].notna().any():
         bar = figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=28, fraction=0.04)
         bar.set_label(title)
         bar.outline.set_visible(False)
     for collection in ax.collections:
         collection.set_rasterized(len(rows) > style.MOST_VECTOR_MARKS)
+    _frame_axes(ax, workloads, sizes, noun)
     kinds = [kind for kind in style.OUTCOME_MARKERS if (rows["outcome"] == kind).any()]
     handles = _handles(kinds, bool(rows["_share"].notna().any()), _mark_area(most))
     style.bottom_legend(figure, handles, note)
@@ -140,14 +140,12 @@ def _mark_area(most: int) -> float:
 
 
 def _frame_axes(ax: Axes, workloads: list[str], sizes: list[int], noun: str) -> None:
-    for x in range(len(sizes) + 1):
-        ax.axvline(x - 0.5, color="#e2e2e2", linewidth=0.8, zorder=0)
-    for y in range(len(workloads) + 1):
-        ax.axhline(y - 0.5, color="#e2e2e2", linewidth=0.8, zorder=0)
+    for axis, count in (("x", len(sizes)), ("y", len(workloads))):
+        style.add_lines_across(ax, axis, np.arange(count + 1) - 0.5, color="#e2e2e2", linewidth=0.8)
     ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5), xlabel=f"Number of {noun}")
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     ax.set_yticks(range(len(workloads)), workloads)
-    ax.tick_params(length=0)
+    ax.tick_params(length=0, left=False, bottom=False)
     ax.spines[:].set_visible(False)
     ax.set_title("All runs, fastest first in each cell")
 

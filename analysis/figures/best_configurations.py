@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
@@ -29,7 +29,7 @@ _CHARACTER_IN, _USUAL_NAME, _LONG_NAME = 0.085, 19, 26
 characters above which a name takes two lines."""
 _MANY_WORKLOADS = 6
 _MOST_WORKLOADS = 20
-"""Above this number of models, only those with several finished layouts are shown: a single layout is no winner."""
+"""Largest number of models in a heatmap: those with the most finished layouts. A single layout is no winner."""
 _SIDE_BY_SIDE = 2
 """Largest number of columns for which the two heatmaps stand side by side; with more they are stacked."""
 _COLUMNS = {
@@ -91,10 +91,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
     if len(workloads) > _MANY_WORKLOADS:  # then only models with something to show
         workloads = [name for name in workloads if (best["workload"] == name).any()] or workloads
-    every = len(workloads)
-    if every > _MOST_WORKLOADS:
-        contested = set(best.loc[best["candidates"] > 1, "workload"])
-        workloads = [name for name in workloads if name in contested] or workloads
+    workloads, left_out = _shown_workloads(best, workloads)
     best = best[best["workload"].isin(workloads)]
     if not workloads or not sizes:
         raise style.NothingToDraw("no row names its model and number of devices")
@@ -108,8 +105,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     _note(
         figure,
         [
-            apart if "rehearsed" in set(frame["method"]) and frame["tp"].nunique() > 1 else None,
-            _left_out_note(every - len(workloads)),
+            apart if "rehearsed" in set(frame["method"].unique()) and frame["tp"].nunique() > 1 else None,
+            left_out,
             _batch_note(best),
             _tie_note(best),
         ],
@@ -126,8 +123,15 @@ def _with_batch(best: pd.DataFrame) -> pd.DataFrame:
     return best.assign(batch=lines)
 
 
-def _left_out_note(count: int) -> str | None:
-    return f"{count} more models without two finished layouts at one batch: see the table" if count else None
+def _shown_workloads(best: pd.DataFrame, workloads: list[str]) -> tuple[list[str], str | None]:
+    """At most `_MOST_WORKLOADS` of ``workloads``, and a note on those left out."""
+    if len(workloads) <= _MOST_WORKLOADS:
+        return workloads, None
+    layouts = best.groupby("workload")["candidates"].sum()
+    ordered = sorted(workloads, key=lambda name: -int(layouts.get(name, 0)))
+    shown = set(ordered[:_MOST_WORKLOADS])
+    note = f"{len(workloads) - len(shown)} more models, which have fewer finished layouts: see the table"
+    return [name for name in workloads if name in shown], note
 
 
 def _batch_note(best: pd.DataFrame) -> str:
@@ -149,7 +153,7 @@ def conclude(frame: pd.DataFrame) -> str | None:
     """
     best = metrics.best_configurations(frame)
     best = best[best["world_size"] > 1] if len(best) else best
-    if len(best) < 2 or set(frame["method"]) != {"measured"}:
+    if len(best) < 2 or set(frame["method"].unique()) != {"measured"}:
         return None
     uses = pd.DataFrame({name: best[axis].fillna(1) > 1 for axis, name in _AXIS_NAMES.items()})
     pure = ~uses.any(axis=1)
@@ -204,10 +208,11 @@ def draw_published(frame: pd.DataFrame) -> Figure:
         "colours": "viridis",
     }
     right = _by_memory(best, "peak_reserved_bytes", "The same configuration")
-    places = (labels.workload_order(grouped), labels.world_sizes(grouped))
+    workloads, left_out = _shown_workloads(best, labels.workload_order(grouped))
+    places = (workloads, labels.world_sizes(grouped))
     figure = _pair(best, metrics.group_counts(grouped), places, (left, right), labels.device_noun(frame))
     marked = f"† a different model from the rest of its row: {shapes}" if other.any() else None
-    _note(figure, [marked, _tie_note(best)])
+    _note(figure, [marked, left_out, _tie_note(best)])
     return figure
 
 
@@ -295,35 +300,42 @@ def _heatmap(
     norm, colours = _from_zero(best["_value"], shown), style.sequential(shown["colours"])
     by_outcome: dict[tuple[str, int], dict[str, int]] = counts.to_dict("index")  # type: ignore[assignment]
     cells = {(row["workload"], int(row["world_size"])): row for row in labels.records(best)}
+    faces: list[Any] = []
     for y, workload in enumerate(workloads):
         for x, size in enumerate(sizes):
             row = cells.get((workload, size))
             if row is None:
-                _empty_cell(ax, x, y, _why_empty(by_outcome, workload, size))
+                faces.append("#f4f4f4")
+                _write_inside(
+                    ax, x, y, _why_empty(by_outcome, workload, size), color="#666666", fontsize=8, style="italic"
+                )
                 continue
             unknown = np.isnan(row["_value"])
             face = (0.93, 0.93, 0.93, 1.0) if unknown else colours(norm(row["_value"]))
-            ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
-            ink = style.ink_on(face)
+            faces.append(face)
             batching = row["batching"].replace(", ", " " if row["batch"] else "\n", 1) + row["batch"]
             if _size_inside(batching, 7.5) < _SMALLEST:
                 batching = batching.replace(", ", "\n", 1)
             crowded = batching.count("\n") > 1
             tied = f"≈ {int(row['tied'])} more" if metrics.is_tie(row["tie"]) else ""
-            middle: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
-            inside = [
-                ax.text(x, y - 0.41, tied, **middle, fontsize=6.5),
-                ax.text(x, y - 0.22, row["_text"], **middle, fontsize=11, fontweight="bold"),
-                ax.text(x, y + (0.0 if crowded else 0.05), row["degrees"], **middle, fontsize=7 if crowded else 8),
-                ax.text(x, y + 0.28, batching, **middle, fontsize=6.2 if crowded else 7.5, linespacing=1.1),
-            ]
-            for text in inside:
-                text.set_fontsize(max(_size_inside(text.get_text(), float(text.get_fontsize())), _SMALLEST))
-                text.set_in_layout(False)  # text inside its cell needs no measuring in the layout, which takes time
+            ink = style.ink_on(face)
+            for up, text, size_pt, look in (
+                (-0.41, tied, 6.5, {}),
+                (-0.22, row["_text"], 11.0, {"fontweight": "bold"}),
+                (0.0 if crowded else 0.05, row["degrees"], 7.0 if crowded else 8.0, {}),
+                (0.28, batching, 6.2 if crowded else 7.5, {"linespacing": 1.1}),
+            ):
+                if text:
+                    fitting = max(_size_inside(text, size_pt), _SMALLEST)
+                    _write_inside(ax, x, y + up, text, color=ink, fontsize=fitting, **look)
+    corners = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)])
+    squares = [np.add(corners, (x, y)) for y in range(len(workloads)) for x in range(len(sizes))]
+    # One artist for all cells: matplotlib takes longer for a hundred than the picture for its pixels.
+    ax.add_collection(PolyCollection(squares, facecolors=faces, edgecolors="white", linewidths=1.5), autolim=False)
     ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     ax.set_yticks(range(len(workloads)), list(map(_in_lines, workloads)))
-    ax.tick_params(length=0)
+    ax.tick_params(length=0, left=False, bottom=False)
     ax.spines[:].set_visible(False)
     ax.set_title(shown["title"])
     if best["_value"].notna().any():
@@ -359,9 +371,9 @@ def _why_empty(counts: dict[tuple[str, int], dict[str, int]], workload: str, siz
     return f"none of {tried} fits" if row.get("oom", 0) == tried else f"none of {tried}\nfinished"
 
 
-def _empty_cell(ax: Axes, x: int, y: int, text: str) -> None:
-    ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#f4f4f4", edgecolor="white", linewidth=1.5))
-    ax.text(x, y, text, ha="center", va="center", color="#666666", fontsize=8, style="italic")
+def _write_inside(ax: Axes, x: float, y: float, text: str, **look: Any) -> None:
+    """Write into a cell; the layout does not measure such a text, which takes time."""
+    ax.text(x, y, text, ha="center", va="center", in_layout=False, **look)
 
 
 FIGURES = (

@@ -29,6 +29,8 @@ TRAINING = (
 
 _CURVES_IN = (8.4, 5.4)
 _MOST_LINES = 10
+_MOST_BARS = 40
+"""Largest number of bars: those of the most hours; more do not fit a screen."""
 _MARKERS = "osD^vPX"
 
 
@@ -88,23 +90,24 @@ def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
         index=metrics.GROUP, columns="outcome", values="device_hours", aggfunc="sum", fill_value=0, sort=False
     )
     kinds = [kind for kind in (*OUTCOMES, UNKNOWN_OUTCOME) if kind in hours]
+    longest = (-hours.sum(axis=1)).to_numpy().argsort(kind="stable")[:_MOST_BARS]
+    shown = hours.iloc[sorted(longest)]
     noun = labels.device_noun(frame)
     unit = "GPU-hours" if noun == "GPUs" else "Process-hours"
-    figure = style.new_figure(8.5, 0.3 * max(len(hours), 2) + 1.9)
+    figure = style.new_figure(8.5, 0.3 * max(len(shown), 2) + 1.9)
     ax = figure.subplots()
-    left = pd.Series(0.0, index=hours.index)
+    left = pd.Series(0.0, index=shown.index)
     for kind in kinds:
         look = {"facecolor": style.OUTCOME_COLOURS[kind], "hatch": style.OUTCOME_HATCHES.get(kind)}
-        bar_series.lying(ax, range(len(hours)), hours[kind], left, 0.75, edgecolor="white", linewidth=0.5, **look)
-        left = left + hours[kind]
-    for place, total in enumerate(left):
-        ax.text(total, place, f" {total:,.3g}" if total < 1000 else f" {total:,.0f}", va="center", fontsize=8)
-    ax.set_yticks(range(len(hours)), [labels.group_name(str(name), size, noun) for name, size in hours.index])
-    ax.set(ylim=(len(hours) - 0.4, -0.6), xlim=(0, 1.12 * max(float(left.max()), 1e-9)), xlabel=unit)
-    failed = left.sum() - (hours["ok"].sum() if "ok" in hours else 0.0)
-    ax.set_title(
-        f"{format_number(left.sum())} {unit}, {format_percent(failed / left.sum())} of them by attempts that failed"
-    )
+        bar_series.lying(ax, range(len(shown)), shown[kind], left, 0.75, edgecolor="white", linewidth=0.5, **look)
+        left = left + shown[kind]
+    for place, length in enumerate(left):
+        ax.text(length, place, f" {length:,.3g}" if length < 1000 else f" {length:,.0f}", va="center", fontsize=8)
+    ax.set_yticks(range(len(shown)), [labels.group_name(str(name), size, noun) for name, size in shown.index])
+    ax.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, 1.12 * max(float(left.max()), 1e-9)), xlabel=unit)
+    total = float(hours.to_numpy().sum())
+    failed = total - (hours["ok"].sum() if "ok" in hours else 0.0)
+    ax.set_title(f"{format_number(total)} {unit}, {format_percent(failed / total)} of them by attempts that failed")
     ax.grid(axis="x")
     handles = [
         Patch(
@@ -115,12 +118,15 @@ def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
         )
         for kind in kinds
     ]
-    style.bottom_legend(figure, handles, _note(table, float(left.sum()), price))
+    left_out = len(hours) - len(shown)
+    style.bottom_legend(figure, handles, _note(table, total, price, left_out))
     return figure
 
 
-def _note(table: pd.DataFrame, hours: float, price: float | None) -> str | None:
+def _note(table: pd.DataFrame, hours: float, price: float | None, left_out: int) -> str | None:
     parts = []
+    if left_out:
+        parts.append(f"{plural(left_out, 'more bar')} of fewer hours: see the table")
     if price is not None:
         parts.append(f"At {price:g} an hour and device: {format_number(hours * price)}")
     without = int(table["attempts_without_duration"].sum())

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
@@ -178,7 +178,9 @@ def _temperature(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
 def _state(ax: Axes, rows: pd.DataFrame, column: str) -> list[Line2D]:
     known = rows[rows[column].notna()]
     reasons = known["throttle_reasons"]
-    named = sorted({part.strip() for text in reasons.dropna() for part in str(text).split(",") if part.strip()})
+    named = sorted(
+        {part.strip() for text in reasons.dropna().unique() for part in str(text).split(",") if part.strip()}
+    )
     ax.grid(axis="y")
     handles = []
     for which, colour, marker, label in (
@@ -198,7 +200,7 @@ def _bandwidth(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
     ax.set(yscale="log", ylabel="All-reduce over\nall ranks, GB/s")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
     ax.grid(axis="y")
     handles = []
     regime = known["network_regime"].fillna(_OTHER)
@@ -247,8 +249,7 @@ def _versions(rows: pd.DataFrame) -> str:
 
 def _sweeps(ax: Axes, rows: pd.DataFrame) -> None:
     change = rows["sweep"].ne(rows["sweep"].shift()) & (rows["order"] > 1)
-    for order in rows.loc[change, "order"]:
-        ax.axvline(order - 0.5, color="#888888", linestyle=":", linewidth=0.9, zorder=0)
+    style.add_lines_across(ax, "x", rows.loc[change, "order"] - 0.5, color="#888888", linestyle=":", linewidth=0.9)
 
 
 def _marks(ax: Axes, x: pd.Series, y: pd.Series, colour: str, marker: str) -> None:

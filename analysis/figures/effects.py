@@ -264,7 +264,7 @@ def _note(frame: pd.DataFrame, table: pd.DataFrame) -> str | None:
         named = ", ".join(f"{effect} ({pairs})" for effect, pairs in zip(shown, few["pairs"], strict=True))
         parts.append(f"Too few pairs, fewer than {FEWEST}, for a number: {named}.")
     ok = frame[frame["outcome"] == "ok"]
-    if "rehearsed" in set(frame["method"]):
+    if "rehearsed" in set(frame["method"].unique()):
         parts.append("Not computed for rehearsed rows: tp, whose steps come out too short; memory by tp has a figure.")
     pooled = [f"{name} ({listed(values)})" for name, values in _several(ok)]
     if pooled:

@@ -10,6 +10,7 @@ takes less than before has a negative share. If either run lacks its parts, the 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import cast
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -63,6 +64,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     model's steps are not split are null.
     """
     rows = pairs.comparable(frame)
+    rows = rows[rows.groupby("workload")["world_size"].transform("nunique") > 1]  # others cannot have two sizes
     timed = [
         *step_parts.MEASURED,
         *step_parts.REHEARSED,
@@ -72,9 +74,10 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     split: dict[Hashable, tuple[pd.DataFrame, list[str]]] = {
         workload: _with_parts(of_workload) for workload, of_workload in rows[read].groupby("workload", sort=False)
     }
-    tables = _tables({workload: names for workload, (_, names) in split.items()}, [rows for rows, _ in split.values()])
-    every = dict.fromkeys(name for workload in tables for name in split[workload][1])
-    series_tables = [table for of_workload in tables.values() for table in of_workload]
+    names_of = {workload: names for workload, (_, names) in split.items()}
+    series_tables = _tables(names_of, [rows for rows, _ in split.values()]) if split else []
+    in_series = {workload for table in series_tables for workload in table["workload"].unique()}
+    every = dict.fromkeys(name for workload, names in names_of.items() if workload in in_series for name in names)
     lost = [f"lost to {name}" for name in (*every, UNATTRIBUTED)]
     columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *every, "attempt_id"]
     if not series_tables:
@@ -86,19 +89,21 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _tables(names: dict[Hashable, list[str]], rows_of: list[pd.DataFrame]) -> dict[Hashable, list[pd.DataFrame]]:
-    """For each workload that has any a table for each kind of scaling and choice of layouts that has at least two
-    sizes. ``names``: the parts of a step, by workload. The leaders of all workloads are found together, since each
-    search has a fixed cost."""
-    rows = pd.concat(rows_of) if rows_of else pd.DataFrame(columns=list(_NEEDED))
+def _tables(names: dict[Hashable, list[str]], rows_of: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    """A table for each kind of scaling and choice of layouts, of the workloads that have at least two sizes of it.
+    ``names``: the parts of a step, by workload. The leaders of all workloads are found together, and the losses of
+    those whose steps have the same parts, since each search has a fixed cost."""
+    rows = pd.concat(rows_of)
     pure = rows[rows[["tp", "cp", "pp", "ep"]].fillna(1).eq(1).all(axis=1)]
-    tables: dict[Hashable, list[pd.DataFrame]] = {workload: [] for workload in names}
+    splits = {workload: tuple(parts) for workload, parts in names.items()}
+    tables = []
     for layouts, candidates, fewest in zip(LAYOUTS, (rows, pure), (FEWEST, 1), strict=True):
         for kind in KINDS:
-            for workload, series in _series(candidates, kind, fewest).groupby("workload", sort=False):
-                attributed = _attributed(series, names[workload])
-                tables[workload].append(attributed.assign(kind=kind, layouts=layouts))
-    return {workload: found for workload, found in tables.items() if found}
+            series = _series(candidates, kind, fewest)
+            for parts, of_parts in series.groupby(series["workload"].map(splits), sort=False):
+                attributed = _attributed(of_parts, [*cast("tuple[str, ...]", parts)])
+                tables.append(attributed.assign(kind=kind, layouts=layouts))
+    return tables
 
 
 def _with_parts(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

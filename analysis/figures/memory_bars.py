@@ -110,7 +110,7 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
 
 def other_engines(frame: pd.DataFrame) -> list[str]:
     """Engines of the rows other than this project's; the closed form is of this project's engine."""
-    return sorted(set(frame["engine"].dropna()) - {ENGINE})
+    return sorted(set(frame["engine"].dropna().unique()) - {ENGINE})
 
 
 def _source_name(source: str, others: str) -> str:

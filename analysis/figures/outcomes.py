@@ -70,7 +70,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     ax.set_xlabel(f"Number of {labels.device_noun(frame)}")
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     ax.set_yticks(range(len(workloads)), workloads)
-    ax.tick_params(length=0)
+    ax.tick_params(length=0, left=False, bottom=False)
     ax.spines[:].set_visible(False)
     ax.hlines([y - 0.5 for y in range(1, len(workloads))], -0.5, len(sizes) - 0.5, color="#dddddd", linewidth=0.8)
     total = counts.sum()

@@ -13,6 +13,8 @@ from analysis.figures import bar_series, conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 
+_MOST_GROUPS = 40
+"""Largest number of bars: those with the most points; more do not fit a screen."""
 _SHOWN = [*metrics.GROUP, "layout", "compile", *metrics.OVERHEAD, "gap_s", "attempt_id"]
 _READ = [*dict.fromkeys((*labels.ORDERED_BY, *_SHOWN))]
 
@@ -34,6 +36,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     keys = [*metrics.GROUP, "compile"] if rows["compile"].nunique() > 1 else metrics.GROUP
     medians = rows.groupby(keys)[[*metrics.OVERHEAD, "gap_s"]].median()
     counts = rows.groupby(keys).size()
+    every = len(counts)
+    counts = counts.sort_values(ascending=False, kind="stable").head(_MOST_GROUPS)
+    medians = medians.loc[counts.index]
     order = {workload: i for i, workload in enumerate(labels.workload_order(rows))}
     medians = medians.loc[sorted(medians.index, key=lambda key: (order[key[0]], *key[1:]))]
     noun = labels.device_noun(frame)
@@ -69,7 +74,8 @@ def draw(frame: pd.DataFrame) -> Figure:
                 label="gap between points",
             )
         )
-    style.bottom_legend(figure, handles)
+    left_out = f"The {len(counts)} of {every} groups with most finished points" if every > len(counts) else None
+    style.bottom_legend(figure, handles, left_out)
     return figure
 
 

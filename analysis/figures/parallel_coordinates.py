@@ -84,6 +84,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def _panel(ax: Axes, rows: pd.DataFrame, columns: list[str], titles: list[str]) -> None:
     heights = np.column_stack([_heights(ax, place, rows[name], name) for place, name in enumerate(columns)])
+    style.add_lines_across(ax, "x", range(len(columns)), color="#888888", linewidth=0.8)
     share = (rows[metrics.RANK_BY] / rows[metrics.RANK_BY].max()).to_numpy(dtype=float)
     # Runs with equal degrees would hide each other: each is shifted by a small offset that depends only on its
     # position.
@@ -100,13 +101,12 @@ def _panel(ax: Axes, rows: pd.DataFrame, columns: list[str], titles: list[str]) 
     ax.set_yticks([])
     ax.set_xticks(x, titles, fontsize=8)
     ax.xaxis.tick_top()
-    ax.tick_params(length=0)
+    ax.tick_params(length=0, left=False, top=False)
     ax.spines[:].set_visible(False)
 
 
 def _heights(ax: Axes, place: int, values: pd.Series, name: str) -> np.ndarray:
-    """Heights between 0 and 1 of the values of one axis; draws the axis and its tick labels."""
-    ax.axvline(place, color="#888888", linewidth=0.8, zorder=0)
+    """Heights between 0 and 1 of the values of one axis; draws its tick labels."""
     if name in AXES:
         ticks = sorted(float(value) for value in values.dropna().unique())
         where = {tick: i / max(len(ticks) - 1, 1) for i, tick in enumerate(ticks)}

@@ -24,8 +24,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Every prediction of a step time with its measurement (`results.statistics.grade.pairs_of_rows`), one row per
     depth."""
     points = measured_points(frame[[name for name in _READ if name in frame]])
-    pairs = pairs_of_rows(points)
-    pairs = pairs[pairs["quantity"] == "step_time"]
+    pairs = pairs_of_rows(points, only="step_time")
     facts = points.drop_duplicates("experiment_id")[_FACTS]
     shown = ["depth", "experiment_id", "world_size", "seq_len", "dp", "tp", "cp", "pp", "predicted", "low", "high"]
     shown.append("measured")

@@ -44,7 +44,7 @@ def draw_data_parallel(frame: pd.DataFrame) -> Figure:
 @style.styled
 def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
     """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that was run."""
-    if "rehearsed" in set(frame["method"]):
+    if "rehearsed" in set(frame["method"].unique()):
         raise style.NothingToDraw(
             "rehearsed times are not comparable across tp: the steps come out too short where tp is above 1"
         )
@@ -208,7 +208,7 @@ def _thousands(ax: Axes) -> None:
 
 def _conclude_tensor_parallel(frame: pd.DataFrame) -> str | None:
     """Sentence on tensor parallelism; None for rehearsed rows, whose times are not comparable across tp."""
-    if "rehearsed" in set(frame["method"]):
+    if "rehearsed" in set(frame["method"].unique()):
         return None
     return conclusions.of_degrees(by_degree.tensor_parallel(frame), "tp")
 

@@ -15,10 +15,12 @@ from typing import Any, ParamSpec
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
+from numpy.typing import ArrayLike
 
 from analysis.figures import both, raster
 from results.tables.schema import UNKNOWN_OUTCOME
@@ -164,6 +166,15 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     raster.new_canvas(figure)
     return figure
+
+
+def add_lines_across(ax: Axes, axis: str, places: ArrayLike, **look: Any) -> None:
+    """Add lines across the whole of ``ax`` below its marks, at ``places`` of ``axis`` (x or y), as one artist; ``look``
+    has the properties of a `LineCollection`."""
+    upright = axis == "x"
+    lines = [[(place, 0), (place, 1)] if upright else [(0, place), (1, place)] for place in np.asarray(places, float)]
+    transform = ax.get_xaxis_transform() if upright else ax.get_yaxis_transform()
+    ax.add_collection(LineCollection(lines, transform=transform, zorder=0, **look), autolim=False)
 
 
 def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 _DECIMALS = 2
 """Decimals of a coordinate in points: a two-hundredth of a point is finer than any printer."""
 _HATCH_PT = 72
+_hatch_texts: dict[str, str] = {}
 _GROUPS = frozenset({"figure", "axes", "legend"})
 """Artists that become groups in the SVG, to be selected in a drawing editor."""
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
@@ -282,9 +283,11 @@ class Vector:
 
     def _hatch(self, gc: Any, face: Any, hatch: tuple[Any, ...]) -> str:
         """Id of a hatch pattern; patterns of one hatch in several colours share its lines."""
-        _, colour, width = hatch
+        kind, colour, width = hatch
         flip = Affine2D().scale(_HATCH_PT, -_HATCH_PT).translate(0, _HATCH_PT)
-        lines = self._named("l", f'<path id="{{}}" d="{_path_text(gc.get_hatch_path(), flip)}"/>')
+        if kind not in _hatch_texts:  # figures share hatches, whose paths are long
+            _hatch_texts[kind] = _path_text(gc.get_hatch_path(), flip)
+        lines = self._named("l", f'<path id="{{}}" d="{_hatch_texts[kind]}"/>')
         size = f'width="{_HATCH_PT}" height="{_HATCH_PT}"'
         ground = "" if face is None else f'<rect {size} fill="{to_hex(face[:3])}"/>'
         ink = to_hex(colour[:3])

@@ -23,7 +23,7 @@ def of_part(part: Cohort) -> list[Sentence]:
     answers = answer.of_every_cell(part.frame)
     won = [one for one in answers if one.best is not None]
     # Times that were not measured cannot say which kind of parallelism wins.
-    layouts = _layouts(part.frame, won) if set(part.frame["method"]) == {"measured"} else None
+    layouts = _layouts(part.frame, won) if set(part.frame["method"].unique()) == {"measured"} else None
     sentences = [layouts, _worth(part.frame, won), _ties(part.frame, answers, won)]
     return [sentence for sentence in sentences if sentence is not None]
 

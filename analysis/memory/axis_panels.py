@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.memory.families import Family, FamilyAxis, countable, families, like, twin
+from analysis.memory.families import Family, FamilyAxis, countable, families, like, matching_of, twin
 from analysis.memory.peak_split import PREDICTED, Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
@@ -101,7 +101,8 @@ def along(frame: pd.DataFrame, axis: FamilyAxis) -> list[Panel]:
     For tensor parallelism each model has two panels: with and without sequence parallelism.
     """
     rows = countable(frame)
-    best = sorted(families(rows, axis), key=lambda family: (len(family.rows), family.num_params))[-MOST_MODELS:]
+    best = families(rows, axis, matching_of(frame))
+    best = sorted(best, key=lambda family: (len(family.rows), family.num_params))[-MOST_MODELS:]
     best.sort(key=lambda family: (family.num_params, family.model))
     panels = [panel for family in best for panel in _of_family(rows, family, axis)]
     panels = [panel for panel in panels if len(panel.bars) > 1]

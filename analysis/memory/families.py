@@ -18,6 +18,7 @@ from analysis.rows.derived import SHAPE
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.labels import ROUTING, records
 from analysis.rows.load import last_attempts
+from analysis.rows.pairs import Matching
 from workloads.spec.recomputation import Recompute
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
@@ -102,16 +103,27 @@ def countable(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{_REPLICAS: rows["dp_replicate"].where(rows["zero_stage"] > 0, 1)})
 
 
-def families(rows: pd.DataFrame, axis: FamilyAxis) -> list[Family]:
+@cache_per_frame
+def matching_of(frame: pd.DataFrame) -> Matching:
+    """Which rows of `countable` agree in their configuration."""
+    return _matching(countable(frame))
+
+
+def _matching(rows: pd.DataFrame) -> Matching:
+    return Matching(rows, (*_CONFIG, *_BATCHES))
+
+
+def families(rows: pd.DataFrame, axis: FamilyAxis, matching: Matching | None = None) -> list[Family]:
     """The best family of each model along an axis, from the smallest model to the largest.
 
     The best family has the most values of the axis, then the most finished runs, then the highest peak. A family has at
-    least two values and one finished run. ``rows`` come from `countable`.
+    least two values and one finished run. ``rows`` come from `countable`, ``matching`` from `matching_of`.
     """
+    matching = matching or _matching(rows)
     batches = _BATCHES if axis.column == "dp" else _BATCHES[:1]
     best_by_model: dict[str, tuple[tuple[float, ...], Family]] = {}
     for batch in batches:
-        for score, family in _best_by_model(_with_off_rows(rows, axis, batch), axis, batch):
+        for score, family in _best_by_model(_with_off_rows(rows, matching, axis, batch), axis, batch):
             if family.model not in best_by_model or score > best_by_model[family.model][0]:
                 best_by_model[family.model] = score, family
     return sorted(
@@ -142,20 +154,20 @@ def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
     return same
 
 
-def _with_off_rows(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> pd.DataFrame:
+def _with_off_rows(rows: pd.DataFrame, matching: Matching, axis: FamilyAxis, batch: str) -> pd.DataFrame:
     """Rows with their family in ``_family``; a row whose axis is off is repeated for each family that it belongs to."""
-    rows = rows[rows[axis.column].notna()]
-    # Most columns have one value in most frames; grouping without them is faster.
-    differ = [name for name in (*_CONFIG, batch) if name != axis.column and rows[name].nunique(dropna=False) > 1]
-    keys = ["model", *(name for name in differ if name != "model" and name not in axis.with_it)]
-    if axis.with_it:
-        off = rows[axis.column] == axis.off
-        of_kind = {f"_{name}": rows[name] for name in axis.with_it}
-        on = rows.assign(**of_kind)[~off]
-        both = rows[off].merge(on[[*keys, *of_kind]].drop_duplicates(), on=keys)
-        rows = pd.concat([on, both], ignore_index=True) if len(both) else on
-        keys += of_kind
-    return rows.assign(_family=rows.groupby(keys, dropna=False, sort=False).ngroup())
+    others = [name for name in _BATCHES if name != batch]
+    rows = rows.assign(_alike=matching.codes([axis.column, *axis.with_it, *others]))
+    known = rows[axis.column].notna()
+    rows = rows if known.all() else rows[known]
+    if not axis.with_it:
+        return rows.rename(columns={"_alike": "_family"})
+    off = rows[axis.column] == axis.off
+    of_kind = {f"_{name}": rows[name] for name in axis.with_it}
+    on = rows.assign(**of_kind)[~off]
+    both = rows[off].merge(on[["_alike", *of_kind]].drop_duplicates(), on="_alike")
+    rows = pd.concat([on, both], ignore_index=True) if len(both) else on
+    return rows.assign(_family=rows.groupby(["_alike", *of_kind], dropna=False, sort=False).ngroup())
 
 
 def _best_by_model(rows: pd.DataFrame, axis: FamilyAxis, batch: str) -> list[tuple[tuple[float, ...], Family]]:

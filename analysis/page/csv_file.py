@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 _CHUNK = 2048
 """Number of rows that are made into text at once."""
-_QUOTED = frozenset(',"\r\n')
+_QUOTED = ',"\r\n'
 
 
 def write(frame: pd.DataFrame, path: Path) -> None:
@@ -49,14 +49,21 @@ def _coded(column: pd.Series) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
     else:
         codes, levels = pd.factorize(column)
         distinct = list(levels.to_numpy())
-    texts = np.empty(len(distinct) + 1, dtype=object)
-    texts[:] = [*(_quoted(str(value)) for value in distinct), ""]
+    plain = list(map(str, distinct))
+    if _must_be_quoted("".join(plain)):
+        plain = list(map(_quoted, plain))
+    texts = np.empty(len(plain) + 1, dtype=object)
+    texts[:] = [*plain, ""]
     return texts, codes.astype(np.int32)
+
+
+def _must_be_quoted(text: str) -> bool:
+    return any(character in text for character in _QUOTED)
 
 
 def _quoted(text: str) -> str:
     """The text as the module `csv` writes it: in quotes if it holds a comma, a quote or the end of a line."""
-    if _QUOTED.isdisjoint(text):
+    if not _must_be_quoted(text):
         return text
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerow([text, ""])

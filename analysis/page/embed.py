@@ -13,6 +13,8 @@ _LEVEL = 6
 (measured)."""
 
 
+_MOST_PARTS = 512
+"""Largest number of parts into which the entries of one dict or list are encoded."""
 _CHUNK = 3 * 2**16
 """Bytes of compressed data that are put into base64 at once; a multiple of three, which needs no padding."""
 
@@ -21,7 +23,7 @@ def deflated(data: Any) -> str:
     """``data`` as deflated JSON in base64, the format of `Data.read` in ``templates/page/data.js``.
 
     A dict is encoded entry by entry, and a list of dicts in it item by item: the whole text would take tens of
-    megabytes.
+    megabytes. Thousands of entries are small ones: they are encoded in batches.
     """
     packer = zlib.compressobj(_LEVEL)
     waiting = bytearray()
@@ -37,17 +39,29 @@ def deflated(data: Any) -> str:
 
 def _parts(data: Any) -> Iterator[str]:
     """The JSON text of ``data`` in parts."""
-    if isinstance(data, dict) and data:
+    if isinstance(data, dict) and len(data) > _MOST_PARTS:
+        entries = list(data.items())
+        for place, batch in _batches(entries):
+            yield ("," if place else "{") + _json({str(name): value for name, value in batch})[1:-1]
+        yield "}"
+    elif isinstance(data, dict) and data:
         for place, (name, value) in enumerate(data.items()):
             yield f"{',' if place else '{'}{_json(str(name))}:"
             yield from _parts(value) if isinstance(value, dict) or _of_dicts(value) else (_json(value),)
         yield "}"
     elif _of_dicts(data):
-        for place, item in enumerate(data):
-            yield ("," if place else "[") + _json(item)
+        for place, batch in _batches(data):
+            yield ("," if place else "[") + _json(batch)[1:-1]
         yield "]"
     else:
         yield _json(data)
+
+
+def _batches(items: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """At most `_MOST_PARTS` batches of ``items``, each with the place of its first item."""
+    size = -(-len(items) // _MOST_PARTS)
+    for place in range(0, len(items), size):
+        yield place, items[place : place + size]
 
 
 def _of_dicts(value: Any) -> bool:

@@ -271,7 +271,7 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
     throttled = int(frame["throttle_reasons"].fillna("").ne("").sum())
     if throttled:
         reasons = sorted(
-            {r.strip() for text in frame["throttle_reasons"].dropna() for r in text.split(",") if r.strip()}
+            {r.strip() for text in frame["throttle_reasons"].dropna().unique() for r in text.split(",") if r.strip()}
         )
         sentences.append(f"The device clocks were throttled in {plural(throttled, 'run')} ({listed(reasons)}).")
     return sentences + mixtures(frame)

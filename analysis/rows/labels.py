@@ -64,7 +64,7 @@ def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
     several_lengths = set(several[several > 1].index)
     names = [
         f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
-        for model, seq in zip(rows["model"], rows["seq_len"], strict=True)
+        for model, seq in zip(rows["model"].to_list(), rows["seq_len"].to_list(), strict=True)
     ]
     routings = [name_routing(*row.values()) for row in records(rows[[*ROUTING]])]
     return [f"{name}, {routing}" if routing else name for name, routing in zip(names, routings, strict=True)]

@@ -41,6 +41,10 @@ step."""
 
 
 _NOISE = ("noise", "noise_freedom", "repeats")
+_CELL = ["workload", "world_size", "tokens_per_step", "network_regime"]
+"""Columns within which the fastest run before a choice is compared with the fastest after it."""
+_MOST_CODES = 2**62
+"""Largest number of different codes, which are 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,23 @@ def best_against_best(rows: pd.DataFrame, column: str, before: object, after: ob
     All other choices are free: this is the effect for a user who tunes them anew. `matched` gives the effect of the one
     choice alone.
     """
-    keys = ["workload", "world_size", "tokens_per_step", "network_regime"]
-    rows = rows.loc[rows[column].isin([before, after]), list(dict.fromkeys([*keys, column, metrics.RANK_BY, *_NOISE]))]
+    kept = list(dict.fromkeys([*_CELL, column, metrics.RANK_BY, *_NOISE]))
+    sorted_rows = _fastest_first(rows)[[*kept, "_cell"]]
+    one, two = (
+        sorted_rows[sorted_rows[column].isin([value])].drop_duplicates("_cell")[kept] for value in (before, after)
+    )
+    return one.merge(two, on=_CELL, suffixes=("_one", "_two"))
+
+
+@cache_per_frame
+def _fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """``rows`` by throughput, with a number in ``_cell`` for each combination of `_CELL`; an unknown network regime is
+    one of its values."""
     regime = rows["network_regime"].astype(object)
     rows = rows.assign(network_regime=regime.where(regime.notna(), "–"))
-    rows = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable").drop_duplicates([*keys, column])
-    one, two = rows[rows[column] == before], rows[rows[column] == after]
-    return one.merge(two, on=keys, suffixes=("_one", "_two"))
+    rows = rows.assign(_cell=rows.groupby(_CELL, dropna=False, sort=False).ngroup())
+    sorted_rows: pd.DataFrame = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    return sorted_rows
 
 
 def within_noise(pairs: pd.DataFrame) -> pd.Series:
@@ -123,24 +137,26 @@ def within_noise(pairs: pd.DataFrame) -> pd.Series:
 
 
 class Matching:
-    """Finds rows that agree in their settings. Settings are coded as numbers once, for queries about many choices."""
+    """Finds rows that agree in their settings, the columns ``names``. Settings are coded as numbers once, for queries
+    about many choices."""
 
-    def __init__(self, rows: pd.DataFrame) -> None:
-        self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in SETTINGS}
+    def __init__(self, rows: pd.DataFrame, names: Sequence[str] = SETTINGS) -> None:
+        self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in names}
         self._varying = [name for name, codes in self._columns.items() if codes.size and codes.max() > 0]
         self._rows = len(rows)
 
     def codes(self, but_for: Sequence[str]) -> NDArray[np.int64]:
-        """A number for each row, equal for rows that agree in all of `SETTINGS` except ``but_for``; unknown counts as a
+        """A number for each row, equal for rows that agree in all settings except ``but_for``; unknown counts as a
         value."""
-        joint_codes = np.zeros(self._rows, dtype=np.int64)
+        joint_codes, size = np.zeros(self._rows, dtype=np.int64), 1
         for name in self._varying:
             if name not in but_for:
                 codes = self._columns[name]
-                # Renumber densely after each column, so that the product of sizes cannot overflow.
-                joint_codes = np.unique(joint_codes * (codes.max() + 1) + codes, return_inverse=True)[1].astype(
-                    np.int64
-                )
+                values = int(codes.max()) + 1
+                if size * values > _MOST_CODES:  # renumber densely
+                    joint_codes = np.unique(joint_codes, return_inverse=True)[1].astype(np.int64)
+                    size = self._rows
+                joint_codes, size = joint_codes * values + codes, size * values
         return joint_codes
 
     def pairs(

@@ -99,14 +99,15 @@ CALIBRATED = (
 )
 
 
-def pairs_of_rows(points: pd.DataFrame) -> pd.DataFrame:
-    """Makes the table of pairs (`PAIR_COLUMNS`) from `measured_points` with the columns of `with_rehearsals`.
+def pairs_of_rows(points: pd.DataFrame, only: str | None = None) -> pd.DataFrame:
+    """Makes the table of pairs (`PAIR_COLUMNS`) from `measured_points` with the columns of `with_rehearsals`, of every
+    quantity or ``only`` of one.
 
     Closed-form step times have the interval that was recorded; rows of schema 9 and older have none.
     """
     tables = []
     for depth, quantity, predicted, measured in _PREDICTIONS:
-        if predicted in points:
+        if predicted in points and only in (None, quantity):
             one = _pairs(points, depth, quantity, points[predicted], points[measured])
             tables.append(_with_interval(one, points, *INTERVAL) if predicted == "predicted_step_time_s" else one)
     return _together(tables)
@@ -150,7 +151,7 @@ def _pairs(rows: pd.DataFrame, depth: str, quantity: str, predicted: pd.Series, 
     one, two = pd.to_numeric(predicted, errors="coerce"), pd.to_numeric(measured, errors="coerce")
     known = rows["outcome"].eq("ok") & (one > 0) & (two > 0)
     rows = rows[known]
-    named = [rows[name] if name in rows else [""] * len(rows) for name in CELL]
+    named = [rows[name].to_list() if name in rows else [""] * len(rows) for name in CELL]
     cell = [" | ".join(map(str, values)) for values in zip(*named, strict=True)]
     fixed = {"depth": depth, "quantity": quantity, "predicted": one[known], "measured": two[known], "cell": cell}
     kept = {name: rows[name] for name in ("experiment_id", "tokens_per_step", *AXES) if name in rows}

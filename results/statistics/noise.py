@@ -43,7 +43,9 @@ def layout_key(runs: pd.DataFrame) -> pd.Series:
 
     Rows of other programs do not hold their experiment in full; they use the ``experiment_id``.
     """
-    return runs["config_json"].str.replace(r'"seed": -?\d+', "", regex=True).fillna(runs["experiment_id"])
+    codes, distinct = pd.factorize(runs["config_json"])  # repeats share a text, and equal texts are one object
+    texts = pd.Series(distinct, dtype=runs["config_json"].dtype).str.replace(r'"seed": -?\d+', "", regex=True)
+    return pd.Series(texts.array.take(codes, allow_fill=True), index=runs.index).fillna(runs["experiment_id"])
 
 
 def independent(runs: pd.DataFrame, value: str) -> pd.Series:

@@ -212,4 +212,18 @@ def test_a_series_of_bars_is_one_artist_with_the_pixels_of_many(upright: bool) -
     with style.in_style():
         (series, few), (single, many) = made(True), made(False)
         assert (few, many) == (2, 18)
-        assert style.pictures(series, ("png", "svg")) == style.pictures(single, ("png", "svg"))
+        one, each = (style.pictures(figure, ("png", "svg")) for figure in (series, single))
+    assert one["png"] == each["png"]
+    shapes, separate = (sorted(re.findall(rb"M [^M\"]*", made["svg"])) for made in (one, each))
+    assert [shape.strip() for shape in shapes] == [shape.strip() for shape in separate]
+    assert one["svg"].count(b"<path") < each["svg"].count(b"<path")
+
+
+def test_a_long_series_of_bars_is_drawn_in_pieces_that_agg_moves_to_whole_pixels() -> None:
+    ax = style.new_figure(4, 3).subplots()
+    bar_series.upright(ax, np.arange(400.0), np.ones(400), 0.0, 0.7)
+    paths = [series.get_path() for series in ax.patches]
+    lengths = [np.asarray(path.vertices).shape[0] for path in paths]
+    assert sum(lengths) == 400 * 5
+    assert max(lengths) <= 1024
+    assert ax.dataLim.bounds == pytest.approx((-0.35, 0, 399.7, 1))

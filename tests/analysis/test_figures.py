@@ -8,9 +8,12 @@ from pathlib import Path
 from unittest import mock
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -18,6 +21,7 @@ from analysis.figures import (
     all_runs,
     best_configurations,
     conclusions,
+    cost,
     memory_by_category,
     outcomes,
     overhead,
@@ -30,7 +34,7 @@ from analysis.index_page import headlines
 from analysis.rows import metrics
 from analysis.rows.cohorts import split
 from analysis.rows.load import load
-from results.text.numbers import format_bytes
+from results.text.numbers import format_bytes, format_number
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.drawn_bars import boxes
@@ -119,10 +123,13 @@ def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> Non
 
 
 @pytest.mark.slow
+def scattered(ax: Axes) -> list[PathCollection]:
+    return [collection for collection in ax.collections if isinstance(collection, PathCollection)]
+
+
 def test_all_runs_has_one_mark_a_point(frame: pd.DataFrame) -> None:
     figure = all_runs.draw(frame)
-    marks = sum(len(collection.get_offsets()) for collection in figure.axes[0].collections)
-    assert marks == len(frame)
+    assert sum(len(marks.get_offsets()) for marks in scattered(figure.axes[0])) == len(frame)
     [legend] = figure.legends
     names = {text.get_text() for text in legend.get_texts()}
     assert "out of memory" in names
@@ -333,6 +340,49 @@ def test_wide_sweeps_and_long_names_fit() -> None:
         assert_texts_fit(figure)
 
 
+def test_figures_of_many_models_show_those_with_most_runs_and_say_so(
+    frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(best_configurations, "_MOST_WORKLOADS", 2)
+    monkeypatch.setattr(overhead, "_MOST_GROUPS", 3)
+    monkeypatch.setattr(cost, "_MOST_BARS", 3)
+    best = metrics.best_configurations(frame)
+    layouts = best.groupby("workload")["candidates"].sum().sort_values(ascending=False)
+    for draw in (best_configurations.draw, best_configurations.draw_published):
+        figure = draw(frame)
+        assert {text.get_text() for text in figure.axes[0].get_yticklabels()} == set(layouts.index[:2])
+        assert len(figure.axes[0].collections[0].get_paths()) == 2 * frame["world_size"].nunique()
+        assert any("1 more models, which have fewer finished layouts: see the table" in text for text in words(figure))
+    ax = overhead.draw(frame).axes[0]
+    counts = frame[frame["outcome"] == "ok"].groupby(metrics.GROUP).size()
+    assert len(ax.get_yticks()) == 3 < len(counts)
+    assert f"(n = {counts.max()})" in " ".join(text.get_text() for text in ax.get_yticklabels())
+    assert f"The 3 of {len(counts)} groups with most finished points" in words(ax.figure.figure)
+    figure = cost.draw_spent(frame)
+    bars = boxes(figure.axes[0])
+    hours = metrics.held_hours(frame).groupby([frame[name] for name in metrics.GROUP]).sum()
+    assert np.unique(bars[:, 1]).size == 3
+    assert (bars[:, 0] + bars[:, 2]).max() == pytest.approx(hours.max())
+    assert f"{len(hours) - 3} more bars of fewer hours: see the table" in words(figure)
+    assert figure.axes[0].get_title("left").startswith(f"{format_number(hours.sum())} GPU-hours")
+
+
+def test_intervals_of_predictions_are_few_paths_with_the_ends_of_each() -> None:
+    ax = style.new_figure(4, 3).subplots()
+    low = np.arange(1.0, 251.0)
+    rows = pd.DataFrame({"low": low, "high": low + 0.5, "found": low + 0.25})
+    rows.loc[3, "high"] = np.nan
+    predicted_vs_found.draw_intervals(ax, rows, "low", "high", "found")
+    [lines] = ax.collections
+    assert len(lines.get_paths()) == 3
+    points = np.concatenate([path.vertices for path in lines.get_paths()])
+    known = rows.dropna()
+    assert (points[0::3] == known[["low", "found"]].to_numpy()).all()
+    assert (points[1::3] == known[["high", "found"]].to_numpy()).all()
+    assert np.isnan(points[2::3]).any(axis=1).all()
+    assert ax.dataLim.extents == pytest.approx((1, 1.25, 250.5, 250.25))
+
+
 def test_what_cannot_be_drawn_says_why() -> None:
     points = list(synthetic.experiments(world_sizes=(2,)))[:3]
     [cohort] = split(frame_of([synthetic.attempt(p, i, outcome="crash") for i, p in enumerate(points)]))
@@ -345,7 +395,7 @@ def test_what_cannot_be_drawn_says_why() -> None:
     ):
         with pytest.raises(style.NothingToDraw, match=r"no .*finished"):
             draw(cohort.frame)
-    assert len(all_runs.draw(cohort.frame).axes[0].collections) > 0
+    assert scattered(all_runs.draw(cohort.frame).axes[0])
 
 
 @pytest.mark.slow

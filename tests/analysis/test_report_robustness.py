@@ -242,7 +242,7 @@ def test_out_that_is_a_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    report.build(sweep, out)
+    report.build(sweep, out, QUICK)
     before = files_of(out)
     running = subprocess.Popen(
         command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 from analysis import report
 from analysis.explorer import row_data, row_series
-from analysis.rows import answer
+from analysis.page import embed
+from analysis.rows import answer, pairs
 from analysis.rows.cohorts import split
 from analysis.rows.load import decided, load
-from results.statistics import ranking
+from results.statistics import noise, ranking
 from results.tables.schema import ATTEMPTS
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
@@ -51,6 +55,35 @@ def test_rows_of_our_own_are_ranked_once_for_all_figures(rows: pd.DataFrame, mon
     monkeypatch.setattr(ranking, "of_layouts", counted)
     report._compute_shared(split(rows))
     assert len(calls) == 1
+
+
+def test_matching_renumbers_only_before_codes_overflow(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    matching = pairs.Matching(pairs.comparable(split(rows)[0].frame))
+    but_for = ["zero_stage", "recompute", "micro_batch_size", "num_microbatches"]
+    unique = mock.Mock(wraps=np.unique)
+    monkeypatch.setattr(np, "unique", unique)
+    plain = matching.codes(but_for)
+    assert unique.call_count == 0
+    monkeypatch.setattr(pairs, "_MOST_CODES", 1)
+    renumbered = matching.codes(but_for)
+    assert unique.call_count > 0 and 1 < len(set(plain)) < len(plain)
+    assert ((plain[:, None] == plain) == (renumbered[:, None] == renumbered)).all()
+
+
+def test_small_entries_of_the_page_are_encoded_in_batches() -> None:
+    for many in ({str(name): {"a": [name, None]} for name in range(5000)}, [{"a": place} for place in range(5000)]):
+        parts = list(embed._parts(many))
+        assert json.loads("".join(parts)) == many
+        assert len(parts) <= embed._MOST_PARTS + 1
+
+
+def test_a_layout_is_the_same_text_for_all_its_repeats() -> None:
+    configs = ['{"seed": 1, "tp": 2}', '{"seed": 22, "tp": 2}', None, '{"seed": 1, "tp": 2}']
+    runs = pd.DataFrame(
+        {"config_json": pd.array(configs, dtype="str"), "experiment_id": list("abcd")}, index=[5, 3, 9, 1]
+    )
+    keys = noise.layout_key(runs)
+    assert keys.to_dict() == {5: '{, "tp": 2}', 3: '{, "tp": 2}', 9: "c", 1: '{, "tp": 2}'}
 
 
 def test_deciding_attempts_can_be_asked_for_few_columns(rows: pd.DataFrame) -> None:
