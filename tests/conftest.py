@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 from tests.pool import Pool
 from tests.sampling import SEED, drawn_part, seconds_of
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    # Workers of pytest-xdist use every core. More threads in one of them only wait for one another, at full speed.
+    os.environ.setdefault(name, "1")
 
 MARK_OF_FIXTURE = {"lab": "slurm", "plain_lab": "slurm", "browser": "browser", "gloo_pool": "slow"}
 """A test that uses the fixture, directly or through another one, carries the mark."""

@@ -64,10 +64,17 @@ def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(STUDY, tmp_path_factory.mktemp("study"))
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium, one for each file of tests; skips where there is none."""
+@pytest.fixture(scope="session")
+def chromium_of_worker() -> Iterator[Browser]:
+    """Headless Chromium, started once by a process: a start takes nearly two seconds of a processor."""
     from tests.analysis.browser import chromium
 
     with chromium() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium_of_worker: Browser) -> Iterator[Browser]:
+    """Headless Chromium, for one file of tests, which leaves no page open; skips where there is none."""
+    yield chromium_of_worker
+    chromium_of_worker.driver.get("about:blank")

@@ -100,8 +100,8 @@ class ManyPoints:
         out = self.folder / "cost.json"
         command = [sys.executable, "-c", _MEASURED, str(self.sweep), str(out), module, *words]
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        # Compiled modules are kept, as on a user's machine, whatever this process does.
-        environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self.folder / "compiled")}
+        # Compiled modules are kept beside their sources, as on a user's machine, whatever this process does.
+        environment["PYTHONDONTWRITEBYTECODE"] = ""
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         cpu_s, opens, peak_mib = json.loads(out.read_text())
         return Cost(cpu_s=cpu_s, opens=opens, peak_mib=peak_mib, output=done.stdout)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from launchers.state.submissions import all_submissions, log_dir
 from launchers.state.sweep_dir import SweepDir
 from results.tables.probes import load_probe
 from results.tables.store import read_attempts
+from tests.sampling import SEED
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
 
@@ -49,13 +52,24 @@ derive: {{dp: world_size / (tp * pp)}}
 """
 
 
+DRAWN = sorted(random.Random(SEED).sample(range(5), 3))
+"""Numbers of the layouts that every run has."""
+
+
 @pytest.fixture
-def conf(tmp_path: Path) -> Path:
+def layouts(request: pytest.FixtureRequest) -> dict[str, list[int]]:
+    """Those layouts whose numbers are the test's parameter; without one, all."""
+    numbers: Sequence[int] = getattr(request, "param", range(5))
+    return {axis: [values[number] for number in numbers] for axis, values in LAYOUTS.items()}
+
+
+@pytest.fixture
+def conf(tmp_path: Path, layouts: dict[str, list[int]]) -> Path:
     files = {
         "cluster/two_a_node.yaml": CLUSTER.format(name="two_a_node", devices=2),
         "cluster/four_a_node.yaml": CLUSTER.format(name="four_a_node", devices=4),
         "model/tiny4.yaml": MODEL,
-        "grid/layouts.yaml": GRID.format(layouts=LAYOUTS),
+        "grid/layouts.yaml": GRID.format(layouts=layouts),
     }
     for where, text in files.items():
         path = tmp_path / "conf" / where
@@ -78,7 +92,7 @@ def run(lab: Lab, conf: Path, name: str, *words: str) -> list[dict[str, Any]]:
         retry = [sys.executable, "-m", "sweep", "retry", str(conf.parent / name), "crash"]
         subprocess.run(retry, cwd=CHECKOUT, env=lab.environment, check=True, timeout=60)
         rows = _rows_of(lab, conf.parent / name, command)
-    assert [row["outcome"] for row in rows] == ["ok"] * len(LAYOUTS["tp"]), [row["evidence"] for row in rows]
+    assert rows and {row["outcome"] for row in rows} == {"ok"}, [row["evidence"] for row in rows]
     return sorted(rows, key=lambda row: str(row["experiment_id"]))
 
 
@@ -95,10 +109,16 @@ def _rows_of(lab: Lab, folder: Path, command: list[str]) -> list[dict[str, Any]]
 
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
-def test_layouts_over_two_nodes_compute_what_they_compute_on_one(lab: Lab, conf: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts", [DRAWN, pytest.param(range(5), marks=pytest.mark.exhaustive(seconds=60))], ids=str, indirect=True
+)
+def test_layouts_over_two_nodes_compute_what_they_compute_on_one(
+    lab: Lab, conf: Path, layouts: dict[str, list[int]]
+) -> None:
     submitits_names = ["launcher.timeout_min=30", "launcher.slurm_array_parallelism=1", "launcher.slurm_mail_type=NONE"]
     over_nodes = run(lab, conf, "over nodes", "launcher=slurm", *submitits_names)
     here = run(lab, conf, "here", "launcher=local", "cluster=four_a_node")
+    assert len(over_nodes) == len(layouts["tp"])
     assert all(len(row["hosts"]) == 2 for row in over_nodes), [row["hosts"] for row in over_nodes]
     for far, near in zip(over_nodes, here, strict=True):
         assert far["experiment_id"] == near["experiment_id"]

@@ -32,7 +32,7 @@ from tests.launchers.test_local import start_pilot
 from tests.sampling import sampled
 
 POINTS = 3
-SEEDS = 20
+SEEDS = 10
 """Seeds of one test; each is a sweep of its own."""
 
 
@@ -93,7 +93,7 @@ def check(sweep: SweepDir, runs: Counter[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("merging")
-@pytest.mark.parametrize("block", sampled(range(5), 1, seconds=5))
+@pytest.mark.parametrize("block", sampled(range(10), 1, seconds=4))
 def test_every_point_ends_once_whatever_calls_fail(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +113,7 @@ def test_every_point_ends_once_whatever_calls_fail(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("merging")
-@pytest.mark.parametrize("block", sampled(range(5), 1, seconds=5))
+@pytest.mark.parametrize("block", sampled(range(10), 1, seconds=4))
 def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of four pilots dies at a different call, and some calls fail; the fifth pilot finishes the rest."""
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +27,20 @@ _PILOTS_OWN = {"git_commit", "git_dirty", "ultrasweep_version", "python_version"
 """Columns known to the pilot alone: null in a rebuilt row, or measured by the pilot's clock."""
 
 
-@pytest.fixture
-def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
-    monkeypatch.setattr(local, "PILOT", (sys.executable, "-m", "tests.launchers.scripted"))
-    sweep = SweepDir.create(tmp_path / "mine", {})
-    sweep.add_points(points("ok", "oom", "ok"))
-    assert run_local(sweep, settings(), live=False, command="sweep run").outcomes == {"ok": 2, "oom": 1}
+@pytest.fixture(scope="module")
+def ran_once(tmp_path_factory: pytest.TempPathFactory) -> SweepDir:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "PILOT", (sys.executable, "-m", "tests.launchers.scripted"))
+        sweep = SweepDir.create(tmp_path_factory.mktemp("ran") / "mine", {})
+        sweep.add_points(points("ok", "oom", "ok"))
+        assert run_local(sweep, settings(), live=False, command="sweep run").outcomes == {"ok": 2, "oom": 1}
     return sweep
+
+
+@pytest.fixture
+def ran(ran_once: SweepDir, tmp_path: Path) -> SweepDir:
+    """A copy of a sweep whose points have run."""
+    return SweepDir(shutil.copytree(ran_once.path, tmp_path / "mine", symlinks=True))
 
 
 def rows_of(sweep: SweepDir) -> dict[str, dict[str, Any]]:

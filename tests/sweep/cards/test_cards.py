@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launchers import local
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.store import read_attempts
 from sweep.__main__ import main
@@ -376,10 +378,16 @@ def test_a_card_of_one_point_or_of_all(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "pilot",
+    ["tests.launchers.scripted", pytest.param("launchers.pilot", marks=pytest.mark.exhaustive(seconds=40))],
+    ids=["ranks that only sleep", "ranks that train"],
+)
 def test_written_verified_and_failed_on_purpose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pilot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On CPU: a run, its card, the card again, a card of a machine ten times as fast, and a slower setting."""
+    monkeypatch.setattr(local, "PILOT", (sys.executable, "-m", pilot))
     monkeypatch.chdir(tmp_path)
     steps = ["measure.warmup_steps=1", "measure.timed_steps=3"]
     point = ["grid.axes.global_batch_size=4", "grid.axes.seq_len=64", "grid.axes.precision=fp32"]

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from launchers.state.queue import Claim, QueueReader
 from launchers.status.run_summary import RunSummary
+from results.tables.compaction import compact
 from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.tables.store import read_attempts, write_attempt
 from sweep.__main__ import main
@@ -25,6 +26,8 @@ from workloads.spec.experiment import Experiment, layout_id
 from workloads.spec.record import config_columns
 
 NEEDED = ("+grid=llama8b_8gpu", "launcher=slurm")
+MERGED_AT = 8
+"""Runs between two merges of their rows, as pilots merge them: each look at the sweep reads every part."""
 
 
 class Cluster:
@@ -52,6 +55,8 @@ class Cluster:
         while (self.most is None or len(self.ran) < self.most) and (claim := reader.claim_next(lambda found: found)):
             count += 1
             self.end(queued, claim)
+            if count % MERGED_AT == 0:
+                compact(queued.sweep.path)
             if count % self.at_once == 0 or not reader.waiting():
                 feed()
         self.rounds.append(count)

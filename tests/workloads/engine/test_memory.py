@@ -91,7 +91,7 @@ def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layou
     case = shortened(experiment(**layout))
     real = gloo_pool.run(run_among_peers, case.world_size, case)
     last = case.world_size - 1
-    for rank in {0, last}:
+    for rank in {0, last} if case.pp > 1 else {last}:  # ranks of one stage hold the same
         rehearsed = alone(case, rank, fake=False)
         # Among its peers a rank also holds what gloo's threads have not sent or summed yet, up to some messages.
         assert 0.995 * total(rehearsed) <= total(real[rank]) <= 1.05 * total(rehearsed)

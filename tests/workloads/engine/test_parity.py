@@ -121,7 +121,21 @@ OF_MESSAGES = [
     ),
 ]
 """Layouts whose messages are special: with several micro-batches FSDP gathers units that it does not need any more."""
-ON_GLOO = [*FEW_RANKS, *ODD, *sampled(OF_MESSAGES, 3), *sampled(LARGER, 6)]
+
+
+def choices(case: Experiment) -> set[tuple[str, Any]]:
+    """What a case has chosen on each axis."""
+    names = ["dp", "tp", "pp_schedule", "recompute", "recompute_every", "sequence_parallel"]
+    names += ["zero_stage"] * (case.dp > 1) + ["cp_kind"] * (case.cp > 1)
+    return {(name, getattr(case, name)) for name in names} | {("latent", case.model.mla is not None)}
+
+
+ON_GLOO = [
+    *sampled(FEW_RANKS, 24, kinds=choices),
+    *sampled(ODD, 6),
+    *sampled(OF_MESSAGES, 3),
+    *sampled(LARGER, 6),
+]
 
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(ON_GLOO, CASES))

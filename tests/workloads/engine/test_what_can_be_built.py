@@ -94,6 +94,7 @@ def build_all(cases: list[Experiment]) -> list[str | None]:
                 assemble(case, groups, shape_chunks(case, groups))
             except UltrasweepError as error:
                 refused = str(error)
+                break
             finally:
                 dist.destroy_process_group()
         found.append(refused)

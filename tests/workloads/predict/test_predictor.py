@@ -109,7 +109,7 @@ def test_intervals_cover_what_they_promise() -> None:
 
 @pytest.mark.slow
 def test_one_broken_run_does_not_bend_the_rest() -> None:
-    _, found, times = made_up(4)
+    _, found, times = made_up(4, count=60)
     broken = times.copy()
     broken[7] *= 20
     whole = Predictor.learn(measured(found, times), PROFILES).predict(found).step_time_s
