@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, CompressedAttention, LatentAttention
-from workloads.spec.layer_kinds.mlp import MLP
+from workloads.spec.layer_kinds.mlp import MLP, RoutedMLP
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
-from workloads.spec.layer_kinds.weight import NO_MIXING, Mixing, Weight, vector
+from workloads.spec.layer_kinds.weight import NO_MIXING, Mixing, Splits, Weight, vector, whole
 
 Mixer = Attention | LatentAttention | BlockSparseAttention | CompressedAttention | GatedDeltaRule | KimiDelta | Mamba2
 
@@ -34,6 +35,21 @@ class Layer:
             parts += part.weights(hidden) if part is not None else ()
         return tuple(parts)
 
+    @property
+    def routed(self) -> bool:
+        return isinstance(self.mlp, RoutedMLP)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether queries see every earlier token."""
+        return isinstance(self.mixer, Attention | LatentAttention) and self.mixer.sees_all
+
+    @property
+    def splits(self) -> Splits:
+        """Numbers that tensor parallelism must divide."""
+        parts = [part.splits for part in (self.mixer, self.mlp) if part is not None]
+        return reduce(Splits.both, parts, Splits())
+
     def mixing(self, seq_len: int) -> Mixing:
         return self.mixer.mixing(seq_len) if self.mixer is not None else NO_MIXING
 
@@ -48,12 +64,12 @@ class HyperConnections:
         """Those of one layer: twice a product with all streams that makes the weights of mixing."""
         outputs = self.streams**2 + 2 * self.streams
         return (
-            Weight("streams", self.streams * hidden, outputs, copies=2, used=2),
+            Weight("streams", self.streams * hidden, outputs, copies=2, used=2, held="whole"),
             vector("streams bias", outputs + 3, copies=2, used=2),
         )
 
     def weights_at_end(self, hidden: int) -> tuple[Weight, ...]:
-        return (Weight("streams", self.streams * hidden, self.streams), vector("streams bias", self.streams + 1))
+        return (whole("streams", self.streams * hidden, self.streams), vector("streams bias", self.streams + 1))
 
     def mixing(self, hidden: int) -> Mixing:
         """Of one layer."""

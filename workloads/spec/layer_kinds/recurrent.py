@@ -4,8 +4,9 @@ recurrent form, so they are what is needed and not what a kernel of chunks compu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
-from workloads.spec.layer_kinds.weight import Mixing, Weight, convolution, vector
+from workloads.spec.layer_kinds.weight import Mixing, Splits, Weight, convolution, vector, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,14 @@ class GatedDeltaRule:
             Weight("gate", hidden, values),
             Weight("decay and rate", hidden, 2 * self.value_heads),
             convolution("convolution", 2 * keys + values, self.kernel),
-            vector("decay", 2 * self.value_heads),
+            vector("decay", 2 * self.value_heads, held="split"),
             vector("norm", self.value_dim),
             Weight("o", values, hidden),
         )
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(recurrent_heads=gcd(self.key_heads, self.value_heads))
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(6 * self.value_heads * self.key_dim * self.value_dim)
@@ -56,19 +61,23 @@ class KimiDelta:
         gate = (
             [Weight("gate", hidden, width)]
             if self.full_rank_gate
-            else [Weight("gate down", hidden, size), Weight("gate up", size, width)]
+            else [whole("gate down", hidden, size), Weight("gate up", size, width)]
         )
         return (
             Weight("qkv", hidden, 3 * width),
             convolution("convolution", 3 * width, self.kernel),
-            Weight("decay down", hidden, size),
+            whole("decay down", hidden, size),
             Weight("decay up", size, width),
             *gate,
             Weight("rate", hidden, self.heads),
-            vector("decay", width + self.heads),
+            vector("decay", width + self.heads, held="split"),
             vector("norm", size),
             Weight("o", width, hidden),
         )
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(recurrent_heads=self.heads)
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(6 * self.heads * self.head_dim**2)
@@ -96,12 +105,16 @@ class Mamba2:
         return (
             Weight("in", hidden, inner),
             convolution("convolution", channels, self.kernel),
-            *([vector("convolution bias", channels)] if self.convolution_bias else []),
-            *([vector("biases", inner + hidden)] if self.bias else []),
-            vector("decay, step and skip", 3 * self.heads),
-            vector("norm", width),
+            *([vector("convolution bias", channels, held="split")] if self.convolution_bias else []),
+            *([vector("in bias", inner, held="split"), vector("out bias", hidden)] if self.bias else []),
+            vector("decay, step and skip", 3 * self.heads, held="split"),
+            vector("norm", width, held="split"),
             Weight("out", width, hidden),
         )
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(recurrent_heads=gcd(self.heads, self.groups))
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(4 * self.heads * self.head_dim * self.state)
