@@ -85,9 +85,7 @@ def layer_counts(model: ModelSpec, kind: Layer) -> Counts:
 def whole_model(model: ModelSpec) -> LayeredModel:
     """The model as a list of layers, whose sums are parameters and FLOPs."""
     tied = model.tie_embeddings
-    return layers_of(model).model(
-        model.name, model.hidden_size, model.vocab_size, tied=tied, norm_eps=model.norm_eps
-    )
+    return layers_of(model).model(model.name, model.hidden_size, model.vocab_size, tied=tied, norm_eps=model.norm_eps)
 
 
 def num_dense_layers(model: ModelSpec) -> int:

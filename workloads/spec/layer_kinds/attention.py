@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from workloads.spec.layer_kinds.spans import Full, Span, Window
+from workloads.spec.layer_kinds.exchange import ContextParallel, TensorParallel
+from workloads.spec.layer_kinds.spans import Chunk, Full, Span, Window
 from workloads.spec.layer_kinds.weight import Mixing, Splits, Weight, vector, whole
 
 FULL = Full()
@@ -84,6 +85,19 @@ class Attention:
     def splits(self) -> Splits:
         return Splits(heads=self.heads, kv_heads=self.kv_heads)
 
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,))
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        values = 0 if self.shared_kv else self.value_dim
+        return ContextParallel(
+            split=self.kv_heads * (self.head_dim + values),
+            queries=self.heads * self.head_dim,
+            outputs=self.heads * self.value_dim,
+            reach=self.span.size if isinstance(self.span, Window | Chunk) else None,
+        )
+
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(2 * self.heads * (self.head_dim + self.value_dim) * self.span.keys(seq_len))
 
@@ -97,6 +111,11 @@ class Indexer:
     head_dim: int
     chosen: int
     """Keys that a query sees."""
+
+    @property
+    def shared(self) -> int:
+        """16-bit numbers a token that say which keys it sees: 32 bits for each."""
+        return 2 * self.chosen
 
     def scores(self, keys: float) -> float:
         return 2 * self.heads * self.head_dim * keys
@@ -162,6 +181,21 @@ class LatentAttention:
     def splits(self) -> Splits:
         return Splits(heads=self.heads)
 
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        gate = (hidden,) if self.output_gate and self.q_rank else ()
+        chosen = self.indexer.shared if self.indexer is not None else 0
+        return TensorParallel((self.q_rank or hidden, self.kv_rank, *gate), self.rope_dim + chosen)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        query = self.nope_dim + self.rope_dim
+        return ContextParallel(
+            split=self.heads * (query + self.value_dim),
+            whole=self.indexer.head_dim if self.indexer is not None and self.owns_indexer else 0,
+            queries=self.heads * query,
+            outputs=self.heads * self.value_dim,
+        )
+
     def mixing(self, seq_len: int) -> Mixing:
         pair = 2 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
         if self.indexer is None:
@@ -195,6 +229,13 @@ class BlockSparseAttention:
     @property
     def splits(self) -> Splits:
         return self.attention.splits
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,), self.indexer.shared // self.block)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        return self.attention.context_parallel._replace(whole=self.indexer.head_dim)
 
     def mixing(self, seq_len: int) -> Mixing:
         pair = 2 * self.attention.heads * (self.attention.head_dim + self.attention.value_dim)
@@ -261,6 +302,23 @@ class CompressedAttention:
     @property
     def splits(self) -> Splits:
         return Splits(heads=gcd(self.heads, self.output_groups))
+
+    @property
+    def entry_numbers(self) -> int:
+        """Numbers a token of the entries, and of the indexer's, of which each stands for ``ratio`` tokens."""
+        indexer = self.indexer.head_dim if self.indexer is not None else 0
+        return -(-(self.head_dim + indexer) // self.ratio) if self.ratio else 0
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        chosen = self.indexer.shared if self.indexer is not None else 0
+        return TensorParallel((self.q_rank,), self.head_dim + self.entry_numbers + chosen)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        width = self.heads * self.head_dim
+        if self.ratio:
+            return ContextParallel(whole=self.entry_numbers, queries=width, outputs=width)
+        return ContextParallel(whole=self.head_dim, queries=width, outputs=width, reach=self.window)
 
     def mixing(self, seq_len: int) -> Mixing:
         seen, scores = Window(self.window).keys(seq_len), 0.0

@@ -122,7 +122,9 @@ def from_plain(place: str, value: Any) -> LayerList:
         if not isinstance(fields[name], list | tuple) or not fields[name]:
             raise InvalidExperiment(f"{place}: {name} must be a list with at least one entry")
     if len(kinds) > _MOST_KINDS:
-        raise InvalidExperiment(f"{place}: kinds has {len(kinds)} entries; at most {_MOST_KINDS} are known to be useful")
+        raise InvalidExperiment(
+            f"{place}: kinds has {len(kinds)} entries; at most {_MOST_KINDS} are known to be useful"
+        )
     for at in order:
         whole_number(f"{place}: order", at, 0, error=InvalidExperiment)
     if set(order) != set(range(len(kinds))):
@@ -140,7 +142,9 @@ def _layer(place: str, value: Any) -> Layer:
     fields = mapping(place, value, error=InvalidExperiment)
     check_names(place, fields, ("mixer", "mlp", "norms"), ("mixer", "mlp"), noun="field", error=InvalidExperiment)
     norms = whole_number(f"{place}: norms", fields.get("norms", 2), 0, error=InvalidExperiment)
-    mixer, mlp = (None if fields[name] is None else _part(f"{place}: {name}", fields[name]) for name in ("mixer", "mlp"))
+    mixer, mlp = (
+        None if fields[name] is None else _part(f"{place}: {name}", fields[name]) for name in ("mixer", "mlp")
+    )
     if isinstance(mixer, DenseMLP | RoutedMLP) or not isinstance(mlp, DenseMLP | RoutedMLP | None):
         raise InvalidExperiment(f"{place}: mixer must be a kind of mixer, and mlp dense or routed")
     return Layer(mixer=mixer, mlp=mlp, norms=norms)

@@ -6,7 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from workloads.spec.layer_kinds.exchange import ContextParallel, TensorParallel
 from workloads.spec.layer_kinds.weight import Mixing, Splits, Weight, convolution, vector, whole
+
+DELTA_CHUNK, MAMBA_CHUNK = 64, 256
+"""Tokens of a chunk in the kernels of flash-linear-attention and of Mamba-2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,17 @@ class GatedDeltaRule:
     @property
     def splits(self) -> Splits:
         return Splits(recurrent_heads=gcd(self.key_heads, self.value_heads))
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,))
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        return ContextParallel(state=self.value_heads * self.key_dim * self.value_dim)
+
+    def kernel_flops(self) -> float:
+        """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
+        return self.mixing(1).trained + self.value_heads * DELTA_CHUNK * (6 * self.key_dim + 4 * self.value_dim)
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(6 * self.value_heads * self.key_dim * self.value_dim)
@@ -79,6 +94,17 @@ class KimiDelta:
     def splits(self) -> Splits:
         return Splits(recurrent_heads=self.heads)
 
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden, self.head_dim, *(() if self.full_rank_gate else (self.head_dim,))))
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        return ContextParallel(state=self.heads * self.head_dim**2)
+
+    def kernel_flops(self) -> float:
+        """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
+        return self.mixing(1).trained + self.heads * DELTA_CHUNK * 10 * self.head_dim
+
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(6 * self.heads * self.head_dim**2)
 
@@ -115,6 +141,17 @@ class Mamba2:
     @property
     def splits(self) -> Splits:
         return Splits(recurrent_heads=gcd(self.heads, self.groups))
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,))
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        return ContextParallel(state=self.heads * self.head_dim * self.state)
+
+    def kernel_flops(self) -> float:
+        """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
+        return self.mixing(1).trained + MAMBA_CHUNK * (self.groups * self.state + self.heads * self.head_dim)
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(4 * self.heads * self.head_dim * self.state)

@@ -25,7 +25,9 @@ def summary(layers: LayerList) -> dict[str, Any]:
     dense = [isinstance(layers.kinds[at].mlp, DenseMLP) for at in layers.order]
     heads = splits.heads or splits.recurrent_heads or 1
     kv_heads = splits.kv_heads if latent is None else heads
-    ropes = [mixer.rope for mixer in mixers if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None]
+    ropes = [
+        mixer.rope for mixer in mixers if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None
+    ]
     return {
         "num_layers": len(layers.order),
         "num_heads": heads,
