@@ -27,6 +27,7 @@ from sweep.planning.ledger import ledger_rows, origin_of
 from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
+from workloads.rules.engine_kinds import refuse_lacking_kinds
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -68,6 +69,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
         if other is not None:
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
+    refuse_lacking_kinds(config.models.values())
     settings, slurm = launch_options(config, machine)
     dry = is_dry(config)
     if not dry and (rebuilt := _rebuilt(config)) is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention, Rope
 from workloads.spec.layer_kinds.layer_list import LayerList
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer, Mixer
+from workloads.spec.layer_kinds.weight import Splits
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 
@@ -60,6 +61,12 @@ def _experts(moe: MoESpec) -> RoutedMLP:
         correction=moe.balance == "bias",
         balance_loss=moe.balance_coefficient if moe.balance == "aux_loss" else 0.0,
     )
+
+
+@lru_cache(maxsize=256)
+def splits_of(model: ModelSpec) -> Splits:
+    """Numbers that tensor parallelism must divide in every layer."""
+    return reduce(Splits.both, (kind.splits for kind in layers_of(model).kinds), Splits())
 
 
 def routed_layers(model: ModelSpec) -> tuple[bool, ...]:

@@ -135,6 +135,11 @@ class ModelSpec:
         return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
 
     @property
+    def streams(self) -> int:
+        """Copies of the hidden state between layers: more than 1 with hyper-connections."""
+        return 1 if self.layers is None else self.layers.streams
+
+    @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward part; otherwise ``ffn_hidden_size`` has no effect."""
         return self.moe is None or self.moe.num_dense_layers > 0

@@ -29,7 +29,7 @@ class KindBytes(NamedTuple):
 
 def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> KindBytes:
     """``recomputed``: whether the policy of ``e`` applies to this layer."""
-    s, streams = Sizes.of(e, c), e.model.layers.streams if e.model.layers is not None else 1
+    s, streams = Sizes.of(e, c), e.model.streams
     experts = expert_tensors_of(e, kind.mlp, s.stream, c) if isinstance(kind.mlp, RoutedMLP) else None
     return _bytes(kind, s, streams, experts, e.recompute if recomputed else "none", e.ep > 1, e.etp)
 

@@ -21,7 +21,6 @@ from workloads.spec.layer_kinds.attention import (
     Attention,
     BlockSparseAttention,
     CompressedAttention,
-    Indexer,
     LatentAttention,
 )
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP

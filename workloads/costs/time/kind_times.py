@@ -33,7 +33,7 @@ _ROW_PARALLEL = ("o", "out", "down", "shared down")
 
 def kind_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
     """Compute and exposed communication of one layer."""
-    c, hidden, streams = COMPUTE_BYTES[e.precision], e.model.hidden_size, _streams(e)
+    c, hidden, streams = COMPUTE_BYTES[e.precision], e.model.hidden_size, e.model.streams
     tokens, stream = rank_tokens(e)
     products, mixing = _products(kind, hidden), kind.mixing(e.seq_len)
     per_number = 2.0 / rates.matmul
@@ -72,10 +72,6 @@ def kind_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -
     others = experts.dispatch_s + experts.combine_s
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
     return LayerTimes(forward, backward, matmul + experts.weights_s, *exposed, recompute_s, recompute_exposed_s)
-
-
-def _streams(e: Experiment) -> int:
-    return e.model.layers.streams if e.model.layers is not None else 1
 
 
 def _mixed_streams(hidden: int, streams: int) -> int:
@@ -141,8 +137,11 @@ def _tp_exposed(
     if kind.mixer is not None:
         along = kind.mixer.tensor_parallel(hidden)
         inputs, shared, sums = [*along.gathered], along.shared, 1
-    if isinstance(kind.mlp, DenseMLP) or (kind.mlp is not None and kind.mlp.shared is not None):
-        inputs, sums = [*inputs, hidden], sums + 1
+    if isinstance(kind.mlp, RoutedMLP):
+        gathering = (kind.mlp.shared is not None) + (e.etp > 1)  # experts that tp ranks split get all tokens
+    else:
+        gathering = int(kind.mlp is not None)
+    inputs, sums = [*inputs, *[hidden] * gathering], sums + gathering
     if not inputs:
         return _TensorParallel(0.0, 0.0, 0.0, 0.0)
     overlapping_s = matmul_s * products.into_share / len(inputs)

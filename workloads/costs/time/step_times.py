@@ -134,7 +134,7 @@ class StepTimes:
         times = [_times_of_kind(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         numbers = e.tp, e.ep * e.etp, c, MASTER_BYTES[e.precision], *gathered, e.model.tie_embeddings
-        message = c * rank_tokens(e)[1] * e.model.hidden_size
+        message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)
         return _OfLayers((*numbers, rates.memory), np.array(times), ends)
 
