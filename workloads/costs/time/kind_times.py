@@ -23,12 +23,11 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
-from workloads.spec.layer_kinds.weight import Weight
+from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 from workloads.spec.mesh import stride
 
 ATTENTION_BACKWARD = 2.5
 """As in `workloads.costs.time.layer_times`."""
-_ROW_PARALLEL = ("o", "out", "down", "shared down")
 
 
 def kind_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
@@ -100,7 +99,7 @@ def _matrices(kind: Layer, hidden: int) -> tuple[Weight, ...]:
 def _products(kind: Layer, hidden: int) -> _Products:
     matrices = _matrices(kind, hidden)
     split = sum(one.active for one in matrices if one.held == "split")
-    rows = sum(one.active for one in matrices if one.name in _ROW_PARALLEL)
+    rows = sum(one.active for one in matrices if one.name in ROW_PARALLEL)
     whole = sum(one.active for one in matrices if one.held == "whole")
     return _Products(split, whole, (split - rows) / split if split else 0.0)
 

@@ -43,6 +43,10 @@ class Weight:
         return 0 if self.use == "vector" else 2 * self.active
 
 
+ROW_PARALLEL = ("o", "out", "down", "shared down")
+"""Weights whose inputs tensor-parallel ranks divide; of other weights that are split they divide the outputs."""
+
+
 def vector(name: str, size: int, copies: int = 1, used: int = 1, held: Held = "whole") -> Weight:
     """A norm, bias or scale."""
     return Weight(name, 1, size, copies, used, "vector", held)
