@@ -14,6 +14,7 @@ from typing import NamedTuple
 from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.memory.end_moments import end_moment, head_moments
 from workloads.costs.memory.expert_activations import expert_tensors
+from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
 from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
 from workloads.costs.shape.params import local_params
@@ -73,7 +74,10 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
             )
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
             own_prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else holds[number][at[number]][1]
-            chunk, layers = (own_bytes._replace(saved=own_bytes.deferred), second) if kind == "W" else (own_bytes, x)
+            chunk, layers = own_bytes, x
+            if kind == "W":
+                units = own_bytes.units._replace(classes=second.classes(own_bytes.held))
+                chunk, layers = own_bytes._replace(units=units, saved=own_bytes.deferred), second
             turn = MicroBatchBackward(
                 in_flight=1,
                 deferred=activations - (own_bytes.deferred if kind == "W" else saved[number]),
@@ -99,23 +103,16 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     """`Shared` for the weight-gradient pass: layers hold what the input-gradient pass has left, and need their weights'
     gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free.
     """
-    working = x.c * max(x.block, x.experts)
-    reducing_experts = 0
-    if x.moe_deferred:
-        of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
-        reducing_experts = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
-    return x._replace(
-        dense_saved=x.dense_deferred,
-        dense_kept=x.dense_deferred,
-        moe_saved=x.moe_deferred,
-        moe_kept=x.moe_deferred,
-        working=working,
-        working_kept=working,
-        dense_working=x.c * x.block,
-        dense_working_kept=x.c * x.block,
-        reducing_experts=reducing_experts,
-        reducing_experts_kept=reducing_experts,
-    )
+    sizes: list[LayerSizes] = []
+    working = 0
+    for size in x.sizes:
+        working, reducing = x.c * max(x.block, size.experts), 0
+        if size.experts:
+            of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
+            reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
+        left = {"saved": size.deferred, "kept": size.deferred, "working": working, "working_kept": working}
+        sizes.append(size._replace(**left, reducing=reducing, reducing_kept=reducing))
+    return x._replace(sizes=tuple(sizes), working=working, working_kept=working)
 
 
 def _forward(e: Experiment, x: Shared, chunk: _Bytes, turn: MicroBatchBackward) -> Sequence[Moment]:
@@ -163,6 +160,7 @@ def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
     layers, experts = local_params(e, held.layers)
     ends = (held.embedding + held.head) // e.tp + held.final_norm
     params, shard = layers + experts + ends, x.shard(layers + ends, experts)
+    classes = x.classes(held)
     # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
     of_end = {"interleaved_zero_bubble": held.has_head, "zero_bubble_v": False}.get(e.pp_schedule, held.embedding > 0)
     return _Bytes(
@@ -174,6 +172,7 @@ def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
             tied=0,  # both ends are in one chunk only without a pipeline
             experts=x.experts if held.moe_layers else 0,
             all_experts=experts,
+            classes=classes,
         ),
         params=params,
         whole=x.b * layers + x.b_experts * experts + x.c * ends,
@@ -181,9 +180,9 @@ def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
         accumulated=x.g * params if x.unsharded else shard,
         of_ends=x.g * ends if x.unsharded else x.shard(ends, 0),
         flat=0 if x.unsharded else x.g * (x.vocabulary if of_end else x.block),
-        saved=x.saved(held) + (0 if held.has_head else x.stream),
+        saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
         of_head=x.head.saved if held.has_head else 0,
-        deferred=held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred,
+        deferred=sum(one.layers * one.size.deferred for one in classes),
     )
 
 

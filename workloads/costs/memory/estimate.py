@@ -30,6 +30,7 @@ from functools import lru_cache
 
 from workloads.costs.memory.chunk_moments import covers, moments_of_chunks
 from workloads.costs.memory.end_moments import end_moment, head_moments, tied_moment
+from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
 from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
 from workloads.costs.shape.params import MASTER_BYTES, local_params
@@ -149,7 +150,7 @@ def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> 
 
 def saved_bytes(experiment: Experiment, held: StageParams) -> int:
     """Bytes that the layers of a pipeline rank hold from forward to backward for one micro-batch."""
-    return Shared.of(experiment).saved(held)
+    return sum(one.saved for one in layer_classes(experiment, held))
 
 
 def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> StageMemory:
@@ -158,6 +159,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     params = layers + experts + ends
     shard = parameter_shard_bytes(e, layers + ends, experts)
     is_tied = held.has_head and held.embedding > 0 and held.head == 0
+    classes = x.classes(held)
     units = Units(
         head=x.vocabulary if held.head else 0,
         first=x.vocabulary if held.embedding else x.block,
@@ -165,14 +167,15 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
         tied=x.vocabulary if is_tied else 0,
         experts=x.experts if held.moe_layers else 0,
         all_experts=experts,
+        classes=classes,
     )
     whole = x.b * layers + x.b_experts * experts + x.c * ends
     accumulated = x.g * params if x.unsharded else shard
     if e.virtual_stages > 1:
         return _highest(stage, x, shard, moments_of_chunks(e, x, stage))
     outputs = e.virtual_stages - held.has_head  # a chunk keeps the output that it sends on; the last one sends nothing
-    saved = x.saved(held) + outputs * x.stream
-    between_passes = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
+    saved = sum(one.saved for one in classes) + outputs * x.stream
+    between_passes = sum(one.layers * one.size.deferred for one in classes)
     own_deferred = between_passes if e.pp_schedule in SPLIT_BACKWARD else 0
     # With a split backward: the moment before the input-gradient pass, which defers ``own_deferred``.
     in_flight, deferred = max(moments_held(e, stage))

@@ -42,18 +42,20 @@ def block_moments(
     all_held = held_bytes(x, turn, saved, held.has_head)
     kept = held.kept_after
     last = (copies, gradients, all_held + (x.working_kept if kept else x.working) + flat)
-    reduction = _reduction(e, x, turn, held, copies, gradients, all_held)
+    reduction = _reduction(e, x, units, turn, held, copies, gradients, all_held)
     done = kept if 0 < kept < held.num_layers else 1
     if done == held.num_layers:
         return (last, *reduction)
-    moe = min(done, held.moe_layers)
-    of_moe, of_dense = (x.moe_kept, x.dense_kept) if kept else (x.moe_saved, x.dense_saved)
-    freed = moe * of_moe + (done - moe) * of_dense
+    layers = units.last_layers(done)
+    freed = sum(count * (size.kept if kept else size.saved) for size, count in layers)
     between = kept == 0 and e.recompute_every > 1  # the last block is recomputed, the one before it is not
     working = x.working_kept if between or kept == held.num_layers else x.working
-    rest = moe * x.moe_block + (done - moe) * x.block
-    unsharded = x.g * (x.block if done > moe else x.moe_block)
-    of_done, shard = x.g * (rest + moe * units.experts), x.shard(rest, moe * units.experts)
+    rest, experts = (
+        sum(count * size.block for size, count in layers),
+        sum(count * size.experts for size, count in layers),
+    )
+    unsharded = x.g * layers[-1][0].block
+    of_done, shard = x.g * (rest + experts), x.shard(rest, experts)
     if turn.first_half:
         unsharded = 0
     elif not turn.prior:
@@ -63,15 +65,22 @@ def block_moments(
     if zero3 and held.embedding and done == held.num_layers - 1:
         copies = x.b * x.block + x.c * units.first
     elif not zero3 and turn.last:
-        copies -= x.b * rest + x.b_experts * moe * units.experts
+        copies -= x.b * rest + x.b_experts * experts
     received = 0 if held.has_head else x.stream
-    left = moe * x.moe_deferred + (done - moe) * x.dense_deferred if turn.first_half else 0
+    left = sum(count * size.deferred for size, count in layers) if turn.first_half else 0
     activations = all_held - freed + left + working + received + (unsharded if is_reduced else flat)
     return last, *reduction, (copies, gradients, activations)
 
 
 def _reduction(
-    e: Experiment, x: Shared, turn: MicroBatchBackward, held: StageParams, copies: int, gradients: int, all_held: int
+    e: Experiment,
+    x: Shared,
+    units: Units,
+    turn: MicroBatchBackward,
+    held: StageParams,
+    copies: int,
+    gradients: int,
+    all_held: int,
 ) -> tuple[Moment, ...]:
     """Moment of the reduction of the last block's gradient, after its backward. ``copies``, ``gradients``: bytes during
     its backward.
@@ -80,8 +89,9 @@ def _reduction(
     except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
     g bytes per element by then.
     """
-    if not reduces(x, turn) or turn.first_half or held.moe_layers:
+    if not reduces(x, turn) or turn.first_half or units.experts:
         return ()
+    size = units.classes[-1].size
     shard, flat = x.g * x.block // x.shards, x.g * x.block
     if x.shards == 1:
         gradients += 0 if turn.prior else shard
@@ -90,10 +100,10 @@ def _reduction(
         buffers = flat
     else:
         each = x.g if e.pp_schedule in SPLIT_BACKWARD else x.c
-        buffers = flat + max(each * x.block, each * x.down + shard)
+        buffers = flat + max(each * x.block, each * size.down + shard)
     if e.zero_stage == 3 or turn.last:
         copies -= x.b * x.block
-    freed = x.dense_kept if held.kept_after else x.dense_saved
+    freed = size.kept if held.kept_after else size.saved
     received = 0 if held.has_head else x.stream
     return ((copies, gradients, all_held - freed + received + x.stream + buffers),)
 
@@ -109,13 +119,17 @@ def first_block_moments(
     saved: int,
 ) -> tuple[Moment, ...]:
     """Moments of the first block's backward, the last of its stage: all other blocks and the head have their gradients.
-    If dense layers precede layers with experts, also the moment of the first layer with experts, unless there is only
-    one, which is the last block of `block_moments`.
+    Also the moments of the first layer of each other class, unless it is the only layer of the last class, which is the
+    last block of `block_moments`.
 
     They exceed the last block's moments if a block's gradient takes more than the block had saved.
     """
-    kinds = (False, True) if held.dense_layers and held.moe_layers > 1 else (not held.dense_layers,)
-    return tuple(_first_block(e, x, units, turn, held, params, whole, saved, routed=routed) for routed in kinds)
+    last = len(units.classes) - 1
+    return tuple(
+        _first_block(e, x, units, turn, held, params, whole, saved, number)
+        for number, one in enumerate(units.classes)
+        if number == 0 or number < last or one.layers > 1
+    )
 
 
 def _first_block(
@@ -127,15 +141,15 @@ def _first_block(
     params: int,
     whole: int,
     saved: int,
-    *,
-    routed: bool,
+    number: int,
 ) -> Moment:
-    """`first_block_moments` of the first block with experts, or of the first dense one."""
+    """`first_block_moments` of the first block of class ``number``."""
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
-    experts, before = (units.experts, held.dense_layers) if routed else (0, 0)
-    block, recomputed_before = x.moe_block if routed else x.block, held.dense_recomputed if before else 0
+    (size, _, _, recomputed), before = units.classes[number], units.classes[:number]
+    block = size.block + sum(one.layers * one.size.block for one in before)
+    experts = size.experts + sum(one.layers * one.size.experts for one in before)
     of_others = units.all_experts - experts
-    done = max(0, params - units.all_experts - block - before * x.block - (units.first if held.embedding else 0))
+    done = max(0, params - units.all_experts - block - (units.first if held.embedding else 0))
     shard = x.shard(done, of_others)
     if turn.first_half:
         done, of_others, shard = units.head, 0, x.shard(units.head, 0)
@@ -145,25 +159,20 @@ def _first_block(
     # With ZeRO 3 FSDP gathers the next unit while this one computes: a block, or the embedding if this stage has it.
     if zero3:
         following = x.b * x.block if before else x.c * units.tied or units.first_copy
-        copies = x.b * block + x.b_experts * experts + following
+        copies = x.b * size.block + x.b_experts * size.experts + following
     else:
-        left = x.b * (block + before * x.block) + x.b_experts * experts + (units.first_copy if held.embedding else 0)
+        left = x.b * block + x.b_experts * experts + (units.first_copy if held.embedding else 0)
         left += x.c * units.head if turn.second_half else 0
         copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
-    recomputed = held.first_moe_recomputed if routed else held.first_recomputed
-    dense, moe = (x.dense_saved, x.moe_saved) if recomputed else (x.dense_kept, x.moe_kept)
-    others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + (moe if routed else dense)
-    others += recomputed_before * x.dense_saved + (before - recomputed_before) * x.dense_kept
+    others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + (size.saved if recomputed else size.kept)
+    others += sum(one.saved for one in before)
     others += 0 if held.has_head else x.stream  # the gradient received by a stage other than the last
     if turn.first_half:  # what the other blocks hold for their weight-gradient passes
-        others += turn.own_deferred - (x.moe_deferred if routed else x.dense_deferred) - before * x.dense_deferred
-        others += 0 if routed else x.dense_first_half
-    flat = x.g * block if is_reduced and not turn.first_half else pending_reduce_buffer(x, units, turn)
-    if routed:
-        working = x.working if recomputed else x.working_kept
-    else:
-        working = x.dense_working if recomputed else x.dense_working_kept
+        others += turn.own_deferred - size.deferred - sum(one.layers * one.size.deferred for one in before)
+        others += size.first_half
+    flat = x.g * size.block if is_reduced and not turn.first_half else pending_reduce_buffer(x, units, turn)
+    working = size.working if recomputed else size.working_kept
     return copies, gradients + x.c * units.tied, others + working + flat
 
 
@@ -178,6 +187,8 @@ def expert_moments(
     size, shards, zero3 = units.experts, x.expert_shards, e.zero_stage == 3
     if not size:
         return ()
+    with_experts = [one for one in units.classes if one.size.experts]
+    before = units.classes[: units.classes.index(with_experts[0])]
     shard, buffers = x.g * size // shards, 0
     if reduces(x, turn):
         expert_gradients = 0 if turn.prior else shard
@@ -200,7 +211,7 @@ def expert_moments(
     of_ends = 0 if turn.second_half else x.c * units.head
     tied, resharded = x.c * units.tied, (of_ends + x.b_experts * size) * turn.last
     copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
-    reducing = x.reducing_experts_kept if held.kept_after else x.reducing_experts
+    reducing = with_experts[-1].size.reducing_kept if held.kept_after else with_experts[-1].size.reducing
     held_then = held_bytes(x, turn, saved, held.has_head) + reducing
     last = [(copies, turn.prior + of_head + expert_gradients + tied, held_then + buffers)]
     if turn.second_half and reduced and shards > 1 and not (x.unsharded and turn.prior):
@@ -211,19 +222,21 @@ def expert_moments(
         gathered = copies if zero3 else whole
         last.append((gathered, turn.prior + of_head + tied, held_then + casting))
 
-    others = held.moe_layers - 1
-    rest = units.head + others * x.moe_block
-    gradients = turn.prior or (x.shard(rest, others * size) if reduced else x.g * (rest + others * size))
+    first, _, _, recomputed = with_experts[0]
+    rest = units.head + sum(one.layers * one.size.block for one in with_experts) - first.block
+    of_others = units.all_experts - size
+    gradients = turn.prior or (x.shard(rest, of_others) if reduced else x.g * (rest + of_others))
     if x.unsharded and turn.last:
-        gradients -= x.g * (rest + others * size) - x.shard(rest, others * size)
+        gradients -= x.g * (rest + of_others) - x.shard(rest, of_others)
     if not zero3:
-        left = x.b * (held.dense_layers * x.block + x.moe_block) + (units.first_copy if held.embedding else 0)
+        left = x.b * (sum(one.layers * one.size.block for one in before) + first.block)
+        left += units.first_copy if held.embedding else 0
         left += x.c * units.head if turn.second_half else 0
         copies = min(whole, left) if turn.last else whole
-    elif held.embedding and not held.dense_layers:
+    elif held.embedding and not before:
         copies = x.b * x.block + (tied or units.first_copy)
-    layer = x.moe_saved + x.reducing_experts if held.first_moe_recomputed else x.moe_kept + x.reducing_experts_kept
-    layer += held.dense_recomputed * x.dense_saved + (held.dense_layers - held.dense_recomputed) * x.dense_kept
+    layer = first.saved + first.reducing if recomputed else first.kept + first.reducing_kept
+    layer += sum(one.saved for one in before)
     layer += 0 if held.has_head else x.stream  # the gradient received by a stage other than the last
     in_flight = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + turn.deferred
     return *last, (copies, gradients + expert_gradients + tied, in_flight + layer + buffers)

@@ -8,24 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from workloads.costs.memory.activations import (
-    HeadBytes,
-    LayerBytes,
-    deferred_bytes,
-    first_half_bytes,
-    head_bytes,
-    layer_bytes,
-    rank_tokens,
-)
+from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
+from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
-from workloads.costs.shape.params import (
-    COMPUTE_BYTES,
-    MASTER_BYTES,
-    dense_layer,
-    local_params,
-    moe_layer,
-    num_dense_layers,
-)
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
@@ -41,46 +27,26 @@ def accumulates_unsharded(experiment: Experiment) -> bool:
 
 class Shared(NamedTuple):
     """Sizes that are the same on every stage, in bytes unless stated otherwise; c, g and m as in
-    `workloads.costs.memory.estimate`. ``..._kept`` is the size of a layer that is not recomputed (``recompute_every``).
-    """
+    `workloads.costs.memory.estimate`."""
 
     c: int
     g: int
-    dense_saved: int
-    """Bytes saved by one dense layer for one micro-batch."""
-    moe_saved: int
-    """Bytes saved by one layer with experts; 0 if the model has none."""
-    dense_deferred: int
-    """Bytes that one dense layer holds between the two passes of a split backward."""
-    moe_deferred: int
-    dense_first_half: int
-    """Extra working bytes of a dense layer in the input-gradient pass, on top of ``dense_working``."""
+    sizes: tuple[LayerSizes, ...]
+    """Sizes of each class of layers of the model."""
     working: int
-    """Working bytes of the kind of layer that needs most."""
-    dense_working: int
-    """Working bytes of a dense layer; 0 if the model has none."""
-    dense_working_kept: int
-    dense_kept: int
-    """Bytes saved by a dense layer that is not recomputed."""
-    moe_kept: int
+    """Working bytes of the class of layers that needs most."""
     working_kept: int
+    """The same of layers that are not recomputed (``recompute_every``)."""
     b: int
     """Bytes per element of a gathered block: c, or 1 for fp8 weights with one scale."""
     b_experts: int
     """Bytes per element of gathered routed experts."""
     block: int
     """Elements of the largest block on one rank, without routed experts, which are separate units."""
-    down: int
-    """Elements of a dense layer's down projection, part of ``block``."""
-    moe_block: int
-    """Elements of a layer with routed experts, without those experts; 0 if the model has none."""
     experts: int
     """Elements of one layer's routed experts on one rank."""
     expert_shards: int
     """Number of ranks that share an expert's master weights."""
-    reducing_experts: int
-    """Bytes that a layer with experts needs in addition to its saved tensors while its expert gradients are reduced."""
-    reducing_experts_kept: int
     vocabulary: int
     """Elements of the embedding (or head) on one rank."""
     head: HeadBytes
@@ -99,39 +65,18 @@ class Shared(NamedTuple):
     def of(cls, e: Experiment) -> Shared:
         model, c = e.model, COMPUTE_BYTES[e.precision]
         tokens, stream_tokens = rank_tokens(e)
-        has_dense, has_routed = num_dense_layers(model) > 0, model.moe is not None
-        kinds = [routed for routed, there in ((False, has_dense), (True, has_routed)) if there]
-        recomputed = {routed: layer_bytes(e, routed=routed, c=c) for routed in kinds}
-        kept = recomputed
-        if e.recompute != "none":
-            kept = {routed: layer_bytes(e, routed=routed, c=c, recomputed=False) for routed in kinds}
-        splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
-        none = LayerBytes(0, 0)
-        dense, moe = recomputed.get(False, none), recomputed.get(True, none)
-        elements = [local_params(e, moe_layer(model) if routed else dense_layer(model)) for routed in kinds]
+        sizes = layer_sizes(e)
         return cls(
             c=c,
             g=MASTER_BYTES[e.precision],
-            dense_saved=dense.saved,
-            moe_saved=moe.saved,
-            dense_deferred=deferred_bytes(e, routed=False, c=c) if has_dense and splits else 0,
-            moe_deferred=deferred_bytes(e, routed=True, c=c) if has_routed and splits else 0,
-            dense_first_half=first_half_bytes(e, c) if has_dense and splits else 0,
-            working=max(one.working for one in recomputed.values()),
-            dense_working=dense.working,
-            dense_working_kept=kept.get(False, none).working,
-            dense_kept=kept.get(False, none).saved,
-            moe_kept=kept.get(True, none).saved,
-            working_kept=max(one.working for one in kept.values()),
+            sizes=sizes,
+            working=max(size.working for size in sizes),
+            working_kept=max(size.working_kept for size in sizes),
             b=gathered_bytes(e, c),
             b_experts=gathered_bytes(e, c, of_experts=True),
-            block=max(rest for rest, _ in elements),
-            down=model.ffn_hidden_size // e.tp * model.hidden_size,
-            moe_block=elements[-1][0] if has_routed else 0,
-            experts=max(experts for _, experts in elements),
-            expert_shards=expert_degrees(e)[1] if has_routed else 1,
-            reducing_experts=moe.reducing_experts,
-            reducing_experts_kept=kept.get(True, none).reducing_experts,
+            block=max(size.block for size in sizes),
+            experts=max(size.experts for size in sizes),
+            expert_shards=expert_degrees(e)[1] if model.moe is not None else 1,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size,
@@ -145,11 +90,9 @@ class Shared(NamedTuple):
         """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""
         return self.g * rest // self.shards + self.g * experts // self.expert_shards
 
-    def saved(self, held: StageParams) -> int:
-        """Bytes saved by the layers of a stage for one micro-batch."""
-        dense, moe = held.dense_recomputed, held.moe_recomputed
-        recomputed = dense * self.dense_saved + moe * self.moe_saved
-        return recomputed + (held.dense_layers - dense) * self.dense_kept + (held.moe_layers - moe) * self.moe_kept
+    def classes(self, held: StageParams) -> tuple[LayerClass, ...]:
+        """The layers of a stage by class."""
+        return classes_of(self.sizes, held)
 
 
 class Units(NamedTuple):
@@ -167,6 +110,18 @@ class Units(NamedTuple):
     """Routed experts of one layer; 0 if the stage has none."""
     all_experts: int
     """Routed experts of all layers."""
+    classes: tuple[LayerClass, ...]
+    """The stage's layers by class, in order."""
+
+    def last_layers(self, count: int) -> list[tuple[LayerSizes, int]]:
+        """The last ``count`` layers by class, as (sizes, number), the last class first."""
+        result: list[tuple[LayerSizes, int]] = []
+        for one in reversed(self.classes):
+            taken = min(count, one.layers)
+            if taken:
+                result.append((one.size, taken))
+            count -= taken
+        return result
 
 
 class MicroBatchBackward(NamedTuple):
