@@ -11,9 +11,8 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
-from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.memory.end_moments import end_moment, head_moments
-from workloads.costs.memory.expert_activations import expert_tensors
+from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
 from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
@@ -108,7 +107,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     for size in x.sizes:
         working, reducing = x.c * max(x.block, size.experts), 0
         if size.experts:
-            of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
+            of_experts = routed_tensors(e, x.c)
             reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
         left = {"saved": size.deferred, "kept": size.deferred, "working": working, "working_kept": working}
         sizes.append(size._replace(**left, reducing=reducing, reducing_kept=reducing))

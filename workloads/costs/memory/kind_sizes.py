@@ -25,6 +25,8 @@ class KindBytes(NamedTuple):
     """Held between the passes of a split backward."""
     reducing: int
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
+    first_half: int
+    """Extra working bytes in the input-gradient pass of a split backward."""
 
 
 def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> KindBytes:
@@ -69,7 +71,10 @@ def _bytes(
     if x is not None:
         deferred += 2 * x.rows + x.gate_up + x.product
     reducing = 0 if x is None else again_in_experts + stream - x.weights - x.gate_up - x.product
-    return KindBytes(saved, max(moments), deferred, reducing)
+    first_half = 0
+    if isinstance(kind.mlp, DenseMLP):  # its product is kept, and the down weight has no gradient yet
+        first_half = max(0, t.mlp[1].bytes - s.c * kind.mlp.width // s.tp * s.hidden)
+    return KindBytes(saved, max(moments), deferred, reducing, first_half)
 
 
 def _sum(tensors: Iterable[Tensor]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from workloads.costs.memory.activations import STATISTICS_BYTES, rank_tokens
-from workloads.costs.memory.expert_activations import ExpertTensors, received_rows
+from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors, received_rows
 from workloads.costs.shape.expert_loads import sent_tokens
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import (
@@ -264,6 +264,16 @@ def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:
     if mlp.latent_norm:
         tensors += s.norm("norm of the latent", mlp.latent)
     return tensors
+
+
+def routed_tensors(e: Experiment, c: int) -> ExpertTensors:
+    """Tensors of the routed experts of one layer of any model that has some."""
+    stream = rank_tokens(e)[1]
+    if e.model.layers is None:
+        return expert_tensors(e, stream, c)
+    return next(
+        expert_tensors_of(e, kind.mlp, stream, c) for kind in e.model.layers.kinds if isinstance(kind.mlp, RoutedMLP)
+    )
 
 
 def expert_tensors_of(e: Experiment, mlp: RoutedMLP, stream: int, c: int) -> ExpertTensors:

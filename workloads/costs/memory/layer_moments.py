@@ -145,7 +145,7 @@ def _first_block(
 ) -> Moment:
     """`first_block_moments` of the first block of class ``number``."""
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
-    (size, _, _, recomputed), before = units.classes[number], units.classes[:number]
+    size, _, _, recomputed, before = units.classes[number]
     block = size.block + sum(one.layers * one.size.block for one in before)
     experts = size.experts + sum(one.layers * one.size.experts for one in before)
     of_others = units.all_experts - experts
@@ -188,7 +188,6 @@ def expert_moments(
     if not size:
         return ()
     with_experts = [one for one in units.classes if one.size.experts]
-    before = units.classes[: units.classes.index(with_experts[0])]
     shard, buffers = x.g * size // shards, 0
     if reduces(x, turn):
         expert_gradients = 0 if turn.prior else shard
@@ -222,8 +221,9 @@ def expert_moments(
         gathered = copies if zero3 else whole
         last.append((gathered, turn.prior + of_head + tied, held_then + casting))
 
-    first, _, _, recomputed = with_experts[0]
-    rest = units.head + sum(one.layers * one.size.block for one in with_experts) - first.block
+    first, _, _, recomputed, before = with_experts[0]
+    rest = units.head + sum(one.layers * one.size.block for one in units.classes) - first.block
+    rest -= sum(one.layers * one.size.block for one in before)
     of_others = units.all_experts - size
     gradients = turn.prior or (x.shard(rest, of_others) if reduced else x.g * (rest + of_others))
     if x.unsharded and turn.last:

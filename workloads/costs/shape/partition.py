@@ -46,6 +46,11 @@ class StageParams:
     of_kind: tuple[int, ...] = ()
     """Number of layers of each kind of `workloads.spec.model_layers.layers_of`."""
     recomputed_of_kind: tuple[int, ...] = ()
+    first_of_kind_recomputed: tuple[bool, ...] = ()
+    """Whether the first layer of each kind is recomputed; False if there is none."""
+    before_kind: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """For each kind, by kind: number of layers, and of recomputed ones, before its first layer. Of several chunks
+    together, those of the chunks' sum."""
 
     @property
     def num_layers(self) -> int:
@@ -89,6 +94,17 @@ def stage_layers(
             of_rank[ranks[stage]] += 1.0
     starts = [sum(layers[:stage]) for stage in range(count)]
     return tuple(range(start, start + size) for start, size in zip(starts, layers, strict=True))
+
+
+def _before_kinds(held: Sequence[tuple[int, bool]], kinds: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """`StageParams.before_kind` of layers in order, each a kind and whether it is recomputed."""
+    counts, recomputed = [0] * kinds, [0] * kinds
+    before: dict[int, tuple[tuple[int, int], ...]] = {}
+    for kind, is_recomputed in held:
+        before.setdefault(kind, tuple(zip(counts, recomputed, strict=True)))
+        counts[kind] += 1
+        recomputed[kind] += is_recomputed
+    return tuple(before.get(kind, ()) for kind in range(kinds))
 
 
 def _work_of_layers(model: ModelSpec, seq_len: int) -> list[float]:
@@ -205,6 +221,11 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
         kept_after=kept_after,
         of_kind=tuple(map(sum, zip(*(one.of_kind for one in stages), strict=True))),
         recomputed_of_kind=tuple(map(sum, zip(*(one.recomputed_of_kind for one in stages), strict=True))),
+        first_of_kind_recomputed=tuple(
+            next((one.first_of_kind_recomputed[kind] for one in stages if one.of_kind[kind]), False)
+            for kind in range(len(stages[0].of_kind))
+        ),
+        before_kind=holding[0].before_kind,
     )
 
 
@@ -244,6 +265,10 @@ def _chunks(
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
                 of_kind=tuple(of_kind[kind] for kind in kinds),
                 recomputed_of_kind=tuple(recomputed_of_kind[kind] for kind in kinds),
+                first_of_kind_recomputed=tuple(
+                    next((layer % every == 0 for layer in held if order[layer] == kind), False) for kind in kinds
+                ),
+                before_kind=_before_kinds([(order[layer], layer % every == 0) for layer in held], len(kinds)),
             )
         )
     return tuple(
