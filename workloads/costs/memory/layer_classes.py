@@ -6,7 +6,8 @@ classes, in the order of the model, and knows no names of them; a new class of l
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections.abc import Hashable
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import deferred_bytes, first_half_bytes, layer_bytes
@@ -74,7 +75,13 @@ class LayerClass(NamedTuple):
 def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
     """Sizes of every class of layers of the model, in the order in which the model has them."""
     if e.model.layers is not None:
-        return _sizes_of_kinds(e)
+        splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1
+        key = _OF_SIZES(e), splits
+        if key not in _KEPT:
+            if len(_KEPT) >= _MOST_KEPT:
+                _KEPT.clear()
+            _KEPT[key] = _sizes_of_kinds(e, splits=splits)
+        return _KEPT[key]
     model, c = e.model, COMPUTE_BYTES[e.precision]
     kinds = [routed for routed, there in ((False, num_dense_layers(model) > 0), (True, model.moe is not None)) if there]
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
@@ -127,13 +134,21 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
     return tuple(one for _, one in sorted(classes, key=itemgetter(0)))
 
 
-def _sizes_of_kinds(e: Experiment) -> tuple[LayerSizes, ...]:
+_OF_SIZES = attrgetter(
+    *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
+    *("attention", "routing", "routing_imbalance", "capacity_factor"),
+)
+"""Fields on which the sizes of kinds depend."""
+_KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
+_MOST_KEPT = 20_000
+
+
+def _sizes_of_kinds(e: Experiment, *, splits: bool) -> tuple[LayerSizes, ...]:
     """`layer_sizes` of a model with a list of layers. Kinds may alternate, so the largest working bytes and the largest
     block count for all."""
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
     elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
     saved, kept = ([kind_bytes(e, kind, c, recomputed=on) for kind in layers.kinds] for on in (True, False))
-    splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1
     block = max(rest for rest, _ in elements)
     return tuple(
         LayerSizes(
