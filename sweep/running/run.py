@@ -59,6 +59,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     """
     gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 100)
     config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
+    refuse_lacking_kinds(config.models.values())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":
         machine = this_machine()
@@ -69,7 +70,6 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
         if other is not None:
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
-    refuse_lacking_kinds(config.models.values())
     settings, slurm = launch_options(config, machine)
     dry = is_dry(config)
     if not dry and (rebuilt := _rebuilt(config)) is not None:

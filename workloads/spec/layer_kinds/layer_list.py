@@ -157,13 +157,13 @@ def _part(place: str, value: Any) -> Any:
     named = {field.name: field for field in dataclasses.fields(kind)}
     needed = [field.name for field in named.values() if field.default is dataclasses.MISSING]
     check_names(place, fields, list(named), needed, noun="field", error=InvalidExperiment)
-    hints = _hints(kind)
+    hints = _hints(name)
     return kind(**{name: _value(f"{place}: {name}", hints[name], given) for name, given in fields.items()})
 
 
 @lru_cache(maxsize=64)
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _hints(name: str) -> dict[str, Any]:
+    return typing.get_type_hints(PARTS[name])
 
 
 def _value(place: str, hint: Any, value: Any) -> Any:
