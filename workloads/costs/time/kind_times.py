@@ -146,7 +146,7 @@ def _tp_exposed(
     overlapping_s = matmul_s * products.into_share / len(inputs)
 
     def beside(op: Collective, numbers: int) -> float:
-        return together_s(overlapping_s, time_of(op, numbers)) - overlapping_s
+        return float(together_s(overlapping_s, time_of(op, numbers)) - overlapping_s)
 
     if not e.sequence_parallel:
         reduce = time_of("all_reduce", hidden)

@@ -1,7 +1,6 @@
-"""Building blocks of the memory moments of a backward at which a pipeline rank may peak.
+"""Sizes that the events of a pipeline rank are made of: of every rank alike, of one rank or chunk, of one action.
 
-The moments are in `workloads.costs.memory.layer_moments` and `workloads.costs.memory.end_moments`;
-`workloads.costs.memory.estimate` takes the highest. Symbols are those of `workloads.costs.memory.estimate`.
+Symbols are those of `workloads.costs.memory.estimate`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
@@ -60,6 +59,14 @@ class Shared(NamedTuple):
     """m, the number of micro-batches of a step."""
     shards: int
     """S, the number of ranks that share master weights and optimizer state."""
+    zero01: bool
+    """Whether gradients are reduced in the last backward only (ZeRO 0 and 1)."""
+    zero3: bool
+    """Whether weights are gathered for each unit, and freed after it."""
+    splits: bool
+    """Whether the schedule has split backwards."""
+    between: bool
+    """Whether layers that are recomputed and layers that are not take turns."""
 
     @classmethod
     def of(cls, e: Experiment) -> Shared:
@@ -84,34 +91,90 @@ class Shared(NamedTuple):
             unsharded=accumulates_unsharded(e),
             num_microbatches=e.num_microbatches,
             shards=data_degrees(e)[1],
+            zero01=e.zero_stage <= 1,
+            zero3=e.zero_stage == 3,
+            splits=e.pp_schedule in SPLIT_BACKWARD,
+            between=e.recompute_every > 1,
         )
 
     def shard(self, rest: int, experts: int) -> int:
         """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""
         return self.g * rest // self.shards + self.g * experts // self.expert_shards
 
-    def classes(self, held: StageParams) -> tuple[LayerClass, ...]:
-        """The layers of a stage by class."""
-        return classes_of(self.sizes, held)
 
+class Part(NamedTuple):
+    """What a pipeline rank holds, or one of its chunks. FSDP's units are in elements, all else is in bytes unless
+    stated otherwise."""
 
-class Units(NamedTuple):
-    """FSDP units of one stage, in elements."""
-
+    classes: tuple[LayerClass, ...]
+    """The layers by class, in order."""
+    kept_after: int
+    """Number of layers after the last recomputed one."""
+    num_layers: int
+    has_head: bool
+    has_embedding: bool
+    params: int
+    """Parameters on one rank, in elements."""
     head: int
-    """Output projection; 0 if the stage has no separate one."""
+    """Output projection; 0 if there is no separate one."""
     first: int
     """Unit whose gradient comes last: the embedding, the tied weight or a block."""
     first_copy: int
     """Bytes of ``first`` when gathered."""
     tied: int
-    """Embedding that is also the output projection; 0 if the stage has no such weight."""
+    """Embedding that is also the output projection; 0 if there is no such weight."""
     experts: int
-    """Routed experts of one layer; 0 if the stage has none."""
+    """Routed experts of one layer; 0 if there are none."""
     all_experts: int
     """Routed experts of all layers."""
-    classes: tuple[LayerClass, ...]
-    """The stage's layers by class, in order."""
+    ends: int
+    """Embedding, head and final norm."""
+    whole: int
+    """Gathered parameters."""
+    master: int
+    """Master weights; each of AdamW's moments takes as much."""
+    shard: int
+    """Reduced gradients."""
+    accumulated: int
+    """Gradients between micro-batches."""
+    saved: int
+    """Saved by the layers for one micro-batch, with the output that is sent on."""
+    of_head: int
+    """Saved by the head for one micro-batch."""
+    deferred: int
+    """Held between the two passes of one split backward."""
+
+    @classmethod
+    def of(cls, e: Experiment, x: Shared, held: StageParams) -> Part:
+        """``held``: the layers and ends of a rank, or of one of its chunks."""
+        layers, experts = local_params(e, held.layers)
+        ends = (held.embedding + held.head) // e.tp + held.final_norm
+        params = layers + experts + ends
+        master = x.g * ((layers + ends) // x.shards + experts // x.expert_shards)
+        shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
+        classes = classes_of(x.sizes, held)
+        return cls(
+            classes=classes,
+            kept_after=held.kept_after,
+            num_layers=held.num_layers,
+            has_head=held.has_head,
+            has_embedding=held.embedding > 0,
+            params=params,
+            head=x.vocabulary if held.head else 0,
+            first=x.vocabulary if held.embedding else x.block,
+            first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
+            tied=x.vocabulary if held.has_head and held.embedding > 0 and held.head == 0 else 0,
+            experts=x.experts if experts else 0,
+            all_experts=experts,
+            ends=ends,
+            whole=x.b * layers + x.b_experts * experts + x.c * ends,
+            master=master,
+            shard=shard,
+            accumulated=x.g * params if x.unsharded else shard,
+            saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
+            of_head=x.head.saved if held.has_head else 0,
+            deferred=sum(one.layers * one.size.deferred for one in classes),
+        )
 
     def last_layers(self, count: int) -> list[tuple[LayerSizes, int]]:
         """The last ``count`` layers by class, as (sizes, number), the last class first."""
@@ -124,11 +187,11 @@ class Units(NamedTuple):
         return result
 
 
-class MicroBatchBackward(NamedTuple):
-    """The backward of one micro-batch."""
+class Turn(NamedTuple):
+    """The action of one micro-batch."""
 
-    in_flight: float
-    """Number of micro-batches held when the backward starts."""
+    in_flight: int
+    """Number of micro-batches held when a backward starts."""
     deferred: int
     """Bytes that other micro-batches hold for their pending weight-gradient passes."""
     prior: int
@@ -137,6 +200,8 @@ class MicroBatchBackward(NamedTuple):
     """Whether this is the last backward of the step, which reduces gradients at the latest."""
     forward_follows: bool
     """Whether another micro-batch's forward follows."""
+    reduces: bool
+    """Whether gradients are reduced in it."""
     own_deferred: int = 0
     """Bytes this micro-batch saves for its deferred weight-gradient pass; 0 if the backward is not split."""
     first_half: bool = False
@@ -145,33 +210,11 @@ class MicroBatchBackward(NamedTuple):
     """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until its reduction at
     the end."""
 
+    def pending(self, x: Shared, part: Part) -> int:
+        """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
+        reduction."""
+        return x.g * part.first if self.prior and not x.unsharded else 0
 
-Moment = tuple[int, int, int]
-"""Bytes of (gathered parameters, gradients, activations)."""
-
-
-def reduces(x: Shared, turn: MicroBatchBackward) -> bool:
-    return turn.last or not x.unsharded
-
-
-def reduce_bytes(x: Shared, unit: int, turn: MicroBatchBackward) -> int:
-    """Bytes of buffers while FSDP reduces a unit, besides gradients that stay.
-
-    These are a flat copy of g bytes per element and, with one shard, a scaled copy of it. With several shards a
-    variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
-    the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
-    """
-    if x.shards == 1 or x.unsharded:
-        return 2 * x.g * unit
-    return (x.g + x.c) * unit + (x.g * unit // x.shards if turn.prior else 0)
-
-
-def pending_reduce_buffer(x: Shared, units: Units, turn: MicroBatchBackward) -> int:
-    """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
-    reduction."""
-    return x.g * units.first if turn.prior and not x.unsharded else 0
-
-
-def held_bytes(x: Shared, turn: MicroBatchBackward, saved: int, has_head: bool) -> int:
-    """Bytes of saved activations at the start of a backward, without those that the head saves for this micro-batch."""
-    return turn.deferred + int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))
+    def first_gradient(self, x: Shared, part: Part) -> int:
+        """Bytes of the head's gradient after its backward, unless added to an earlier one."""
+        return 0 if self.prior else x.g * part.head // (x.shards if self.reduces else 1)
