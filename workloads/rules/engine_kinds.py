@@ -23,7 +23,7 @@ def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
 def refuse_lacking_kinds(models: Iterable[ModelSpec]) -> None:
     """Raises `UnsupportedByEngine`, one line for each model whose kinds of layers the engines lack."""
     lines = [
-        f"model {model.name} can be planned, but not run yet: the engine lacks {'; '.join(lacking)}"
+        f"model {model.name} can be planned, but not run or exported yet: the engine lacks {'; '.join(lacking)}"
         for model in models
         if (lacking := lacking_kinds(model))
     ]

@@ -22,7 +22,7 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 from workloads.spec.mesh import stride
 
@@ -38,7 +38,7 @@ def kind_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -
     per_number = 2.0 / rates.matmul
     matmul = per_number * (tokens * products.split / e.tp + stream * (products.whole + _mixed_streams(hidden, streams)))
     trained = mixing.trained
-    if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2):
+    if isinstance(kind.mixer, Recurrent):
         trained = kind.mixer.kernel_flops()
     attention = tokens * trained / e.tp / rates.attention
     scores = tokens * mixing.untrained / e.tp / rates.attention

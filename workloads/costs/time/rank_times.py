@@ -161,11 +161,11 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     # Adding a gradient to the accumulated one, or copying it for reduction: read c, read and write g.
     accumulating = (c + 2 * g) * params / x.memory
     weight = x.layers.weight_s + accumulating
-    forward: Floats = x.layers.forward_s + held.has_head * x.ends.head_forward_s
-    backward: Floats = x.layers.backward_s + accumulating + x.layers.recompute_s
-    backward = backward + held.has_head * x.ends.head_backward_s
+    has_head = held.has_head.astype(np.float64)
+    forward = x.layers.forward_s + has_head * x.ends.head_forward_s
+    backward = x.layers.backward_s + accumulating + x.layers.recompute_s + has_head * x.ends.head_backward_s
     backward_exposed = x.layers.backward_exposed_s + x.layers.recompute_exposed_s
-    edges: Floats = x.ends.exposed_s * ((held.embedding > 0).astype(np.int64) + held.has_head)
+    edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.float64) + has_head)
 
     rest, routed = params - experts, experts > 0
     gather = x.of_shards.scattered_s(rest * x.gathered_bytes)

@@ -9,10 +9,10 @@ from functools import reduce
 
 from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, CompressedAttention, LatentAttention
 from workloads.spec.layer_kinds.mlp import MLP, RoutedMLP
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.weight import NO_MIXING, Mixing, Splits, Weight, vector, whole
 
-Mixer = Attention | LatentAttention | BlockSparseAttention | CompressedAttention | GatedDeltaRule | KimiDelta | Mamba2
+Mixer = Attention | LatentAttention | BlockSparseAttention | CompressedAttention | Recurrent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

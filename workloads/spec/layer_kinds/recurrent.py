@@ -155,3 +155,6 @@ class Mamba2:
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(4 * self.heads * self.head_dim * self.state)
+
+
+Recurrent = GatedDeltaRule | KimiDelta | Mamba2
