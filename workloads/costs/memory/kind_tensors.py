@@ -25,7 +25,7 @@ from workloads.spec.layer_kinds.attention import (
 )
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
-from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, Mamba2
+from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
 
 _INDEX_BYTES, _CHOICE_BYTES = 8, 4
 
@@ -200,6 +200,19 @@ def _mamba(mixer: Mamba2, s: Sizes) -> list[Tensor]:
     ]
 
 
+def _lightning(mixer: LightningAttention, s: Sizes) -> list[Tensor]:
+    width = s.split(mixer.heads * mixer.head_dim)
+    return [
+        Tensor("projected", 3 * width, gradient=True),
+        Tensor("activated", 3 * width, moved=6 * width),
+        Tensor("output", width, gradient=True),
+        Tensor("norm: statistics", STATISTICS_BYTES * s.tokens),
+        Tensor("gate", width, gradient=True),
+        Tensor("normed output", width, "norm", 2 * width),
+        Tensor("gated output", width, "swiglu", 3 * width, feeds=True),
+    ]
+
+
 def _dense(mlp: DenseMLP, s: Sizes, name: str = "") -> list[Tensor]:
     size, inputs = s.split(mlp.width), 2 if mlp.gated else 1
     return [
@@ -216,6 +229,7 @@ MIXERS: Mapping[type[Any], Callable[[Any, Sizes], list[Tensor]]] = {
     GatedDeltaRule: _gated_delta,
     KimiDelta: _kimi_delta,
     Mamba2: _mamba,
+    LightningAttention: _lightning,
 }
 """The tensors of each kind of mixer."""
 

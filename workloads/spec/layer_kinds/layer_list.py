@@ -21,7 +21,7 @@ from workloads.spec.layer_kinds.attention import (
 )
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import HyperConnections, Layer, LayeredModel
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
 from workloads.spec.layer_kinds.spans import Chunk, Full, Window
 
 PARTS: Mapping[str, type[Any]] = {
@@ -37,6 +37,7 @@ PARTS: Mapping[str, type[Any]] = {
     "gated_delta_rule": GatedDeltaRule,
     "kimi_delta": KimiDelta,
     "mamba2": Mamba2,
+    "lightning_attention": LightningAttention,
     "dense": DenseMLP,
     "routed": RoutedMLP,
 }

@@ -157,4 +157,46 @@ class Mamba2:
         return Mixing(4 * self.heads * self.head_dim * self.state)
 
 
-Recurrent = GatedDeltaRule | KimiDelta | Mamba2
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningAttention:
+    """Linear attention with a decay for each head that is not learned (arXiv:2501.08313, section 2.2), as MiniMax-01
+    has it."""
+
+    heads: int
+    head_dim: int
+    block: int = 256
+    """Tokens that a kernel treats as full attention; their scores are masked."""
+
+    @property
+    def label(self) -> str:
+        return "lightning attention"
+
+    def weights(self, hidden: int) -> tuple[Weight, ...]:
+        width = self.heads * self.head_dim
+        return (
+            Weight("qkv", hidden, 3 * width),
+            Weight("gate", hidden, width),
+            vector("norm", width, held="split"),
+            Weight("o", width, hidden),
+        )
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(recurrent_heads=self.heads)
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,))
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        return ContextParallel(state=self.heads * self.head_dim**2)
+
+    def kernel_flops(self) -> float:
+        """As that of the gated delta rule; half of a block's scores are needed."""
+        return self.mixing(1).trained + 2 * self.heads * self.head_dim * self.block
+
+    def mixing(self, seq_len: int) -> Mixing:
+        return Mixing(4 * self.heads * self.head_dim**2)
+
+
+Recurrent = GatedDeltaRule | KimiDelta | Mamba2 | LightningAttention
