@@ -10,7 +10,7 @@ their own (`expert_degrees`). With uneven routing, the rank with most tokens is 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
                 each take one byte an element
-    optimizer   2 g P / S, the two moments of AdamW
+    optimizer   2 g P / S, the two moments of AdamW (`workloads.spec.optimizer`)
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head, and
@@ -39,6 +39,7 @@ from workloads.costs.shape.partition import StageParams, experiment_stages, rank
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.optimizer import ADAMW
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,14 @@ def peak_stage(experiment: Experiment) -> StageMemory:
     shared, held = Shared.of(e), experiment_stages(e)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
     return max((_stage_memory(e, shared, rank, held[rank]) for rank in ranks), key=lambda one: one.peak_bytes)
+
+
+def peak_timeline(experiment: Experiment) -> tuple[int, Timeline, int]:
+    """(stage, action, step) of the highest peak of all stages, as `estimate_memory`."""
+    stage = estimate_memory(experiment).peak_stage
+    timelines = timelines_of(experiment, Shared.of(experiment), stage, experiment_stages(experiment)[stage])
+    number, place = highest(timelines)
+    return stage, timelines[number], place
 
 
 @lru_cache(maxsize=4096)
@@ -165,7 +174,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
 def timelines_of(e: Experiment, x: Shared, stage: int, held: StageParams) -> list[Timeline]:
     """Actions of a rank in one of which it peaks."""
     part = Part.of(e, x, held)
-    always: Live = {"master": part.master, "optimizer": 2 * part.master, "inputs": x.inputs}
+    always: Live = {"master": part.master, "optimizer": ADAMW.state_bytes(part.master), "inputs": x.inputs}
     if e.virtual_stages > 1:
         return timelines_of_chunks(e, x, stage, always)
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
