@@ -86,10 +86,12 @@ def to_json(model: LayeredModel) -> str:
     return json.dumps(description(model), indent=2) + "\n"
 
 
-def to_yaml(model: LayeredModel, path: Path, source: Path) -> str:
-    """The file of ``conf/model`` with the name ``path``, which begins with what it leaves out."""
+def to_yaml(model: LayeredModel, path: Path, source: Path, *, ahead: bool = False) -> str:
+    """The file of ``conf/model`` with the name ``path``, which begins with what it leaves out. ``ahead``: with modules
+    of multi-token prediction."""
     notes = [f"Shape: {source.name} of {model.name}."]
-    notes += [f"Left out: {', '.join(_left_out(model))}."] if _left_out(model) else []
+    left_out = list(model.left_out) if ahead else _left_out(model)
+    notes += [f"Left out: {', '.join(left_out)}."] if left_out else []
     mixer, experts = model.layers[0].mixer, model.layers[-1].mlp
     if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None and mixer.rope.scaling:
         notes.append(f"Scaling of positions, without effect on cost: {mixer.rope.scaling}.")
@@ -97,10 +99,7 @@ def to_yaml(model: LayeredModel, path: Path, source: Path) -> str:
         notes.append(f"Experts are chosen from some of {experts.groups} groups, without effect on cost.")
     if isinstance(experts, RoutedMLP) and experts.correction:
         notes.append(f"The file does not say by how much biases change; {BIAS_STEP:g} is that of DeepSeek-V3.")
-    fields = yaml.safe_dump(
-        spec_fields(model, path.name.removesuffix(".yaml")),
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=None if not_expressible(model) else False,
-    )
-    return "".join(f"# {printable(note)}\n" for note in notes) + fields
+    fields = spec_fields(model, path.name.removesuffix(".yaml"), ahead=ahead)
+    flow = None if "layers" in fields else False
+    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, default_flow_style=flow)
+    return "".join(f"# {printable(note)}\n" for note in notes) + text

@@ -9,13 +9,17 @@ import pytest
 from tests.workloads.costs.published import PUBLISHED, published
 from tests.workloads.costs.shapes import H200
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
-from workloads.costs.shape.params import num_params
+from workloads.costs.shape.params import matmul_of, matmul_params, num_params
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.sent import step_traffic
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.layout_rules import violations
+from workloads.spec.config_json.expressible import spec_fields
+from workloads.spec.config_json.read import layers_from_config
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
+from workloads.spec.model_spec import model_from_dict
 
 LAYOUTS = (
     {"dp": 16, "zero_stage": 3},
@@ -46,6 +50,25 @@ def test_a_published_model_is_planned(name: str) -> None:
         # at least the optimizer's states of one rank
         assert memory.peak_bytes > 12 * num_params(model) / e.world_size / 2
         assert sum(sent.bytes for sent in step_traffic(e, 0)) > 0
+
+
+def test_modules_of_multi_token_prediction_count_as_layers_and_passes_of_the_head() -> None:
+    file = layers_from_config("v3", PUBLISHED["deepseek-ai/DeepSeek-V3"]["config"])
+    plain, ahead = (model_from_dict(spec_fields(file, "v3", ahead=on)) for on in (False, True))
+    assert ahead.layers is not None and (plain.num_layers, ahead.num_layers) == (61, 62)
+    layer = file.layers[-1]
+    module = sum(weight.parameters for weight in layer.weights(7168)) + 2 * 7168 * 7168 + 3 * 7168
+    assert num_params(ahead) - num_params(plain) == module
+    head = 129280 * 7168
+    assert matmul_params(ahead) - matmul_params(plain) == matmul_of(layer, 7168) + 2 * 7168 * 7168 + head
+    assert lacking_kinds(ahead) == ("modules of multi-token prediction",)
+    layouts = [
+        Experiment.canonical(model=model, pp=4, dp=8, ep=8, zero_stage=1, global_batch_size=64)
+        for model in (plain, ahead)
+    ]
+    seconds = StepTimes(H200).seconds(layouts)
+    assert seconds[0] < seconds[1] < 1.2 * seconds[0]
+    assert experiment_stages(layouts[1])[-1].of_kind[-1] == 1
 
 
 def test_recomputation_saves_memory_and_takes_time() -> None:

@@ -7,7 +7,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from workloads.costs.memory.expert_activations import ExpertTensors
-from workloads.costs.memory.kind_tensors import KindTensors, Sizes, Tensor, expert_tensors_of, kind_tensors
+from workloads.costs.memory.kind_tensors import (
+    ALWAYS,
+    KindTensors,
+    Sizes,
+    Tensor,
+    expert_tensors_of,
+    kind_tensors,
+)
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
@@ -45,7 +52,7 @@ def _bytes(
     total = _sum(t.all()) + of_experts
     again_in_experts = 0
     if recompute == "full":
-        saved = t.entry[0].bytes
+        saved = t.entry[0].bytes + _sum(one for one in t.all() if one.dropped_by == ALWAYS)
         again, again_in_experts = total - saved, total - saved
     else:
         again = _sum(one for one in t.all() if one.dropped_by in named)

@@ -28,6 +28,7 @@ from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
 
 _INDEX_BYTES, _CHOICE_BYTES = 8, 4
+ALWAYS = "none"
 
 
 class Tensor(NamedTuple):
@@ -36,7 +37,7 @@ class Tensor(NamedTuple):
     name: str
     bytes: int
     dropped_by: str = ""
-    """Word of ``recompute`` with which it is not saved; empty: none but ``full``."""
+    """Word of ``recompute`` with which it is not saved; empty: ``full`` alone; `ALWAYS`: none."""
     moved: int = 0
     """Bytes that the memory-bound operation that makes it reads and writes; 0: a product, or part of another one."""
     feeds: bool = False
@@ -260,6 +261,9 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
         size = s.own(s.hidden)
         entry += [Tensor(f"input of norm {extra + 1} of outputs", size, moved=2 * size)]
         entry += [Tensor(f"norm {extra + 1} of outputs: statistics", s.statistics())]
+    if kind.ahead:
+        entry += [Tensor("next tokens' embedding", s.own(s.hidden)), *s.norm("both inputs: norms", 2 * s.hidden)]
+        entry += [Tensor("head's input and gradient", s.own(s.hidden) + s.c * s.tokens * s.hidden, ALWAYS)]
     mixer = MIXERS[type(kind.mixer)](kind.mixer, s) if kind.mixer is not None else []
     mlp: list[Tensor] = []
     if isinstance(kind.mlp, DenseMLP):

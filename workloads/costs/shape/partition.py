@@ -110,7 +110,8 @@ def _before_kinds(held: Sequence[tuple[int, bool]], kinds: int) -> tuple[tuple[t
 def _work_of_layers(model: ModelSpec, seq_len: int) -> list[float]:
     """Forward FLOPs of a token in each layer."""
     layers, hidden = layers_of(model), model.hidden_size
-    work = [2.0 * matmul_of(kind, hidden) + kind.mixing(seq_len).forward for kind in layers.kinds]
+    head = 2.0 * model.vocab_size * hidden
+    work = [2.0 * matmul_of(k, hidden) + k.mixing(seq_len).forward + k.ahead * head for k in layers.kinds]
     return [work[at] for at in layers.order]
 
 

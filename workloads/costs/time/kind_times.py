@@ -47,14 +47,16 @@ def kind_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -
     parts = (kind.mixer is not None) + (kind.mlp is not None)
     passes = sum(one.moved for one in tensors) + c * parts * (2 * streams + 1) * stream * hidden
     memory = passes / rates.memory + experts.swiglu_s + experts.permute_s
-    forward = matmul + experts.forward_s + attention + scores + memory
+    # The head's forward computes its gradients too.
+    of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
+    forward = matmul + experts.forward_s + attention + scores + memory + of_head
     backward = 2 * matmul + ATTENTION_BACKWARD * attention + 2 * memory + experts.inputs_s + experts.weights_s
 
     tp = _tp_exposed(e, cluster, kind, c, matmul + experts.forward_s, products)
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, kind, attention, backward=turn) for turn in (False, True))
     recompute_s, recompute_exposed_s, named = 0.0, 0.0, e.recomputed_operations
     if e.recompute == "full":
-        recompute_s, recompute_exposed_s = forward, tp.forward_s + experts.dispatch_s + cp_forward
+        recompute_s, recompute_exposed_s = forward - of_head, tp.forward_s + experts.dispatch_s + cp_forward
         if isinstance(kind.mlp, DenseMLP):  # backward needs neither the last product's output nor the sum after it
             recompute_s -= per_number * tokens * kind.mlp.width * hidden / e.tp
             recompute_exposed_s -= tp.last_sum_s

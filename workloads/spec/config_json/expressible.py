@@ -48,6 +48,8 @@ def _missing_in(layer: Layer) -> Iterator[str]:
         yield from _missing_in_experts(layer.mlp)
     else:
         yield from _missing_in_mlp(layer.mlp)
+    if layer.ahead:
+        yield "modules of multi-token prediction"
     if layer.norms > 2:
         yield f"sandwich norms ({layer.norms} a layer)"
 
@@ -112,11 +114,14 @@ def model_spec(model: LayeredModel, name: str | None = None) -> ModelSpec:
     return model_from_dict(spec_fields(model, name or model.name))
 
 
-def spec_fields(model: LayeredModel, name: str) -> dict[str, Any]:
-    """The fields of a file in ``conf/model``: numbers if they can express the model, else the list of its layers."""
+def spec_fields(model: LayeredModel, name: str, *, ahead: bool = False) -> dict[str, Any]:
+    """The fields of a file in ``conf/model``: numbers if they can express the model, else the list of its layers.
+    ``ahead``: with the modules of multi-token prediction that the file names."""
     ends = {"vocab_size": model.vocab_size, "tie_embeddings": model.tie_embeddings, "norm_eps": model.norm_eps}
-    if not_expressible(model):
-        return {"name": name, "hidden_size": model.hidden_size, **ends, "layers": to_plain(LayerList.of(model))}
+    modules = model.predicted_ahead if ahead else 0
+    if modules or not_expressible(model):
+        layers = LayerList.of(model).with_modules(modules)
+        return {"name": name, "hidden_size": model.hidden_size, **ends, "layers": to_plain(layers)}
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMLP)]

@@ -56,8 +56,6 @@ class LayerList:
     """Index of each layer's kind."""
     streams: int = 1
     """Copies of the hidden state between layers (hyper-connections)."""
-    predicted_ahead: int = 0
-    """Modules of multi-token prediction. They are in no sum."""
     logit_cap: bool = False
 
     @classmethod
@@ -68,9 +66,16 @@ class LayerList:
             tuple(kinds),
             tuple(place[layer] for layer in model.layers),
             model.streams.streams if model.streams is not None else 1,
-            model.predicted_ahead,
             model.logit_cap,
         )
+
+    def with_modules(self, count: int) -> LayerList:
+        """The list with modules of multi-token prediction of the last layer's kind at its end."""
+        if not count:
+            return self
+        module = dataclasses.replace(self.kinds[self.order[-1]], ahead=True)
+        order = (*self.order, *[len(self.kinds)] * count)
+        return dataclasses.replace(self, kinds=(*self.kinds, module), order=order)
 
     def model(self, name: str, hidden: int, vocabulary: int, *, tied: bool, norm_eps: float) -> LayeredModel:
         """The whole model, whose sums are parameters and FLOPs."""
@@ -82,7 +87,6 @@ class LayerList:
             layers=tuple(self.kinds[at] for at in self.order),
             norm_eps=norm_eps,
             streams=HyperConnections(self.streams) if self.streams > 1 else None,
-            predicted_ahead=self.predicted_ahead,
             logit_cap=self.logit_cap,
         )
 
@@ -90,7 +94,7 @@ class LayerList:
 def to_plain(layers: LayerList) -> dict[str, Any]:
     """The list as JSON and YAML hold it. Options at their default are left out."""
     plain: dict[str, Any] = {"kinds": [_of_layer(layer) for layer in layers.kinds], "order": list(layers.order)}
-    for field in ("streams", "predicted_ahead", "logit_cap"):
+    for field in ("streams", "logit_cap"):
         if getattr(layers, field) != LayerList.__dataclass_fields__[field].default:
             plain[field] = getattr(layers, field)
     return plain
@@ -101,6 +105,7 @@ def _of_layer(layer: Layer) -> dict[str, Any]:
         "mixer": None if layer.mixer is None else _of_part(layer.mixer),
         "mlp": None if layer.mlp is None else _of_part(layer.mlp),
         "norms": layer.norms,
+        **({"ahead": True} if layer.ahead else {}),
     }
 
 
@@ -134,21 +139,22 @@ def from_plain(place: str, value: Any) -> LayerList:
         tuple(_layer(f"{place}: kinds[{at}]", kind) for at, kind in enumerate(kinds)),
         tuple(order),
         whole_number(f"{place}: streams", fields.get("streams", 1), 1, error=InvalidExperiment),
-        whole_number(f"{place}: predicted_ahead", fields.get("predicted_ahead", 0), 0, error=InvalidExperiment),
         flag(f"{place}: logit_cap", fields.get("logit_cap", False), error=InvalidExperiment),
     )
 
 
 def _layer(place: str, value: Any) -> Layer:
     fields = mapping(place, value, error=InvalidExperiment)
-    check_names(place, fields, ("mixer", "mlp", "norms"), ("mixer", "mlp"), noun="field", error=InvalidExperiment)
+    known = ("mixer", "mlp", "norms", "ahead")
+    check_names(place, fields, known, ("mixer", "mlp"), noun="field", error=InvalidExperiment)
     norms = whole_number(f"{place}: norms", fields.get("norms", 2), 0, error=InvalidExperiment)
     mixer, mlp = (
         None if fields[name] is None else _part(f"{place}: {name}", fields[name]) for name in ("mixer", "mlp")
     )
     if isinstance(mixer, DenseMLP | RoutedMLP) or not isinstance(mlp, DenseMLP | RoutedMLP | None):
         raise InvalidExperiment(f"{place}: mixer must be a kind of mixer, and mlp dense or routed")
-    return Layer(mixer=mixer, mlp=mlp, norms=norms)
+    ahead = flag(f"{place}: ahead", fields.get("ahead", False), error=InvalidExperiment)
+    return Layer(mixer=mixer, mlp=mlp, norms=norms, ahead=ahead)
 
 
 def _part(place: str, value: Any) -> Any:
