@@ -14,9 +14,10 @@ import numpy as np
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, LayoutSpace
 from workloads.costs.memory.layer_classes import layer_sizes
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, layer_counts
 from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import layers_of
 from workloads.spec.optimizer import ADAMW
 
 _V_SHAPED = 0.8
@@ -36,7 +37,7 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
     computed."""
     q, model, x = space.question, space.question.model, space
     tp, held = x.tp, model.num_layers // x.pp
-    kinds = ([dense_layer(model)] if num_dense_layers(model) else []) + ([moe_layer(model)] if model.moe else [])
+    kinds = [layer_counts(model, kind) for kind in layers_of(model).kinds]
     rest = np.min([one.split // tp + one.replicated for one in kinds], axis=0) * held
     experts = np.min([one.experts // (x.ep * x.etp) for one in kinds], axis=0) * held
     embedding = model.vocab_size // tp * model.hidden_size

@@ -19,6 +19,7 @@ from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.layout_rules import divisors
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import splits_of
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")
@@ -273,6 +274,9 @@ def is_v_shaped(schedule: str) -> bool:
 def _split(q: Question) -> int:
     """Largest tensor-parallel degree that divides heads, columns and vocabulary: their greatest common divisor."""
     model, moe = q.model, q.model.moe
+    if model.layers is not None:
+        heads = splits_of(model)
+        return gcd(model.num_heads, model.num_kv_heads, model.vocab_size, *heads[2:])
     shared = moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0
     dense = model.ffn_hidden_size if model.has_dense_layers else 0
     return gcd(model.num_heads, model.num_kv_heads, dense, model.vocab_size, shared)

@@ -127,6 +127,9 @@ PLAN = Command(
 def _model_arguments(parser: Parser) -> None:
     parser.add_argument("path", type=path, metavar="PATH", help="a config.json of Hugging Face, or its folder")
     parser.add_argument("--out", type=path, metavar="FILE", help="write conf/model/NAME.yaml, for model=NAME")
+    parser.add_argument(
+        "--ahead", action="store_true", help="with --out: with the modules of multi-token prediction that PATH names"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -139,7 +142,7 @@ def _model(options: Namespace) -> int:
     if options.out is not None:
         if options.out.suffix != ".yaml":
             raise UltrasweepError(f"--out {options.out}: a file of conf/model ends in .yaml")
-        write_output(options.out, to_yaml(model, options.out, config_path(options.path)))
+        write_output(options.out, to_yaml(model, options.out, config_path(options.path), ahead=options.ahead))
     if options.json:
         print(to_json(model), end="")
         return 0
@@ -154,7 +157,7 @@ MODEL = Command(
     name="model",
     description=(
         "Show what a model's config.json describes: parameters, kinds of layers, FLOPs. Also what of it cannot be\n"
-        "planned or run yet, by name. Exit code: 0 read, 2 a field is not understood, or --out cannot express it."
+        "run yet, by name. Exit code: 0 read, 2 a field is not understood."
     ),
     arguments=_model_arguments,
     run=_model,

@@ -21,7 +21,6 @@ from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_toke
 from workloads.costs.shape.params import (
     active_params_with_embedding,
     active_params_without_embedding,
-    num_dense_layers,
     num_params,
 )
 from workloads.costs.shape.partition import experiment_layers
@@ -33,6 +32,7 @@ from workloads.rules.layout_rules import layout_violations
 from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import routed_layers
 from workloads.spec.model_spec import ModelSpec
 
 _MEASURED = (
@@ -157,14 +157,14 @@ def _held(e: Experiment) -> str:
     """Text of the layers of each pipeline rank, counted from 0; empty if there are no stages."""
     if e.pp == 1 or layout_violations(e):
         return ""
-    stages, dense = experiment_layers(e), num_dense_layers(e.model)
+    stages, routed = experiment_layers(e), routed_layers(e.model)
     texts = []
     for rank in range(e.pp):
         chunks = [stages[stage_at(e.pp_schedule, rank, chunk, e.pp)] for chunk in range(e.virtual_stages)]
         layers = [layer for chunk in chunks for layer in chunk]
         ranges = " and ".join(f"{c[0]}-{c[-1]}" if len(c) > 1 else f"{c[0]}" for c in chunks)
-        first = sum(layer < dense for layer in layers) if e.model.moe is not None else 0
-        texts.append(f"rank {rank} {ranges} ({len(layers)}{f', {first} dense' if first else ''})")
+        dense = sum(not routed[layer] for layer in layers) if e.model.moe is not None else 0
+        texts.append(f"rank {rank} {ranges} ({len(layers)}{f', {dense} dense' if dense else ''})")
     return f"\nlayers     by pipeline rank: {'; '.join(texts)}"
 
 

@@ -11,11 +11,11 @@ import yaml
 from rich.console import Console
 
 from results.text.printable import printable
-from workloads.spec.config_json.expressible import BIAS_STEP, not_expressible, spec_fields
-from workloads.spec.errors import InvalidExperiment
+from workloads.spec.config_json.expressible import not_expressible, spec_fields
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.layer_kinds.model import LayeredModel
+from workloads.spec.layer_kinds.summary import BIAS_STEP
 
 _SHORT = 4_096
 """Sequence length at which FLOPs of every model are given, beside its own."""
@@ -76,7 +76,8 @@ def print_model(model: LayeredModel, console: Console) -> None:
     if facts["without_effect"]:
         lines.append(("without effect", ", ".join(facts["without_effect"])))
     missing = facts["not_expressible"]
-    lines.append(("plan and run", f"not yet; missing are: {'; '.join(missing)}" if missing else "yes, with model=PATH"))
+    lines.append(("plan, advise", "yes, with model=PATH"))
+    lines.append(("run", f"not yet; the engine lacks: {'; '.join(missing)}" if missing else "yes, with model=PATH"))
     for name, text in lines:
         console.print(printable(f"{name:15} {text}".rstrip()), markup=False, highlight=False, soft_wrap=True)
 
@@ -85,17 +86,12 @@ def to_json(model: LayeredModel) -> str:
     return json.dumps(description(model), indent=2) + "\n"
 
 
-def to_yaml(model: LayeredModel, path: Path, source: Path) -> str:
-    """The file of ``conf/model`` with the name ``path``, which begins with what it leaves out.
-
-    Raises `InvalidExperiment`, in one line that names all kinds, if today's `ModelSpec` cannot express the model.
-    """
-    if missing := not_expressible(model):
-        raise InvalidExperiment(
-            f"{path} is not written: no file of conf/model can express {model.name}; missing are: {'; '.join(missing)}"
-        )
+def to_yaml(model: LayeredModel, path: Path, source: Path, *, ahead: bool = False) -> str:
+    """The file of ``conf/model`` with the name ``path``, which begins with what it leaves out. ``ahead``: with modules
+    of multi-token prediction."""
     notes = [f"Shape: {source.name} of {model.name}."]
-    notes += [f"Left out: {', '.join(_left_out(model))}."] if _left_out(model) else []
+    left_out = list(model.left_out) if ahead else _left_out(model)
+    notes += [f"Left out: {', '.join(left_out)}."] if left_out else []
     mixer, experts = model.layers[0].mixer, model.layers[-1].mlp
     if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None and mixer.rope.scaling:
         notes.append(f"Scaling of positions, without effect on cost: {mixer.rope.scaling}.")
@@ -103,5 +99,7 @@ def to_yaml(model: LayeredModel, path: Path, source: Path) -> str:
         notes.append(f"Experts are chosen from some of {experts.groups} groups, without effect on cost.")
     if isinstance(experts, RoutedMLP) and experts.correction:
         notes.append(f"The file does not say by how much biases change; {BIAS_STEP:g} is that of DeepSeek-V3.")
-    fields = yaml.safe_dump(spec_fields(model, path.name.removesuffix(".yaml")), sort_keys=False, allow_unicode=True)
-    return "".join(f"# {printable(note)}\n" for note in notes) + fields
+    fields = spec_fields(model, path.name.removesuffix(".yaml"), ahead=ahead)
+    flow = None if "layers" in fields else False
+    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, default_flow_style=flow)
+    return "".join(f"# {printable(note)}\n" for note in notes) + text

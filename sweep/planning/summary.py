@@ -17,6 +17,7 @@ from sweep.planning.plan import Plan, PlannedPoint
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.experiment import ENGINE, Experiment
 
 MEANING = {
@@ -47,6 +48,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     )
     if plan.predicted_with:
         console.print(plan.predicted_with, highlight=False, markup=False)
+    for model in plan.config.models.values():
+        if lacking := lacking_kinds(model):
+            note = f"{model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
+            console.print(note, highlight=False, markup=False)
     console.print(_verdicts(plan))
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)

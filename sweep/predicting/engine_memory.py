@@ -78,7 +78,8 @@ class EngineMemory:
 def covers(experiment: Experiment) -> bool:
     """Whether the closed forms know the experiment's layers and numbers: dense ones in 16 bits or fp8."""
     model, precision = experiment.model, experiment.precision
-    return model.moe is None and model.mla is None and (precision == "bf16" or precision.startswith("fp8"))
+    flat = model.moe is None and model.mla is None and model.layers is None
+    return flat and (precision == "bf16" or precision.startswith("fp8"))
 
 
 def _total(moment: Moment, values: Mapping[str, float]) -> float:

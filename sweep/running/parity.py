@@ -18,6 +18,7 @@ from sweep.composing.machine import clusters_of_device, this_machine
 from sweep.planning.limits import machine_memory_bytes
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.params import num_params
+from workloads.rules.engine_kinds import refuse_lacking_kinds
 from workloads.rules.layout_rules import violations
 from workloads.spec.checks import suggest
 from workloads.spec.cluster import ClusterSpec
@@ -61,6 +62,7 @@ def read_pair(
     if "model" not in shared:
         raise InvalidSweep(f"no model given: add model=NAME, one of {', '.join(folders.names('model'))}")
     model = _model(folders, shared)
+    refuse_lacking_kinds([model])
     cluster, devices = _cluster(folders, device)
     sides = []
     for side, text in (("left", left), ("right", right)):

@@ -27,6 +27,7 @@ from sweep.planning.ledger import ledger_rows, origin_of
 from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
+from workloads.rules.engine_kinds import refuse_lacking_kinds
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -58,6 +59,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     """
     gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 100)
     config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
+    refuse_lacking_kinds(config.models.values())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":
         machine = this_machine()

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from workloads.costs.memory.expert_activations import received_rows
+from workloads.costs.shape.params import matmul_of
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec, canonical_model
 from workloads.spec.recomputation import SELECTIVE, operations_of
 
@@ -72,6 +74,7 @@ def is_plain(e: Experiment) -> bool:
         _is_form_precision(e.precision)
         and e.model.moe is None
         and e.model.mla is None
+        and e.model.layers is None
         and not _has_odd_schedule(e)
         and (e.cp == 1 or e.cp_kind == "ring")
         and (e.tp == 1 or e.sequence_parallel)
@@ -83,7 +86,8 @@ def is_plain(e: Experiment) -> bool:
 
 def _has_odd_layers(e: Experiment) -> bool:
     """Whether the experiment has layers that a table row does not describe."""
-    return e.model.moe is not None or e.model.mla is not None or e.recompute not in RECOMPUTE or e.recompute_every > 1
+    odd = e.model.moe is not None or e.model.mla is not None or e.model.layers is not None
+    return odd or e.recompute not in RECOMPUTE or e.recompute_every > 1
 
 
 def _has_odd_schedule(e: Experiment) -> bool:
@@ -125,6 +129,8 @@ def plain(e: Experiment) -> Experiment:
 def plain_model(model: ModelSpec) -> ModelSpec:
     """A dense model with equally many layers, whose heads have the size of queries and whose feed-forward part has the
     mean number of columns that a token uses."""
+    if model.layers is not None:
+        return _plain_of_layers(model)
     if model.moe is None and model.mla is None:
         return model
     model = canonical_model(model)
@@ -135,6 +141,18 @@ def plain_model(model: ModelSpec) -> ModelSpec:
         columns = round((first * columns + (model.num_layers - first) * routed) / model.num_layers)
     return dataclasses.replace(
         model, name=f"{model.name} as a dense one", ffn_hidden_size=max(1, columns), moe=None, mla=None
+    )
+
+
+def _plain_of_layers(model: ModelSpec) -> ModelSpec:
+    """A dense model whose layers, attention and MLP in turn, have the mean number of columns that a token multiplies:
+    the head as large as the largest, MLPs with the rest."""
+    heads, layers = splits_of(model), layers_of(model)
+    attention = 2 * model.head_dim * (heads.heads + heads.kv_heads) if heads.heads else 0
+    active = sum(matmul_of(layers.kinds[at], model.hidden_size) for at in layers.order) / model.num_layers
+    columns = max(1, round((active / model.hidden_size - attention) / 3))
+    return dataclasses.replace(
+        model, name=f"{model.name} as a dense one", ffn_hidden_size=columns, moe=None, mla=None, layers=None
     )
 
 

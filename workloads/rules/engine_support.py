@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
 from workloads.rules.torchtitan_support import NEWER_REFUSALS, TORCHTITAN
@@ -41,6 +42,8 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
     name = f"{experiment.engine} {experiment.engine_version}"
     if experiment.engine not in REFUSALS:
         return [f"engine={experiment.engine} is not one of {', '.join(REFUSALS)}"]
+    if lacking := lacking_kinds(experiment.model):
+        return [f"{name} cannot run model={experiment.model.name}: no reader here for {'; '.join(lacking)}"]
     entries = REFUSALS[experiment.engine]
     if experiment.engine == "torchtitan":
         entries = NEWER_REFUSALS.get(experiment.engine_version, entries)

@@ -25,6 +25,8 @@ from workloads.rules.engine_support import refused
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.expressions import Expression, Template, compile_tests, parse, parse_template
+from workloads.spec.model_layers import splits_of
+from workloads.spec.model_spec import ModelSpec
 
 Scope = Literal["layout", "cluster", "engine"]
 
@@ -148,6 +150,18 @@ _LAYOUT = _rules(
             f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}",
         )
         for field in _SPLIT
+    ),
+    (
+        "tp_recurrent_heads",
+        "recurrent_heads % tp",
+        "tp={tp} does not divide the {recurrent_heads} heads or groups that all recurrent layers of {model} share; "
+        "tp may be one of {divisors(gcd(split, recurrent_heads))}",
+    ),
+    (
+        "fp8_kinds",
+        "'fp8' in precision and has_layer_list",
+        "precision={precision}: products of the layers of {model} are predicted in 16 and 32 bits only; use "
+        "precision=bf16",
     ),
     (
         "sequence_parallel",
@@ -323,6 +337,7 @@ _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim
 _OF_PARTS = (
     *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
+    *("recurrent_heads", "has_layer_list"),
 )
 _OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
@@ -389,12 +404,22 @@ def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
         moe.num_experts if moe is not None else 0,
         moe.experts_per_token if moe is not None else 0,
         moe.expert_hidden_size if moe is not None else 0,
-        model.ffn_hidden_size if model.has_dense_layers else 0,
-        moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0,
+        *_columns(model),
         *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
         *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
+        splits_of(model).recurrent_heads if model.layers is not None else 0,
+        model.layers is not None,
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
+
+
+def _columns(model: ModelSpec) -> tuple[int, int]:
+    """(columns of dense layers, of all shared experts) that tensor parallelism must divide; 0 if there are none."""
+    if model.layers is not None:
+        splits = splits_of(model)
+        return splits.columns, splits.shared_columns
+    shared = model.moe.num_shared_experts * model.moe.expert_hidden_size if model.moe is not None else 0
+    return model.ffn_hidden_size if model.has_dense_layers else 0, shared
 
 
 def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:

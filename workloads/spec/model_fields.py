@@ -54,7 +54,7 @@ def refuse_mistakes(label: str, fields: Mapping[str, Any]) -> None:
     mistakes = Mistakes()
     given = {name: value for name, value in fields.items() if name != "head_dim" or value is not None}
     needed = [name for name in _SIZES if name not in _optional(fields)]
-    _collect(mistakes, label, given, {**_MODEL, "moe": _ignore, "mla": _ignore}, needed)
+    _collect(mistakes, label, given, {**_MODEL, "moe": _ignore, "mla": _ignore, "layers": _ignore}, needed)
     for part, (checks, needed_of_part) in _PARTS.items():
         if fields.get(part) is not None:
             with mistakes.collected():

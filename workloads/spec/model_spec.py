@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from workloads.spec import model_relations
-from workloads.spec.checks import build, flag, mapping, number, one_of, texts, whole_number
+from workloads.spec.checks import build, flag, mapping, number, one_of, shown, texts, whole_number
 from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.layer_list import LayerList, from_plain, to_plain
+from workloads.spec.layer_kinds.summary import summary
 from workloads.spec.model_fields import refuse_mistakes
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
@@ -96,6 +98,9 @@ class ModelSpec:
     norm_eps: float = 1e-5
     moe: MoESpec | None = None
     mla: MLASpec | None = None
+    layers: LayerList | None = None
+    """The layers of a model that the other fields cannot express. They then follow from it
+    (`workloads.spec.layer_kinds.summary`)."""
 
     def __post_init__(self) -> None:
         label = f"model {self.name}"
@@ -130,6 +135,11 @@ class ModelSpec:
         return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
 
     @property
+    def streams(self) -> int:
+        """Copies of the hidden state between layers: more than 1 with hyper-connections."""
+        return 1 if self.layers is None else self.layers.streams
+
+    @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward part; otherwise ``ffn_hidden_size`` has no effect."""
         return self.moe is None or self.moe.num_dense_layers > 0
@@ -140,11 +150,16 @@ class ModelSpec:
 
 
 def model_to_dict(model: ModelSpec) -> dict[str, Any]:
-    """Plain nested dict of every field, equal to that of `dataclasses.asdict`, which takes ten times as long."""
+    """Plain nested dict of every field, without ``layers`` if there are none. `dataclasses.asdict` takes ten times as
+    long."""
     plain = _plain(model)
     for name in ("moe", "mla"):
         if plain[name] is not None:
             plain[name] = _plain(plain[name])
+    if model.layers is None:  # stored models of earlier versions have no such field
+        del plain["layers"]
+    else:
+        plain["layers"] = to_plain(model.layers)
     return plain
 
 
@@ -180,6 +195,8 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     """
     label = f"model {fields.get('name', '(unnamed)')}"
     fields = dict(fields)
+    if fields.get("layers") is not None:
+        fields = _of_layers(label, fields)
     refuse_mistakes(label, fields)
     for name in ("hidden_size", "num_heads"):
         if name in fields:
@@ -198,6 +215,18 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     if broken := broken_relations(model):
         raise InvalidExperiment(f"{label}: {'; '.join(broken)}")
     return model
+
+
+def _of_layers(label: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model with a list of layers, from which all sizes of layers follow. Raises `InvalidExperiment`
+    for sizes that say something else."""
+    layers = from_plain(f"{label}: layers", fields["layers"])
+    follows = summary(layers)
+    for name, value in follows.items():
+        given = fields.get(name, value)
+        if given != value and not (isinstance(given, Mapping) and value is not None and value.items() <= given.items()):
+            raise InvalidExperiment(f"{label}: {name}={shown(given)} does not fit its layers; leave {name} out")
+    return {**fields, **follows, "layers": layers}
 
 
 def broken_relations(model: ModelSpec) -> list[str]:
@@ -243,6 +272,8 @@ def checked_model(label: str, fields: Any) -> ModelSpec:
         values["moe"] = _part(MoESpec, f"{label}: moe", values["moe"])
     if values.get("mla") is not None:
         values["mla"] = _part(MLASpec, f"{label}: mla", values["mla"])
+    if isinstance(values.get("layers"), Mapping):
+        values["layers"] = from_plain(f"{label}: layers", values["layers"])
     return build(ModelSpec, label, values, noun="field", error=InvalidExperiment)
 
 

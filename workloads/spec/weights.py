@@ -214,6 +214,8 @@ def shared_experts(model: ModelSpec, prefix: str) -> dict[str, Weight] | None:
 
 def routed(model: ModelSpec, layer: int) -> bool:
     """Whether a layer has routed experts; ``layer`` is its index in the model."""
+    if model.layers is not None:
+        return model.layers.kinds[model.layers.order[layer]].routed
     return model.moe is not None and layer >= model.moe.num_dense_layers
 
 

@@ -12,7 +12,7 @@ from sweep.__main__ import main
 from sweep.advising.answer import settling_words
 from sweep.advising.question import read_question
 from sweep.composing.conffiles import ConfFolders
-from workloads.spec.errors import InvalidExperiment, InvalidSweep
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.model_spec import model_to_dict
 
 CONFIGS = Path(__file__).parents[2] / "workloads" / "spec" / "published_models.json"
@@ -46,19 +46,32 @@ def test_a_model_that_can_be_planned(published: Any, tmp_path: Path, capsys: pyt
     assert given.name == "DeepSeek-V3"
 
 
-def test_a_model_that_cannot(published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = published("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), tmp_path / "x.yaml"
+def test_a_model_with_a_list_of_layers(published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = published("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), tmp_path / "model" / "nano.yaml"
+    out.parent.mkdir()
     assert main(["model", str(file), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["parameters"] == 31_577_937_344
     assert [kind["count"] for kind in facts["kinds"]] == [23, 23, 6]
     assert "Mamba-2" in facts["not_expressible"]
-    assert main(["model", str(file), "--out", str(out)]) == 2
-    refused = capsys.readouterr().err
-    assert refused.count("\n") == 1 and "Mamba-2" in refused
-    assert not out.exists()
-    with pytest.raises(InvalidExperiment, match="cannot be planned or run yet; missing are: Mamba-2"):
-        ConfFolders().model(str(file))
+    assert main(["model", str(file), "--out", str(out)]) == 0
+    assert "the engine lacks: Mamba-2" in capsys.readouterr().out
+    written, given = ConfFolders((tmp_path,)).model("nano"), ConfFolders().model(str(file))
+    assert {**model_to_dict(written), "name": given.name} == model_to_dict(given)
+    assert given.layers is not None and len(given.layers.kinds) == 3
+
+
+def test_what_the_engine_lacks_is_refused_by_name(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = published("openai/gpt-oss-20b")
+    for command in (["run", "+grid=one_point", "name=x"], ["parity", "--right", "tp=2"]):
+        assert main([*command, f"model={file}"]) == 2
+        refused = capsys.readouterr().err
+        assert refused.count("\n") == 1
+        assert (
+            "model gpt-oss-20b can be planned, but not run or exported yet: the engine lacks sliding 128 attention"
+            in refused
+        )
+        assert "attention sinks" in refused and "a bias of the router" in refused
 
 
 def test_the_command_that_settles_an_answer_has_the_path(published: Any) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from sweep.composing.conffiles import ConfFolders
+from workloads.costs.memory.estimate import peak_stage
+from workloads.costs.shape.flops import flops_per_token
 from workloads.costs.shape.params import active_params_with_embedding, num_params
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.config_json.expressible import model_spec, not_expressible
 from workloads.spec.config_json.read import layers_from_config, name_of, read_config
 from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_spec import model_to_dict
@@ -27,7 +31,7 @@ PLANNED = {
     *("moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2.5", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"),
     *("Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B"),
 }
-"""Those that today's `ModelSpec` can express."""
+"""Those that the flat fields of `ModelSpec` can express."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -55,17 +59,16 @@ def test_layers_that_use_the_keys_of_a_layer_before_have_no_indexer() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_model_is_planned_exactly_or_refused_by_name(name: str) -> None:
+def test_a_model_is_planned_exactly_by_numbers_or_a_list_of_layers(name: str) -> None:
     model = layers_from_config(name, PUBLISHED[name]["config"])
-    if name in PLANNED:
-        spec = model_spec(model)
-        assert num_params(spec) == model.parameters
-        assert active_params_with_embedding(spec) == model.active_parameters
-        return
-    with pytest.raises(InvalidExperiment) as refused:
-        model_spec(model)
-    (line,) = refused.value.messages
-    assert not_expressible(model) and all(what in line for what in not_expressible(model))
+    spec = model_spec(model)
+    assert num_params(spec) == model.parameters
+    assert active_params_with_embedding(spec) == model.active_parameters
+    assert flops_per_token(spec, 4096, "causal") == pytest.approx(PUBLISHED[name]["training_flops_4096"], rel=5e-3)
+    assert (spec.layers is None) == (name in PLANNED)
+    missing = not_expressible(model)
+    assert (missing == []) == (name in PLANNED)
+    assert list(lacking_kinds(spec)) == [what for what in missing if not what.startswith("residuals")]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +126,36 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, message
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(InvalidExperiment, match=message):
         read_config(tmp_path)
+
+
+def test_minimax_01_has_lightning_attention() -> None:
+    config = {
+        "model_type": "minimax",
+        "num_hidden_layers": 80,
+        "hidden_size": 6144,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 9216,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 2,
+        "vocab_size": 200064,
+        "layer_types": ["linear_attention"] * 7 + ["full_attention"],
+        "mlp_alpha_factor": 3.5565588200778455,
+    }
+    config["layer_types"] *= 10
+    model = layers_from_config("MiniMax-Text-01", config)
+    # 456 B parameters, 45.9 B of them active without embedding and head (arXiv:2501.08313)
+    linear, full = 5 * 6144 * 8192 + 8192, 2 * 6144 * 8192 + 2 * 6144 * 1024
+    layers = 80 * (2 * 6144 + 32 * 6144 + 32 * 3 * 6144 * 9216)
+    assert model.parameters == layers + 70 * linear + 10 * full + 2 * 200064 * 6144 + 6144
+    assert (
+        round(model.parameters / 1e9) == 456 and round((model.active_parameters - 2 * 200064 * 6144) / 1e9, 1) == 45.9
+    )
+    spec = model_spec(model)
+    assert lacking_kinds(spec)[0] == "lightning attention"
+    e = Experiment.canonical(model=spec, dp=64, tp=8, ep=32, zero_stage=3, global_batch_size=64, recompute="full")
+    assert peak_stage(e).peak_bytes > 12 * model.parameters / e.world_size
 
 
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:

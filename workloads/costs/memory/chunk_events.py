@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
 
-from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit
 from workloads.costs.memory.events import Live, Step, Timeline
-from workloads.costs.memory.expert_activations import expert_tensors
+from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
@@ -98,7 +97,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     for size in x.sizes:
         working, reducing = x.c * max(x.block, size.experts), 0
         if size.experts:
-            of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
+            of_experts = routed_tensors(e, x.c)
             reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
         one = size._replace(saved=size.deferred, kept=size.deferred, working=working, working_kept=working)
         sizes.append(one._replace(reducing=reducing, reducing_kept=reducing))

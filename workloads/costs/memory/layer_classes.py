@@ -6,13 +6,25 @@ classes, in the order of the model, and knows no names of them; a new class of l
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import deferred_bytes, first_half_bytes, layer_bytes
-from workloads.costs.shape.params import COMPUTE_BYTES, dense_layer, local_params, moe_layer, num_dense_layers
+from workloads.costs.memory.kind_sizes import kind_bytes
+from workloads.costs.shape.params import (
+    COMPUTE_BYTES,
+    dense_layer,
+    layer_counts,
+    local_params,
+    moe_layer,
+    num_dense_layers,
+)
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.model_layers import layers_of
 
 
 class LayerSizes(NamedTuple):
@@ -51,6 +63,8 @@ class LayerClass(NamedTuple):
     """How many of them the recompute policy covers."""
     first_recomputed: bool
     """Whether the first of them is recomputed; backward reaches it last."""
+    before: tuple[LayerClass, ...] = ()
+    """Layers of other classes before the first of them."""
 
     @property
     def saved(self) -> int:
@@ -60,6 +74,14 @@ class LayerClass(NamedTuple):
 
 def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
     """Sizes of every class of layers of the model, in the order in which the model has them."""
+    if e.model.layers is not None:
+        splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1
+        key = _OF_SIZES(e), splits
+        if key not in _KEPT:
+            if len(_KEPT) >= _MOST_KEPT:
+                _KEPT.clear()
+            _KEPT[key] = _sizes_of_kinds(e, splits=splits)
+        return _KEPT[key]
     model, c = e.model, COMPUTE_BYTES[e.precision]
     kinds = [routed for routed, there in ((False, num_dense_layers(model) > 0), (True, model.moe is not None)) if there]
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
@@ -91,15 +113,59 @@ def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
 
 
 def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerClass, ...]:
-    """The layers of a rank or chunk by class, in order. ``sizes``: `layer_sizes`."""
-    counts = (
-        (held.dense_layers, held.dense_recomputed, held.first_recomputed),
-        (held.moe_layers, held.moe_recomputed, held.first_moe_recomputed),
-    )
+    """The layers of a rank or chunk by class, in the order of their first ones. ``sizes``: `layer_sizes`."""
+    classes = []
+    for kind, size in enumerate(sizes):
+        if not held.of_kind[kind]:
+            continue
+        before = held.before_kind[kind]
+        classes.append(
+            (
+                sum(count for count, _ in before),
+                LayerClass(
+                    size,
+                    held.of_kind[kind],
+                    held.recomputed_of_kind[kind],
+                    held.first_of_kind_recomputed[kind],
+                    tuple(LayerClass(sizes[at], *counts, False) for at, counts in enumerate(before) if counts[0]),
+                ),
+            )
+        )
+    return tuple(one for _, one in sorted(classes, key=itemgetter(0)))
+
+
+_OF_SIZES = attrgetter(
+    *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
+    *("attention", "routing", "routing_imbalance", "capacity_factor"),
+)
+"""Fields on which the sizes of kinds depend."""
+_KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
+_MOST_KEPT = 20_000
+
+
+def _sizes_of_kinds(e: Experiment, *, splits: bool) -> tuple[LayerSizes, ...]:
+    """`layer_sizes` of a model with a list of layers. Kinds may alternate, so the largest working bytes and the largest
+    block count for all."""
+    layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
+    elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
+    saved, kept = ([kind_bytes(e, kind, c, recomputed=on) for kind in layers.kinds] for on in (True, False))
+    block = max(rest for rest, _ in elements)
     return tuple(
-        LayerClass(size, *of_class)
-        for size, of_class in zip(sizes, counts if sizes[0].experts == 0 else counts[1:], strict=False)
-        if of_class[0]
+        LayerSizes(
+            name=kind.label,
+            saved=own.saved,
+            kept=own_kept.saved,
+            working=max(one.working for one in saved),
+            working_kept=max(one.working for one in kept),
+            deferred=own.deferred if splits else 0,
+            first_half=own.first_half if splits else 0,
+            block=rest if experts else block,
+            down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
+            experts=experts,
+            reducing=own.reducing,
+            reducing_kept=own_kept.reducing,
+        )
+        for kind, (rest, experts), own, own_kept in zip(layers.kinds, elements, saved, kept, strict=True)
     )
 
 

@@ -136,7 +136,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
 
     It exceeds the last layer's if a layer's gradient takes more than the layer had saved.
     """
-    (size, _, _, recomputed), before = part.classes[number], part.classes[:number]
+    size, _, _, recomputed, before = part.classes[number]
     block = size.block + sum(one.layers * one.size.block for one in before)
     experts = size.experts + sum(one.layers * one.size.experts for one in before)
     done, of_others = part.head, 0
@@ -215,10 +215,9 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
 def _experts_of_first_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The same of the first layer with experts: all layers after it and the head have their gradients."""
     number = next(number for number, one in enumerate(part.classes) if one.size.experts)
-    (size, _, _, recomputed), before = part.classes[number], part.classes[:number]
-    rest = (
-        part.head - size.block + sum(one.layers * one.size.block for one in part.classes[number:] if one.size.experts)
-    )
+    size, _, _, recomputed, before = part.classes[number]
+    rest = part.head - size.block + sum(one.layers * one.size.block for one in part.classes)
+    rest -= sum(one.layers * one.size.block for one in before)
     block = size.block + sum(one.layers * one.size.block for one in before)
     if x.zero3:
         weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)

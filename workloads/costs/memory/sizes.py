@@ -89,7 +89,7 @@ class Shared(NamedTuple):
             expert_shards=expert_degrees(e)[1] if model.moe is not None else 1,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
-            stream=c * stream_tokens * model.hidden_size,
+            stream=c * stream_tokens * model.hidden_size * model.streams,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.rope_dim,
             unsharded=accumulates_unsharded(e),
             num_microbatches=e.num_microbatches,

@@ -12,6 +12,9 @@ from functools import lru_cache
 
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.layer_kinds.attention import LatentAttention
+from workloads.spec.layer_kinds.model import Layer, LayeredModel
+from workloads.spec.model_layers import layers_of, routed_layers
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import Weight
 
@@ -66,19 +69,34 @@ def moe_layer(model: ModelSpec) -> Counts:
     return counts(weights.block(model, "layer", routed=True))
 
 
+@lru_cache(maxsize=1024)
+def layer_counts(model: ModelSpec, kind: Layer) -> Counts:
+    """Parameters of one layer of a kind of the model's, with its part of hyper-connections."""
+    held = [*kind.weights(model.hidden_size)]
+    if (streams := whole_model(model).streams) is not None:
+        held += streams.weights(model.hidden_size)
+    of = dict.fromkeys(("split", "whole", "experts"), 0)
+    for weight in held:
+        of[weight.held] += weight.parameters
+    return Counts(of["split"], of["whole"], of["experts"])
+
+
+@lru_cache(maxsize=256)
+def whole_model(model: ModelSpec) -> LayeredModel:
+    """The model as a list of layers, whose sums are parameters and FLOPs."""
+    tied = model.tie_embeddings
+    return layers_of(model).model(model.name, model.hidden_size, model.vocab_size, tied=tied, norm_eps=model.norm_eps)
+
+
 def num_dense_layers(model: ModelSpec) -> int:
     """Number of layers without routed experts."""
-    return model.num_layers if model.moe is None else min(model.moe.num_dense_layers, model.num_layers)
+    return routed_layers(model).count(False)
 
 
 @lru_cache(maxsize=256)
 def num_params(model: ModelSpec) -> int:
     """Number of all parameters, tied embeddings counted once."""
-    dense, ends = num_dense_layers(model), [weights.embedding(model), weights.final_norm(model)]
-    if not model.tie_embeddings:
-        ends.append(weights.head(model))
-    total = counts(ends).total + dense * dense_layer(model).total
-    return total + (model.num_layers - dense) * moe_layer(model).total if model.moe is not None else total
+    return whole_model(model).parameters
 
 
 @lru_cache(maxsize=256)
@@ -87,25 +105,17 @@ def matmul_params(model: ModelSpec) -> int:
 
     For routed experts only the ``experts_per_token`` that a token visits count.
     """
-    dense = num_dense_layers(model)
-    total = dense * matmul_of_layer(model, routed=False) + model.vocab_size * model.hidden_size
-    if model.moe is not None:
-        total += (model.num_layers - dense) * matmul_of_layer(model, routed=True)
-    return total
+    return whole_model(model).multiplied_parameters
 
 
+@lru_cache(maxsize=256)
 def active_params_with_embedding(model: ModelSpec) -> int:
     """Parameters of one token's path: all except the experts that it does not visit, with the whole input embedding.
 
     Mixtral (12.9 B) and Qwen3 (3.3 B of 30B-A3B, 22 B of 235B-A22B) publish this number, others the one of
     `active_params_without_embedding`.
     """
-    total = num_params(model)
-    if model.moe is None:
-        return total
-    idle = model.moe.num_experts - model.moe.experts_per_token
-    expert = 3 * model.hidden_size * model.moe.expert_hidden_size
-    return total - (model.num_layers - num_dense_layers(model)) * idle * expert
+    return whole_model(model).active_parameters
 
 
 def active_params_without_embedding(model: ModelSpec) -> int:
@@ -128,6 +138,12 @@ def playbook_params(model: ModelSpec, pp: int = 1) -> int:
     return active_params_with_embedding(model) + (copies - 1) * model.vocab_size * model.hidden_size
 
 
+@lru_cache(maxsize=1024)
+def matmul_of(kind: Layer, hidden: int) -> int:
+    """Parameters of one layer of a kind that take part in one token's matrix products."""
+    return sum(weight.active for weight in kind.weights(hidden) if weight.use == "matrix")
+
+
 @lru_cache(maxsize=256)
 def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
     """Parameters of one layer that take part in one token's matrix products: all except norms and idle experts."""
@@ -136,6 +152,13 @@ def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
         idle = model.moe.num_experts - model.moe.experts_per_token
         total -= idle * 3 * model.hidden_size * model.moe.expert_hidden_size
     return total
+
+
+def latent_up(kind: Layer) -> tuple[str, ...]:
+    """Names of the weights that project latents up to heads."""
+    if not isinstance(kind.mixer, LatentAttention):
+        return ()
+    return ("q", "kv") if kind.mixer.q_rank else ("kv",)
 
 
 def latent_up_params(model: ModelSpec) -> int:

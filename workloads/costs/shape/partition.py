@@ -6,13 +6,18 @@ or several layers, so the rank with the head gets fewer layers. The embedding is
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from workloads.costs.shape.flops import attention_forward_flops
-from workloads.costs.shape.params import Counts, dense_layer, matmul_of_layer, moe_layer, num_dense_layers
+from workloads.costs.shape.params import Counts, layer_counts, matmul_of, matmul_of_layer, num_dense_layers, whole_model
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.spec.experiment import Experiment, PipelineSplit
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 
 
@@ -38,6 +43,14 @@ class StageParams:
     """Whether the rank's first layer with experts is recomputed; False if it has none."""
     kept_after: int
     """Number of layers after the last recomputed one (all layers if none is); backward reaches them first."""
+    of_kind: tuple[int, ...] = ()
+    """Number of layers of each kind of `workloads.spec.model_layers.layers_of`."""
+    recomputed_of_kind: tuple[int, ...] = ()
+    first_of_kind_recomputed: tuple[bool, ...] = ()
+    """Whether the first layer of each kind is recomputed; False if there is none."""
+    before_kind: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """For each kind, by kind: number of layers, and of recomputed ones, before its first layer. Of several chunks
+    together, those of the chunks' sum."""
 
     @property
     def num_layers(self) -> int:
@@ -64,7 +77,9 @@ def stage_layers(
     count = pp * virtual_stages
     base, extra = divmod(model.num_layers, count)
     layers = [base + (stage < extra) for stage in range(count)]
-    if split == "balanced" and base:
+    if split == "balanced" and base and model.layers is not None:
+        layers = _balanced_by_work(_work_of_layers(model, seq_len), 2.0 * model.vocab_size * model.hidden_size, count)
+    elif split == "balanced" and base:
         ranks = [place_of(schedule, stage, pp, virtual_stages)[0] for stage in range(count)]
         head = head_in_layers(model, seq_len)
         work = [1.0] * (count - 1) + [1.0 + head]
@@ -81,8 +96,61 @@ def stage_layers(
     return tuple(range(start, start + size) for start, size in zip(starts, layers, strict=True))
 
 
+def _before_kinds(held: Sequence[tuple[int, bool]], kinds: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """`StageParams.before_kind` of layers in order, each a kind and whether it is recomputed."""
+    counts, recomputed = [0] * kinds, [0] * kinds
+    before: dict[int, tuple[tuple[int, int], ...]] = {}
+    for kind, is_recomputed in held:
+        before.setdefault(kind, tuple(zip(counts, recomputed, strict=True)))
+        counts[kind] += 1
+        recomputed[kind] += is_recomputed
+    return tuple(before.get(kind, ()) for kind in range(kinds))
+
+
+def _work_of_layers(model: ModelSpec, seq_len: int) -> list[float]:
+    """Forward FLOPs of a token in each layer."""
+    layers, hidden = layers_of(model), model.hidden_size
+    head = 2.0 * model.vocab_size * hidden
+    work = [2.0 * matmul_of(k, hidden) + k.mixing(seq_len).forward + k.ahead * head for k in layers.kinds]
+    return [work[at] for at in layers.order]
+
+
+def _balanced_by_work(work: Sequence[float], head: float, count: int) -> list[int]:
+    """Layers of each stage so that the most work of a stage is least, of layers that differ; then the same of the
+    stages before the last one, and so on. Later stages get more, because earlier ones hold more micro-batches."""
+    before = [0.0, *accumulate(work)]
+    sizes: list[int] = []
+    left = len(work)
+    for stages in range(count, 1, -1):
+        ends = head if stages == count else 0.0
+        low, high = 0.0, before[left] + ends
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if _fits(before, left, stages, ends, middle) else (middle, high)
+        first = max(stages - 1, min(left - 1, bisect_left(before, before[left] + ends - high)))
+        sizes.append(left - first)
+        left = first
+    return [left, *reversed(sizes)]
+
+
+def _fits(before: Sequence[float], left: int, stages: int, ends: float, most: float) -> bool:
+    """Whether the first ``left`` layers fit into this many stages, each of at most this much work and at least one
+    layer. ``before``: work of all layers before each; ``ends``: that of the head."""
+    for stage in range(stages - 1, 0, -1):
+        first = min(left - 1, bisect_left(before, before[left] + ends - most))
+        if first < stage:
+            first = stage
+        if before[left] - before[first] + ends > most:
+            return False
+        left, ends = first, 0.0
+    return before[left] + ends <= most
+
+
 def head_in_layers(model: ModelSpec, seq_len: int) -> float:
     """Forward FLOPs of the head divided by those of a layer (of the mean layer if some have routed experts)."""
+    if model.layers is not None:
+        work = _work_of_layers(model, seq_len)
+        return 2.0 * model.vocab_size * model.hidden_size * len(work) / sum(work)
     dense = num_dense_layers(model)
     matmul = dense * matmul_of_layer(model, routed=False)
     if model.moe is not None:
@@ -152,6 +220,13 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
         first_recomputed=holding[0].first_recomputed,
         first_moe_recomputed=next((one.first_moe_recomputed for one in stages if one.moe_layers), False),
         kept_after=kept_after,
+        of_kind=tuple(map(sum, zip(*(one.of_kind for one in stages), strict=True))),
+        recomputed_of_kind=tuple(map(sum, zip(*(one.recomputed_of_kind for one in stages), strict=True))),
+        first_of_kind_recomputed=tuple(
+            next((one.first_of_kind_recomputed[kind] for one in stages if one.of_kind[kind]), False)
+            for kind in range(len(stages[0].of_kind))
+        ),
+        before_kind=holding[0].before_kind,
     )
 
 
@@ -160,31 +235,41 @@ def _chunks(
     model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
 ) -> tuple[tuple[StageParams, ...], ...]:
     """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
-    dense_total = num_dense_layers(model)
+    model_layers, at_end = layers_of(model), whole_model(model).streams
+    kinds, order, routed = range(len(model_layers.kinds)), model_layers.order, [k.routed for k in model_layers.kinds]
+    last_norm = model.hidden_size
+    if at_end is not None:
+        last_norm += sum(weight.parameters for weight in at_end.weights_at_end(model.hidden_size))
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1
     stages = []
     for stage, held in enumerate(layers):
-        dense = sum(layer < dense_total for layer in held)
-        counts = dense_layer(model) * dense
-        if len(held) > dense:
-            counts = counts + moe_layer(model) * (len(held) - dense)
+        of_kind = Counter(order[layer] for layer in held)
         recomputed = [layer for layer in held if layer % every == 0]
-        dense_recomputed = sum(layer < dense_total for layer in recomputed)
+        recomputed_of_kind = Counter(order[layer] for layer in recomputed)
+        dense = sum(count for kind, count in of_kind.items() if not routed[kind])
+        dense_recomputed = sum(count for kind, count in recomputed_of_kind.items() if not routed[kind])
+        first_moe = next((layer for layer in held if routed[order[layer]]), None)
         stages.append(
             StageParams(
                 dense_layers=dense,
                 moe_layers=len(held) - dense,
-                layers=counts,
+                layers=sum((layer_counts(model, model_layers.kinds[kind]) * of_kind[kind] for kind in kinds), Counts()),
                 embedding=vocabulary if stage == 0 else 0,
                 head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
                 has_head=stage == last,
-                final_norm=model.hidden_size if stage == last else 0,
+                final_norm=last_norm if stage == last else 0,
                 dense_recomputed=dense_recomputed,
                 moe_recomputed=len(recomputed) - dense_recomputed,
                 first_recomputed=list(held[:1]) == recomputed[:1],
-                first_moe_recomputed=any(layer % every == 0 for layer in held[dense : dense + 1]),
+                first_moe_recomputed=first_moe is not None and first_moe % every == 0,
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
+                of_kind=tuple(of_kind[kind] for kind in kinds),
+                recomputed_of_kind=tuple(recomputed_of_kind[kind] for kind in kinds),
+                first_of_kind_recomputed=tuple(
+                    next((layer % every == 0 for layer in held if order[layer] == kind), False) for kind in kinds
+                ),
+                before_kind=_before_kinds([(order[layer], layer % every == 0) for layer in held], len(kinds)),
             )
         )
     return tuple(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import rank_tokens
-from workloads.costs.memory.expert_activations import expert_tensors
+from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors
 from workloads.costs.shape import fp8
 from workloads.costs.shape.expert_loads import sent_tokens
 from workloads.costs.shape.params import COMPUTE_BYTES
@@ -45,18 +45,34 @@ class ExpertTimes(NamedTuple):
         """Times of the routed experts of ``e``, whose model must have some."""
         moe, c = e.model.moe, COMPUTE_BYTES[e.precision]
         assert moe is not None
-        x = expert_tensors(e, rank_tokens(e)[1], c)
-        columns = moe.expert_hidden_size // e.etp
-        received = x.rows // (c * e.model.hidden_size)
-        products = 2.0 * received * 3 * e.model.hidden_size * columns / rates.head
+        x, hidden = expert_tensors(e, rank_tokens(e)[1], c), e.model.hidden_size
+        shared = 3 * hidden * moe.num_shared_experts * moe.expert_hidden_size
+        return cls.of_tensors(e, cluster, rates, x, width=hidden, matrices=3, shared=shared)
+
+    @classmethod
+    def of_tensors(
+        cls,
+        e: Experiment,
+        cluster: ClusterSpec,
+        rates: Rates,
+        x: ExpertTensors,
+        *,
+        width: int,
+        matrices: int,
+        shared: int,
+    ) -> ExpertTimes:
+        """Times of experts with these tensors, which work at ``width`` with two or three ``matrices`` each. ``shared``:
+        elements of the weights of the shared part."""
+        c = COMPUTE_BYTES[e.precision]
+        products = 2.0 * (x.product // c) * matrices * width / rates.head
         share, casts = 1.0, (0.0, 0.0)
         if fp8.is_fp8(e):
             share = rates.head / rates.matmul / fp8.OF_GROUPED
             casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
         read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory
-        summed = c * sent_tokens(e) * e.model.hidden_size
+        summed = c * sent_tokens(e) * width
         rows = 3.0 * x.sent + summed + (4.0 * x.rows if e.ep > 1 else 0.0)
-        shared = 2.0 * rank_tokens(e)[0] * 3 * e.model.hidden_size * moe.num_shared_experts * moe.expert_hidden_size
+        shared_flops = 2.0 * rank_tokens(e)[0] * shared
         # The busiest rank receives more than it sends in the dispatch, and sends more in the combine.
         rows_s = collective_time_s("all_to_all", float(max(x.sent, x.rows)), e.ep, e.etp, cluster)
         weights_s = collective_time_s("all_to_all", float(x.weights), e.ep, e.etp, cluster)
@@ -65,8 +81,8 @@ class ExpertTimes(NamedTuple):
             inputs_s=max(products * share, read) + casts[1] / rates.memory,
             weights_s=max(products, x.parameters / rates.memory),
             permute_s=rows / rates.memory,
-            swiglu_s=3.0 * x.product / rates.memory,
-            dispatch_s=max(0.0, rows_s - shared / e.tp / rates.matmul) + weights_s,
+            swiglu_s=matrices * x.product / rates.memory,
+            dispatch_s=max(0.0, rows_s - shared_flops / e.tp / rates.matmul) + weights_s,
             combine_s=rows_s,
         )
 

@@ -76,10 +76,8 @@ class EndTimes(NamedTuple):
 class HeldLayers(NamedTuple):
     """`StageParams` of chunks or ranks, as arrays."""
 
-    dense_layers: Ints
-    moe_layers: Ints
-    dense_recomputed: Ints
-    moe_recomputed: Ints
+    layers: Ints
+    """Number of all layers."""
     split: Ints
     replicated: Ints
     experts: Ints
@@ -93,8 +91,7 @@ class HeldLayers(NamedTuple):
     def of(cls, stages: Sequence[StageParams]) -> HeldLayers:
         rows = [
             (
-                *(s.dense_layers, s.moe_layers, s.dense_recomputed, s.moe_recomputed),
-                *(s.layers.split, s.layers.replicated, s.layers.experts),
+                *(s.num_layers, s.layers.split, s.layers.replicated, s.layers.experts),
                 *(s.embedding, s.head, s.has_head, s.final_norm),
             )
             for s in stages
@@ -119,8 +116,8 @@ class Setting(NamedTuple):
     expert_shards: Ints
     memory: Floats
     """B/s."""
-    dense: LayerTimes
-    moe: LayerTimes
+    layers: LayerTimes
+    """Sums over the layers of a chunk; recomputation counts for those that are recomputed."""
     ends: EndTimes
     of_shards: Group
     """Ranks that share one copy of the master weights."""
@@ -164,23 +161,16 @@ class ChunkTimes(NamedTuple):
 
 def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     c, g = x.compute_bytes, x.master_bytes
-    d, r = held.dense_layers, held.moe_layers
     params, experts = _held_params(x, held)
 
-    forward = d * x.dense.forward_s + r * x.moe.forward_s
     # Adding a gradient to the accumulated one, or copying it for reduction: read c, read and write g.
     accumulating = (c + 2 * g) * params / x.memory
-    backward = d * x.dense.backward_s + r * x.moe.backward_s + accumulating
-    backward += held.dense_recomputed * x.dense.recompute_s + held.moe_recomputed * x.moe.recompute_s
-    weight = d * x.dense.weight_s + r * x.moe.weight_s + accumulating
-    forward_exposed = d * x.dense.forward_exposed_s + r * x.moe.forward_exposed_s
-    backward_exposed = d * x.dense.backward_exposed_s + r * x.moe.backward_exposed_s
-    backward_exposed += (
-        held.dense_recomputed * x.dense.recompute_exposed_s + held.moe_recomputed * x.moe.recompute_exposed_s
-    )
-    forward = forward + held.has_head * x.ends.head_forward_s
-    backward = backward + held.has_head * x.ends.head_backward_s
-    edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.int64) + held.has_head)
+    weight = x.layers.weight_s + accumulating
+    has_head = held.has_head.astype(np.float64)
+    forward = x.layers.forward_s + has_head * x.ends.head_forward_s
+    backward = x.layers.backward_s + accumulating + x.layers.recompute_s + has_head * x.ends.head_backward_s
+    backward_exposed = x.layers.backward_exposed_s + x.layers.recompute_exposed_s
+    edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.float64) + has_head)
 
     rest, routed = params - experts, experts > 0
     gather = x.of_shards.scattered_s(rest * x.gathered_bytes)
@@ -192,10 +182,10 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     return ChunkTimes(
         forward,
         backward,
-        forward_exposed + edges,
+        x.layers.forward_exposed_s + edges,
         backward_exposed + edges,
         weight,
-        np.maximum(1, d + r),
+        np.maximum(1, held.layers),
         gather,
         scatter,
         replicas + np.where(routed, of_experts, 0.0),

@@ -18,6 +18,7 @@ from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.costs.time.kind_times import kind_times
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.rank_times import (
     ChunkTimes,
@@ -26,6 +27,7 @@ from workloads.costs.time.rank_times import (
     HeldLayers,
     Ints,
     LayerTimes,
+    Rates,
     Setting,
     chunk_times,
     optimizer_s,
@@ -43,7 +45,9 @@ from workloads.costs.traffic.collectives import (
 from workloads.costs.traffic.measured_network import ProbedCluster
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
+from workloads.spec.model_layers import layers_of
 
 _AT_ONCE = 2048
 """Number of layouts whose chunks form one table."""
@@ -66,7 +70,7 @@ class StepTimes:
     """Step times on one cluster, with caches."""
 
     cluster: ClusterSpec
-    _layers: dict[Hashable, tuple[float, ...] | None] = field(default_factory=dict)
+    _layers: dict[Hashable, _OfLayers | None] = field(default_factory=dict)
     _groups: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)
     _held: dict[Hashable, _Kinds] = field(default_factory=dict)
 
@@ -96,12 +100,20 @@ class StepTimes:
     def parts(self, experiments: Sequence[Experiment]) -> StepParts:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
         held = [self._kinds(e) for e in experiments]
-        table = np.array([(*(self._layer(e) or ()), *self._group(e), e.zero_stage) for e in experiments])
+        layers = [self._layer(e) for e in experiments]
+        table = np.array(
+            [
+                (*one.whole, *one.ends, *self._group(e), e.zero_stage)
+                for e, one in zip(experiments, layers, strict=True)
+                if one is not None
+            ]
+        )
         of_chunk = np.repeat(np.arange(len(experiments)), [one.chunks.shape[1] for one in held])
         of_rank = np.repeat(np.arange(len(experiments)), [one.ranks.shape[1] for one in held])
         chunks = HeldLayers(*np.concatenate([one.chunks for one in held], axis=1))
         ranks = HeldLayers(*np.concatenate([one.ranks for one in held], axis=1))
-        x, of_ranks = (_setting(table[rows]) for rows in (of_chunk, of_rank))
+        sums = LayerTimes(*np.concatenate([one.of(two) for one, two in zip(held, layers, strict=True) if two]).T)
+        x, of_ranks = _setting(table[of_chunk], sums), _setting(table[of_rank])
         times, optimizers_s, first = chunk_times(x, chunks), optimizer_s(of_ranks, ranks), _starts(of_rank)
         message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
         splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
@@ -120,7 +132,7 @@ class StepTimes:
         )
         return StepParts(times, steps, optimizers_s, latency)
 
-    def _layer(self, e: Experiment) -> tuple[float, ...] | None:
+    def _layer(self, e: Experiment) -> _OfLayers | None:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
         key = _OF_LAYER(e), e.pp_schedule == "gpipe"
         if key not in self._layers:
@@ -128,17 +140,17 @@ class StepTimes:
             self._layers[key] = self._new_layer(e)
         return self._layers[key]
 
-    def _new_layer(self, e: Experiment) -> tuple[float, ...] | None:
+    def _new_layer(self, e: Experiment) -> _OfLayers | None:
         rates = rates_of(e, self.cluster)
         if rates is None:
             return None
         c = COMPUTE_BYTES[e.precision]
-        dense = layer_times(e, self.cluster, rates, routed=False)
-        moe = layer_times(e, self.cluster, rates, routed=True) if e.model.moe is not None else dense
+        times = [_times_of_kind(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         numbers = e.tp, e.ep * e.etp, c, MASTER_BYTES[e.precision], *gathered, e.model.tie_embeddings
-        message = c * rank_tokens(e)[1] * e.model.hidden_size
-        return *numbers, rates.memory, *dense, *moe, *EndTimes.of(e, self.cluster, rates), message
+        message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
+        ends = (*EndTimes.of(e, self.cluster, rates), message)
+        return _OfLayers((*numbers, rates.memory), np.array(times), ends)
 
     def _group(self, e: Experiment) -> tuple[float, ...]:
         """Part of a layout's `Setting` that depends on its data parallelism and its pipeline."""
@@ -194,7 +206,7 @@ class StepTimes:
         key = _OF_STAGES(e), e.recompute_every if e.recompute != "none" else 1
         if key not in self._held:
             _make_room(self._held)
-            self._held[key] = _Kinds.of(e)
+            self._held[key] = _Kinds.made(e)
         return self._held[key]
 
 
@@ -212,6 +224,22 @@ _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "seq_len")
 
 
+class _OfLayers(NamedTuple):
+    """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
+
+    whole: tuple[float, ...]
+    kinds: Floats
+    """`LayerTimes` by kind of layer."""
+    ends: tuple[float, ...]
+    """`EndTimes`, and the bytes of a message between stages."""
+
+
+def _times_of_kind(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
+    if e.model.layers is not None:
+        return kind_times(e, cluster, rates, kind)
+    return layer_times(e, cluster, rates, routed=kind.routed)
+
+
 class _Kinds(NamedTuple):
     """`HeldLayers` of a layout's kinds of ranks and of their chunks, as tables of shape (fields, kinds)."""
 
@@ -219,36 +247,51 @@ class _Kinds(NamedTuple):
     chunks: Ints
     places: Ints
     """Index of each chunk, as in `PipelineShape`."""
+    of_kind: Floats
+    """Number of layers of each kind, by chunk."""
+    recomputed: Floats
+    """Number of recomputed ones."""
+
+    def of(self, times: _OfLayers) -> Floats:
+        """Sums of the layers' times by chunk, of shape (chunks, fields of `LayerTimes`)."""
+        sums: Floats = self.of_kind @ times.kinds
+        sums[:, _RECOMPUTE:] = self.recomputed @ times.kinds[:, _RECOMPUTE:]
+        return sums
 
     @classmethod
-    def of(cls, e: Experiment) -> _Kinds:
+    def made(cls, e: Experiment) -> _Kinds:
         alike, whole, chunks = ranks_alike(e), experiment_stages(e), experiment_chunks(e)
         kinds = list(dict.fromkeys(alike))
         place = {kind: at for at, kind in enumerate(kinds)}
-        held = HeldLayers.of([chunk for kind in kinds for chunk in chunks[kind]])
+        of_chunks = [chunk for kind in kinds for chunk in chunks[kind]]
         places = np.array(
             [place[kind] * e.virtual_stages + chunk for kind in alike for chunk in range(e.virtual_stages)]
         )
-        return cls(np.stack(HeldLayers.of([whole[kind] for kind in kinds])), np.stack(held), places)
+        return cls(
+            np.stack(HeldLayers.of([whole[kind] for kind in kinds])),
+            np.stack(HeldLayers.of(of_chunks)),
+            places,
+            np.array([chunk.of_kind for chunk in of_chunks], dtype=float),
+            np.array([chunk.recomputed_of_kind for chunk in of_chunks], dtype=float),
+        )
 
 
 _WHOLE = 7
-_LAYER = len(LayerTimes._fields)
-_MESSAGE = _WHOLE + 1 + 2 * _LAYER + len(EndTimes._fields)
+_RECOMPUTE = LayerTimes._fields.index("recompute_s")
+_MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
 _SHARDS = _MESSAGE + 1
 _HOP = _SHARDS + 2 + 5 * len(Group._fields)
 """Columns of the table of `StepTimes.parts`."""
 
 
-def _setting(table: Floats) -> Setting:
-    """`Setting` made of a table's rows."""
+def _setting(table: Floats, layers: LayerTimes | None = None) -> Setting:
+    """`Setting` made of a table's rows. ``layers``: sums over the layers of each row; not needed for an optimizer."""
     columns = list(np.ascontiguousarray(table.T))
     whole: list[Any] = [column.astype(np.int64) for column in (*columns[:_WHOLE], *columns[_SHARDS : _SHARDS + 2])]
     size = len(Group._fields)
     at = _WHOLE + 1
     parts: list[Any] = [
-        *(columns[_WHOLE], LayerTimes(*columns[at : at + _LAYER])),
-        *(LayerTimes(*columns[at + _LAYER : at + 2 * _LAYER]), EndTimes(*columns[at + 2 * _LAYER : _MESSAGE])),
+        *(columns[_WHOLE], layers, EndTimes(*columns[at:_MESSAGE])),
         *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
         Contention(*columns[_HOP + 2 : _HOP + 2 + len(Contention._fields)]),
     ]

@@ -23,6 +23,8 @@ from math import ceil
 
 from workloads.costs.shape.expert_loads import rows_from, sent_tokens
 from workloads.costs.traffic.sender import Sender
+from workloads.spec.layer_kinds.mlp import RoutedMLP
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import MoESpec
 
 _COUNT_BYTES = 8
@@ -45,13 +47,19 @@ def routed_experts(s: Sender) -> None:
 def _exchanges(s: Sender, moe: MoESpec, layers: int, repeated: int) -> None:
     e = s.experiment
     sent, received = _rows(s, moe)
-    row = s.compute * e.model.hidden_size
+    row = s.compute * _width(s)
     s.along_experts(row * sent, 2 * layers + repeated)  # dispatch of copies; backward of the combine
     s.along_experts(row * received, 2 * layers)  # combine of outputs; backward of the dispatch
     s.along_experts(s.accumulated * sent, layers + repeated)
     s.along_experts(s.accumulated * received, layers)
     if e.routing == "learned" and e.capacity_factor is None:
         s.along_experts(_COUNT_BYTES * moe.num_experts, layers + repeated)
+
+
+def _width(s: Sender) -> int:
+    """Width at which experts work: the hidden size, or that of their latent."""
+    routed = [kind.mlp for kind in layers_of(s.experiment.model).kinds if isinstance(kind.mlp, RoutedMLP)]
+    return routed[0].latent or s.experiment.model.hidden_size
 
 
 def _rows(s: Sender, moe: MoESpec) -> tuple[int, int]:
@@ -73,7 +81,7 @@ def _inside_tensor_parallel(s: Sender, moe: MoESpec, layers: int, repeated: int)
     e = s.experiment
     stream = s.compute * s.tokens * e.model.hidden_size
     weights, choices = (bytes * s.tokens * moe.experts_per_token for bytes in (s.accumulated, _COUNT_BYTES))
-    if moe.num_shared_experts:
+    if moe.num_shared_experts and e.model.layers is None:  # other terms count those of a list of layers
         if e.sequence_parallel:
             s.along("tp", "all_gather", stream, 3 * layers + repeated)
             s.along("tp", "reduce_scatter", stream, 2 * layers + repeated)

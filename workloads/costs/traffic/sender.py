@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +12,9 @@ from workloads.costs.shape.partition import experiment_layers
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.costs.traffic.collectives import Collective
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.mesh import coordinates, data_degrees, expert_coordinates, expert_degrees, stride
+from workloads.spec.model_layers import layers_of
 from workloads.spec.weights import routed
 
 Link = Literal["inside_node", "between_nodes"]
@@ -109,6 +112,20 @@ class Sender:
                     is_last=stage == e.num_stages - 1,
                 )
             )
+
+    def kinds_of(self, stage: Stage) -> list[Layer]:
+        """The kind of each layer of a stage, in order."""
+        layers = layers_of(self.experiment.model)
+        return [layers.kinds[layers.order[at]] for at in experiment_layers(self.experiment)[stage.index]]
+
+    def kinds(self) -> list[tuple[Layer, int, int]]:
+        """Kinds of this rank's layers: (kind, number of layers, of those that the recompute policy covers)."""
+        e, layers = self.experiment, layers_of(self.experiment.model)
+        of_stage = experiment_layers(e)
+        held = [at for stage in self.stages for at in of_stage[stage.index]]
+        counted = Counter(layers.order[at] for at in held)
+        recomputed = Counter(layers.order[at] for at in held if at % e.recompute_every == 0)
+        return [(layers.kinds[kind], count, recomputed[kind]) for kind, count in sorted(counted.items())]
 
     @property
     def compute(self) -> int:

@@ -44,6 +44,7 @@ from workloads.costs.traffic.collectives import Collective
 from workloads.costs.traffic.context_parallel import context_messages
 from workloads.costs.traffic.expert_traffic import routed_experts
 from workloads.costs.traffic.fsdp import FsdpWalk, Unit
+from workloads.costs.traffic.kind_traffic import blocks_along_cp, blocks_along_tp, layer_units, replicated_shapes
 from workloads.costs.traffic.sender import Sender, SentTally, Stage, Traffic
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -68,12 +69,38 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
 
 
 def _tensor_parallel(s: Sender) -> None:
+    """Count what the layers send, the ends of the model, and the gradients of weights that every rank holds whole."""
+    e = s.experiment
+    has_head = any(stage.is_last for stage in s.stages)
+    ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
+    activations = s.compute * s.tokens * e.model.hidden_size
+    if e.model.layers is not None:
+        blocks_along_tp(s)
+    else:
+        _blocks_along_tp(s)
+    if e.sequence_parallel:
+        s.along("tp", "all_gather", activations, ends)
+        s.along("tp", "reduce_scatter", activations, ends)
+    else:
+        s.along("tp", "all_reduce", activations, ends)
+    if has_head:
+        chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
+        size = -(-s.tokens // chunks)
+        for start in range(0, s.tokens, size):
+            tokens = min(size, s.tokens - start)
+            for values in (1, 2):
+                s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
+    replicated = _replicated(s, has_head)
+    if replicated:
+        elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
+        s.along("tp", "all_reduce", s.master * sum(elements))
+
+
+def _blocks_along_tp(s: Sender) -> None:
     e = s.experiment
     number_bytes = s.compute * s.tokens
     activations = number_bytes * e.model.hidden_size
     full = e.recompute == "full"
-    has_head = any(stage.is_last for stage in s.stages)
-    ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks, recomputed = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
     # Blocks with a dense feed-forward part; `routed_experts` counts the others.
     dense, dense_recomputed = (
@@ -97,23 +124,12 @@ def _tensor_parallel(s: Sender) -> None:
         if shared:
             s.along("tp", "all_gather", number_bytes * shared, blocks + attention_gathers)
             s.along("tp", "reduce_scatter", number_bytes * shared, blocks)
-        s.along("tp", "all_gather", activations, blocks + dense + ends)  # of row-parallel layers
-        s.along("tp", "reduce_scatter", activations, blocks + dense + (recomputed if full else 0) + ends)
+        s.along("tp", "all_gather", activations, blocks + dense)  # of row-parallel layers
+        s.along("tp", "reduce_scatter", activations, blocks + dense + (recomputed if full else 0))
     else:
         for width, layers, _ in [*widths, *([(shared, blocks, recomputed)] if shared else [])]:
             s.along("tp", "all_reduce", number_bytes * width, layers)
-        s.along("tp", "all_reduce", activations, blocks + dense + (recomputed if full else 0) + ends)
-    if has_head:
-        chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
-        size = -(-s.tokens // chunks)
-        for start in range(0, s.tokens, size):
-            tokens = min(size, s.tokens - start)
-            for values in (1, 2):
-                s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
-    replicated = _replicated(s, has_head)
-    if replicated:
-        elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
-        s.along("tp", "all_reduce", s.master * sum(elements))
+        s.along("tp", "all_reduce", activations, blocks + dense + (recomputed if full else 0))
 
 
 def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
@@ -126,6 +142,8 @@ def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
 def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
     """Shapes of the parameters whose gradients are summed over the tp ranks."""
     e, model = s.experiment, s.experiment.model
+    if model.layers is not None:
+        return [*replicated_shapes(s), *([(model.hidden_size,)] if has_head and e.sequence_parallel else [])]
     one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
     held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
     if s.num_routed:
@@ -136,6 +154,9 @@ def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
 
 def _context_parallel(s: Sender) -> None:
     e, model = s.experiment, s.experiment.model
+    if model.layers is not None:
+        blocks_along_cp(s)
+        return
     qk, v = head_sizes(model)
     passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
     for backward, layers in passes:
@@ -163,6 +184,8 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
     Matrices with one scale each, such as those of experts in every kind of fp8, are gathered in fp8; routers are not.
     """
     e, model = s.experiment, s.experiment.model
+    if model.layers is not None:
+        return _with_ends(s, stage, list(layer_units(s, stage)))
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
     attention = tuple(fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
 
@@ -183,6 +206,13 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
         of_experts = Unit(shapes, zero3, fp8_shapes, of_experts=True)
         rest = block(*of_shared, wide=(moe.num_experts, d))
         blocks += [of_experts, rest] * stage.num_routed
+    return _with_ends(s, stage, blocks)
+
+
+def _with_ends(s: Sender, stage: Stage, blocks: list[Unit]) -> tuple[Unit | None, list[Unit]]:
+    """The units of a stage with those of embedding and head, as `_units` returns them."""
+    e, model = s.experiment, s.experiment.model
+    d, zero3 = model.hidden_size, e.zero_stage == 3
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
         return Unit((vocabulary, (d,)), False), blocks
@@ -240,7 +270,7 @@ def _data_parallel(s: Sender) -> None:
 
 def _pipeline(s: Sender) -> None:
     e = s.experiment
-    message = s.compute * (s.tokens // (e.tp if e.sequence_parallel else 1)) * e.model.hidden_size
+    message = s.compute * (s.tokens // (e.tp if e.sequence_parallel else 1)) * e.model.hidden_size * e.model.streams
     for stage in s.stages:
         neighbours = ([] if stage.is_last else [stage.index + 1]) + ([] if stage.is_first else [stage.index - 1])
         for neighbour in neighbours:

@@ -1,24 +1,24 @@
-"""What of a published model today's `ModelSpec` cannot express, by name, and the `ModelSpec` of one that it can."""
+"""What of a published model the flat fields of `ModelSpec` cannot express, by name, and its `ModelSpec`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from workloads.spec.errors import InvalidExperiment
 from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, CompressedAttention, LatentAttention
+from workloads.spec.layer_kinds.layer_list import LayerList, to_plain
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer, LayeredModel, Mixer
 from workloads.spec.layer_kinds.spans import Full
+from workloads.spec.layer_kinds.summary import experts, latents
 from workloads.spec.model_spec import ModelSpec, model_from_dict
 
 Sparse = CompressedAttention | BlockSparseAttention
-BIAS_STEP = 0.001
-"""Change of a bias of the choice of experts after a step, which no file says: that of DeepSeek-V3."""
 
 
 def not_expressible(model: LayeredModel) -> list[str]:
-    """What today's `ModelSpec` cannot express, each once; empty if it can express the model exactly."""
+    """What the flat fields of `ModelSpec` cannot express and no engine runs, each once; empty if they express the
+    model exactly."""
     return list(dict.fromkeys(_missing(model)))
 
 
@@ -48,6 +48,8 @@ def _missing_in(layer: Layer) -> Iterator[str]:
         yield from _missing_in_experts(layer.mlp)
     else:
         yield from _missing_in_mlp(layer.mlp)
+    if layer.ahead:
+        yield "modules of multi-token prediction"
     if layer.norms > 2:
         yield f"sandwich norms ({layer.norms} a layer)"
 
@@ -108,15 +110,18 @@ def _missing_in_experts(mlp: RoutedMLP) -> Iterator[str]:
 
 
 def model_spec(model: LayeredModel, name: str | None = None) -> ModelSpec:
-    """The same model as a `ModelSpec`, called ``name``. Raises `InvalidExperiment`, in one line that names all kinds,
-    if today's `ModelSpec` cannot express it."""
-    if missing := not_expressible(model):
-        raise InvalidExperiment(f"model {model.name} cannot be planned or run yet; missing are: {'; '.join(missing)}")
+    """The same model as a `ModelSpec`, called ``name``."""
     return model_from_dict(spec_fields(model, name or model.name))
 
 
-def spec_fields(model: LayeredModel, name: str) -> dict[str, Any]:
-    """The fields of a file in ``conf/model`` for a model that `ModelSpec` can express."""
+def spec_fields(model: LayeredModel, name: str, *, ahead: bool = False) -> dict[str, Any]:
+    """The fields of a file in ``conf/model``: numbers if they can express the model, else the list of its layers.
+    ``ahead``: with the modules of multi-token prediction that the file names."""
+    ends = {"vocab_size": model.vocab_size, "tie_embeddings": model.tie_embeddings, "norm_eps": model.norm_eps}
+    modules = model.predicted_ahead if ahead else 0
+    if modules or not_expressible(model):
+        layers = LayerList.of(model).with_modules(modules)
+        return {"name": name, "hidden_size": model.hidden_size, **ends, "layers": to_plain(layers)}
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMLP)]
@@ -136,31 +141,7 @@ def spec_fields(model: LayeredModel, name: str) -> dict[str, Any]:
         "norm_eps": model.norm_eps,
     }
     if routed is not None:
-        fields["moe"] = _experts(routed, len(dense))
+        fields["moe"] = experts(routed, len(dense))
     if isinstance(mixer, LatentAttention):
-        fields["mla"] = {
-            "q_lora_rank": mixer.q_rank,
-            "kv_lora_rank": mixer.kv_rank,
-            "qk_nope_head_dim": mixer.nope_dim,
-            "qk_rope_head_dim": mixer.rope_dim,
-            "v_head_dim": mixer.value_dim,
-        }
-    return fields
-
-
-def _experts(mlp: RoutedMLP, dense_layers: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "num_experts": mlp.experts,
-        "experts_per_token": mlp.chosen,
-        "expert_hidden_size": mlp.expert.width,
-        "num_shared_experts": mlp.shared_experts,
-        "num_dense_layers": dense_layers,
-        "gate": "sigmoid" if mlp.score == "sigmoid" else "softmax",
-        "normalize_weights": mlp.normalize or mlp.score == "softmax_of_chosen",
-        "weight_scale": mlp.scale,
-    }
-    if mlp.correction:
-        fields |= {"balance": "bias", "balance_coefficient": BIAS_STEP}
-    elif mlp.balance_loss:
-        fields |= {"balance": "aux_loss", "balance_coefficient": mlp.balance_loss}
+        fields["mla"] = latents(mixer)
     return fields

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from workloads.spec.config_json.dense_families import DENSE, read_dense
 from workloads.spec.config_json.fields import Fields
-from workloads.spec.config_json.hybrid_families import read_nemotron_h, read_qwen_next
+from workloads.spec.config_json.hybrid_families import read_minimax, read_nemotron_h, read_qwen_next
 from workloads.spec.config_json.latent_families import read_deepseek, read_deepseek_v4, read_kimi_linear
 from workloads.spec.config_json.routed_families import (
     read_glm4_moe,
@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, Reader] = {
     "kimi_linear": read_kimi_linear,
     "llama4_text": read_llama4,
     **dict.fromkeys(("mimo_v2_flash", "mimo_v2"), read_mimo_v2),
+    "minimax": read_minimax,
     "minimax_m2": read_minimax_m2,
     **dict.fromkeys(("minimax_m3", "minimax_m3_text", "minimax_m3_vl_text"), read_minimax_m3),
     "mixtral": read_mixtral,

@@ -1,4 +1,4 @@
-"""Readers of families that mix attention with recurrent layers: Qwen3-Next and Qwen3.5, Nemotron-H."""
+"""Readers of families that mix attention with recurrent layers: Qwen3-Next and Qwen3.5, MiniMax-01, Nemotron-H."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.spec.config_json.parts import (
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.layer_kinds.mlp import MLP, DenseMLP
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, LightningAttention, Mamba2
 
 
 def read_qwen_next(fields: Fields, model_type: str) -> LayeredModel:
@@ -65,6 +65,29 @@ def _kinds(fields: Fields, count: int) -> list[str]:
     if fields.given("layer_types"):
         return fields.listing("layer_types", count)
     return ["linear_attention" if (at + 1) % step else "full_attention" for at in range(count)]
+
+
+def read_minimax(fields: Fields, model_type: str) -> LayeredModel:
+    """MiniMax-01: lightning attention and full attention, experts in every layer. Factors of residuals cost nothing."""
+    count, act = layer_count(fields), activation(fields)
+    sides = [f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")]
+    fields.ignore(*sides, "sliding_window")
+    full = grouped(fields, positions=rope(fields))
+    linear = LightningAttention(heads=full.heads, head_dim=full.head_dim, block=fields.count("block_size", 256))
+    experts = routed(
+        fields,
+        experts=fields.count("num_local_experts"),
+        width=fields.count("intermediate_size"),
+        act=act,
+        options=router(fields),
+    )
+    usual = ["linear_attention" if at % 2 else "full_attention" for at in range(count)]
+    kinds = fields.listing("layer_types", count) if fields.given("layer_types") else usual
+    if wrong := [kind for kind in kinds if kind not in ("full_attention", "linear_attention")]:
+        raise InvalidExperiment(
+            f"{fields.label}: layer_types has {wrong[0]!r}; it may hold full_attention and linear_attention"
+        )
+    return assemble(fields, [Layer(mixer=full if kind == "full_attention" else linear, mlp=experts) for kind in kinds])
 
 
 def read_nemotron_h(fields: Fields, model_type: str) -> LayeredModel:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
-from workloads.spec.layer_kinds.spans import Full, Span, Window
-from workloads.spec.layer_kinds.weight import Mixing, Weight, vector
+from workloads.spec.layer_kinds.exchange import ContextParallel, TensorParallel
+from workloads.spec.layer_kinds.spans import Chunk, Full, Span, Window
+from workloads.spec.layer_kinds.weight import Mixing, Splits, Weight, vector, whole
 
 FULL = Full()
 
@@ -62,7 +64,7 @@ class Attention:
         parts += [] if self.shared_kv else [Weight("v", hidden, values)]
         parts += [Weight("o", outputs, hidden)]
         if self.bias:
-            parts += [vector("qkv bias", queries + keys + (0 if self.shared_kv else values))]
+            parts += [vector("qkv bias", queries + keys + (0 if self.shared_kv else values), held="split")]
         if self.output_bias:
             parts += [vector("o bias", hidden)]
         if self.norm == "head":
@@ -72,8 +74,29 @@ class Attention:
         if self.gate != "none":
             parts += [Weight("gate", hidden, outputs if self.gate == "element" else self.heads)]
         if self.sinks:
-            parts += [vector("sinks", self.heads)]
+            parts += [vector("sinks", self.heads, held="split")]
         return tuple(parts)
+
+    @property
+    def sees_all(self) -> bool:
+        return isinstance(self.span, Full)
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(heads=self.heads, kv_heads=self.kv_heads)
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,))
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        values = 0 if self.shared_kv else self.value_dim
+        return ContextParallel(
+            split=self.kv_heads * (self.head_dim + values),
+            queries=self.heads * self.head_dim,
+            outputs=self.heads * self.value_dim,
+            reach=self.span.size if isinstance(self.span, Window | Chunk) else None,
+        )
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(2 * self.heads * (self.head_dim + self.value_dim) * self.span.keys(seq_len))
@@ -88,6 +111,11 @@ class Indexer:
     head_dim: int
     chosen: int
     """Keys that a query sees."""
+
+    @property
+    def shared(self) -> int:
+        """16-bit numbers a token that say which keys it sees: 32 bits for each."""
+        return 2 * self.chosen
 
     def scores(self, keys: float) -> float:
         return 2 * self.heads * self.head_dim * keys
@@ -124,9 +152,9 @@ class LatentAttention:
         q_dim, outputs = self.nope_dim + self.rope_dim, self.heads * self.value_dim
         parts = [Weight("q", self.q_rank or hidden, self.heads * q_dim)]
         if self.q_rank:
-            parts += [Weight("q latent", hidden, self.q_rank), vector("q norm", self.q_rank)]
+            parts += [whole("q latent", hidden, self.q_rank), vector("q norm", self.q_rank)]
         parts += [
-            Weight("kv latent", hidden, self.kv_rank + self.rope_dim),
+            whole("kv latent", hidden, self.kv_rank + self.rope_dim),
             vector("kv norm", self.kv_rank),
             Weight("kv", self.kv_rank, self.heads * (self.nope_dim + self.value_dim)),
             Weight("o", outputs, hidden),
@@ -138,12 +166,35 @@ class LatentAttention:
         if self.indexer is not None and self.owns_indexer:
             size = self.indexer.head_dim
             parts += [
-                Weight("indexer q", self.q_rank or hidden, self.indexer.heads * size),
-                Weight("indexer k", hidden, size),
+                whole("indexer q", self.q_rank or hidden, self.indexer.heads * size),
+                whole("indexer k", hidden, size),
                 vector("indexer norm", 2 * size),
-                Weight("indexer heads", hidden, self.indexer.heads),
+                whole("indexer heads", hidden, self.indexer.heads),
             ]
         return tuple(parts)
+
+    @property
+    def sees_all(self) -> bool:
+        return self.indexer is None
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(heads=self.heads)
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        gate = (hidden,) if self.output_gate and self.q_rank else ()
+        chosen = self.indexer.shared if self.indexer is not None else 0
+        return TensorParallel((self.q_rank or hidden, self.kv_rank, *gate), self.rope_dim + chosen)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        query = self.nope_dim + self.rope_dim
+        return ContextParallel(
+            split=self.heads * (query + self.value_dim),
+            whole=self.indexer.head_dim if self.indexer is not None and self.owns_indexer else 0,
+            queries=self.heads * query,
+            outputs=self.heads * self.value_dim,
+        )
 
     def mixing(self, seq_len: int) -> Mixing:
         pair = 2 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
@@ -170,10 +221,21 @@ class BlockSparseAttention:
         size = self.indexer.head_dim
         return (
             *self.attention.weights(hidden),
-            Weight("indexer q", hidden, self.indexer.heads * size),
-            Weight("indexer k", hidden, size),
+            whole("indexer q", hidden, self.indexer.heads * size),
+            whole("indexer k", hidden, size),
             vector("indexer norms", 2 * size),
         )
+
+    @property
+    def splits(self) -> Splits:
+        return self.attention.splits
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        return TensorParallel((hidden,), self.indexer.shared // self.block)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        return self.attention.context_parallel._replace(whole=self.indexer.head_dim)
 
     def mixing(self, seq_len: int) -> Mixing:
         pair = 2 * self.attention.heads * (self.attention.head_dim + self.attention.value_dim)
@@ -207,22 +269,22 @@ class CompressedAttention:
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         size, width = self.head_dim, self.heads * self.head_dim
         parts = [
-            Weight("q latent", hidden, self.q_rank),
+            whole("q latent", hidden, self.q_rank),
             vector("q norm", self.q_rank),
             Weight("q", self.q_rank, width),
-            Weight("kv", hidden, size),
+            whole("kv", hidden, size),
             vector("kv norm", size),
             Weight("o latent", width // self.output_groups, self.output_groups * self.output_rank),
             Weight("o", self.output_groups * self.output_rank, hidden),
-            vector("sinks", self.heads),
+            vector("sinks", self.heads, held="split"),
         ]
         if self.ratio:
             parts += self._compressor("compressor", hidden, size)
         if self.indexer is not None:
             parts += [
                 *self._compressor("indexer compressor", hidden, self.indexer.head_dim),
-                Weight("indexer q", self.q_rank, self.indexer.heads * self.indexer.head_dim),
-                Weight("indexer heads", hidden, self.indexer.heads),
+                whole("indexer q", self.q_rank, self.indexer.heads * self.indexer.head_dim),
+                whole("indexer heads", hidden, self.indexer.heads),
             ]
         return tuple(parts)
 
@@ -231,11 +293,32 @@ class CompressedAttention:
         are made twice."""
         width = size if self.indexer is None else 2 * size
         return [
-            Weight(f"{name} kv", hidden, width),
-            Weight(f"{name} gate", hidden, width),
+            whole(f"{name} kv", hidden, width),
+            whole(f"{name} gate", hidden, width),
             vector(f"{name} positions", self.ratio * width),
             vector(f"{name} norm", size),
         ]
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(heads=gcd(self.heads, self.output_groups))
+
+    @property
+    def entry_numbers(self) -> int:
+        """Numbers a token of the entries, and of the indexer's, of which each stands for ``ratio`` tokens."""
+        indexer = self.indexer.head_dim if self.indexer is not None else 0
+        return -(-(self.head_dim + indexer) // self.ratio) if self.ratio else 0
+
+    def tensor_parallel(self, hidden: int) -> TensorParallel:
+        chosen = self.indexer.shared if self.indexer is not None else 0
+        return TensorParallel((self.q_rank,), self.head_dim + self.entry_numbers + chosen)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        width = self.heads * self.head_dim
+        if self.ratio:
+            return ContextParallel(whole=self.entry_numbers, queries=width, outputs=width)
+        return ContextParallel(whole=self.head_dim, queries=width, outputs=width, reach=self.window)
 
     def mixing(self, seq_len: int) -> Mixing:
         seen, scores = Window(self.window).keys(seq_len), 0.0

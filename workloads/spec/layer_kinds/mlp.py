@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.spec.layer_kinds.weight import Weight, vector
+from workloads.spec.layer_kinds.weight import Held, Splits, Weight, vector, whole
 
 Score = Literal["softmax", "sigmoid", "sqrtsoftplus", "softmax_of_chosen"]
 
@@ -24,17 +24,24 @@ class DenseMLP:
     def label(self) -> str:
         return f"{'gated' if self.gated else 'ungated'} ({self.activation})"
 
+    @property
+    def splits(self) -> Splits:
+        return Splits(columns=self.width)
+
     def weights(self, hidden: int, prefix: str = "", copies: int = 1, used: int = 1) -> tuple[Weight, ...]:
         """``copies`` and ``used``: experts, and those of one token."""
         up = self.width * (2 if self.gated else 1)
+        held: Held = "experts" if copies > 1 else "split"
         parts = [
-            Weight(f"{prefix}up", hidden, up, copies, used),
-            Weight(f"{prefix}down", self.width, hidden, copies, used),
+            Weight(f"{prefix}up", hidden, up, copies, used, held=held),
+            Weight(f"{prefix}down", self.width, hidden, copies, used, held=held),
         ]
+        whole_here: Held = held if copies > 1 else "whole"
         if self.bias:
-            parts += [vector(f"{prefix}biases", up + hidden, copies, used)]
+            parts += [vector(f"{prefix}up bias", up, copies, used, held)]
+            parts += [vector(f"{prefix}down bias", hidden, copies, used, whole_here)]
         if self.activation == "xielu":
-            parts += [vector(f"{prefix}activation", 2, copies, used)]
+            parts += [vector(f"{prefix}activation", 2, copies, used, whole_here)]
         return tuple(parts)
 
 
@@ -77,21 +84,25 @@ class RoutedMLP:
         inside = f" at width {self.latent}" if self.latent else ""
         return f"{self.chosen} of {self.experts} experts{beside}{inside}, {self.expert.label}"
 
+    @property
+    def splits(self) -> Splits:
+        return Splits(shared_columns=self.shared.width if self.shared is not None else 0)
+
     def weights(self, hidden: int) -> tuple[Weight, ...]:
-        parts = [Weight("router", hidden, self.experts)]
+        parts = [whole("router", hidden, self.experts)]
         parts += self.expert.weights(self.latent or hidden, "expert ", self.experts, self.chosen)
         if self.router_bias:
             parts += [vector("router bias", self.experts)]
         if self.router_scales:
             parts += [vector("router scales", hidden + self.experts)]
         if self.latent:
-            parts += [Weight("latent down", hidden, self.latent), Weight("latent up", self.latent, hidden)]
+            parts += [whole("latent down", hidden, self.latent), whole("latent up", self.latent, hidden)]
         if self.latent_norm:
             parts += [vector("latent norm", self.latent)]
         if self.shared is not None:
             parts += self.shared.weights(hidden, "shared ")
         if self.shared_gate:
-            parts += [Weight("shared gate", hidden, 1)]
+            parts += [whole("shared gate", hidden, 1)]
         return tuple(parts)
 
 

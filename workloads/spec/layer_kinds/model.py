@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention, CompressedAttention, LatentAttention
-from workloads.spec.layer_kinds.mlp import MLP
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
-from workloads.spec.layer_kinds.weight import NO_MIXING, Mixing, Weight, vector
+from workloads.spec.layer_kinds.mlp import MLP, RoutedMLP
+from workloads.spec.layer_kinds.recurrent import Recurrent
+from workloads.spec.layer_kinds.weight import NO_MIXING, Mixing, Splits, Weight, vector, whole
 
-Mixer = Attention | LatentAttention | BlockSparseAttention | CompressedAttention | GatedDeltaRule | KimiDelta | Mamba2
+Mixer = Attention | LatentAttention | BlockSparseAttention | CompressedAttention | Recurrent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +23,38 @@ class Layer:
     mlp: MLP | None
     norms: int = 2
     """Norms of the hidden size: one before each part, and more around them in sandwich norms."""
+    ahead: bool = False
+    """Whether it is a module of multi-token prediction (arXiv:2412.19437, section 2.2): a layer between a product that
+    joins the hidden state with the next token's embedding, and another pass of the model's head."""
 
     @property
     def label(self) -> str:
         mixer = self.mixer.label if self.mixer is not None else "no mixer"
-        return f"{mixer} / {self.mlp.label if self.mlp is not None else 'no MLP'}"
+        kind = f"{mixer} / {self.mlp.label if self.mlp is not None else 'no MLP'}"
+        return f"multi-token prediction: {kind}" if self.ahead else kind
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         parts = [vector("norms", self.norms * hidden)]
         for part in (self.mixer, self.mlp):
             parts += part.weights(hidden) if part is not None else ()
+        if self.ahead:  # norms of both inputs and of the head's
+            parts += [whole("ahead", 2 * hidden, hidden), vector("ahead norms", 3 * hidden)]
         return tuple(parts)
+
+    @property
+    def routed(self) -> bool:
+        return isinstance(self.mlp, RoutedMLP)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether queries see every earlier token."""
+        return isinstance(self.mixer, Attention | LatentAttention) and self.mixer.sees_all
+
+    @property
+    def splits(self) -> Splits:
+        """Numbers that tensor parallelism must divide."""
+        parts = [part.splits for part in (self.mixer, self.mlp) if part is not None]
+        return reduce(Splits.both, parts, Splits())
 
     def mixing(self, seq_len: int) -> Mixing:
         return self.mixer.mixing(seq_len) if self.mixer is not None else NO_MIXING
@@ -48,12 +70,12 @@ class HyperConnections:
         """Those of one layer: twice a product with all streams that makes the weights of mixing."""
         outputs = self.streams**2 + 2 * self.streams
         return (
-            Weight("streams", self.streams * hidden, outputs, copies=2, used=2),
+            Weight("streams", self.streams * hidden, outputs, copies=2, used=2, held="whole"),
             vector("streams bias", outputs + 3, copies=2, used=2),
         )
 
     def weights_at_end(self, hidden: int) -> tuple[Weight, ...]:
-        return (Weight("streams", self.streams * hidden, self.streams), vector("streams bias", self.streams + 1))
+        return (whole("streams", self.streams * hidden, self.streams), vector("streams bias", self.streams + 1))
 
     def mixing(self, hidden: int) -> Mixing:
         """Of one layer."""
@@ -115,7 +137,12 @@ class LayeredModel:
     def multiplied_parameters(self) -> int:
         """Weights that a token meets in a matrix product: the head always, the embedding never."""
         matrices = ((weight, count) for weight, count in self.weights() if weight.use == "matrix")
-        return self.embedding_parameters + sum(weight.active * count for weight, count in matrices)
+        return self._heads * self.embedding_parameters + sum(weight.active * count for weight, count in matrices)
+
+    @property
+    def _heads(self) -> int:
+        """Passes of the head: one, and one for each module of multi-token prediction."""
+        return 1 + sum(layer.ahead for layer in self.layers)
 
     def forward_flops(self, seq_len: int) -> float:
         """Forward FLOPs of one token, on average over a sequence of this length."""
@@ -126,7 +153,9 @@ class LayeredModel:
         return 3 * self._product_flops() + sum(mixing.training * count for mixing, count in self._mixing(seq_len))
 
     def _product_flops(self) -> int:
-        return 2 * self.embedding_parameters + sum(weight.forward_flops * count for weight, count in self.weights())
+        return 2 * self._heads * self.embedding_parameters + sum(
+            weight.forward_flops * count for weight, count in self.weights()
+        )
 
     def _mixing(self, seq_len: int) -> Iterator[tuple[Mixing, int]]:
         yield from ((layer.mixing(seq_len), count) for layer, count in self.distinct())

@@ -1,0 +1,316 @@
+"""Tensors that a layer of any kind saves for backward, each with its bytes and the word of ``recompute`` that drops it.
+
+Symbols are those of `workloads.costs.memory.activations`: T tokens of a micro-batch on one rank, T_s of them between
+tensor-parallel regions, c bytes of an activation, h hidden size. A kind's tensors are one function here. Operations are
+taken to save what the engine's do, and those that it lacks what published kernels do: the gated delta rule and KDA as
+in flash-linear-attention (`chunk_gated_delta_rule`: the convolved projection, decay, rate and the chunks' matrix A),
+Mamba-2 as its fused operation (`mamba_split_conv1d_scan_combined`: projection, scan output and statistics), an indexer
+its choice as 32-bit numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from workloads.costs.memory.activations import STATISTICS_BYTES, rank_tokens
+from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors, received_rows
+from workloads.costs.shape.expert_loads import sent_tokens
+from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import (
+    Attention,
+    BlockSparseAttention,
+    CompressedAttention,
+    LatentAttention,
+)
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
+
+_INDEX_BYTES, _CHOICE_BYTES = 8, 4
+ALWAYS = "none"
+
+
+class Tensor(NamedTuple):
+    """One saved tensor."""
+
+    name: str
+    bytes: int
+    dropped_by: str = ""
+    """Word of ``recompute`` with which it is not saved; empty: ``full`` alone; `ALWAYS`: none."""
+    moved: int = 0
+    """Bytes that the memory-bound operation that makes it reads and writes; 0: a product, or part of another one."""
+    feeds: bool = False
+    """Whether it is the input of a product, and so is held until the weight-gradient pass of a split backward."""
+    gradient: bool = False
+    """Whether a gradient as large exists while the part's backward runs; in a split backward it is held, too."""
+
+
+class Sizes(NamedTuple):
+    """What of an experiment the tensors of a layer depend on."""
+
+    tokens: int
+    stream: int
+    seq_len: int
+    tp: int
+    c: int
+    hidden: int
+    math: bool
+    """Whether attention saves its probabilities."""
+
+    @classmethod
+    def of(cls, e: Experiment, c: int) -> Sizes:
+        tokens, stream = rank_tokens(e)
+        return cls(tokens, stream, e.seq_len, e.tp, c, e.model.hidden_size, e.attention == "math")
+
+    def split(self, columns: int) -> int:
+        """Bytes of ``columns`` activations a token that tensor-parallel ranks divide."""
+        return self.c * self.tokens * columns // self.tp
+
+    def own(self, columns: int) -> int:
+        """Bytes of ``columns`` activations of each of the rank's own tokens."""
+        return self.c * self.stream * columns
+
+    def statistics(self, *, heads: int = 0) -> int:
+        """Bytes of a norm's statistics, of own tokens or of heads."""
+        return STATISTICS_BYTES * (self.tokens * heads // self.tp if heads else self.stream)
+
+    def norm(self, name: str, columns: int) -> tuple[Tensor, ...]:
+        """Output and statistics of a norm of own tokens; its input is another tensor."""
+        size = self.own(columns)
+        return Tensor(name, size, "norm", 2 * size, feeds=True), Tensor(f"{name}: statistics", self.statistics())
+
+
+def _softmax(s: Sizes, heads: int, keys: float) -> Tensor:
+    each = s.c * round(keys) if s.math else STATISTICS_BYTES
+    return Tensor("softmax", s.tokens * heads // s.tp * each)
+
+
+def _choice(s: Sizes, chosen: int) -> list[Tensor]:
+    return [Tensor("choice of the indexer", _CHOICE_BYTES * s.tokens * chosen)]
+
+
+def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
+    queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+    values, outputs = mixer.kv_heads * mixer.value_dim, mixer.heads * mixer.value_dim
+    turned, normed = s.split(queries + keys), mixer.norm != "none"
+    tensors = [Tensor("projected", s.split(queries + keys + (0 if mixer.shared_kv else values)), gradient=True)]
+    if normed:
+        tensors += [Tensor("norm of heads: statistics", s.statistics(heads=mixer.heads + mixer.kv_heads))]
+    if mixer.rope is not None or normed:
+        tensors += [Tensor("rotated", turned, "rope", (4 if normed and mixer.rope is not None else 2) * turned)]
+    tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len)))]
+    output = Tensor("attention output", s.split(outputs), feeds=mixer.gate == "none", gradient=True)
+    if mixer.gate == "none":
+        return [*tensors, output]
+    gates = s.split(outputs if mixer.gate == "element" else mixer.heads)
+    gated = Tensor("gated output", s.split(outputs), "swiglu", 2 * s.split(outputs) + gates, feeds=True)
+    return [*tensors, output, Tensor("gate", gates, gradient=True), gated]
+
+
+def _latent(mixer: LatentAttention, s: Sizes) -> list[Tensor]:
+    query, outputs = mixer.nope_dim + mixer.rope_dim, mixer.heads * mixer.value_dim
+    keys = s.split(mixer.heads * query)
+    tensors = [Tensor("latents", s.own(mixer.q_rank + mixer.kv_rank + mixer.rope_dim), gradient=True)]
+    for name, rank in (("norm of queries' latent", mixer.q_rank), ("norm of keys' latent", mixer.kv_rank)):
+        tensors += s.norm(name, rank) if rank else ()
+    up = "mla_up"
+    shared = s.c * s.tokens * mixer.rope_dim  # with rope recomputed the shared key is saved rotated
+    tensors += [
+        Tensor("keys and values", s.split(mixer.heads * (mixer.nope_dim + mixer.value_dim)), up, gradient=True),
+        Tensor("queries", keys, up if mixer.q_rank else "", keys, gradient=True),
+        Tensor("whole keys", keys - shared, "rope", 2 * keys),
+        Tensor("rotated key", shared),
+        _softmax(s, mixer.heads, s.seq_len if mixer.indexer is None else mixer.indexer.chosen),
+        Tensor("attention output", s.split(outputs), feeds=not mixer.output_gate, gradient=True),
+    ]
+    if mixer.output_gate:
+        size = s.split(outputs)
+        tensors += [Tensor("gate", size, gradient=True), Tensor("gated output", size, "swiglu", 3 * size, feeds=True)]
+    return tensors + (_choice(s, mixer.indexer.chosen) if mixer.indexer is not None else [])
+
+
+def _block_sparse(mixer: BlockSparseAttention, s: Sizes) -> list[Tensor]:
+    blocks = mixer.indexer.heads * mixer.indexer.chosen // mixer.block
+    return [*_attention(mixer.attention, s), *_choice(s, blocks)]
+
+
+def _compressed(mixer: CompressedAttention, s: Sizes) -> list[Tensor]:
+    width, size = mixer.heads * mixer.head_dim, mixer.head_dim
+    tensors = [
+        Tensor("latent and key", s.own(mixer.q_rank + size), gradient=True),
+        *s.norm("norm of queries' latent", mixer.q_rank),
+        *s.norm("norm of keys", size),
+        Tensor("queries", s.split(width), gradient=True),
+        Tensor("rotated", s.split(width) + s.c * s.tokens * size, "rope", 2 * s.split(width)),
+        _softmax(s, mixer.heads, mixer.window),
+        Tensor("attention output", s.split(width), feeds=True, gradient=True),
+        Tensor("grouped output", s.split(mixer.output_groups * mixer.output_rank), feeds=True),
+    ]
+    if mixer.ratio:
+        entries = [size if mixer.indexer is None else 2 * size]
+        entries += [2 * mixer.indexer.head_dim] if mixer.indexer is not None else []
+        tensors += [
+            Tensor("compressor's values and gates", s.own(2 * sum(entries)), gradient=True),
+            Tensor("entries", s.c * s.tokens * mixer.entry_numbers, moved=s.own(2 * sum(entries))),
+        ]
+    return tensors + (_choice(s, mixer.indexer.chosen) if mixer.indexer is not None else [])
+
+
+def _gated_delta(mixer: GatedDeltaRule, s: Sizes) -> list[Tensor]:
+    values = s.split(mixer.value_heads * mixer.value_dim)
+    projected = s.split(2 * mixer.key_heads * mixer.key_dim) + values
+    per_head = s.tokens * mixer.value_heads // s.tp
+    return [
+        Tensor("projected", projected, gradient=True),
+        Tensor("convolved", projected, moved=4 * projected),
+        Tensor("decay and rate", 2 * STATISTICS_BYTES * per_head),
+        Tensor("matrix of chunks", s.c * DELTA_CHUNK * per_head),
+        Tensor("output", values, gradient=True),
+        Tensor("gate", values, gradient=True),
+        Tensor("norm of heads: statistics", STATISTICS_BYTES * per_head),
+        Tensor("gated norm", values, "norm", 3 * values, feeds=True),
+    ]
+
+
+def _kimi_delta(mixer: KimiDelta, s: Sizes) -> list[Tensor]:
+    width, per_head = s.split(mixer.heads * mixer.head_dim), s.tokens * mixer.heads // s.tp
+    low = 1 if mixer.full_rank_gate else 2
+    return [
+        Tensor("projected", 3 * width, gradient=True),
+        Tensor("convolved", 3 * width, moved=12 * width),
+        Tensor("latents of decay and gate", s.own(low * mixer.head_dim), feeds=True),
+        Tensor("decay", STATISTICS_BYTES * per_head * mixer.head_dim, moved=3 * width, gradient=True),
+        Tensor("rate", STATISTICS_BYTES * per_head),
+        Tensor("matrices of chunks", 2 * s.c * DELTA_CHUNK * per_head),
+        Tensor("output", width, gradient=True),
+        Tensor("gate", width, gradient=True),
+        Tensor("norm of heads: statistics", STATISTICS_BYTES * per_head),
+        Tensor("gated norm", width, "norm", 3 * width, feeds=True),
+    ]
+
+
+def _mamba(mixer: Mamba2, s: Sizes) -> list[Tensor]:
+    width, channels = mixer.heads * mixer.head_dim, 2 * mixer.groups * mixer.state
+    return [
+        Tensor(
+            "projected", s.split(2 * width + channels + mixer.heads), moved=2 * s.split(width + channels), gradient=True
+        ),
+        Tensor("scan output", s.split(width), moved=3 * s.split(width), gradient=True),
+        Tensor("norm of groups: statistics", s.statistics(heads=mixer.groups)),
+    ]
+
+
+def _lightning(mixer: LightningAttention, s: Sizes) -> list[Tensor]:
+    width = s.split(mixer.heads * mixer.head_dim)
+    return [
+        Tensor("projected", 3 * width, gradient=True),
+        Tensor("activated", 3 * width, moved=6 * width),
+        Tensor("output", width, gradient=True),
+        Tensor("norm: statistics", STATISTICS_BYTES * s.tokens),
+        Tensor("gate", width, gradient=True),
+        Tensor("normed output", width, "norm", 2 * width),
+        Tensor("gated output", width, "swiglu", 3 * width, feeds=True),
+    ]
+
+
+def _dense(mlp: DenseMLP, s: Sizes, name: str = "") -> list[Tensor]:
+    size, inputs = s.split(mlp.width), 2 if mlp.gated else 1
+    return [
+        Tensor(f"{name}gate and up" if mlp.gated else f"{name}up", inputs * size, gradient=True),
+        Tensor(f"{name}product", size, "swiglu", (inputs + 1) * size, feeds=True),
+    ]
+
+
+MIXERS: Mapping[type[Any], Callable[[Any, Sizes], list[Tensor]]] = {
+    Attention: _attention,
+    LatentAttention: _latent,
+    BlockSparseAttention: _block_sparse,
+    CompressedAttention: _compressed,
+    GatedDeltaRule: _gated_delta,
+    KimiDelta: _kimi_delta,
+    Mamba2: _mamba,
+    LightningAttention: _lightning,
+}
+"""The tensors of each kind of mixer."""
+
+
+class KindTensors(NamedTuple):
+    """Saved tensors of one layer, by part."""
+
+    entry: tuple[Tensor, ...]
+    """Inputs of the parts; the first is the layer's, which full recomputation saves."""
+    mixer: tuple[Tensor, ...]
+    mlp: tuple[Tensor, ...]
+    """With routed experts also the tensors around them, without those of `expert_tensors_of`."""
+
+    def all(self) -> tuple[Tensor, ...]:
+        return self.entry + self.mixer + self.mlp
+
+
+def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
+    """The tensors that a layer of a kind saves, without those of routed experts. ``streams``: of hyper-connections."""
+    parts = [name for name, part in (("mixer", kind.mixer), ("MLP", kind.mlp)) if part is not None]
+    entry = []
+    for at, name in enumerate(parts):
+        entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden))]
+        if streams > 1:
+            entry += [Tensor(f"{name}: mixed streams", s.own(s.hidden), moved=(2 * streams + 1) * s.own(s.hidden))]
+        entry += s.norm(f"{name}: norm", s.hidden)
+    for extra in range(kind.norms - len(parts)):  # norms of outputs save their input
+        size = s.own(s.hidden)
+        entry += [Tensor(f"input of norm {extra + 1} of outputs", size, moved=2 * size)]
+        entry += [Tensor(f"norm {extra + 1} of outputs: statistics", s.statistics())]
+    if kind.ahead:
+        entry += [Tensor("next tokens' embedding", s.own(s.hidden)), *s.norm("both inputs: norms", 2 * s.hidden)]
+        entry += [Tensor("head's input and gradient", s.own(s.hidden) + s.c * s.tokens * s.hidden, ALWAYS)]
+    mixer = MIXERS[type(kind.mixer)](kind.mixer, s) if kind.mixer is not None else []
+    mlp: list[Tensor] = []
+    if isinstance(kind.mlp, DenseMLP):
+        mlp = _dense(kind.mlp, s)
+    elif isinstance(kind.mlp, RoutedMLP):
+        mlp = _beside_experts(kind.mlp, s)
+    return KindTensors(tuple(entry), tuple(mixer), tuple(mlp))
+
+
+def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:
+    tensors = _dense(mlp.shared, s, "shared ") if mlp.shared is not None else []
+    if mlp.shared_gate:
+        tensors += [Tensor("shared output", s.own(s.hidden))]
+    if mlp.latent:
+        tensors += [Tensor("experts' latent sum", s.own(mlp.latent), feeds=True)]
+    if mlp.latent_norm:
+        tensors += s.norm("norm of the latent", mlp.latent)
+    return tensors
+
+
+def routed_tensors(e: Experiment, c: int) -> ExpertTensors:
+    """Tensors of the routed experts of one layer of any model that has some."""
+    stream = rank_tokens(e)[1]
+    if e.model.layers is None:
+        return expert_tensors(e, stream, c)
+    return next(
+        expert_tensors_of(e, kind.mlp, stream, c) for kind in e.model.layers.kinds if isinstance(kind.mlp, RoutedMLP)
+    )
+
+
+def expert_tensors_of(e: Experiment, mlp: RoutedMLP, stream: int, c: int) -> ExpertTensors:
+    """Bytes of the tensors of one layer's routed experts, on the rank with most tokens."""
+    copies, received, sent = mlp.chosen, received_rows(e), sent_tokens(e) * mlp.chosen
+    router = STATISTICS_BYTES * stream * mlp.experts
+    if mlp.normalize or mlp.score == "softmax_of_chosen":
+        router += STATISTICS_BYTES * stream * (copies + 1)
+    if e.routing == "learned":
+        router += _INDEX_BYTES * (stream * copies + 2 * sent + (2 * received if e.ep > 1 else 0))
+        router += STATISTICS_BYTES * stream * mlp.experts if mlp.balance_loss else 0
+    width, columns, inputs = mlp.latent or e.model.hidden_size, mlp.expert.width // e.etp, 2 if mlp.expert.gated else 1
+    rows = c * received * width
+    return ExpertTensors(
+        router=router,
+        weights=STATISTICS_BYTES * received,
+        rows=2 * rows if mlp.weights_inputs else rows,
+        gate_up=inputs * c * received * columns,
+        product=c * received * columns,
+        sent=c * sent * width,
+        parameters=c * (inputs + 1) * width * columns * (mlp.experts // e.ep),
+    )

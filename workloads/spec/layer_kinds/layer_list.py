@@ -1,0 +1,193 @@
+"""The layers of a model that a few numbers cannot describe, and the same as plain mappings for JSON and YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from workloads.spec.checks import check_names, flag, mapping, number, one_of, text, whole_number
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.layer_kinds.attention import (
+    Attention,
+    BlockSparseAttention,
+    CompressedAttention,
+    Indexer,
+    LatentAttention,
+    Rope,
+)
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import HyperConnections, Layer, LayeredModel
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
+from workloads.spec.layer_kinds.spans import Chunk, Full, Window
+
+PARTS: Mapping[str, type[Any]] = {
+    "full": Full,
+    "window": Window,
+    "chunk": Chunk,
+    "rope": Rope,
+    "indexer": Indexer,
+    "attention": Attention,
+    "latent_attention": LatentAttention,
+    "block_sparse_attention": BlockSparseAttention,
+    "compressed_attention": CompressedAttention,
+    "gated_delta_rule": GatedDeltaRule,
+    "kimi_delta": KimiDelta,
+    "mamba2": Mamba2,
+    "lightning_attention": LightningAttention,
+    "dense": DenseMLP,
+    "routed": RoutedMLP,
+}
+"""Every part of a layer by its name in files. A new kind of mixer or MLP is added here."""
+_NAMES = {kind: name for name, kind in PARTS.items()}
+_MOST_KINDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LayerList:
+    """Layers by kind."""
+
+    kinds: tuple[Layer, ...]
+    """Kinds in the order of their first layers."""
+    order: tuple[int, ...]
+    """Index of each layer's kind."""
+    streams: int = 1
+    """Copies of the hidden state between layers (hyper-connections)."""
+    logit_cap: bool = False
+
+    @classmethod
+    def of(cls, model: LayeredModel) -> LayerList:
+        kinds = [layer for layer, _ in model.distinct()]
+        place = {layer: at for at, layer in enumerate(kinds)}
+        return cls(
+            tuple(kinds),
+            tuple(place[layer] for layer in model.layers),
+            model.streams.streams if model.streams is not None else 1,
+            model.logit_cap,
+        )
+
+    def with_modules(self, count: int) -> LayerList:
+        """The list with modules of multi-token prediction of the last layer's kind at its end."""
+        if not count:
+            return self
+        module = dataclasses.replace(self.kinds[self.order[-1]], ahead=True)
+        order = (*self.order, *[len(self.kinds)] * count)
+        return dataclasses.replace(self, kinds=(*self.kinds, module), order=order)
+
+    def model(self, name: str, hidden: int, vocabulary: int, *, tied: bool, norm_eps: float) -> LayeredModel:
+        """The whole model, whose sums are parameters and FLOPs."""
+        return LayeredModel(
+            name=name,
+            hidden_size=hidden,
+            vocab_size=vocabulary,
+            tie_embeddings=tied,
+            layers=tuple(self.kinds[at] for at in self.order),
+            norm_eps=norm_eps,
+            streams=HyperConnections(self.streams) if self.streams > 1 else None,
+            logit_cap=self.logit_cap,
+        )
+
+
+def to_plain(layers: LayerList) -> dict[str, Any]:
+    """The list as JSON and YAML hold it. Options at their default are left out."""
+    plain: dict[str, Any] = {"kinds": [_of_layer(layer) for layer in layers.kinds], "order": list(layers.order)}
+    for field in ("streams", "logit_cap"):
+        if getattr(layers, field) != LayerList.__dataclass_fields__[field].default:
+            plain[field] = getattr(layers, field)
+    return plain
+
+
+def _of_layer(layer: Layer) -> dict[str, Any]:
+    return {
+        "mixer": None if layer.mixer is None else _of_part(layer.mixer),
+        "mlp": None if layer.mlp is None else _of_part(layer.mlp),
+        "norms": layer.norms,
+        **({"ahead": True} if layer.ahead else {}),
+    }
+
+
+def _of_part(part: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {"kind": _NAMES[type(part)]}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if value != field.default:
+            plain[field.name] = _of_part(value) if dataclasses.is_dataclass(value) else value
+    return plain
+
+
+def from_plain(place: str, value: Any) -> LayerList:
+    """Inverse of `to_plain`. Raises `InvalidExperiment` that names what is wrong."""
+    fields = mapping(place, value, error=InvalidExperiment)
+    known = [field.name for field in dataclasses.fields(LayerList)]
+    check_names(place, fields, known, ("kinds", "order"), noun="field", error=InvalidExperiment)
+    kinds, order = fields["kinds"], fields["order"]
+    for name in ("kinds", "order"):
+        if not isinstance(fields[name], list | tuple) or not fields[name]:
+            raise InvalidExperiment(f"{place}: {name} must be a list with at least one entry")
+    if len(kinds) > _MOST_KINDS:
+        raise InvalidExperiment(
+            f"{place}: kinds has {len(kinds)} entries; at most {_MOST_KINDS} are known to be useful"
+        )
+    for at in order:
+        whole_number(f"{place}: order", at, 0, error=InvalidExperiment)
+    if set(order) != set(range(len(kinds))):
+        raise InvalidExperiment(f"{place}: order must use each of the {len(kinds)} kinds, as 0 to {len(kinds) - 1}")
+    return LayerList(
+        tuple(_layer(f"{place}: kinds[{at}]", kind) for at, kind in enumerate(kinds)),
+        tuple(order),
+        whole_number(f"{place}: streams", fields.get("streams", 1), 1, error=InvalidExperiment),
+        flag(f"{place}: logit_cap", fields.get("logit_cap", False), error=InvalidExperiment),
+    )
+
+
+def _layer(place: str, value: Any) -> Layer:
+    fields = mapping(place, value, error=InvalidExperiment)
+    known = ("mixer", "mlp", "norms", "ahead")
+    check_names(place, fields, known, ("mixer", "mlp"), noun="field", error=InvalidExperiment)
+    norms = whole_number(f"{place}: norms", fields.get("norms", 2), 0, error=InvalidExperiment)
+    mixer, mlp = (
+        None if fields[name] is None else _part(f"{place}: {name}", fields[name]) for name in ("mixer", "mlp")
+    )
+    if isinstance(mixer, DenseMLP | RoutedMLP) or not isinstance(mlp, DenseMLP | RoutedMLP | None):
+        raise InvalidExperiment(f"{place}: mixer must be a kind of mixer, and mlp dense or routed")
+    ahead = flag(f"{place}: ahead", fields.get("ahead", False), error=InvalidExperiment)
+    return Layer(mixer=mixer, mlp=mlp, norms=norms, ahead=ahead)
+
+
+def _part(place: str, value: Any) -> Any:
+    fields = mapping(place, value, error=InvalidExperiment)
+    name = one_of(*PARTS).check(f"{place}: kind", fields.pop("kind", None), error=InvalidExperiment)
+    kind = PARTS[name]
+    named = {field.name: field for field in dataclasses.fields(kind)}
+    needed = [field.name for field in named.values() if field.default is dataclasses.MISSING]
+    check_names(place, fields, list(named), needed, noun="field", error=InvalidExperiment)
+    hints = _hints(name)
+    return kind(**{name: _value(f"{place}: {name}", hints[name], given) for name, given in fields.items()})
+
+
+@lru_cache(maxsize=64)
+def _hints(name: str) -> dict[str, Any]:
+    return typing.get_type_hints(PARTS[name])
+
+
+def _value(place: str, hint: Any, value: Any) -> Any:
+    """A field's value, checked by the type of the field."""
+    if hint is bool:
+        return flag(place, value, error=InvalidExperiment)
+    if hint is int:
+        return whole_number(place, value, 0, error=InvalidExperiment)
+    if hint is float:
+        return float(number(place, value, least=0, error=InvalidExperiment))
+    if hint is str:
+        return text(place, value)
+    if typing.get_origin(hint) is typing.Literal:
+        return one_of(*typing.get_args(hint)).check(place, value, error=InvalidExperiment)
+    if value is None and type(None) in typing.get_args(hint):
+        return None
+    part = _part(place, value)
+    if not isinstance(part, hint):
+        raise InvalidExperiment(f"{place}: {_NAMES[type(part)]} cannot stand here")
+    return part
