@@ -32,6 +32,7 @@ from workloads.costs.memory.chunk_moments import covers, moments_of_chunks
 from workloads.costs.memory.end_moments import end_moment, head_moments, tied_moment
 from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
 from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
+from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import MASTER_BYTES, local_params
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
@@ -71,7 +72,7 @@ class MemoryEstimate:
 def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     """Returns the peak allocated bytes of each stage. The experiment must break no rule of
     `workloads.rules.layout_rules`."""
-    e = experiment
+    e = as_held(experiment)
     shared = Shared.of(e)
     result = [_stage_memory(e, shared, rank, held) for rank, held in enumerate(experiment_stages(e))]
     peaks = [memory.peak_bytes for memory in result]
@@ -80,7 +81,7 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
 
 def peak_stage(experiment: Experiment) -> StageMemory:
     """Returns the stage with the highest peak, as `estimate_memory`, but evaluates only one of several equal ranks."""
-    e = experiment
+    e = as_held(experiment)
     shared, held = Shared.of(e), experiment_stages(e)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
     return max((_stage_memory(e, shared, rank, held[rank]) for rank in ranks), key=lambda one: one.peak_bytes)
