@@ -324,7 +324,6 @@ LACKING = _rules(
         "empty_stage",
         "a stage without anything (stage {empty_stage} of pp_stages={pp_stages}; stages of E or L alone do work)",
     ),
-    ("pad_vocab_to", "pad_vocab_to", "pad_vocab_to={pad_vocab_to}"),
     (
         "kv_heads",
         "copies_heads",

@@ -24,7 +24,13 @@ def as_held(experiment: Experiment) -> Experiment:
     return e if model is e.model else dataclasses.replace(e, model=model)
 
 
-def padded_vocabulary(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> int:
+def padded_rows(experiment: Experiment) -> int:
+    """Number of rows of embedding and head that stand for no token."""
+    e = experiment
+    return _padded_vocabulary(e.model, e.tp, e.pad_vocab_to) - e.model.vocab_size
+
+
+def _padded_vocabulary(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> int:
     """Rows of the embedding: the next multiple of ``pad_vocab_to`` times tp, as Megatron-LM pads."""
     multiple = 1 if pad_vocab_to is None else pad_vocab_to * tp
     return -(-model.vocab_size // multiple) * multiple
@@ -45,7 +51,7 @@ def _copies(model: ModelSpec, tp: int) -> int:
 @lru_cache(maxsize=1024)
 def _held_model(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> ModelSpec:
     sizes = {
-        "vocab_size": padded_vocabulary(model, tp, pad_vocab_to),
+        "vocab_size": _padded_vocabulary(model, tp, pad_vocab_to),
         "num_kv_heads": model.num_kv_heads * _copies(model, tp),
     }
     same = all(getattr(model, name) == size for name, size in sizes.items())
