@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from workloads.spec.errors import InvalidExperiment
@@ -76,7 +78,7 @@ def test_a_mistake_is_one_line_with_its_place(text: str, mistake: str) -> None:
 
 
 def test_one_pipeline_has_one_id_and_experiments_without_it_keep_theirs() -> None:
-    def of(**fields: object) -> Experiment:
+    def of(**fields: Any) -> Experiment:
         return Experiment.canonical(model=MODEL, global_batch_size=2, pp=2, **fields)
 
     written = of(pp_stages="Et*2|(tt)*2L", pp_split="even")

@@ -50,9 +50,7 @@ def _copies(model: ModelSpec, tp: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _held_model(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> ModelSpec:
-    sizes = {
-        "vocab_size": _padded_vocabulary(model, tp, pad_vocab_to),
-        "num_kv_heads": model.num_kv_heads * _copies(model, tp),
-    }
-    same = all(getattr(model, name) == size for name, size in sizes.items())
-    return model if same else dataclasses.replace(model, **sizes)
+    rows, heads = _padded_vocabulary(model, tp, pad_vocab_to), model.num_kv_heads * _copies(model, tp)
+    if (rows, heads) == (model.vocab_size, model.num_kv_heads):
+        return model
+    return dataclasses.replace(model, vocab_size=rows, num_kv_heads=heads)

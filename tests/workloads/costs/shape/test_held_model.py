@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
@@ -14,7 +15,7 @@ from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec.experiment import Experiment
 
 
-def of(**fields: object) -> Experiment:
+def of(**fields: Any) -> Experiment:
     return Experiment.canonical(**{"model": LLAMA_8B, "global_batch_size": 8, **fields})
 
 

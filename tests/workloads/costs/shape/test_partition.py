@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B
@@ -9,7 +11,7 @@ from workloads.costs.shape.partition import experiment_chunks, experiment_layers
 from workloads.spec.experiment import Experiment
 
 
-def layers(**fields: object) -> list[int]:
+def layers(**fields: Any) -> list[int]:
     return [
         len(held) for held in experiment_layers(Experiment.canonical(model=LLAMA_8B, global_batch_size=16, **fields))
     ]
