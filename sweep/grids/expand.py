@@ -24,6 +24,7 @@ from workloads.rules.installed_engines import version_here
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.pipeline_stages import canonical_stages
 
 _log = logging.getLogger(__name__)
 _REPLACEABLE = {
@@ -138,6 +139,8 @@ def _without_effect(grid: GridSpec, points: Sequence[Experiment]) -> Iterator[st
     for axis in grid.axes:
         for column, name in enumerate(axis.names):
             values = {row[column] for row in axis.rows}
+            if name == "pp_stages":
+                values = {canonical_stages(text) if isinstance(text, str) else text for text in values}
             if name not in _REPLACEABLE or _REPLACEABLE[name] in values:
                 continue
             if not any(getattr(point, name) in values for point in points):

@@ -134,6 +134,38 @@ def test_no_field_is_dropped_in_silence(engine: str) -> None:
     assert seen >= set(CHANGES)
 
 
+WRITTEN = layout("llama8b", pp=4, pp_stages="E|(t*16|)*2L", dp=2, zero_stage=1, global_batch_size=8)
+
+
+def test_written_stages_are_exported_or_refused_by_name() -> None:
+    flags = engine_config(WRITTEN, "megatron").files["megatron_flags.txt"]
+    assert "--pipeline-model-parallel-layout E|(t*16|)*2L\n" in flags
+    parts = tomllib.loads(next(iter(engine_config(WRITTEN, "torchtitan-0.2").files.values())))["parallelism"]
+    first, *middle, last = parts["module_fqns_per_model_part"]
+    assert (first, [len(part) for part in middle], last) == (["tok_embeddings"], [16, 16], ["norm", "output"])
+    with pytest.raises(
+        UnsupportedByEngine, match=r"pp_stages=E\|\(t\*16\|\)\*2L \(it splits layers by a rule of its own"
+    ):
+        engine_config(WRITTEN, "nanotron")
+    empty = WRITTEN.replace(pp_stages="E||t*32|L")
+    assert "E||t*32|L" in engine_config(empty, "megatron").files["megatron_flags.txt"]
+    with pytest.raises(UnsupportedByEngine, match="a stage without layers between the first and the last"):
+        engine_config(empty, "torchtitan-0.2")
+    with pytest.raises(UnsupportedByEngine, match="without m it would work"):
+        engine_config(WRITTEN.replace(pp_stages="E|(t*16|)*2mL"), "megatron")
+
+
+def test_padded_rows_and_copied_heads_are_exported_or_refused_by_name() -> None:
+    padded = layout("llama8b", tp=16, pad_vocab_to=128, global_batch_size=8)
+    flags = engine_config(padded, "megatron").files["megatron_flags.txt"]
+    assert "--make-vocab-size-divisible-by 128\n" in flags
+    assert "--num-query-groups 8\n" in flags
+    with pytest.raises(UnsupportedByEngine, match=r"tp=16 \(it divides key and value heads; at most 8 would work\)"):
+        engine_config(padded, "nanotron")
+    with pytest.raises(UnsupportedByEngine, match=r"pad_vocab_to=128 \(it does not pad the vocabulary"):
+        engine_config(padded, "torchtitan")
+
+
 def with_balance(experiment: Experiment, balance: Balance) -> Experiment:
     model = experiment.model
     assert model.moe is not None

@@ -56,4 +56,5 @@ def test_every_rank_has_one_head_where_tp_exceeds_them() -> None:
 def test_without_both_it_is_the_same_experiment() -> None:
     case = of(tp=8)
     assert as_held(case) is case
+    assert of(tp=8, pad_vocab_to=1) == case  # 8 divides 128,256
     assert copies_of_heads(of(tp=24)) == 1
