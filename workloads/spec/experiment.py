@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -295,10 +296,9 @@ class Experiment(_WithId):
             fields["virtual_stages"] = 2  # the two legs of the V
         if isinstance(written := fields.get("pp_stages"), str) and mistake_in(written) is None:
             fields["pp_stages"], fields["pp_split"] = canonical_stages(written), "balanced"
-        padded_to, tp = fields.get("pad_vocab_to"), fields.get("tp", 1)
-        if FIELDS["tp"].accepts(padded_to) and FIELDS["tp"].accepts(tp):
-            if not fields["model"].vocab_size % (padded_to * tp):
-                fields["pad_vocab_to"] = None
+        multiples = [fields.get("pad_vocab_to"), fields.get("tp", 1)]
+        if all(map(FIELDS["tp"].accepts, multiples)) and not fields["model"].vocab_size % math.prod(multiples):
+            fields["pad_vocab_to"] = None
         if fields.get("tp", 1) == 1:
             fields["sequence_parallel"] = True
         if fields.get("cp", 1) == 1:

@@ -194,8 +194,8 @@ class Chunk(nn.Module):
         cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rope_dim, self.theta = model.rope_dim, model.rope_theta
-        rows = weights.embedding(model, padded_rows(experiment))
-        self.embedding = VocabularyParallelEmbedding(rows, tp) if self.is_first else None
+        vectors = weights.embedding(model, padded_rows(experiment))
+        self.embedding = VocabularyParallelEmbedding(vectors, tp) if self.is_first else None
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
         self.blocks = nn.ModuleList(
