@@ -173,7 +173,8 @@ const ModelCosts = (() => {
   function experimentLayers(e) {
     const model = asHeld(e).model, count = e.pp * e.virtual_stages, base = div(model.num_layers, count);
     const written = writtenStages(e.pp_stages).map(layersOf);
-    if (written.length === count && sum(written) === model.num_layers) return contiguous(written);
+    const allWritten = written.reduce((total, size) => total + size, 0);
+    if (written.length === count && allWritten === model.num_layers) return contiguous(written);
     const layers = Array.from({ length: count }, (_, stage) => base + (stage < model.num_layers % count ? 1 : 0));
     if (e.pp_split === "ends_count" && base) {
       const [all, last] = [model.num_layers + 2, count - 1];
