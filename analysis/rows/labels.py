@@ -38,7 +38,7 @@ ROUTING = ("routing", "routing_imbalance", "capacity_factor")
 """Columns that say how tokens choose experts; rows with unbalanced routing form a workload of their own."""
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
-    *("cp_kind", "pp_split"),
+    *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "precision"),
 )
 
@@ -103,8 +103,10 @@ def degrees(row: Mapping[str, Any]) -> str:
     parts += [f"{axis}{value}" for axis in ("tp", "cp", "pp", "ep", "etp") if (value := _int(row, axis) or 1) > 1]
     if (_int(row, "cp") or 1) > 1 and row.get("cp_kind") in ("allgather", "ulysses"):
         parts.append(str(row["cp_kind"]))
-    if (_int(row, "pp") or 1) > 1 and row.get("pp_split") == "even":
-        parts.append("even split")
+    if (_int(row, "pp") or 1) > 1 and row.get("pp_split") in ("even", "ends_count"):
+        parts.append("even split" if row["pp_split"] == "even" else "even split with ends")
+    if isinstance(row.get("pp_stages"), str):
+        parts.append(f"stages {row['pp_stages']}")
     schedule = row.get("pp_schedule")
     if (_int(row, "pp") or 1) > 1 and isinstance(schedule, str) and schedule not in ("1f1b", "none"):
         parts.append(schedule.replace("_", " "))

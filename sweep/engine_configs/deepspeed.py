@@ -80,6 +80,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file."""
     e = experiment
     draft = Draft(e)
+    draft.refuse_sizes()
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     _model(draft)
     _parallelism(draft)
@@ -122,7 +123,8 @@ def _parallelism(draft: Draft) -> None:
         draft.choose("pp_schedule", SCHEDULES)
         if e.virtual_stages > 1 and e.pp_schedule != "dualpipe_v":
             draft.refuse("virtual_stages", "it has one stage per rank")
-        draft.notes.append(f"pp: PipelineModule(num_stages={e.pp}, partition_method=...), pp_split {e.pp_split}")
+        split = f"pp_split {e.pp_split}" if e.pp_stages is None else f"pp_stages {e.pp_stages}"
+        draft.notes.append(f"pp: PipelineModule(num_stages={e.pp}, partition_method=...), {split}")
         if e.model.tie_embeddings:
             draft.notes.append("model.tie_embeddings: TiedLayerSpec for embedding and head")
         if e.zero_stage >= 2:

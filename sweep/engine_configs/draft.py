@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
+from workloads.costs.shape.held_model import copies_of_heads
 from workloads.spec.experiment import Experiment
+from workloads.spec.pipeline_stages import written_stages
 
 Options = Mapping[str, Any]
 """The engine's options by name; a dot separates sections. True: a flag without a value."""
@@ -58,6 +60,16 @@ class Draft:
         else:
             shown = str(value).lower() if isinstance(value, bool) else value
             self.refusals.append(f"{name}={shown} ({why})")
+
+    def refuse_sizes(self, *, pads_vocabulary: bool = False, copies_heads: bool = False) -> None:
+        """Record refusals of what few targets have: padded rows, copied heads, multi-token modules."""
+        e = self.experiment
+        if e.pad_vocab_to is not None and not pads_vocabulary:
+            self.refuse("pad_vocab_to", "it does not pad the vocabulary; null would work")
+        if copies_of_heads(e) > 1 and not copies_heads:
+            self.refuse("tp", f"it divides key and value heads; at most {e.model.num_kv_heads} would work")
+        if e.pp_stages is not None and written_stages(e.pp_stages).multi_token_modules:
+            self.refuse("pp_stages", "the model has no multi-token modules; without m it would work")
 
     def choose(self, name: str, table: Mapping[Any, Choice]) -> None:
         """Apply the table's entry for the field's value; refuse a value without an entry."""

@@ -23,7 +23,7 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.texts import commented, flags
-from workloads.costs.shape.partition import stage_layers
+from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
 
@@ -139,6 +139,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file of flags."""
     e = experiment
     draft = Draft(e)
+    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True)
     _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})
@@ -218,6 +219,8 @@ def _model(draft: Draft) -> None:
     draft.set(BLOCK)
     base = round(model.rope_theta)
     draft.set({"rotary-base": base, "vocab-size": model.vocab_size})
+    if draft.experiment.pad_vocab_to is not None:
+        draft.set({"make-vocab-size-divisible-by": draft.experiment.pad_vocab_to})
     if model.rope_theta != base:
         draft.refuse("model.rope_theta", f"its rotary base is a whole number; {base} would work")
     if not model.tie_embeddings:
@@ -242,12 +245,15 @@ def _sharding(draft: Draft) -> None:
 
 
 def _pipeline(draft: Draft) -> None:
-    """Even stages need only the number of virtual stages; other splits are written out layer by layer."""
+    """Even stages need only the number of virtual stages; other splits are written out."""
     e = draft.experiment
     draft.choose("pp_schedule", SCHEDULES)
-    stages = stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+    stages = experiment_layers(e)
     if e.pp_schedule == "interleaved_1f1b":
         _groups(draft)
+    if e.pp_stages is not None:
+        draft.set({"pipeline-model-parallel-layout": e.pp_stages})
+        return
     if len({len(layers) for layers in stages}) == 1:
         if e.virtual_stages > 1:
             draft.set({"num-virtual-stages-per-pipeline-rank": e.virtual_stages})

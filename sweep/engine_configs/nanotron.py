@@ -128,6 +128,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file."""
     e = experiment
     draft = Draft(e)
+    draft.refuse_sizes(pads_vocabulary=True)
     draft.set({"general.project": "ultrasweep", "general.run": name})
     _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
@@ -140,6 +141,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         draft.choose("pp_schedule", SCHEDULES)
         if e.virtual_stages > 1:
             draft.refuse("virtual_stages", "it has one stage per rank")
+        if e.pp_stages is not None:
+            draft.refuse("pp_stages", "it splits layers by a rule of its own; null would work")
         draft.warnings.append(f"pp_split: {e.pp_split} here; nanotron splits layers by another rule: slower")
     draft.choose("precision", PRECISION)
     draft.choose("recompute", RECOMPUTE)
@@ -178,7 +181,8 @@ def _model(draft: Draft) -> None:
     qwen = e.cp > 1 or model.moe is not None
     draft.set({f"{_MODEL}.{'is_qwen2_config' if qwen else 'is_llama_config'}": True})
     draft.set({f"{_MODEL}.{option}": getattr(model, field) for field, option in SHAPE.items()})
-    draft.set({f"{_MODEL}.max_position_embeddings": e.seq_len, "model.make_vocab_size_divisible_by": 1})
+    draft.set({f"{_MODEL}.max_position_embeddings": e.seq_len})
+    draft.set({"model.make_vocab_size_divisible_by": e.pad_vocab_to or 1})
     draft.set({"model.init_method": {"std": 0.02}, "tokenizer.tokenizer_name_or_path": None})
     if model.mla is not None:
         draft.refuse("model.mla", "it has no latent attention")

@@ -24,7 +24,7 @@ from sweep.engine_configs.draft import (
 )
 from sweep.engine_configs.torchtitan import COMPILE, ROUTING, SCHEDULES, SPLIT_BACKWARD
 from sweep.engine_configs.torchtitan03_models import family_of, flavor_text, named, shape_text
-from workloads.costs.shape.partition import stage_layers
+from workloads.costs.shape.partition import experiment_layers
 from workloads.rules.torchtitan_support import FLEX_BLOCK
 from workloads.spec.experiment import Experiment
 
@@ -111,6 +111,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration. Its files are not usable if anything is refused."""
     e = experiment
     draft = Draft(e)
+    draft.refuse_sizes()
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"training.local_batch_size": e.micro_batch_size, GRAPHS: False})
     imports, model = _model(draft)
@@ -192,8 +193,10 @@ def _sharding(draft: Draft) -> None:
 def _pipeline(draft: Draft) -> None:
     e = draft.experiment
     draft.choose("pp_schedule", SCHEDULES)
-    stages = stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+    stages = experiment_layers(e)
     parts = [[f"layers.{layer}" for layer in layers] for layers in stages]
+    if not all(parts[1:-1]):
+        draft.refuse("pp_stages", "a stage without layers between the first and the last one has no module there")
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "lm_head"]
     draft.set(

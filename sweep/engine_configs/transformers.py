@@ -20,7 +20,7 @@ TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerat
 FILE, DEEPSPEED_FILE, MODEL_FILE, SCRIPT = "accelerate.yaml", "accelerate_deepspeed.yaml", "config.json", "train.py"
 _WITHOUT: Mapping[str, tuple[str, ...]] = {
     "tp": ("sequence_parallel", "etp"),
-    "pp": ("pp_schedule", "virtual_stages", "pp_split"),
+    "pp": ("pp_schedule", "virtual_stages", "pp_split", "pp_stages"),
     "cp": ("cp_kind",),
     "ep": (),
 }
@@ -71,6 +71,7 @@ _ONE_VALUE = {"gate": "softmax", "num_shared_experts": 0, "weight_scale": 1.0}
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its files."""
     e, draft = experiment, Draft(experiment)
+    draft.refuse_sizes()
     draft.set({"compute_environment": "LOCAL_MACHINE", "distributed_type": _kind(e), "debug": False})
     draft.choose("precision", PRECISION)
     draft.set({"num_machines": 1, "num_processes": e.world_size, "machine_rank": 0, "main_training_function": "main"})

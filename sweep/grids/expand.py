@@ -24,12 +24,14 @@ from workloads.rules.installed_engines import version_here
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.pipeline_stages import canonical_stages
 
 _log = logging.getLogger(__name__)
 _REPLACEABLE = {
     field.name: field.default
     for field in dataclasses.fields(Experiment)
     if field.name in ("zero_stage", "pp_schedule", "virtual_stages", "pp_split", "sequence_parallel", "cp_kind", "etp")
+    or field.name in ("pp_stages", "pad_vocab_to")
     or field.name in ("routing", "routing_imbalance", "capacity_factor", "recompute_every")
 }
 """Fields that `Experiment.canonical` replaces where they have no effect, with their defaults."""
@@ -137,6 +139,8 @@ def _without_effect(grid: GridSpec, points: Sequence[Experiment]) -> Iterator[st
     for axis in grid.axes:
         for column, name in enumerate(axis.names):
             values = {row[column] for row in axis.rows}
+            if name == "pp_stages":
+                values = {canonical_stages(text) if isinstance(text, str) else text for text in values}
             if name not in _REPLACEABLE or _REPLACEABLE[name] in values:
                 continue
             if not any(getattr(point, name) in values for point in points):

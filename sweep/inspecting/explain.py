@@ -162,7 +162,7 @@ def _held(e: Experiment) -> str:
     for rank in range(e.pp):
         chunks = [stages[stage_at(e.pp_schedule, rank, chunk, e.pp)] for chunk in range(e.virtual_stages)]
         layers = [layer for chunk in chunks for layer in chunk]
-        ranges = " and ".join(f"{c[0]}-{c[-1]}" if len(c) > 1 else f"{c[0]}" for c in chunks)
+        ranges = " and ".join(f"{c[0]}-{c[-1]}" if len(c) > 1 else f"{c[0]}" if c else "none" for c in chunks)
         dense = sum(not routed[layer] for layer in layers) if e.model.moe is not None else 0
         texts.append(f"rank {rank} {ranges} ({len(layers)}{f', {dense} dense' if dense else ''})")
     return f"\nlayers     by pipeline rank: {'; '.join(texts)}"

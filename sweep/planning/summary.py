@@ -108,7 +108,9 @@ def layout(experiment: Experiment) -> str:
     if experiment.cp > 1 and experiment.cp_kind != "ring":
         parts.append(experiment.cp_kind)
     if experiment.pp > 1 and experiment.pp_split != "balanced":
-        parts.append(f"{experiment.pp_split} split")
+        parts.append(f"{experiment.pp_split.replace('_', ' ')} split")
+    if experiment.pp_stages is not None:
+        parts.append(f"stages {experiment.pp_stages}")
     if experiment.pp > 1 and experiment.pp_schedule != "1f1b":
         parts.append(experiment.pp_schedule.replace("_", " "))
         if experiment.pp_schedule in INTERLEAVED:

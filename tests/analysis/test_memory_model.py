@@ -69,6 +69,14 @@ def random_model(draw: random.Random) -> ModelSpec:
     )
 
 
+def written_stages(draw: random.Random, stages: int, num_layers: int) -> str:
+    """Stages of any sizes, sometimes one stage or one layer too many, or with what no engine runs."""
+    num_layers += draw.random() < 0.1
+    borders = sorted(draw.randint(0, num_layers) for _ in range(stages - (draw.random() > 0.1)))
+    sizes = [end - start for start, end in zip([0, *borders], [*borders, num_layers], strict=True)]
+    return f"E{'|'.join(f't*{size}' if size else '' for size in sizes)}{draw.choice(['', '', 'm'])}L"
+
+
 def random_experiment(draw: random.Random) -> Experiment:
     """Anything that `Experiment` accepts; often against the rules."""
     model = random_model(draw)
@@ -111,7 +119,9 @@ def random_experiment(draw: random.Random) -> Experiment:
         recompute_every=draw.choice([1, 1, 1, 2, 3, 8]),
         pp_schedule=schedule,  # type: ignore[arg-type]
         virtual_stages=virtual,
-        pp_split=draw.choice(["balanced", "even"]),
+        pp_split=draw.choice(["balanced", "even", "ends_count"]),
+        pp_stages=written_stages(draw, pp * virtual, model.num_layers) if pp > 1 and draw.random() < 0.3 else None,
+        pad_vocab_to=draw.choice([None, None, 1, 1000]),
         cp_kind=draw.choice(["ring", "allgather", "ulysses"]),
         sequence_parallel=draw.random() < 0.8,
         precision=draw.choice(["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]),

@@ -76,7 +76,7 @@ def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
     """Global ranks to run: one of the first stage and, if there are several stages, one of the last.
 
     With ``recompute_every``, and where only some layers have routed experts, one rank of the stage with the highest
-    predicted peak is added, in between.
+    predicted peak is added, in between; where the stages are written out, also one with most layers.
     """
     return tuple(rank_of(experiment, pp=rank) for rank in _rehearsed(experiment))
 
@@ -85,8 +85,10 @@ def _rehearsed(e: Experiment) -> list[int]:
     """The pipeline ranks to run, in order."""
     ranks = {0, e.pp - 1}
     mixed = len({routed(e.model, layer) for layer in range(e.model.num_layers)}) > 1
-    if e.pp > 2 and (e.recompute_every > 1 or mixed):
+    if e.pp > 2 and (e.recompute_every > 1 or mixed or e.pp_stages is not None):
         ranks.add(estimate_memory(e).peak_stage)
+    if e.pp_stages is not None:
+        ranks.add(max(range(e.pp), key=lambda rank: _layers_of_rank(e, rank)))
     return sorted(ranks)
 
 
@@ -140,6 +142,11 @@ def stage_key(task: Task, rank: int) -> str:
     }
     for name in _SAME_FIELDS:
         same[name] = getattr(experiment, name)
+    if experiment.pad_vocab_to is not None:
+        same["pad_vocab_to"] = experiment.pad_vocab_to
+    if experiment.pp_stages is not None:
+        layers, own = experiment_layers(experiment), _stages_of_rank(experiment, pp_rank)
+        same["layers_by_chunk"] = [len(layers[stage]) for stage in own]
     same |= _recomputed(experiment, pp_rank)
     if experiment.model.moe is not None:
         replicas, shards = expert_degrees(experiment)
@@ -172,13 +179,15 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     for rank in range(experiment.pp):
         middle_like = experiment.pp - 1 if experiment.pp_schedule in V_SHAPED else 0
         like = rank if rank in measured else middle_like
+        if not _layers_of_rank(experiment, like):
+            like = rank if rank in measured else max(measured, key=lambda one: _layers_of_rank(experiment, one))
         end = measured[like]
         assert end.forward_s is not None
         assert end.backward_s is not None
         forward_s = end.forward_s - (end.stand_ins_forward_s or 0.0)
         backward_s = end.backward_s - (end.stand_ins_backward_s or 0.0)
-        forward.append(forward_s * _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like))
-        backward.append(backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
+        forward.append(forward_s * _ratio(_layers_of_rank(experiment, rank), _layers_of_rank(experiment, like)))
+        backward.append(backward_s * _ratio(_backward_work(experiment, rank), _backward_work(experiment, like)))
     e = experiment
     after = max(_after_backward_s(end) for end in ends)
     busy, step = real_step_s(e, cluster, forward, backward, after, _any(map(_waited_for_host, ends)))
@@ -216,6 +225,11 @@ def real_step_s(
     elif waited and e.tp > 1:
         step = max(step, HOSTS_TOGETHER * busy + after_s)
     return busy, step
+
+
+def _ratio(work: int, measured: int) -> float:
+    """Work of a rank in units of that of a measured one, which has none only if it is the rank itself."""
+    return work / measured if measured else 1.0
 
 
 def _any(values: Iterable[bool | None]) -> bool | None:

@@ -107,7 +107,7 @@ def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> di
             for copy in _along(
                 axes, part.placement, {place: parameter_parts[number] for place, parameter_parts in parts.items()}
             ):
-                name = part.name
+                name, copy = part.name, copy[: len(copy) - part.padding]
                 result[name] = result[name].joined_by(copy) if name in result else Whole(copy)
     return result
 

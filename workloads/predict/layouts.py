@@ -91,12 +91,12 @@ def _has_odd_layers(e: Experiment) -> bool:
 
 
 def _has_odd_schedule(e: Experiment) -> bool:
-    return e.pp_schedule not in _PLAIN_SCHEDULES or (e.pp > 1 and e.pp_split != "balanced")
+    return e.pp_schedule not in _PLAIN_SCHEDULES or (e.pp > 1 and (e.pp_split != "balanced" or e.pp_stages is not None))
 
 
 def _plain_schedule(e: Experiment) -> dict[str, Any]:
     schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule in _PLAIN_SCHEDULES else ("1f1b", 1)
-    return {"pp_schedule": schedule, "virtual_stages": stages, "pp_split": "balanced"}
+    return {"pp_schedule": schedule, "virtual_stages": stages, "pp_split": "balanced", "pp_stages": None}
 
 
 def _is_form_precision(precision: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workloads.costs.shape.held_model import copies_of_heads
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
@@ -16,6 +17,7 @@ from workloads.rules.torchtitan_support import NEWER_REFUSALS, TORCHTITAN
 from workloads.rules.transformers_support import TRANSFORMERS
 from workloads.spec.engine_versions import ENGINE
 from workloads.spec.experiment import Experiment
+from workloads.spec.pipeline_stages import written_stages
 
 REFUSALS: Mapping[str, tuple[Refusal, ...]] = {
     ENGINE: (),
@@ -25,6 +27,16 @@ REFUSALS: Mapping[str, tuple[Refusal, ...]] = {
 }
 
 
+_EVERYWHERE = (
+    Refusal("pad_vocab_to", lambda e: e.pad_vocab_to is not None, "no adapter pads the vocabulary; use null"),
+    Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
+    Refusal(
+        "pp_stages",
+        lambda e: e.engine == "torchtitan" and e.pp_stages is not None and 0 in written_stages(e.pp_stages).layers,
+        "its adapter needs a layer in every stage",
+    ),
+)
+"""What no engine but this project's may have, in a matter of sizes."""
 ON_CUDA_ALONE = ("megatron",)
 """Engines that run on CUDA devices only."""
 
@@ -47,7 +59,7 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
     entries = REFUSALS[experiment.engine]
     if experiment.engine == "torchtitan":
         entries = NEWER_REFUSALS.get(experiment.engine_version, entries)
-    refusals = [entry for entry in entries if entry.speaks_of(backend) and entry.holds(experiment)]
+    refusals = [entry for entry in (*entries, *_EVERYWHERE) if entry.speaks_of(backend) and entry.holds(experiment)]
     reasons = [f"{name} cannot run {entry.field}={_value(experiment, entry.field)}: {entry.why}" for entry in refusals]
     if backend != "cuda" and experiment.engine in ON_CUDA_ALONE:
         reasons.append(f"{name} cannot run on backend={backend}: its buffers and gradient clipping need CUDA devices")

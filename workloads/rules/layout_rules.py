@@ -27,6 +27,7 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.expressions import Expression, Template, compile_tests, parse, parse_template
 from workloads.spec.model_layers import splits_of
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.pipeline_stages import written_stages
 
 Scope = Literal["layout", "cluster", "engine"]
 
@@ -68,6 +69,8 @@ _SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "shared_
 """Sizes that tensor parallelism splits: heads, feed-forward columns and vocabulary rows. The columns of dense layers
 and ``shared_hidden_size``, the columns of all shared experts, are 0 if there are none; 0 is divisible by everything and
 does not change a greatest common divisor."""
+_DIVIDED = {"num_kv_heads": "held_kv_heads", "vocab_size": "padded_vocab_size"}
+"""What is split of a size that copies or padding may enlarge (`DERIVED`)."""
 
 DERIVED = {
     name: parse(text, name, _FUNCTIONS)
@@ -81,7 +84,15 @@ DERIVED = {
         "least_chunks": f"2 if pp_schedule in {('interleaved_1f1b', *V_SHAPED)} else 1",
         "splits_backward": f"pp_schedule in {SPLIT_BACKWARD}",
         "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
+        # Rows of embedding and head with their padding, and the key and value heads of all ranks with their copies.
+        "row_multiple": "pad_vocab_to * tp if pad_vocab_to else 1",
+        "padded_vocab_size": "(vocab_size + row_multiple - 1) // row_multiple * row_multiple",
+        "copies_heads": "tp > num_kv_heads and tp % num_kv_heads == 0 and num_heads % tp == 0 and "
+        "not has_latent_attention and not has_layer_list",
+        "held_kv_heads": "tp if copies_heads else num_kv_heads",
+        # Degrees that divide every size; more may work where heads are copied or rows padded.
         "split": f"gcd({', '.join(_SPLIT)})",
+        "divided": "gcd(num_heads, held_kv_heads, ffn_hidden_size, padded_vocab_size, shared_hidden_size)",
         "cp_part": "2 * cp",
         "ep_ranks": "dp * cp * tp // etp",
         # ranks that share an expert's master weights
@@ -89,7 +100,7 @@ DERIVED = {
         "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
         # fp8 tensor cores need multiples of 16 bytes; a blockwise scale covers 128 values.
         "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
-        "projected": "(num_heads + 2 * num_kv_heads) * head_dim // tp",
+        "projected": "(num_heads + 2 * held_kv_heads) * head_dim // tp",
         "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp] if ffn_hidden_size else "
         "[num_heads * head_dim // tp, projected]",
         "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
@@ -120,14 +131,26 @@ _LAYOUT = _rules(
     ),
     (
         "pp_layers",
-        "virtual_stages == 1 and pp > num_layers",
+        "not stages_written and virtual_stages == 1 and pp > num_layers",
         "pp={pp} stages need at least as many layers, {model} has {num_layers}; use at most that many",
     ),
     (
         "pp_layers",
-        "virtual_stages > 1 and chunks > num_layers",
+        "not stages_written and virtual_stages > 1 and chunks > num_layers",
         "pp*virtual_stages = {pp}*{virtual_stages} = {chunks} stages need at least as many layers, "
         "{model} has {num_layers}; use at most that many",
+    ),
+    (
+        "pp_stages",
+        "stages_written and stages_written != chunks",
+        "pp_stages={pp_stages} has {stages_written} stages, but pp*virtual_stages = {pp}*{virtual_stages} = {chunks}; "
+        "{'use virtual_stages=' if stages_written % pp == 0 else 'pp may be one of '}"
+        "{stages_written // pp if stages_written % pp == 0 else divisors(stages_written)}",
+    ),
+    (
+        "pp_stages",
+        "stages_written == chunks and layers_written != num_layers",
+        "pp_stages={pp_stages} has {layers_written} layers (t), but {model} has {num_layers}",
     ),
     (
         "pp_schedule",
@@ -146,7 +169,7 @@ _LAYOUT = _rules(
     *(
         (
             f"tp_{field}",
-            f"{field} % tp",
+            _DIVIDED.get(field, field) + " % tp",
             f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}",
         )
         for field in _SPLIT
@@ -178,11 +201,11 @@ _LAYOUT = _rules(
     *(
         (
             f"cp_{field}",
-            f"cp > 1 and cp_kind == 'ulysses' and {field} % tp == 0 and {field} // tp % cp",
-            f"cp_kind=ulysses gives every rank whole heads: cp={{cp}} does not divide the {{{field} // tp}} of "
+            f"cp > 1 and cp_kind == 'ulysses' and {held} % tp == 0 and {held} // tp % cp",
+            f"cp_kind=ulysses gives every rank whole heads: cp={{cp}} does not divide the {{{held} // tp}} of "
             f"{field}={{{field}}} that each of tp={{tp}} ranks has; use cp_kind=ring or allgather",
         )
-        for field in ("num_heads", "num_kv_heads")
+        for field, held in (("num_heads", "num_heads"), ("num_kv_heads", "held_kv_heads"))
     ),
     ("ep_model", "ep > 1 and not has_experts", "ep={ep}, but {model} has no experts; ep must be 1"),
     (
@@ -258,7 +281,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and split % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
+        "'fp8' in precision and divided % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections"
         "{' and of the feed-forward layer' if ffn_hidden_size else ''}; choose another micro_batch_size, seq_len or "
@@ -266,7 +289,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and split % tp == 0 and has_latent_attention and "
+        "'fp8' in precision and divided % tp == 0 and has_latent_attention and "
         "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "
@@ -277,7 +300,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_experts",
-        "'fp8' in precision and has_experts and split % tp == 0 and expert_hidden_size % etp == 0 and "
+        "'fp8' in precision and has_experts and divided % tp == 0 and expert_hidden_size % etp == 0 and "
         "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
         "precision={precision} needs multiples of 16 columns of an expert on every rank, {expert_hidden_size // etp}, "
         "and of {fp8_multiple} of shared ones, {shared_hidden_size // tp}; use another tp or etp, or precision=bf16",
@@ -307,9 +330,22 @@ _CLUSTER = _rules(
     ),
 )
 
-LACKING = _rules("engine")
+LACKING = _rules(
+    "engine",
+    ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages})"),
+    (
+        "pp_stages",
+        "empty_stage",
+        "a stage without anything (stage {empty_stage} of pp_stages={pp_stages}; stages of E or L alone do work)",
+    ),
+    (
+        "kv_heads",
+        "copies_heads",
+        "tp={tp}, above num_kv_heads={num_kv_heads} of {model}: copies of key and value heads",
+    ),
+)
 """Features that a valid layout may use but this version of the engine cannot run yet. The messages of the rules that
-apply form the name ``lacking``, which the rule ``engine_support`` lists. Today nothing is lacking."""
+apply form the name ``lacking``, which the rule ``engine_support`` lists."""
 
 RULES = (
     *_LAYOUT,
@@ -331,6 +367,8 @@ _OF_EXPERIMENT = (
         "routing",
         "routing_imbalance",
         "engine",
+        "pp_stages",
+        "pad_vocab_to",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
@@ -338,6 +376,7 @@ _OF_PARTS = (
     *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
     *("recurrent_heads", "has_layer_list"),
+    *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
 )
 _OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
@@ -409,6 +448,7 @@ def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
         *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
         splits_of(model).recurrent_heads if model.layers is not None else 0,
         model.layers is not None,
+        *_written(experiment.pp_stages),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
 
@@ -420,6 +460,13 @@ def _columns(model: ModelSpec) -> tuple[int, int]:
         return splits.columns, splits.shared_columns
     shared = model.moe.num_shared_experts * model.moe.expert_hidden_size if model.moe is not None else 0
     return model.ffn_hidden_size if model.has_dense_layers else 0, shared
+
+
+def _written(stages: str | None) -> tuple[int, int, int, int]:
+    if stages is None:
+        return 0, 0, 0, 0
+    written = written_stages(stages)
+    return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage
 
 
 def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:

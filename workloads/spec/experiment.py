@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,12 +25,13 @@ from workloads.spec.engine_versions import ENGINE_VERSIONS
 from workloads.spec.engine_versions import ENGINES as ENGINES
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
+from workloads.spec.pipeline_stages import canonical_stages, mistake_in, stages_texts
 from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
 ]
-PipelineSplit = Literal["balanced", "even"]
+PipelineSplit = Literal["balanced", "even", "ends_count"]
 ContextKind = Literal["ring", "allgather", "ulysses"]
 Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
@@ -69,6 +71,11 @@ FIELDS: Mapping[str, Values] = {
     "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
     "capacity_factor": Values(
         accepts=lambda value: value is None or _is_number(value, 1e-9), must="null or a number above 0"
+    ),
+    "pp_stages": stages_texts(),
+    "pad_vocab_to": Values(
+        accepts=lambda value: value is None or whole_numbers(1).accepts(value),
+        must="null or a whole number of at least 1",
     ),
     "engine": texts(),
     "engine_version": texts(),
@@ -131,6 +138,8 @@ class Experiment(_WithId):
     """Number of model chunks held by one pipeline rank."""
     pp_split: PipelineSplit = "balanced"
     """How layers are assigned to stages (`workloads.costs.shape.partition`). No effect if ``pp == 1``."""
+    pp_stages: str | None = None
+    """The stages written out (`workloads.spec.pipeline_stages`), instead of ``pp_split``. No effect if ``pp == 1``."""
     cp_kind: ContextKind = "ring"
     """How context-parallel ranks exchange keys and values (`workloads.engine.collectives.context_parallel`). No effect
     if ``cp == 1``."""
@@ -154,6 +163,9 @@ class Experiment(_WithId):
     capacity_factor: float | None = None
     """Each expert takes at most this many times its mean share of a rank's tokens; the rest are dropped. None: no
     tokens are dropped. No effect unless routing is learned."""
+    pad_vocab_to: int | None = None
+    """Embedding and head have rows up to the next multiple of this number times ``tp``, as with Megatron-LM's
+    ``--make-vocab-size-divisible-by``. None: as many as the vocabulary, which ``tp`` must then divide."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -277,10 +289,16 @@ class Experiment(_WithId):
             fields["zero_stage"] = 0
         if fields.get("pp", 1) == 1:
             fields["pp_schedule"], fields["virtual_stages"], fields["pp_split"] = "none", 1, "balanced"
+            fields["pp_stages"] = None
         elif fields.get("pp_schedule", "none") == "none":
             fields["pp_schedule"] = "1f1b"
         if fields.get("virtual_stages", 1) == 1 and fields["pp_schedule"] in ("zero_bubble_v", "dualpipe_v"):
             fields["virtual_stages"] = 2  # the two legs of the V
+        if isinstance(written := fields.get("pp_stages"), str) and mistake_in(written) is None:
+            fields["pp_stages"], fields["pp_split"] = canonical_stages(written), "balanced"
+        multiples = [fields.get("pad_vocab_to"), fields.get("tp", 1)]
+        if all(map(FIELDS["tp"].accepts, multiples)) and not fields["model"].vocab_size % math.prod(multiples):
+            fields["pad_vocab_to"] = None
         if fields.get("tp", 1) == 1:
             fields["sequence_parallel"] = True
         if fields.get("cp", 1) == 1:
@@ -365,6 +383,8 @@ LATER_FIELDS: Mapping[str, Any] = {
     "routing": "balanced",
     "routing_imbalance": 1.0,
     "capacity_factor": None,
+    "pp_stages": None,
+    "pad_vocab_to": None,
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
 ran."""

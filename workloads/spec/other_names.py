@@ -62,7 +62,9 @@ _SAME: Mapping[str, str] = {
     "axes.recompute_every": "selective_ac_option activation_checkpoint_interval",
     "axes.pp_schedule": "pipeline_parallel_schedule pp_engine pipeline_schedule",
     "axes.virtual_stages": "virtual_pipeline_model_parallel_size",
-    "axes.pp_split": "account_for_loss_in_pipeline_split",
+    "axes.pp_split": "account_for_loss_in_pipeline_split account_for_embedding_in_pipeline_split",
+    "axes.pp_stages": "pipeline_model_parallel_layout module_fqns_per_model_part",
+    "axes.pad_vocab_to": "make_vocab_size_divisible_by",
     "axes.cp_kind": "cp_comm_type context_parallel_rotate_method",
     "axes.sequence_parallel": "enable_sequence_parallel tp_mode",
     "axes.precision": "torch_dtype dtype params_dtype mixed_precision mixed_precision_param fp8_format fp8_recipe "
@@ -136,7 +138,6 @@ _ABSENT: Mapping[str, str] = {
     "give num_kv_heads, fewer than num_heads": "group_query_attention",
     "give the fields of the experts as moe": "moe_enabled",
     "give tie_embeddings, its opposite": "untie_embeddings_and_output_weights",
-    "give vocab_size with its padding": "make_vocab_size_divisible_by",
     "give num_shared_experts in moe: each is as wide as a routed expert": ""
     "moe_shared_expert_intermediate_size shared_expert_intermediate_size",
     "give num_dense_layers in moe, the number of first layers without experts": "moe_layer_freq decoder_sparse_step "

@@ -84,6 +84,8 @@ class Weight:
     std: float | None
     """Standard deviation of the normal distribution of the initial values; None means ones (norms)."""
     placement: Placement
+    padding: int = 0
+    """Number of the last rows that stand for no token. They begin as zeros, get no gradient and so stay zeros."""
 
     @property
     def numel(self) -> int:
@@ -109,15 +111,15 @@ def norm(name: str, size: int, placement: Placement = WHOLE) -> Weight:
     return Weight(name, (size,), None, placement)
 
 
-def embedding(model: ModelSpec) -> Weight:
-    return Weight("embedding", (model.vocab_size, model.hidden_size), INIT_STD, ROWS)
+def embedding(model: ModelSpec, padding: int = 0) -> Weight:
+    return Weight("embedding", (model.vocab_size + padding, model.hidden_size), INIT_STD, ROWS, padding)
 
 
-def head(model: ModelSpec) -> Weight:
+def head(model: ModelSpec, padding: int = 0) -> Weight:
     """The output projection. Tied to the embedding it is the same weight."""
     if model.tie_embeddings:
-        return embedding(model)
-    return Weight("head", (model.vocab_size, model.hidden_size), INIT_STD, ROWS)
+        return embedding(model, padding)
+    return Weight("head", (model.vocab_size + padding, model.hidden_size), INIT_STD, ROWS, padding)
 
 
 def final_norm(model: ModelSpec) -> Weight:

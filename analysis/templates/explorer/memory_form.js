@@ -53,7 +53,7 @@ const MemoryForm = (() => {
     },
     recompute: { none: "none", selective: "selective: norm+rope+swiglu", full: "full: every block again" },
     routing: { balanced: "balanced: forced", skewed: "skewed: forced", learned: "learned: the router's choice" },
-    pp_split: { balanced: "balanced: the head counts", even: "even" },
+    pp_split: { balanced: "balanced: the head counts", even: "even", ends_count: "even, embedding and head count as layers" },
   };
   /** @type {Field} */
   const EVERY = ["recompute_every", "Recompute one layer in", [1, 2, 3, 4, 6, 8, 16]];
@@ -137,6 +137,8 @@ const MemoryForm = (() => {
       [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS, EXPERT_TP].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as given, including edits
+    const kept = { pp_stages: null, pad_vocab_to: null }; // of the experiment at the start: they have no controls
+    const ofStages = new Set(["model", "num_layers", "pp", "pp_schedule", "virtual_stages", "pp_split"]);
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
 
     /** Move the slider of `name` to its number, or to the nearest step. */
@@ -193,6 +195,7 @@ const MemoryForm = (() => {
       const interleaved = e.pp_schedule.startsWith("interleaved");
       e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
       e.pp_split = e.pp === 1 ? "balanced" : field("pp_split").value;
+      Object.assign(e, kept, e.pp === 1 ? { pp_stages: null } : {});
       e.cp_kind = e.cp === 1 ? "ring" : field("cp_kind").value;
       const experts = model.moe !== null;
       e.etp = experts ? whole("etp") : 1;
@@ -252,6 +255,7 @@ const MemoryForm = (() => {
       if (e.pp > 1) for (const name of ["pp_schedule", "pp_split"]) put(name, e[name]);
       if (e.virtual_stages > 1) put("virtual_stages", e.virtual_stages);
       if (e.cp > 1) put("cp_kind", e.cp_kind);
+      for (const name of Object.keys(kept)) kept[name] = e[name] ?? null;
       for (const name of ["etp", "routing", "routing_imbalance"]) put(name, e[name]);
       put("capacity_factor", e.capacity_factor ?? "");
       field("sequence_parallel").checked = e.sequence_parallel;
@@ -262,6 +266,7 @@ const MemoryForm = (() => {
       const of = event.target.dataset.of, name = of ?? event.target.name;
       if (of) field(of).value = sliders[of].steps[Number(event.target.value)];
       if (sliders[name]) follow(name);
+      if (ofStages.has(name)) kept.pp_stages = null;
       if (name === "model") pick(event.target.value);
       else if (ofShape.has(name)) readShape();
       tell();

@@ -8,7 +8,7 @@
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
+    asHeld, computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
@@ -572,10 +572,10 @@ const MemoryModel = (() => {
 
   /**
    * memory.estimate_memory. The experiment must satisfy all rules; throws RangeError beyond exact whole numbers. @param
-   * {Experiment} e
+   * {Experiment} given
    */
-  function estimateMemory(e) {
-    const x = shared(e);
+  function estimateMemory(given) {
+    const e = asHeld(given), x = shared(e);
     const result = experimentStages(e).map((holds, index) => stageMemory(e, x, index, holds));
     const peaks = result.map((memory) => memory.peak_bytes);
     const peak = Math.max(...peaks);

@@ -7,7 +7,7 @@
    analysis.explorer.model_data. */
 "use strict";
 const MemoryRules = (() => {
-  const { dataParallel, div, numMicrobatches, worldSize } = ModelCosts;
+  const { dataParallel, div, numMicrobatches, worldSize, writtenStages } = ModelCosts;
 
   const gcd = (...values) => values.reduce((a, b) => { while (b) [a, b] = [b, a % b]; return a; });
 
@@ -58,6 +58,15 @@ const MemoryRules = (() => {
     return message.map((part, i) => (i % 2 ? shown(evaluate(part, names)) : part)).join("");
   }
 
+  /** Names about the stages that are written out; 0 without any. @param {string|null|undefined} text */
+  function written(text) {
+    const stages = writtenStages(text), count = (letter) => stages.join("").split(letter).length - 1;
+    return {
+      stages_written: stages.length, layers_written: stages.length ? count("t") : 0,
+      modules_written: stages.length ? count("m") : 0, empty_stage: stages.indexOf("") + 1,
+    };
+  }
+
   /**
    * Names that the rules may read (rules.names_of); without a cluster, rules of scope "cluster" cannot be evaluated.
    * @param {Experiment} e
@@ -80,6 +89,8 @@ const MemoryRules = (() => {
       value_size: mla ? mla.v_head_dim : model.head_dim,
       query_latent: mla ? mla.q_lora_rank : 0,
       latent: mla ? mla.kv_lora_rank : 0,
+      pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null,
+      ...written(e.pp_stages),
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,

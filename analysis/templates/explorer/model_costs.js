@@ -150,10 +150,38 @@ const ModelCosts = (() => {
     return (2.0 * model.vocab_size * model.hidden_size) / layer;
   }
 
+  /** pipeline_stages.written_stages: the letters of every stage. @param {string|null|undefined} text */
+  function writtenStages(text) {
+    if (!text) return [];
+    const repeated = (_, part, count) => part.repeat(Number(count));
+    return text.replaceAll(",", "").replace(/\(([^)]+)\)\*(\d+)/g, repeated).replace(/(.)\*(\d+)/g, repeated).split("|");
+  }
+
+  /** The number of layers of a written stage. @param {string} stage */
+  const layersOf = (stage) => stage.split("t").length - 1;
+
+  /** held_model.as_held: with padded rows and copied heads. @param {Experiment} e @returns {Experiment} */
+  function asHeld(e) {
+    const model = e.model, heads = model.num_kv_heads, multiple = e.pad_vocab_to ? e.pad_vocab_to * e.tp : 1;
+    const copied = e.tp > heads && e.tp % heads === 0 && model.num_heads % e.tp === 0 && !model.mla;
+    if (multiple === 1 && !copied) return e;
+    const rows = Math.ceil(model.vocab_size / multiple) * multiple;
+    return { ...e, model: { ...model, vocab_size: rows, num_kv_heads: copied ? e.tp : heads } };
+  }
+
   /** partition.experiment_layers: [first, end) of every stage. @param {Experiment} e */
   function experimentLayers(e) {
-    const model = e.model, count = e.pp * e.virtual_stages, base = div(model.num_layers, count);
+    const model = asHeld(e).model, count = e.pp * e.virtual_stages, base = div(model.num_layers, count);
+    const written = writtenStages(e.pp_stages).map(layersOf);
+    const allWritten = written.reduce((total, size) => total + size, 0);
+    if (written.length === count && allWritten === model.num_layers) return contiguous(written);
     const layers = Array.from({ length: count }, (_, stage) => base + (stage < model.num_layers % count ? 1 : 0));
+    if (e.pp_split === "ends_count" && base) {
+      const [all, last] = [model.num_layers + 2, count - 1];
+      layers.forEach((_, stage) => {
+        layers[stage] = div(all, count) + (stage < all % count ? 1 : 0) - (stage === 0 ? 1 : 0) - (stage === last ? 1 : 0);
+      });
+    }
     if (e.pp_split === "balanced" && base) {
       const ranks = layers.map((_, stage) => rankOf(e.pp_schedule, stage, e.pp));
       const work = layers.map((_, stage) => (stage === count - 1 ? 1.0 + headInLayers(model, e.seq_len) : 1.0));
@@ -171,6 +199,11 @@ const ModelCosts = (() => {
         ofRank[ranks[least]] += 1.0;
       }
     }
+    return contiguous(layers);
+  }
+
+  /** [first, end) of stages with these numbers of layers. @param {number[]} layers */
+  function contiguous(layers) {
     let start = 0;
     return layers.map((size) => [start, (start += size)]);
   }
@@ -620,7 +653,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
-    masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
+    asHeld, computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
+    masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize, writtenStages,
   };
 })();

@@ -197,6 +197,8 @@ interface Experiment {
   pp_schedule: string;
   virtual_stages: number;
   pp_split: string;
+  pp_stages?: string | null;
+  pad_vocab_to?: number | null;
   cp_kind: string;
   precision: string;
   attention: string;

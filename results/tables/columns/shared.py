@@ -66,13 +66,16 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column(
         "pp_split",
         TEXT,
-        "How layers are assigned to pipeline stages: balanced takes the head into account, even does not",
+        "How layers are assigned to pipeline stages: balanced takes the head into account, even does not; with "
+        "ends_count embedding and head count as a layer each",
     ),
+    Column("pp_stages", TEXT, "Stages written out, such as Et|(tt|)*30L, instead of pp_split; null: as pp_split says"),
     Column("cp_kind", TEXT, "How context-parallel ranks exchange keys and values: ring, allgather or ulysses"),
     Column("sequence_parallel", BOOL, "True: activations are sharded over tokens between tensor-parallel regions"),
     Column("precision", TEXT, "Compute precision"),
     Column("attention", TEXT, "Requested attention backend"),
     Column("compile", TEXT, "Part of the model to which torch.compile is applied: none or block"),
+    Column("pad_vocab_to", INT, "The rows of embedding and head are a multiple of this times tp; null: not padded"),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
     Column("engine_version", TEXT, "Version of the engine's numerics and memory behaviour"),

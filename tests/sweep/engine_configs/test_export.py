@@ -95,7 +95,9 @@ CHANGES: dict[str, list[object]] = {
     "recompute_every": [2],
     "pp_schedule": ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"],
     "virtual_stages": [2],
-    "pp_split": ["balanced", "even"],
+    "pp_split": ["balanced", "even", "ends_count"],
+    "pp_stages": ["Et*20|t*12L"],
+    "pad_vocab_to": [4096],
     "cp_kind": ["ring", "allgather", "ulysses"],
     "sequence_parallel": [True, False],
     "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"],
@@ -130,6 +132,38 @@ def test_no_field_is_dropped_in_silence(engine: str) -> None:
                     assert told(other, engine) != told(base, engine), f"{field}: {getattr(base, field)} or {value}"
                     seen.add(field)
     assert seen >= set(CHANGES)
+
+
+WRITTEN = layout("llama8b", pp=4, pp_stages="E|(t*16|)*2L", dp=2, zero_stage=1, global_batch_size=8)
+
+
+def test_written_stages_are_exported_or_refused_by_name() -> None:
+    flags = engine_config(WRITTEN, "megatron").files["megatron_flags.txt"]
+    assert "--pipeline-model-parallel-layout E|(t*16|)*2L\n" in flags
+    parts = tomllib.loads(next(iter(engine_config(WRITTEN, "torchtitan-0.2").files.values())))["parallelism"]
+    first, *middle, last = parts["module_fqns_per_model_part"]
+    assert (first, [len(part) for part in middle], last) == (["tok_embeddings"], [16, 16], ["norm", "output"])
+    with pytest.raises(
+        UnsupportedByEngine, match=r"pp_stages=E\|\(t\*16\|\)\*2L \(it splits layers by a rule of its own"
+    ):
+        engine_config(WRITTEN, "nanotron")
+    empty = WRITTEN.replace(pp_stages="E||t*32|L")
+    assert "E||t*32|L" in engine_config(empty, "megatron").files["megatron_flags.txt"]
+    with pytest.raises(UnsupportedByEngine, match="a stage without layers between the first and the last"):
+        engine_config(empty, "torchtitan-0.2")
+    with pytest.raises(UnsupportedByEngine, match="without m it would work"):
+        engine_config(WRITTEN.replace(pp_stages="E|(t*16|)*2mL"), "megatron")
+
+
+def test_padded_rows_and_copied_heads_are_exported_or_refused_by_name() -> None:
+    padded = layout("llama8b", tp=16, pad_vocab_to=128, global_batch_size=8)
+    flags = engine_config(padded, "megatron").files["megatron_flags.txt"]
+    assert "--make-vocab-size-divisible-by 128\n" in flags
+    assert "--num-query-groups 8\n" in flags
+    with pytest.raises(UnsupportedByEngine, match=r"tp=16 \(it divides key and value heads; at most 8 would work\)"):
+        engine_config(padded, "nanotron")
+    with pytest.raises(UnsupportedByEngine, match=r"pad_vocab_to=128 \(it does not pad the vocabulary"):
+        engine_config(padded, "torchtitan")
 
 
 def with_balance(experiment: Experiment, balance: Balance) -> Experiment:

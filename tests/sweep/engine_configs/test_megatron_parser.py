@@ -24,7 +24,8 @@ from sweep.grids.expand import expand_all
 from tests.sampling import SEED
 from tests.sweep.engine_configs.layouts import LAYOUTS, OWN_SHAPES, REFUSED, layout
 from tests.sweep.engine_configs.megatron_reads import TRANSFORMER_ENGINE, VERSION, flags_in, folder
-from workloads.costs.shape.partition import stage_layers
+from workloads.costs.shape.held_model import as_held
+from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,6 +50,16 @@ MORE = {
     "odd micro-batches": layout(
         "llama8b", pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, pp_split="even", global_batch_size=5
     ),
+    "written stages": layout("llama8b", pp=4, pp_stages="Et*7|(t*9|)*2t*7L", global_batch_size=8),
+    "written virtual stages": layout(
+        "llama8b",
+        pp=2,
+        pp_schedule="interleaved_1f1b",
+        virtual_stages=2,
+        global_batch_size=8,
+        pp_stages="Et*6|t*9|t*10|t*7L",
+    ),
+    "padded, ends count": layout("llama8b", tp=2, pp=4, pp_split="ends_count", pad_vocab_to=4096, global_batch_size=8),
     "8B hsdp of optimizers": layout("llama8b", dp_replicate=2, dp_shard=2, zero_stage=1, global_batch_size=8),
     "8B fp8 in blocks": layout("llama8b", dp=4, zero_stage=2, precision="fp8_blockwise", global_batch_size=8),
     "experts dropped": layout("mixtral_8x7b", dp=4, zero_stage=1, ep=2, capacity_factor=1.5, global_batch_size=8),
@@ -232,8 +243,8 @@ def check(e: Experiment, read: dict[str, Any]) -> None:
     wanted = expected(e)
     assert {name: values[name] for name in wanted} == wanted
     # Its own numbers of micro-batches and of rows in the embedding.
-    assert (read["microbatches"], read["vocabulary"]) == (e.num_microbatches, e.model.vocab_size)
-    stages = stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+    assert (read["microbatches"], read["vocabulary"]) == (e.num_microbatches, as_held(e).model.vocab_size)
+    stages = experiment_layers(e)
     if (text := read["args"]["pipeline_model_parallel_layout"]) is not None:
         assert [part.count("t") for part in str(text).split("|")] == [len(layers) for layers in stages]
     else:

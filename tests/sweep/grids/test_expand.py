@@ -143,6 +143,11 @@ def test_an_axis_without_effect_in_any_point_is_reported(caplog: pytest.LogCaptu
     ]
 
 
+def test_another_spelling_of_written_stages_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
+    grid(axes={"pp": [1, 2], "pp_stages": "E(t)*8|ttL"})
+    assert caplog.records == []
+
+
 def test_a_subsample_is_seeded_and_a_part_of_the_whole() -> None:
     axes = {"tp": [1, 2, 4, 8], "micro_batch_size": list(range(1, 51))}
     whole = grid(axes=axes)

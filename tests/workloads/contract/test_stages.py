@@ -148,6 +148,17 @@ def test_a_middle_stage_computes_again_what_is_recomputed_of_it() -> None:
     assert assemble(case, CLUSTER, results).compute_time_s == pytest.approx((3 + 3 + 2) + (8 + 7 + 5))
 
 
+def test_stages_without_layers_take_no_time_of_others() -> None:
+    """Of ``E|t|6 t|tL`` the first, the longest and the last rank are rehearsed, and the second takes a sixth of the
+    longest."""
+    case = experiment(pp=4, pp_stages="E|t|t*6|tL", global_batch_size=1)
+    ranks = rehearsed_ranks(case)
+    assert [coordinates(case, rank)["pp"] for rank in ranks] == [0, 2, 3]
+    times = [(1.0, 1.0), (6.0, 12.0), (2.0, 4.0)]
+    results = {rank: result(rank, *both, 0.0) for rank, both in zip(ranks, times, strict=True)}
+    assert assemble(case, CLUSTER, results).compute_time_s == pytest.approx((1 + 1 + 6 + 2) + (1 + 2 + 12 + 4))
+
+
 def test_shortening_keeps_what_is_in_flight() -> None:
     case = experiment(dp=2, pp=4)
     assert case.num_microbatches == 32

@@ -134,6 +134,27 @@ def test_gradients_are_scaled_in_place_so_a_second_backward_is_refused() -> None
         loss.backward()
 
 
+@pytest.mark.parametrize("grads_in_forward", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_that_stand_for_no_token_change_nothing(dtype: torch.dtype, grads_in_forward: bool) -> None:
+    """Neither the loss nor a gradient changes, whatever is in these rows; theirs are exactly 0."""
+    x, weight, targets = randn(5, 4, dtype=dtype), 9 * randn(7, 4, dtype=dtype), torch.tensor([0, 4, 3, 3, 2])
+    of_all = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    of_tokens = x.clone().requires_grad_(), weight[:5].clone().requires_grad_()
+    op = partial(linear_cross_entropy, targets_T=targets, scale=0.5, group=None, grads_in_forward=grads_in_forward)
+    losses = op(*of_all, vocabulary=5), op(*of_tokens)
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        of_all[0].grad, of_tokens[0].grad, rtol=1e-12 if dtype == torch.float64 else 1e-2, atol=0
+    )
+    gradient = of_all[1].grad
+    assert gradient is not None
+    torch.testing.assert_close(gradient[:5], of_tokens[1].grad, rtol=1e-12, atol=0)
+    assert not gradient[5:].any()
+
+
 @pytest.mark.slow
 def test_the_package_imports_where_triton_is_missing() -> None:
     code = "import sys; sys.modules['triton'] = None; import workloads.engine.ops"

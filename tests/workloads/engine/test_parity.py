@@ -46,6 +46,10 @@ FEW_RANKS = [
     experiment(pp=2, pp_schedule="interleaved_zero_bubble", virtual_stages=2, micro_batch_size=2),
     experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=2, tie=True),
     experiment(pp=2, pp_schedule="dualpipe_v", virtual_stages=2, micro_batch_size=1),
+    experiment(pp=2, pp_stages="E|tttttL", micro_batch_size=2, tie=True),
+    experiment(tp=2, pad_vocab_to=100, micro_batch_size=2),  # of 96 rows; every second one of 200 stands for no token
+    experiment(pad_vocab_to=40, dp=2, zero_stage=3, tie=True, pp=2, pp_schedule="gpipe", micro_batch_size=2),
+    experiment(pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, pp_stages="E|t|tttt|L", micro_batch_size=2),
     *(experiment(qk_norm=True, micro_batch_size=2, recompute=kind) for kind in OF_DENSE if "mla" not in kind),
     *(experiment(micro_batch_size=2, recompute="full", recompute_every=every) for every in (2, 4)),
     # The plain formulas keep values as they are; on a CPU the fused kernel keeps them padded, which no recipe makes.

@@ -81,9 +81,25 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "pp*virtual_stages = 16*4 = 64 stages",
         ),
         (
-            {"tp": 16},
+            {"tp": 12},
             "tp_num_kv_heads",
-            "tp=16 does not divide num_kv_heads=8 of llama8b; tp may be one of 1, 2, 4, 8",
+            "tp=12 does not divide num_kv_heads=8 of llama8b; tp may be one of 1, 2, 4, 8",
+        ),
+        ({"tp": 7, "pad_vocab_to": 64}, "tp_num_heads", "tp=7 does not divide num_heads=32"),
+        (
+            {"pp": 4, "pp_schedule": "1f1b", "pp_stages": "Et*16|t*16|L"},
+            "pp_stages",
+            "pp_stages=Et*16|t*16|L has 3 stages, but pp*virtual_stages = 4*1 = 4; pp may be one of 1, 3",
+        ),
+        (
+            {"pp": 2, "pp_schedule": "1f1b", "pp_stages": "E|(t*16|)*2L"},
+            "pp_stages",
+            "pp_stages=E|(t*16|)*2L has 4 stages, but pp*virtual_stages = 2*1 = 2; use virtual_stages=2",
+        ),
+        (
+            {"pp": 2, "pp_schedule": "1f1b", "pp_stages": "Et*16|t*15L"},
+            "pp_stages",
+            "pp_stages=Et*16|t*15L has 31 layers (t), but llama8b has 32",
         ),
         ({"tp": 3}, "tp_num_heads", "tp=3 does not divide num_heads=32 of llama8b; tp may be one of 1, 2, 4, 8"),
         ({"tp": 7}, "tp_vocab_size", "tp=7 does not divide vocab_size=128256"),

@@ -34,6 +34,7 @@ from workloads.costs.memory.events import Live, Timeline, by_category, highest, 
 from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
@@ -74,7 +75,7 @@ class MemoryEstimate:
 def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     """Returns the peak allocated bytes of each stage. The experiment must break no rule of
     `workloads.rules.layout_rules`."""
-    e = experiment
+    e = as_held(experiment)
     shared = Shared.of(e)
     result = [_stage_memory(e, shared, rank, held) for rank, held in enumerate(experiment_stages(e))]
     peaks = [memory.peak_bytes for memory in result]
@@ -83,7 +84,7 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
 
 def peak_stage(experiment: Experiment) -> StageMemory:
     """Returns the stage with the highest peak, as `estimate_memory`, but evaluates only one of several equal ranks."""
-    e = experiment
+    e = as_held(experiment)
     shared, held = Shared.of(e), experiment_stages(e)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
     return max((_stage_memory(e, shared, rank, held[rank]) for rank in ranks), key=lambda one: one.peak_bytes)
@@ -91,8 +92,9 @@ def peak_stage(experiment: Experiment) -> StageMemory:
 
 def peak_timeline(experiment: Experiment) -> tuple[int, Timeline, int]:
     """(stage, action, step) of the highest peak of all stages, as `estimate_memory`."""
-    stage = estimate_memory(experiment).peak_stage
-    timelines = timelines_of(experiment, Shared.of(experiment), stage, experiment_stages(experiment)[stage])
+    e = as_held(experiment)
+    stage = estimate_memory(e).peak_stage
+    timelines = timelines_of(e, Shared.of(e), stage, experiment_stages(e)[stage])
     number, place = highest(timelines)
     return stage, timelines[number], place
 

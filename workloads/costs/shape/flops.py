@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import (
     latent_up,
     latent_up_params,
@@ -79,7 +80,7 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     a flash attention kernel recomputes in its backward are not counted: every run has them, and they replace memory
     traffic.
     """
-    model = experiment.model
+    model = as_held(experiment).model
     total = flops_per_token(model, experiment.seq_len, "causal")
     head = model.vocab_size * model.hidden_size
     if model.layers is not None:

@@ -2,6 +2,8 @@
 
 ``even`` gives all stages equally many layers. ``balanced`` counts the head too: its matrix product costs as much as one
 or several layers, so the rank with the head gets fewer layers. The embedding is a look-up and counts nothing.
+``ends_count`` counts embedding and head as one layer each, as most published recipes do. Stages that are written out
+(``pp_stages``) hold what they say.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from functools import lru_cache
 from itertools import accumulate
 
 from workloads.costs.shape.flops import attention_forward_flops
+from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import Counts, layer_counts, matmul_of, matmul_of_layer, num_dense_layers, whole_model
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.spec.experiment import Experiment, PipelineSplit
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.pipeline_stages import written_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,22 @@ def stage_layers(
 ) -> tuple[range, ...]:
     """Contiguous layers of every stage, in the order of the model.
 
-    even      the first ``num_layers % stages`` stages hold one more than the others
-    balanced  every stage gets a layer; each further one goes to the rank with least work, and there to the stage with
-              least. Work is forward FLOPs per token; this makes the largest work of a rank as small as whole layers
-              allow. Ties go to the earlier stage
+    even        the first ``num_layers % stages`` stages hold one more than the others
+    ends_count  as even, with embedding and head as two more layers (Megatron-LM's
+                ``--account-for-embedding-in-pipeline-split`` and ``--account-for-loss-in-pipeline-split``)
+    balanced    every stage gets a layer; each further one goes to the rank with least work, and there to the stage with
+                least. Work is forward FLOPs per token; this makes the largest work of a rank as small as whole layers
+                allow. Ties go to the earlier stage
 
     In a model of fewer layers than stages, which the rules refuse, the last stages have no layers.
     """
     count = pp * virtual_stages
     base, extra = divmod(model.num_layers, count)
     layers = [base + (stage < extra) for stage in range(count)]
-    if split == "balanced" and base and model.layers is not None:
+    if split == "ends_count" and base:
+        base, extra = divmod(model.num_layers + 2, count)
+        layers = [base + (stage < extra) - (stage == 0) - (stage == count - 1) for stage in range(count)]
+    elif split == "balanced" and base and model.layers is not None:
         layers = _balanced_by_work(_work_of_layers(model, seq_len), 2.0 * model.vocab_size * model.hidden_size, count)
     elif split == "balanced" and base:
         ranks = [place_of(schedule, stage, pp, virtual_stages)[0] for stage in range(count)]
@@ -92,7 +101,11 @@ def stage_layers(
             layers[stage] += 1
             work[stage] += 1.0
             of_rank[ranks[stage]] += 1.0
-    starts = [sum(layers[:stage]) for stage in range(count)]
+    return _contiguous(layers)
+
+
+def _contiguous(layers: Sequence[int]) -> tuple[range, ...]:
+    starts = [sum(layers[:stage]) for stage in range(len(layers))]
     return tuple(range(start, start + size) for start, size in zip(starts, layers, strict=True))
 
 
@@ -146,6 +159,14 @@ def _fits(before: Sequence[float], left: int, stages: int, ends: float, most: fl
     return before[left] + ends <= most
 
 
+@lru_cache(maxsize=1024)
+def _written(text: str, stages: int, num_layers: int) -> tuple[range, ...] | None:
+    """Layers of every stage that is written out; None for another number of stages or layers, which the rules
+    refuse."""
+    layers = written_stages(text).layers
+    return _contiguous(layers) if (len(layers), sum(layers)) == (stages, num_layers) else None
+
+
 def head_in_layers(model: ModelSpec, seq_len: int) -> float:
     """Forward FLOPs of the head divided by those of a layer (of the mean layer if some have routed experts)."""
     if model.layers is not None:
@@ -161,7 +182,9 @@ def head_in_layers(model: ModelSpec, seq_len: int) -> float:
 
 def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
     """Layers of every stage of an experiment."""
-    e = experiment
+    e = as_held(experiment)
+    if e.pp_stages is not None and (written := _written(e.pp_stages, e.num_stages, e.model.num_layers)) is not None:
+        return written
     return stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
 
 
@@ -185,7 +208,7 @@ _Split = tuple[ModelSpec, str, int, int, tuple[range, ...], int]
 
 def _split(e: Experiment) -> _Split:
     """Arguments of `_chunks`. The last one: layers whose index is a multiple of it are recomputed."""
-    every = e.recompute_every if e.recompute != "none" else 1
+    e, every = as_held(e), e.recompute_every if e.recompute != "none" else 1
     return e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.shape.fp8 import gathered_bytes
+from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
@@ -95,10 +96,11 @@ class StepTimes:
 
     def is_known(self, experiment: Experiment) -> bool:
         """Whether the cluster's device has a known rate for the precision."""
-        return self._layer(experiment) is not None
+        return self._layer(as_held(experiment)) is not None
 
     def parts(self, experiments: Sequence[Experiment]) -> StepParts:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
+        experiments = [as_held(e) for e in experiments]
         held = [self._kinds(e) for e in experiments]
         layers = [self._layer(e) for e in experiments]
         table = np.array(
@@ -221,7 +223,7 @@ _OF_LAYER = attrgetter(
     *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
-_OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "seq_len")
+_OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")
 
 
 class _OfLayers(NamedTuple):

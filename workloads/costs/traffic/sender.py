@@ -165,6 +165,10 @@ class Sender:
         size, step = getattr(self.experiment, axis), stride(self.experiment, axis)
         self._among(axis, op, bytes, calls, size, step)
 
+    def along_copies(self, op: Collective, bytes: int, copies: int) -> None:
+        """Count a call among the neighbouring tensor-parallel ranks that hold copies of the same heads."""
+        self._among("tp", op, bytes, 1, copies, 1)
+
     def along_shards(self, op: Collective, bytes: int, calls: int, *, of_experts: bool = False) -> None:
         """Count calls among the ranks that share one copy of the master weights."""
         _, shards, inner = self._data_mesh(of_experts)

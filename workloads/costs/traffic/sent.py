@@ -18,7 +18,8 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         Recomputing ``mla_up`` gathers the latents once more
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
-        gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
+        gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards,
+        and where key and value heads are copied, those of their projections over the ranks with copies
 cp      each layer's attention, see `workloads.costs.traffic.context_parallel`. A ring's messages are all-to-alls
 ep      layers with routed experts, along tp and cp too: `workloads.costs.traffic.expert_traffic`
 dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
@@ -39,6 +40,7 @@ from collections.abc import Callable
 
 from workloads.costs.memory.activations import LOSS_CHUNK_TOKENS
 from workloads.costs.shape.flops import head_sizes
+from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.costs.traffic.collectives import Collective
 from workloads.costs.traffic.context_parallel import context_messages
@@ -62,9 +64,10 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
     (`workloads.costs.traffic.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule
     without a list.
     """
-    sender = Sender(experiment, rank, SentTally(rank, devices_per_node))
+    sender = Sender(as_held(experiment), rank, SentTally(rank, devices_per_node))
     for term in _TERMS:
         term(sender)
+    _copied_heads(sender, copies_of_heads(experiment))
     return sender.tally.result()
 
 
@@ -130,6 +133,14 @@ def _blocks_along_tp(s: Sender) -> None:
         for width, layers, _ in [*widths, *([(shared, blocks, recomputed)] if shared else [])]:
             s.along("tp", "all_reduce", number_bytes * width, layers)
         s.along("tp", "all_reduce", activations, blocks + dense + (recomputed if full else 0))
+
+
+def _copied_heads(s: Sender, copies: int) -> None:
+    """Count the sums of the gradients of key and value projections over the tp ranks that hold copies of them."""
+    e = s.experiment
+    if copies > 1:
+        elements = s.num_layers * s.own_rows(2 * e.model.head_dim) * e.model.hidden_size
+        s.along_copies("all_reduce", s.master * elements, copies)
 
 
 def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:

@@ -124,7 +124,10 @@ def initial_part(part: Weight, seed: int, device: torch.device, axes: Mapping[st
         numbers = range(first, first + count)
         value = torch.stack([_drawn(part.shape[1:], part.std, seed, f"{part.name}.{i}", device) for i in numbers])
     else:
-        value = _drawn(part.shape, part.std, seed, part.name, device)
+        rows, *rest = part.shape
+        value = _drawn((rows - part.padding, *rest), part.std, seed, part.name, device)
+        if part.padding:
+            value = torch.cat([value, value.new_zeros(part.padding, *rest)])
     for axis, dim in part.placement.split:
         if axis == "ep":
             continue

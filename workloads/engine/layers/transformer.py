@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from workloads.costs.shape.held_model import padded_rows
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention, local_positions
 from workloads.engine.collectives.groups import Groups
@@ -151,7 +152,9 @@ class Head(nn.Module):
         model = experiment.model
         self.tp = tp
         self.norm = RMSNorm(weights.final_norm(model), model.norm_eps)
-        add_parameter(self, "weight", [weights.head(model)], tp.sizes)
+        padding = padded_rows(experiment)
+        self.vocabulary = model.vocab_size if padding else None
+        add_parameter(self, "weight", [weights.head(model, padding)], tp.sizes)
         self.scale = 1.0 / experiment.tokens_per_step
         # GPipe holds every micro-batch between its forward and backward: keep one number per token, not two gradients.
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
@@ -168,6 +171,7 @@ class Head(nn.Module):
             group=self.tp.axis.group,
             grads_in_forward=self.grads_in_forward,
             gradient_scale=self.loss_scale,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -190,7 +194,8 @@ class Chunk(nn.Module):
         cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rope_dim, self.theta = model.rope_dim, model.rope_theta
-        self.embedding = VocabularyParallelEmbedding(weights.embedding(model), tp) if self.is_first else None
+        vectors = weights.embedding(model, padded_rows(experiment))
+        self.embedding = VocabularyParallelEmbedding(vectors, tp) if self.is_first else None
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
         self.blocks = nn.ModuleList(

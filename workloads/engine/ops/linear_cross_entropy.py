@@ -33,6 +33,7 @@ def linear_cross_entropy(
     chunk_tokens: int = 4096,
     grads_in_forward: bool = True,
     gradient_scale: Tensor | None = None,
+    vocabulary: int | None = None,
 ) -> Tensor:
     """``scale * sum_t cross_entropy(x_t @ W^T, target_t)`` as a 0-dim fp32 tensor (fp64 for fp64 inputs).
 
@@ -48,9 +49,14 @@ def linear_cross_entropy(
 
     ``gradient_scale`` (0-dim, fp32) multiplies both gradients, not the loss. It must act here, where gradients begin:
     they are rounded to the dtype of ``x`` before any caller sees them, and in fp16 small ones would underflow.
+
+    ``vocabulary``: number of rows of the full matrix that stand for tokens, the first ones; None for all. The loss is
+    that of these rows, and the other rows get gradients of 0.
     """
     in_forward = grads_in_forward and torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale)
+    return _LinearCrossEntropy.apply(
+        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale, vocabulary
+    )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -65,15 +71,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         grads_in_forward: bool,
         gradient_scale: Tensor | None,
+        vocabulary: int | None,
     ) -> Tensor:
         first_row = 0 if group is None else dist.get_rank(group) * weight.shape[0]
+        tokens_held = None if vocabulary is None else max(0, vocabulary - first_row)
         chunks = list(_chunks(x.shape[0], chunk_tokens))
         lse = x.new_empty(x.shape[0], dtype=accumulation_dtype(x.dtype))
         losses = torch.empty_like(lse)
         gradients = _Gradients(x, weight, ctx.needs_input_grad, len(chunks)) if grads_in_forward else None
         buffer = _logits_buffer(x, weight, chunks)
         for chunk in chunks:
-            logits = _logits(x, weight, chunk, buffer)
+            logits = _logits(x, weight, chunk, buffer, tokens_held)
             lse[chunk], target_logits = _log_sum_exp(logits, targets[chunk], first_row, group)
             torch.sub(lse[chunk], target_logits, out=losses[chunk])
             if gradients is not None:
@@ -86,6 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         else:
             ctx.save_for_backward(x, weight, targets, lse)
             ctx.first_row, ctx.scale, ctx.chunks, ctx.gradient_scale = first_row, scale, chunks, gradient_scale
+            ctx.tokens_held = tokens_held
         return losses.sum() * scale
 
     @staticmethod
@@ -98,7 +107,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradients = _Gradients(x, weight, ctx.needs_input_grad, len(ctx.chunks))
             buffer = _logits_buffer(x, weight, ctx.chunks)
             for chunk in ctx.chunks:
-                logits = _logits(x, weight, chunk, buffer)
+                logits = _logits(x, weight, chunk, buffer, ctx.tokens_held)
                 _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale, ctx.gradient_scale)
                 gradients.add(logits, chunk)
             del logits, buffer  # before the gradient of the weight is copied, as in forward
@@ -106,7 +115,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (dx, dweight):
             if gradient is not None:
                 _multiply_(gradient, grad)
-        return dx, dweight, None, None, None, None, None, None
+        return dx, dweight, None, None, None, None, None, None, None
 
 
 class _Gradients:
@@ -160,8 +169,13 @@ def _logits_buffer(x: Tensor, weight: Tensor, chunks: list[slice]) -> Tensor:
     return x.new_empty(max(chunk.stop - chunk.start for chunk in chunks), padded)[:, :columns]
 
 
-def _logits(x: Tensor, weight: Tensor, chunk: slice, buffer: Tensor) -> Tensor:
-    return torch.mm(x[chunk], weight.t(), out=buffer[: chunk.stop - chunk.start])
+def _logits(x: Tensor, weight: Tensor, chunk: slice, buffer: Tensor, tokens_held: int | None) -> Tensor:
+    """Logits of a chunk. Those of rows after the first ``tokens_held``, which stand for no token, are the lowest
+    number, whose exponential beside any other logit is exactly 0. (Differences of infinities would not be numbers.)"""
+    logits = torch.mm(x[chunk], weight.t(), out=buffer[: chunk.stop - chunk.start])
+    if tokens_held is not None and tokens_held < weight.shape[0]:
+        logits[:, tokens_held:] = torch.finfo(logits.dtype).min
+    return logits
 
 
 def _log_sum_exp(

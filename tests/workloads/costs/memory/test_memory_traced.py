@@ -89,6 +89,9 @@ CASES = {
         layers=4, pp=2, pp_split="even", microbatches=2, micro_batch_size=2, recompute="full", recompute_every=4
     ),
     "1f1b": experiment(pp=2, microbatches=2, micro_batch_size=2),
+    "an embedding alone": experiment(layers=3, pp=2, microbatches=2, micro_batch_size=2, pp_stages="E|tttL"),
+    "a head alone, ZeRO 2": experiment(layers=3, dp=8, zero_stage=2, pp=2, micro_batch_size=4, pp_stages="Ettt|L"),
+    "a padded vocabulary": experiment(dp=8, zero_stage=3, microbatches=2, pad_vocab_to=8192),
     "fp32": experiment(dp=8, zero_stage=2, precision="fp32"),
     "qk norm": experiment(QWEN3_14B, dp=8, zero_stage=2, micro_batch_size=2),
     "qk norm, tp": experiment(QWEN3_14B, tp=8, micro_batch_size=8, microbatches=2),

@@ -1,0 +1,60 @@
+"""Padded vocabularies and copied heads cost what the sizes that ranks then hold cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tests.workloads.costs.shapes import LLAMA_8B
+from workloads.costs.memory.estimate import estimate_memory, peak_stage
+from workloads.costs.shape.flops import hardware_flops_per_token
+from workloads.costs.shape.held_model import as_held, copies_of_heads
+from workloads.costs.shape.partition import experiment_stages
+from workloads.costs.traffic.sent import step_traffic
+from workloads.rules.layout_rules import lacking, layout_violations
+from workloads.spec.experiment import Experiment
+
+
+def of(**fields: Any) -> Experiment:
+    return Experiment.canonical(**{"model": LLAMA_8B, "global_batch_size": 8, **fields})
+
+
+def test_padded_rows_cost_what_rows_cost() -> None:
+    """128,256 rows, padded to a multiple of 4,096 times tp as Megatron-LM pads: 131,072."""
+    padded = of(tp=2, pp=2, pad_vocab_to=4096)
+    wider = of(tp=2, pp=2, model=dataclasses.replace(LLAMA_8B, vocab_size=131_072))
+    assert as_held(padded).model == wider.model
+    assert experiment_stages(padded) == experiment_stages(wider)
+    assert estimate_memory(padded) == estimate_memory(wider)
+    assert peak_stage(padded) == peak_stage(wider)
+    assert hardware_flops_per_token(padded) == hardware_flops_per_token(wider)
+    assert step_traffic(padded, 0) == step_traffic(wider, 0)
+    assert layout_violations(padded) == []
+    assert lacking(padded) == []
+    assert layout_violations(of(tp=2, pad_vocab_to=1, model=dataclasses.replace(LLAMA_8B, vocab_size=128_255))) == []
+
+
+def test_every_rank_has_one_head_where_tp_exceeds_them() -> None:
+    """8 key and value heads on 16 ranks: queries, heads of keys and values, and the rest are each rank's own."""
+    copied = of(tp=16)
+    assert copies_of_heads(copied) == 2
+    assert layout_violations(copied) == []
+    assert lacking(copied) == ["tp=16, above num_kv_heads=8 of llama8b: copies of key and value heads"]
+    hidden, head = 4096, 128
+    stage = experiment_stages(copied)[0]
+    attention = (32 // 16 + 2 * 1 + 32 // 16) * head * hidden
+    assert stage.layers.split // 16 == 32 * (attention + 3 * 14336 // 16 * hidden)
+    more = of(tp=16, model=dataclasses.replace(LLAMA_8B, num_kv_heads=16))
+    assert estimate_memory(copied) == estimate_memory(more)
+    sums, others = [{(one.axis, one.op): (one.calls, one.bytes) for one in step_traffic(e, 5)} for e in (copied, more)]
+    calls, sent = sums.pop(("tp", "all_reduce"))
+    calls_of_more, sent_of_more = others.pop(("tp", "all_reduce"))
+    assert (calls - calls_of_more, sent - sent_of_more) == (1, 4 * 32 * 2 * head * hidden)
+    assert sums == others
+
+
+def test_without_both_it_is_the_same_experiment() -> None:
+    case = of(tp=8)
+    assert as_held(case) is case
+    assert of(tp=8, pad_vocab_to=1) == case  # 8 divides 128,256
+    assert copies_of_heads(of(tp=24)) == 1
