@@ -80,6 +80,7 @@ const MemoryRules = (() => {
       value_size: mla ? mla.v_head_dim : model.head_dim,
       query_latent: mla ? mla.q_lora_rank : 0,
       latent: mla ? mla.kv_lora_rank : 0,
+      recurrent_heads: 0, has_layer_list: false,  // models with a list of layers have no rows
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,
