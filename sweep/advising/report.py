@@ -16,6 +16,7 @@ from sweep.advising.ranking import RankedLayout
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.price import price
 from sweep.planning.summary import layout
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.experiment import ENGINE
 
 ALIKE = 0.02
@@ -162,6 +163,10 @@ def _costs(answer: Advice, one: Costed) -> list[str]:
 
 def _print_settling(answer: Advice, console: Console) -> None:
     q = answer.question
+    if lacking := lacking_kinds(q.model):
+        say = f"{q.model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
+        console.print(say, markup=False, highlight=False, soft_wrap=True)
+        return
     runs = [
         price(one.experiment, one.time, "measured", q.config.measure, q.config.plan).expected_h for one in answer.best
     ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -22,6 +24,7 @@ from sweep.grids.expand import expand_all
 from sweep.planning.plan import make_plan
 from sweep.predicting.known import Known
 from tests.sampling import sampled
+from tests.workloads import spec as workload_specs
 from workloads.costs.memory.estimate import peak_stage
 from workloads.rules.layout_rules import violations
 from workloads.spec.errors import InvalidSweep
@@ -229,3 +232,12 @@ def test_another_engine_gets_layouts_that_it_runs_with_its_own_times() -> None:
     assert "+grid.axes.engine=torchtitan" in settling_words(theirs.question, best)
     with pytest.raises(InvalidSweep, match="dense models"):
         asked(*MIXTURE, "engine=torchtitan")
+
+
+def test_a_model_that_no_engine_runs_has_no_search(tmp_path: Path) -> None:
+    published = json.loads((Path(workload_specs.__file__).parent / "published_models.json").read_text())["models"]
+    (tmp_path / "config.json").write_text(json.dumps(published["openai/gpt-oss-20b"]["config"]))
+    words = (f"model={tmp_path}", *LLAMA[1:], "seq_len=2048", *SMALL, "zero_stage=1", "recompute=none")
+    text = printed(asked(*words, top=1))
+    assert "cannot be run yet: the engine lacks sliding 128 attention; " in text
+    assert "python -m sweep search" not in text and "to settle it" not in text
