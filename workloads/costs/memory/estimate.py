@@ -36,7 +36,7 @@ from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
-from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, held_by_chunk, held_by_rank
+from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.optimizer import ADAMW
@@ -179,21 +179,11 @@ def timelines_of(e: Experiment, x: Shared, stage: int, held: StageParams) -> lis
         return timelines_of_chunks(e, x, stage, always)
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
-    first_passes = e.pp_schedule in INTERLEAVED
     timelines = []
     for name, turn in _turns(x, part, int(in_flight), int(deferred * part.deferred)):
-        start: Live = {
-            **always,
-            "others": (turn.in_flight - 1) * (part.saved + part.of_head),
-            "deferred": turn.deferred,
-            "saved": part.saved,
-            "weights": 0 if x.zero3 else part.whole,
-            "gradients": turn.prior,
-            "flat": turn.pending(x, part),
-        }
-        steps = head_forward(x, part, turn, first_passes=first_passes, chunks=False) if part.has_head else []
+        steps = head_forward(x, part, turn, chunks=False) if part.has_head else []
         steps += [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *tied_step(x, part, turn)]
-        timelines.append(Timeline(name, start, [*steps, *last_unit(x, part, turn)]))
+        timelines.append(Timeline(name, turn.start(x, part, always), [*steps, *last_unit(x, part, turn)]))
     return timelines
 
 
