@@ -23,7 +23,7 @@ from workloads.spec.experiment import Experiment, Recompute, to_dict
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
 from workloads.spec.recomputation import OPERATIONS
 
-SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_held.js", "memory_model.js", "memory_rules.js")
+SCRIPTS = ("model_costs.js", "memory_model.js", "memory_rules.js")
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
@@ -330,9 +330,8 @@ def test_senseless_numbers_are_refused_in_the_planners_sentences(browser: Browse
 def test_parameters_are_counted_alike(browser: Browser) -> None:
     draw = random.Random(11)
     models = [*SHIPPED, *(random_model(draw) for _ in range(100))]
-    counted = evaluate(
-        browser, SCRIPTS, "input.map(ModelCosts.numParams)", [dataclasses.asdict(model) for model in models]
-    )
+    code = "input.map((model) => ClosedForms.num_params(py.made(ClosedForms.ModelSpec, model)))"
+    counted = evaluate(browser, SCRIPTS, code, [dataclasses.asdict(model) for model in models])
     assert counted == [num_params(model) for model in models]
 
 

@@ -207,10 +207,11 @@ const Memory = (() => {
       const broken = refused ? [] : MemoryRules.violations(widget.rules, e, null);
       const structural = broken.filter(({ scope }) => scope === "layout").map(({ message }) => message);
       let sentences = refused ? [refused] : structural;
+      const planned = py.made(ClosedForms.Experiment, e);
       memory = null;
       if (!sentences.length) {
         try {
-          memory = MemoryModel.estimateMemory(e);
+          memory = MemoryModel.estimateMemory(planned);
         } catch (error) {
           if (!(error instanceof RangeError)) throw error;
           sentences = [error.message];
@@ -223,9 +224,9 @@ const Memory = (() => {
       at("note").textContent = engine ? `Predicted, but ${engine.message}` : "";
       at("answer").hidden = !memory;
       at("parameters").textContent = refused ? ""
-        : `${(ModelCosts.numParams(e.model) / 1e9).toPrecision(4)} G parameters`;
+        : `${(ClosedForms.num_params(planned.model) / 1e9).toPrecision(4)} G parameters`;
       at("what").textContent = refused ? "" : [
-        plural(ModelCosts.worldSize(e), "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
+        plural(planned.world_size, "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
         `${plural(e.global_batch_size * e.seq_len, "token")} a step`].join(", ");
       at("total").textContent = memory ? `${gib(memory.peak_bytes)} GiB` : "no such layout";
       at("total").dataset.bytes = memory ? String(memory.peak_bytes) : "";

@@ -1,33 +1,32 @@
 /* Device memory of one training step in closed form: the planner's formulas, for the page. This file does not use the
    DOM.
 
-   A line-by-line port of memory.py and of the files with moments in workloads/costs, which explain the formulas. Names,
-   order of arithmetic and integer divisions are the same, and a test compares both on a thousand random layouts. Beyond
-   the port, every number comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank)
-   `estimateMemory` throws, because doubles are not exact there. */
+   A line-by-line port of workloads/costs/memory, whose files explain the formulas. Names, order of arithmetic and integer
+   divisions are the same, and a test compares both on random layouts. Beyond the port, every number comes with its parts,
+   which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws, because doubles are not exact there. */
 "use strict";
 const MemoryModel = (() => {
+  const { deferredBytes, div, expertTensors, firstHalfBytes, headBytes, layerBytes, rankTokens, sum } = ModelCosts;
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
-    masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
-  } = ModelCosts;
-
-  const { SPLIT_BACKWARD, INTERLEAVED } = PipelineModel;
-  const { GATHERED, ENDS_REDUCED, ALL_REDUCED, DONE, heldByChunk, momentsHeld } = MemoryHeld;
+    COMPUTE_BYTES, ChunkState, INTERLEAVED, MASTER_BYTES, SPLIT_BACKWARD, data_degrees: dataDegrees, dense_layer: denseLayer,
+    expert_degrees: expertDegrees, gathered_bytes: gatheredBytes, local_params: localParams, moe_layer: moeLayer,
+    num_dense_layers: numDenseLayers,
+  } = ClosedForms;
+  const { GATHERED, ENDS_REDUCED, ALL_REDUCED, DONE } = ChunkState;
 
   /** The [part, bytes] with the most bytes. */
   const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
 
-  /** memory.parameter_shard_bytes @param {Experiment} e */
+  /** memory.parameter_shard_bytes @param {Planned} e */
   const parameterShardBytes = (e, params, experts) =>
-    masterBytes(e) * (div(params, dataDegrees(e)[1]) + (experts ? div(experts, expertDegrees(e)[1]) : 0));
+    MASTER_BYTES.at(e.precision) * (div(params, dataDegrees(e)[1]) + (experts ? div(experts, expertDegrees(e)[1]) : 0));
 
-  /** moments.accumulates_unsharded @param {Experiment} e */
-  const accumulatesUnsharded = (e) => e.zero_stage <= 1 && (numMicrobatches(e) > 1 || SPLIT_BACKWARD.includes(e.pp_schedule));
+  /** moments.accumulates_unsharded @param {Planned} e */
+  const accumulatesUnsharded = (e) => e.zero_stage <= 1 && (e.num_microbatches > 1 || SPLIT_BACKWARD.includes(e.pp_schedule));
 
-  /** moments.Shared.of: values that are equal on every stage. @param {Experiment} e */
+  /** moments.Shared.of: values that are equal on every stage. @param {Planned} e */
   function shared(e) {
-    const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
+    const model = e.model, c = COMPUTE_BYTES.at(e.precision), [tokens, streamTokens] = rankTokens(e);
     const hasDense = numDenseLayers(model) > 0, hasRouted = Boolean(model.moe), none = { saved: 0, working: 0, parts: {} };
     const layersOf = (recomputed) => ({
       dense: hasDense ? layerBytes(e, false, c, recomputed) : none,
@@ -38,7 +37,7 @@ const MemoryModel = (() => {
     if (hasRouted) elements.push(localParams(e, moeLayer(model)));
     return {
       c,
-      g: masterBytes(e),
+      g: MASTER_BYTES.at(e.precision),
       dense: again.dense,
       routed: again.routed,
       denseDeferred: hasDense ? deferredBytes(e, false, c) : 0,
@@ -60,9 +59,9 @@ const MemoryModel = (() => {
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
       stream: c * streamTokens * model.hidden_size,
-      inputs: 16 * tokens * numMicrobatches(e) + 4 * div(e.seq_len, e.cp) * (model.mla ? model.mla.qk_rope_head_dim : model.head_dim),
+      inputs: 16 * tokens * e.num_microbatches + 4 * div(e.seq_len, e.cp) * (model.mla ? model.mla.qk_rope_head_dim : model.head_dim),
       whole: accumulatesUnsharded(e),
-      rounds: numMicrobatches(e),
+      rounds: e.num_microbatches,
       shards: dataDegrees(e)[1],
     };
   }
@@ -114,7 +113,7 @@ const MemoryModel = (() => {
     return { ...parts, ...turn.beside };
   }
 
-  /** end_moments.head_moments @param {Experiment} e */
+  /** end_moments.head_moments @param {Planned} e */
   function headMoments(e, x, units, turn, stage) {
     const { c, g } = x, zero3 = e.zero_stage === 3;
     const saved = held(x, turn, stage, true);
@@ -147,7 +146,7 @@ const MemoryModel = (() => {
 
   const OWN = "kept for its own weights' gradients";
 
-  /** layer_moments.block_moments @param {Experiment} e */
+  /** layer_moments.block_moments @param {Planned} e */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last && !turn.own && !turn.second_half ? units.head : 0;
@@ -187,7 +186,7 @@ const MemoryModel = (() => {
     return [last, ...reduced, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
 
-  /** layer_moments._reduction @param {Experiment} e */
+  /** layer_moments._reduction @param {Planned} e */
   function blockReduction(e, x, turn, stage, copies, gradients, saved) {
     const { holds } = stage, ofWeights = SPLIT_BACKWARD.includes(e.pp_schedule) ? x.g : x.c;
     if (!reduces(x, turn) || turn.first_half || holds.moe_layers) return [];
@@ -203,13 +202,13 @@ const MemoryModel = (() => {
     }];
   }
 
-  /** layer_moments.first_block_moments @param {Experiment} e */
+  /** layer_moments.first_block_moments @param {Planned} e */
   function firstBlockMoments(e, x, units, turn, stage) {
     const { dense_layers: dense, moe_layers: moe } = stage.holds, kinds = dense && moe > 1 ? [false, true] : [!dense];
     return kinds.map((routed) => firstBlock(e, x, units, turn, stage, routed));
   }
 
-  /** layer_moments._first_block @param {Experiment} e */
+  /** layer_moments._first_block @param {Planned} e */
   function firstBlock(e, x, units, turn, stage, routed) {
     const { c, g } = x, { holds } = stage, reducesNow = reduces(x, turn);
     const [experts, before] = routed ? [units.experts, holds.dense_layers] : [0, 0];
@@ -246,7 +245,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** layer_moments.expert_moments @param {Experiment} e */
+  /** layer_moments.expert_moments @param {Planned} e */
   function expertMoments(e, x, units, turn, stage) {
     const { c, g } = x, size = units.experts, shards = x.expertShards, zero3 = e.zero_stage === 3, reduced = reduces(x, turn);
     if (!size) return [];
@@ -305,7 +304,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** end_moments.end_moment @param {Experiment} e */
+  /** end_moments.end_moment @param {Planned} e */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
     const received = stage.has_head ? 0 : x.stream;
@@ -382,10 +381,10 @@ const MemoryModel = (() => {
   /** Bytes that the layers of a stage hold between the halves of a split backward. */
   const waitingOf = (x, holds) => holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
 
-  /** memory._stage_memory: the moments of a rank with one chunk. @param {Experiment} e */
+  /** memory._stage_memory: the moments of a rank with one chunk. @param {Planned} e */
   function ofOneChunk(e, x, index, units, stage, accumulated) {
     const waits = waitingOf(x, stage.holds);
-    const [inFlight, count] = momentsHeld(e, index).reduce((most, one) => (one[0] > most[0] || (one[0] === most[0] && one[1] > most[1]) ? one : most));
+    const [inFlight, count] = ClosedForms.moments_held(e, index).reduce((most, one) => (one[0] > most[0] || (one[0] === most[0] && one[1] > most[1]) ? one : most));
     const keeps = SPLIT_BACKWARD.includes(e.pp_schedule) ? waits : 0;
     return backwardRounds(x, inFlight, Math.trunc(count * waits), accumulated, keeps).flatMap((turn) => [
       ...(stage.has_head ? headMoments(e, x, units, turn, stage) : []),
@@ -397,7 +396,7 @@ const MemoryModel = (() => {
     ]);
   }
 
-  /** chunk_moments._bytes_of: bytes that one chunk of a rank may hold. @param {Experiment} e */
+  /** chunk_moments._bytes_of: bytes that one chunk of a rank may hold. @param {Planned} e */
   function chunkBytes(e, x, holds) {
     const [layers, experts] = localParams(e, holds.layers);
     const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm, params = layers + experts + ends;
@@ -428,7 +427,7 @@ const MemoryModel = (() => {
   /** chunk_moments._Bytes.gradients */
   const gradientsOf = (chunk, far) => (far >= ALL_REDUCED ? chunk.accumulated : far >= ENDS_REDUCED ? chunk.ofEnds : 0);
 
-  /** chunk_moments._in_second_half @param {Experiment} e */
+  /** chunk_moments._in_second_half @param {Planned} e */
   function inSecondHalf(e, x) {
     const left = (bytes, kept) => ({ ...kept, saved: bytes, working: x.c * x.block, parts: { [OWN]: bytes } });
     const dense = left(x.denseDeferred, x.denseKept), routed = left(x.routedDeferred, x.routedKept);
@@ -443,7 +442,7 @@ const MemoryModel = (() => {
 
   /**
    * chunk_moments._second_half: the moments of its layers, and the head's reduction if that comes after all blocks.
-   * @param {Experiment} e
+   * @param {Planned} e
    */
   function secondHalf(e, x, turn, own, blocks) {
     let ofEmbedding = 0;
@@ -457,15 +456,15 @@ const MemoryModel = (() => {
     return [...blocks, { name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];
   }
 
-  /** chunk_moments.moments_of_chunks: the moments of a rank with several chunks. @param {Experiment} e */
+  /** chunk_moments.moments_of_chunks: the moments of a rank with several chunks. @param {Planned} e */
   function ofChunks(e, x, index) {
-    const chunks = experimentChunks(e, index).map((holds) => chunkBytes(e, x, holds)), moments = [];
+    const chunks = ClosedForms.experiment_chunks(e)[index].map((holds) => chunkBytes(e, x, holds)), moments = [];
     const total = (bytesOf) => chunks.reduce((all, chunk, at) => all + bytesOf(chunk, at), 0);
-    heldByChunk(e, index).forEach((turns, number) => {
+    ClosedForms.held_by_chunk(e.pp_schedule, index, e.pp, e.num_microbatches, e.virtual_stages).forEach((turns, number) => {
       const own = chunks[number], { units } = own;
-      for (const { kind, last, follows, far, found } of turns) {
+      for (const { kind, last, forward_follows, chunks: far, held: found } of turns) {
         const second = kind === "W";
-        const states = found.map(({ activations, forWeights }) => [
+        const states = found.map(({ activations, for_weights: forWeights }) => [
           total((chunk, at) => activations[at] * (chunk.saved + chunk.ofHead)) - (second ? 0 : own.saved + own.ofHead),
           total((chunk, at) => forWeights[at] * chunk.waits) - (second ? own.waits : 0),
         ]);
@@ -478,7 +477,7 @@ const MemoryModel = (() => {
         };
         const splits = SPLIT_BACKWARD.includes(e.pp_schedule) && (kind === "F" || kind === "I");
         const turn = {
-          in_flight: 1, beside, last, forward_follows: follows,
+          in_flight: 1, beside, last, forward_follows,
           prior: kind !== "W" || far[number] >= ALL_REDUCED ? gradientsOf(own, far[number]) : 0,
           own: splits ? own.waits : 0,
           first_half: kind === "I",
@@ -507,7 +506,7 @@ const MemoryModel = (() => {
 
   /**
    * memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` names the stage's highest moment. @param
-   * {Experiment} e
+   * {Planned} e
    */
   function stageMemory(e, x, index, holds) {
     const [layers, experts] = localParams(e, holds.layers);
@@ -571,12 +570,13 @@ const MemoryModel = (() => {
   }
 
   /**
-   * memory.estimate_memory. The experiment must satisfy all rules; throws RangeError beyond exact whole numbers. @param
-   * {Experiment} e
+   * memory.estimate_memory. The experiment must satisfy all rules; throws RangeError beyond exact whole numbers.
+   * @param {Experiment} fields
    */
-  function estimateMemory(e) {
+  function estimateMemory(fields) {
+    const e = py.made(ClosedForms.Experiment, fields);
     const x = shared(e);
-    const result = experimentStages(e).map((holds, index) => stageMemory(e, x, index, holds));
+    const result = ClosedForms.experiment_stages(e).map((holds, index) => stageMemory(e, x, index, holds));
     const peaks = result.map((memory) => memory.peak_bytes);
     const peak = Math.max(...peaks);
     if (!Number.isSafeInteger(peak)) throw new RangeError("more than 8 PiB on one rank: too much to count exactly");

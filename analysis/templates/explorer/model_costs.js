@@ -1,244 +1,25 @@
-/* Sizes of a model and its layers in closed form: the planner's formulas, for the page. This file does not use the DOM.
+/* Bytes of layers and their parts in closed form: the planner's formulas, for the page. This file does not use the DOM.
 
-   A line-by-line port of workloads/costs/{params,partition,activations,expert_activations,fp8}.py and of the parts of
-   workloads/{experiment,mesh}.py that they use, which explain the formulas. Names, order of arithmetic and integer
-   divisions are the same (tests compare both sides). Experiments are the dicts of workloads.spec.experiment.to_dict.
-   Beyond the port, a layer's saved bytes come with their parts. Numbers are doubles: whole ones are exact below 2^53. */
+   A line-by-line port of workloads/costs/memory/{activations,expert_activations}.py, which explain the formulas. Names,
+   order of arithmetic and integer divisions are the same (tests compare both sides). Experiments are those of
+   ClosedForms. Beyond the port, a layer's saved bytes come with their parts. */
 "use strict";
 const ModelCosts = (() => {
   const STATISTICS_BYTES = 4;
   const LOSS_CHUNK_TOKENS = 4096;
-  const MASTER_BYTES = { fp64: 8 };
-  const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
-  /** recomputation.SELECTIVE and OPERATIONS */
-  const SELECTIVE = ["norm", "rope", "swiglu"];
-  const OPERATIONS = [...SELECTIVE, "mla_up", "experts"];
-  /** rules.V_SHAPED */
-  const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
+  const {
+    cast_bytes: castBytes, head_sizes: headSizes, is_fp8: isFp8, keeps_fp8: keepsFp8, kept_inputs: keptInputs,
+    sent_tokens: sentTokens, skewed_loads: skewedLoads, working_bytes: workingBytesInFp8,
+  } = ClosedForms;
 
-  /**
-   * Python's `a // b` for whole numbers from 0 to 2^53.
-   * @param {number} a
-   * @param {number} b
-   */
-  const div = (a, b) => (a - (a % b)) / b;
+  /** Python's `a // b`. @param {number} a @param {number} b */
+  const div = (a, b) => Math.floor(a / b);
   /** @param {Record<string, number>} parts */
   const sum = (parts) => Object.values(parts).reduce((total, value) => total + value, 0);
-  /** @param {Experiment} e */
-  const masterBytes = (e) => MASTER_BYTES[e.precision] ?? 4;
-  /** @param {Experiment} e */
-  const computeBytes = (e) => COMPUTE_BYTES[e.precision] ?? 2;
-
-  /* ---- workloads/spec/experiment.py, workloads/spec/mesh.py ---- */
-
-  /** Experiment.dp @param {Experiment} e */
-  const dataParallel = (e) => e.dp_replicate * e.dp_shard;
-  /** Experiment.world_size @param {Experiment} e */
-  const worldSize = (e) => dataParallel(e) * e.cp * e.tp * e.pp;
-  /** Experiment.num_microbatches @param {Experiment} e */
-  const numMicrobatches = (e) => div(e.global_batch_size, dataParallel(e) * e.micro_batch_size);
-
-  /** Experiment.recomputed_operations @param {Experiment} e */
-  function recomputedOperations(e) {
-    const names = e.recompute.split("+");
-    return OPERATIONS.filter((name) => names.includes(name) || (names.includes("selective") && SELECTIVE.includes(name)));
-  }
-
-  /** mesh.data_degrees: [replicas, shards] @param {Experiment} e */
-  const dataDegrees = (e) => (e.zero_stage === 0 ? [e.dp_replicate * e.cp, 1] : [e.dp_replicate, e.dp_shard * e.cp]);
-
-  /** mesh.expert_degrees: [replicas, shards] @param {Experiment} e */
-  function expertDegrees(e) {
-    const [replicas, owners] = dataDegrees(e), given = div(e.tp, e.etp);
-    if (e.zero_stage === 0) return [div(replicas * given, e.ep), 1];
-    const shards = owners * given;
-    return shards % e.ep === 0 ? [replicas, div(shards, e.ep)] : [div(replicas * shards, e.ep), 1];
-  }
-
-  /* ---- workloads/costs/shape/params.py ---- */
-
-  /** params.Counts, with its + and *. */
-  const counts = (split = 0, replicated = 0, experts = 0) => ({ split, replicated, experts });
-  /**
-   * @param {Counts} a
-   * @param {Counts} b
-   */
-  const add = (a, b) => counts(a.split + b.split, a.replicated + b.replicated, a.experts + b.experts);
-  /**
-   * @param {Counts} a
-   * @param {number} factor
-   */
-  const times = (a, factor) => counts(a.split * factor, a.replicated * factor, a.experts * factor);
-
-  /** params._norms_in_attention @param {ModelShape} model */
-  function normsInAttention(model) {
-    if (model.mla) return model.mla.q_lora_rank + model.mla.kv_lora_rank;
-    return model.qk_norm ? 2 * model.head_dim : 0;
-  }
-
-  /** params.attention_params @param {ModelShape} model */
-  function attentionParams(model) {
-    const h = model.hidden_size, mla = model.mla;
-    if (!mla) {
-      const q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
-      return counts(h * q + 2 * h * kv + q * h, normsInAttention(model));
-    }
-    const qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-    const queries = mla.q_lora_rank || h; // without a query latent, one matrix makes the queries
-    const up = queries * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
-    const down = h * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim);
-    return counts(model.num_heads * (up + mla.v_head_dim * h), down + normsInAttention(model));
-  }
-
-  /** params.dense_layer @param {ModelShape} model */
-  const denseLayer = (model) =>
-    add(attentionParams(model), counts(3 * model.hidden_size * model.ffn_hidden_size, 2 * model.hidden_size));
-
-  /** params.moe_layer @param {ModelShape} model */
-  function moeLayer(model) {
-    const moe = model.moe, expert = 3 * model.hidden_size * moe.expert_hidden_size;
-    const replicated = model.hidden_size * moe.num_experts + 2 * model.hidden_size;
-    return add(attentionParams(model), counts(moe.num_shared_experts * expert, replicated, moe.num_experts * expert));
-  }
-
-  /** params.num_dense_layers @param {ModelShape} model */
-  const numDenseLayers = (model) => (model.moe ? Math.min(model.moe.num_dense_layers, model.num_layers) : model.num_layers);
-
-  /** params.num_params @param {ModelShape} model */
-  function numParams(model) {
-    const vocabulary = model.vocab_size * model.hidden_size, dense = numDenseLayers(model);
-    const ends = (model.tie_embeddings ? 1 : 2) * vocabulary + model.hidden_size;
-    const routed = model.moe ? (model.num_layers - dense) * sum(moeLayer(model)) : 0;
-    return ends + dense * sum(denseLayer(model)) + routed;
-  }
-
-  /**
-   * params.matmul_of_layer
-   * @param {ModelShape} model
-   * @param {boolean} routed
-   */
-  function matmulOfLayer(model, routed) {
-    const h = model.hidden_size, attention = sum(attentionParams(model)) - normsInAttention(model);
-    if (!routed) return attention + 3 * h * model.ffn_hidden_size;
-    const moe = model.moe, expert = 3 * h * moe.expert_hidden_size;
-    return attention + (moe.experts_per_token + moe.num_shared_experts) * expert + h * moe.num_experts;
-  }
-
-  /* ---- workloads/costs/shape/partition.py ---- */
-
-  /**
-   * schedule.place_of, the rank alone
-   * @param {string} schedule
-   * @param {number} stage
-   * @param {number} pp
-   */
-  function rankOf(schedule, stage, pp) {
-    if (V_SHAPED.includes(schedule)) return stage < pp ? stage : 2 * pp - 1 - stage;
-    return stage % pp;
-  }
-
-  /**
-   * partition.head_in_layers
-   * @param {ModelShape} model
-   * @param {number} seqLen
-   */
-  function headInLayers(model, seqLen) {
-    const dense = numDenseLayers(model), [qk, v] = headSizes(model);
-    let matmul = dense * matmulOfLayer(model, false);
-    if (model.moe) matmul += (model.num_layers - dense) * matmulOfLayer(model, true);
-    const layer = (2.0 * matmul) / model.num_layers + 0.5 * (2.0 * model.num_heads * (qk + v) * seqLen);
-    return (2.0 * model.vocab_size * model.hidden_size) / layer;
-  }
-
-  /** partition.experiment_layers: [first, end) of every stage. @param {Experiment} e */
-  function experimentLayers(e) {
-    const model = e.model, count = e.pp * e.virtual_stages, base = div(model.num_layers, count);
-    const layers = Array.from({ length: count }, (_, stage) => base + (stage < model.num_layers % count ? 1 : 0));
-    if (e.pp_split === "balanced" && base) {
-      const ranks = layers.map((_, stage) => rankOf(e.pp_schedule, stage, e.pp));
-      const work = layers.map((_, stage) => (stage === count - 1 ? 1.0 + headInLayers(model, e.seq_len) : 1.0));
-      const ofRank = Array(e.pp).fill(0.0);
-      ranks.forEach((rank, stage) => { ofRank[rank] += work[stage]; });
-      layers.fill(1);
-      for (let left = model.num_layers - count; left > 0; left -= 1) {
-        let least = 0;
-        for (let stage = 1; stage < count; stage += 1) {
-          const ahead = ofRank[ranks[stage]] - ofRank[ranks[least]] || work[stage] - work[least];
-          if (ahead < 0) least = stage;
-        }
-        layers[least] += 1;
-        work[least] += 1.0;
-        ofRank[ranks[least]] += 1.0;
-      }
-    }
-    let start = 0;
-    return layers.map((size) => [start, (start += size)]);
-  }
-
-  /** partition.experiment_stages: the layers of each pipeline rank. @param {Experiment} e */
-  const experimentStages = (e) => Array.from({ length: e.pp }, (_, rank) => holding(e, stagesOf(e, rank)));
-
-  /** partition.experiment_chunks: the layers of each chunk of one pipeline rank. @param {Experiment} e */
-  const experimentChunks = (e, rank) => stagesOf(e, rank).map((stage) => holding(e, [stage]));
-
-  /** The stages of a pipeline rank, in the order of its chunks. @param {Experiment} e */
-  const stagesOf = (e, rank) => Array.from({ length: e.pp * e.virtual_stages }, (_, stage) => stage)
-    .filter((stage) => rankOf(e.pp_schedule, stage, e.pp) === rank);
-
-  /** The layers that some stages of a model hold together. @param {Experiment} e @param {number[]} own */
-  function holding(e, own) {
-    const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
-    const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
-    const every = e.recompute === "none" ? 1 : e.recompute_every;
-    let firstMoe;
-    let dense = 0, held = 0, denseRecomputed = 0, recomputed = 0, keptAfter = 0;
-    for (const stage of own) {
-      const [start, end] = layers[stage];
-      held += end - start;
-      dense += Math.max(0, Math.min(end, denseTotal) - start);
-      for (let layer = start; layer < end; layer += 1) {
-        const again = layer % every === 0;
-        if (layer >= denseTotal) firstMoe ??= layer;
-        recomputed += again ? 1 : 0;
-        denseRecomputed += again && layer < denseTotal ? 1 : 0;
-        keptAfter = again ? 0 : keptAfter + 1;
-      }
-    }
-    let parts = times(denseLayer(model), dense);
-    if (held > dense) parts = add(parts, times(moeLayer(model), held - dense));
-    const hasHead = own.includes(last), firstRecomputed = layers[own[0]][0] % every === 0;
-    return {
-      dense_layers: dense,
-      moe_layers: held - dense,
-      layers: parts,
-      embedding: own.includes(0) ? vocabulary : 0,
-      head: hasHead && !(last === 0 && model.tie_embeddings) ? vocabulary : 0,
-      has_head: hasHead,
-      final_norm: hasHead ? model.hidden_size : 0,
-      dense_recomputed: denseRecomputed,
-      moe_recomputed: recomputed - denseRecomputed,
-      first_recomputed: firstRecomputed,
-      first_moe_recomputed: firstMoe !== undefined && firstMoe % every === 0,
-      kept_after: keptAfter,
-    };
-  }
-
-  /**
-   * params.local_params: [parameters, expert parameters] of one rank.
-   * @param {Experiment} e
-   * @param {Counts} c
-   */
-  const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.etp)];
 
   /* ---- workloads/costs/memory/activations.py ---- */
 
-  /** flops.head_sizes: [query and key, value]. @param {ModelShape} model */
-  function headSizes(model) {
-    if (!model.mla) return [model.head_dim, model.head_dim];
-    return [model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim];
-  }
-
-  /** activations.rank_tokens: [T, T_s]. @param {Experiment} e */
+  /** activations.rank_tokens: [T, T_s]. @param {Planned} e */
   function rankTokens(e) {
     const tokens = div(e.micro_batch_size * e.seq_len, e.cp);
     return [tokens, e.sequence_parallel ? div(tokens, e.tp) : tokens];
@@ -246,7 +27,7 @@ const ModelCosts = (() => {
 
   /**
    * activations.layer_tensors, with the changes that activations._tensors_of makes under Ulysses
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {boolean} routed
    * @param {number} c
    */
@@ -292,28 +73,7 @@ const ModelCosts = (() => {
 
   /* ---- workloads/costs/memory/expert_activations.py ---- */
 
-  /**
-   * expert_loads.skewed_loads
-   * @param {number} experts
-   * @param {number} imbalance
-   */
-  function skewedLoads(experts, imbalance) {
-    const powers = (ratio) => Array.from({ length: experts }, (_, i) => ratio ** i);
-    const all = (loads) => loads.reduce((total, load) => total + load, 0);
-    let low = 0.0, high = 1.0;
-    for (let turn = 0; turn < 100; turn += 1) {
-      const ratio = (low + high) / 2;
-      if (experts / all(powers(ratio)) > imbalance) low = ratio;
-      else high = ratio;
-    }
-    const loads = powers(high), total = all(loads);
-    return loads.map((load) => load / total);
-  }
-
-  /** expert_loads.sent_tokens @param {Experiment} e */
-  const sentTokens = (e) => div(div(e.micro_batch_size * e.seq_len, e.cp), div(e.tp, e.etp));
-
-  /** expert_activations.received_rows @param {Experiment} e */
+  /** expert_activations.received_rows @param {Planned} e */
   function receivedRows(e) {
     const moe = e.model.moe, sent = sentTokens(e) * moe.experts_per_token;
     if (e.capacity_factor !== null) return moe.num_experts * Math.ceil((e.capacity_factor * sent) / moe.num_experts);
@@ -324,7 +84,7 @@ const ModelCosts = (() => {
 
   /**
    * expert_activations.expert_tensors
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {number} c
    */
   function expertTensors(e, c) {
@@ -348,7 +108,7 @@ const ModelCosts = (() => {
     };
   }
 
-  /** expert_activations.expert_working @param {Experiment} e */
+  /** expert_activations.expert_working @param {Planned} e */
   function expertWorking(e, t, gathered, again) {
     const down = div(t.parameters, 3), received = e.ep > 1 ? [t.sent + t.rows, 2 * t.rows] : [];
     const weights = [t.rows + t.product + down, t.gate_up + down, t.rows + t.parameters - t.product];
@@ -357,51 +117,6 @@ const ModelCosts = (() => {
       weights.push(t.rows + div(t.rows, 2) + turned + t.product, div(t.gate_up, 2) + 2 * turned + t.rows + down - t.product);
     }
     return Math.max(gathered + t.sent, ...received, again + Math.max(...weights));
-  }
-
-  /* ---- workloads/costs/shape/fp8.py ---- */
-
-  /** fp8.is_fp8 @param {Experiment} e */
-  const isFp8 = (e) => e.precision.startsWith("fp8");
-  /** fp8.gathered_bytes @param {Experiment} e */
-  const gatheredBytes = (e, c, ofExperts = false) => (e.precision === "fp8_tensorwise" || (ofExperts && isFp8(e)) ? 1 : c);
-  /** fp8.keeps_fp8 @param {Experiment} e */
-  const keepsFp8 = (e) => ["fp8_tensorwise", "fp8_blockwise"].includes(e.precision);
-  /** fp8.cast_bytes @param {Experiment} e */
-  const castBytes = (e, elements) => elements + (e.precision === "fp8_blockwise" ? div(elements * 4, 128) : 0);
-
-  /** fp8.kept_inputs for attention_norm, latent_norms, ffn_norm @param {Experiment} e */
-  function keptInputs(e, attentionNorm, latentNorms, ffnNorm, routed, c) {
-    const { hidden_size: h, mla } = e.model, alone = e.tp === 1;
-    const cast = (kept, width, statistics) => {
-      const tokens = div(kept, c * width + STATISTICS_BYTES * statistics);
-      return castBytes(e, tokens * width) + STATISTICS_BYTES * statistics * tokens;
-    };
-    let attention = attentionNorm, latents = latentNorms;
-    if (!mla) attention = alone ? cast(attentionNorm, h, 1) : attentionNorm;
-    else {
-      if (mla.q_lora_rank && e.precision !== "fp8_blockwise") attention = cast(attentionNorm, h, 1);
-      if (alone) latents = cast(latentNorms, mla.q_lora_rank + mla.kv_lora_rank, mla.q_lora_rank ? 2 : 1);
-    }
-    return [attention, latents, alone && !routed ? cast(ffnNorm, h, 1) : ffnNorm];
-  }
-
-  /** fp8.working_bytes @param {Experiment} e */
-  function workingBytesInFp8(e, stream, tokens, columns, c, remade) {
-    const h = e.model.hidden_size, copies = keepsFp8(e) ? 2 : 1;
-    const product = tokens * columns, output = tokens * h, down = h * columns;
-    const gathered = e.tp > 1 ? c * output : 0;
-    const cast = copies === 2 ? castBytes(e, product) : 0;
-    const kept = remade ? 0 : cast || c * product, again = remade ? c * product + cast : 0;
-    const turned = copies === 2 && e.tp > 1 ? castBytes(e, output) : 0;
-    const entering = c * down + c * output + gathered - kept;
-    return stream + Math.max(
-      gathered + copies * castBytes(e, output) + down + c * product,
-      gathered + (copies - 1) * castBytes(e, output) + c * product + c * down + again,
-      c * down + 3 * c * product - kept,
-      entering + copies * castBytes(e, 2 * product) + 2 * down,
-      entering + (copies - 1) * castBytes(e, 2 * product) + turned + 2 * c * down,
-    );
   }
 
   /** Saved tensors by part; `t` without the tensors that the backward recomputes. */
@@ -415,10 +130,10 @@ const ModelCosts = (() => {
     };
   }
 
-  /** Ulysses keeps the received tensors. @param {Experiment} e */
+  /** Ulysses keeps the received tensors. @param {Planned} e */
   const receives = (e) => e.cp > 1 && e.cp_kind === "ulysses";
 
-  /** activations._normed_latents @param {Experiment} e */
+  /** activations._normed_latents @param {Planned} e */
   function normedLatents(e, t) {
     const { mla } = e.model;
     return mla ? t.latent_norms - STATISTICS_BYTES * rankTokens(e)[1] * (mla.q_lora_rank ? 2 : 1) : 0;
@@ -426,7 +141,7 @@ const ModelCosts = (() => {
 
   /**
    * activations._recomputable_bytes
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {Record<string, number>} t
    * @param {number} c
    */
@@ -446,7 +161,7 @@ const ModelCosts = (() => {
 
   /**
    * activations._attention_working
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {Record<string, number>} t
    * @param {number} c
    * @param {number} downWeight
@@ -464,7 +179,7 @@ const ModelCosts = (() => {
 
   /**
    * activations._routed_bytes, with parts
-   * @param {Experiment} e
+   * @param {Planned} e
    */
   function routedBytes(e, t, c, stream, gathered, recomputed) {
     const x = expertTensors(e, c), total = sum(t), streamTokens = rankTokens(e)[1];
@@ -479,7 +194,7 @@ const ModelCosts = (() => {
       working += again;
       parts = { "residual stream": t.input };
     } else if (e.recompute !== "none" && recomputed) {
-      const of = madeAgain(e, t, c), named = recomputedOperations(e);
+      const of = madeAgain(e, t, c), named = e.recomputed_operations;
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const remade = (name) => (named.includes(name) ? of[name] : 0);
       saved = total - named.reduce((all, name) => all + of[name], 0);
@@ -500,7 +215,7 @@ const ModelCosts = (() => {
 
   /**
    * activations.layer_bytes: saved (with its parts) and working bytes of one layer.
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {boolean} routed
    * @param {number} c
    * @param {boolean} [recomputed]
@@ -512,11 +227,11 @@ const ModelCosts = (() => {
     if (routed) return routedBytes(e, t, c, stream, gathered, recomputed);
     const downWeight = div(c * e.model.ffn_hidden_size, e.tp) * h;
     const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
-    const inFp8 = isFp8(e), remade = recomputed && recomputedOperations(e).includes("swiglu");
+    const inFp8 = isFp8(e), remade = recomputed && e.recomputed_operations.includes("swiglu");
     const working = inFp8
       ? workingBytesInFp8(e, stream, tokens, div(e.model.ffn_hidden_size, e.tp), c, remade)
       : stream + downWeight + Math.max(...steps);
-    const compiled = compilesDense(e, recomputed);
+    const compiled = e.compiles(false, recomputed);
     const kept = compiled && e.tp > 1 && e.sequence_parallel ? gathered - stream : 0;
     if (e.recompute === "none" || !recomputed) {
       const own = attentionWorking(e, t, c, downWeight, total);
@@ -527,7 +242,7 @@ const ModelCosts = (() => {
       return { saved: t.input, working: most, parts: { "residual stream": t.input } };
     }
     if (!compiled || e.tp === 1) {
-      const of = madeAgain(e, t, c), named = recomputedOperations(e);
+      const of = madeAgain(e, t, c), named = e.recomputed_operations;
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const again = (name) => (named.includes(name) ? of[name] : 0);
       const saved = total - named.reduce((all, name) => all + of[name], 0);
@@ -544,18 +259,8 @@ const ModelCosts = (() => {
   }
 
   /**
-   * Experiment.compiles, for layers without experts
-   * @param {Experiment} e
-   * @param {boolean} recomputed
-   */
-  function compilesDense(e, recomputed) {
-    const breaks = e.cp > 1 && e.cp_kind !== "ulysses";
-    return e.compile === "block" && !(breaks && recomputed && e.recompute !== "none");
-  }
-
-  /**
    * activations.deferred_bytes
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {boolean} routed
    * @param {number} c
    */
@@ -579,9 +284,9 @@ const ModelCosts = (() => {
     return norms + normedLatents(e, t) + attentionOutput + t.product + again + copies + cast;
   }
 
-  /** activations._uncast @param {Experiment} e */
+  /** activations._uncast @param {Planned} e */
   function uncast(e, t, c, operation, routed) {
-    if (!keepsFp8(e) || !recomputedOperations(e).includes(operation)) return 0;
+    if (!keepsFp8(e) || !e.recomputed_operations.includes(operation)) return 0;
     const [tokens, streamTokens] = rankTokens(e);
     if (operation === "swiglu") return routed ? 0 : div(c * tokens * e.model.ffn_hidden_size, e.tp) - t.product;
     if (e.tp > 1) return 0;
@@ -590,7 +295,7 @@ const ModelCosts = (() => {
 
   /**
    * activations.first_half_bytes
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {number} c
    */
   function firstHalfBytes(e, c) {
@@ -602,7 +307,7 @@ const ModelCosts = (() => {
 
   /**
    * activations.head_bytes
-   * @param {Experiment} e
+   * @param {Planned} e
    * @param {number} c
    */
   function headBytes(e, c) {
@@ -619,8 +324,5 @@ const ModelCosts = (() => {
     return { saved: normInput + full + kept, working };
   }
 
-  return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
-    masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
-  };
+  return { deferredBytes, div, expertTensors, firstHalfBytes, headBytes, layerBytes, rankTokens, sum };
 })();

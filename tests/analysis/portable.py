@@ -1,0 +1,182 @@
+"""What differs between Python and JavaScript, in functions that a test runs in both."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+_WIDE, NARROW = 3, {"a": (1, 2), "b": (3, 4)}
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 5
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    size: int
+    pairs: tuple[Pair, ...] = ()
+    label: str = "new"
+
+    @property
+    def total(self) -> int:
+        return self.size + sum(pair.left * pair.right for pair in self.pairs)
+
+    def __add__(self, other: Box) -> Box:
+        return replace(self, size=self.size + other.size, pairs=self.pairs + other.pairs)
+
+    @classmethod
+    def of(cls, *sizes: int) -> Box:
+        return cls(label="of", size=sum(sizes))
+
+
+class Shelf:
+    def __init__(self, first: int) -> None:
+        self.held: list[int] = [first]
+        self.seen: Counter[tuple[bool, int]] = Counter()
+
+    def put(self, value: int) -> int:
+        self.held.append(value)
+        self.seen[value > 0, abs(value)] += 1
+        return self.seen[value > 0, abs(value)]
+
+
+def division(a: int, b: int) -> list[Any]:
+    return [a // b, a % b, -a // b, -a % b, -(-a // b), divmod(-a, b), a % b == 0, a / b, 2**b]
+
+
+def rounding() -> list[Any]:
+    return [round(0.5), round(1.5), round(2.5), round(-0.5), round(2.4), int(-2.7), math.ceil(2.1), math.floor(-2.1)]
+
+
+def truths(items: list[int], text: str, table: dict[str, int]) -> list[Any]:
+    empty: tuple[int, ...] = ()
+    return [
+        bool(items),
+        not text,
+        "yes" if table else "no",
+        empty or (1,),
+        items and items[0],
+        [name for name in (text, "x") if name],
+        0 or None,
+        items == [1, 2] or items != [3],
+        1 < len(items) <= 3,
+    ]
+
+
+def lists(items: list[int]) -> list[Any]:
+    first, *rest = [*items, 5]
+    *most, last = rest
+    items = items + items[:1]
+    items += [8]
+    doubled = [0] * 2 + [one for one in items for _ in range(2) if one % 2]
+    doubled[0], doubled[1] = doubled[1] + 1, doubled[0]
+    at = -1
+    return [
+        first,
+        most,
+        last,
+        items[-2],
+        items[at],
+        items[1:],
+        items[:-1],
+        items[::-1],
+        doubled,
+        9 in items,
+        (1, 2) in [(1, 2)],
+    ]
+
+
+def records() -> list[Any]:
+    box = Box(size=2, pairs=(Pair(1), Pair(right=2, left=3)))
+    both = box + Box.of(1, 2)
+    (left, right), *_ = both.pairs
+    same = {Pair(1): "one", Pair(3, 2): "three"}
+    return [
+        box.total,
+        both.total,
+        both.label,
+        left,
+        right,
+        Pair(1) == Pair(1, 7),
+        same[box.pairs[1]],
+        Pair(2)._replace(right=1).right,
+    ]
+
+
+def tables() -> list[Any]:
+    of: dict[tuple[int, str], list[int]] = {}
+    for place, name in enumerate(("a", "b", "a"), 1):
+        of.setdefault((len(name), name), []).append(place)
+    more = {**{name: sum(pair) for name, pair in NARROW.items()}, "c": _WIDE}
+    return [
+        list(of.values()),
+        [key for key, _ in of],
+        more.get("z", -1),
+        more["c"],
+        "c" in more,
+        sorted(more),
+        max(more.values()),
+    ]
+
+
+def order(items: list[int]) -> list[Any]:
+    pairs = [(one % 2, one) for one in items]
+    return [
+        sorted(pairs, reverse=True),
+        max(pairs),
+        min(items, key=lambda one: (one % 3, -one)),
+        max((one for one in items if one > 99), default=-1),
+        sorted(items, key=lambda one: one % 2),
+        [a < b for a, b in pairwise(pairs)],
+        list(accumulate(items)),
+        next((one for one in items if one > 1), None),
+        any(one > 3 for one in items),
+        all(one for one in items),
+    ]
+
+
+def loops(limit: int) -> list[Any]:
+    found = total = 0
+    for step in range(limit, 0, -2):
+        if step == 4:
+            continue
+        kind = "even" if step % 2 == 0 else "odd"
+        total += step
+        found += kind == "odd"
+    while (left := limit - total) < 0:
+        total -= 3
+    return [found, total, left, [int(level) for level in Level], Level.HIGH > Level.LOW, f"{found} of {limit}"]
+
+
+def down(number: int) -> Iterator[int]:
+    while number > 0:
+        yield number
+        number -= 1
+    yield from (0, -1)
+
+
+@lru_cache(maxsize=8)
+def below(number: int, *, half: bool = False) -> tuple[int, ...]:
+    return tuple(one // 2 if half else one for one in down(number))
+
+
+def calls(number: int) -> list[Any]:
+    def scaled(value: int, by: int = _WIDE) -> int:
+        return value * by
+
+    shelf = Shelf(number)
+    counts = [shelf.put(value) for value in (2, -2, 2)]
+    return [below(number, half=True), below(number), scaled(2), scaled(2, by=number), shelf.held, counts]
