@@ -47,7 +47,11 @@ class Piece:
 class Bundle:
     """Translates definitions and, in turn, all that they use: of a class the methods whose names are used anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, tags: tuple[str, str] | None, *, comments: bool) -> None:
+        self.comments = comments
+        found = find(*tags) if tags is not None else None
+        self.tags = found if isinstance(found, Definition) else None
+        """A dict of classes by the name that plain data has in ``kind``, for fields of several classes."""
         self.pieces: dict[Definition, Piece] = {}
         self.names: dict[str, Definition] = {}
         self.touched: set[str] = set()
@@ -186,6 +190,8 @@ class Bundle:
             kind = kind.item if kind.kind == "list" else kind
             if kind.kind == "object" and kind.owner is not None:
                 parts.append(f"{name}: () => {self.name_of(kind.owner)}")
+            elif kind.kind == "union" and self.tags is not None:
+                parts.append(f"{name}: ({{ kind }}) => {self.name_of(self.tags)}.at(kind)")
         if parts:
             piece.members["parts"] = f"{_INDENT}static parts = {{ {', '.join(parts)} }};"
 
@@ -220,6 +226,8 @@ class Bundle:
             piece.members[one.name] = _indented(text)
 
     def _comment(self, one: Definition) -> str:
+        if not self.comments:
+            return ""
         said = ast.get_docstring(one.node) if isinstance(one.node, (ast.FunctionDef, ast.ClassDef)) else None
         sentence = " ".join(said.split("\n\n")[0].split()) if said else ""
         where = f"{one.module.partition('.')[2]}.{one.name}"
@@ -235,13 +243,21 @@ def _indented(text: str) -> str:
     return "\n".join(_INDENT + line if line else line for line in text.split("\n"))
 
 
-def translated(variable: str, roots: Iterable[tuple[str, str]], members: Iterable[str] = ()) -> str:
+def translated(
+    variable: str,
+    roots: Iterable[tuple[str, str]],
+    members: Iterable[str] = (),
+    *,
+    tags: tuple[str, str] | None = None,
+    comments: bool = True,
+) -> str:
     """A script that defines ``variable``, an object with the ``roots``, each a module and a name in it.
 
-    All that they use comes along; of classes also the methods and properties named in ``members``. Raises `NotPortable`
-    for Python outside the subset.
+    All that they use comes along; of classes also the methods and properties named in ``members``. ``tags``: a dict of
+    classes by the name that plain data has in ``kind``, for fields of several classes. Raises `NotPortable` for Python
+    outside the subset.
     """
-    bundle = Bundle()
+    bundle = Bundle(tags, comments=comments)
     bundle.touched |= set(members)
     for module, name in roots:
         bundle.add(module, name)

@@ -29,7 +29,7 @@ BUILTINS: dict[str, Type] = {
     **dict.fromkeys(
         ("dict", "frozenset", "list", "map", "max", "min", "next", "range", "reversed", "set", "sorted"), UNKNOWN
     ),
-    **dict.fromkeys(("filter", "getattr", "isinstance", "sum", "tuple", "zip", "enumerate"), UNKNOWN),
+    **dict.fromkeys(("filter", "getattr", "type", "isinstance", "sum", "tuple", "zip", "enumerate"), UNKNOWN),
     "str": TEXT,
 }
 """Built-in functions with a counterpart, and what they return where that does not depend on their arguments."""
@@ -45,8 +45,12 @@ _LIBRARY: dict[tuple[str, str], tuple[str, Type]] = {
     ("dataclasses", "fields"): ("py.fields", UNKNOWN),
     ("dataclasses", "replace"): ("py.replace", UNKNOWN),
     ("itertools", "accumulate"): ("py.accumulate", Type("list", (NUMBER,))),
+    ("operator", "itemgetter"): ("py.itemgetter", Type("function")),
     ("itertools", "pairwise"): ("py.pairwise", UNKNOWN),
+    ("bisect", "bisect_left"): ("py.bisect_left", NUMBER),
     ("bisect", "bisect_right"): ("py.bisect_right", NUMBER),
+    ("functools", "reduce"): ("py.reduce", UNKNOWN),
+    ("itertools", "chain"): ("py.chain", UNKNOWN),
     ("collections", "Counter"): ("py.Counter", Type("map", (UNKNOWN, NUMBER))),
     ("typing", "get_args"): ("", UNKNOWN),
     ("typing", "cast"): ("", UNKNOWN),
@@ -180,6 +184,8 @@ def _builtin(at: Translator, node: ast.Call, name: str) -> Js:
             return Js(f"{at.js(node.args[0]).within(18)}.length", NUMBER)
         case "len" if first.kind in ("map", "set"):
             return Js(f"{at.js(node.args[0]).within(18)}.size", NUMBER)
+        case "type":
+            return Js(f"{at.js(node.args[0]).within(18)}.constructor", Type("class"))
         case "getattr":
             owner, field = at.js(node.args[0]), at.js(node.args[1])
             if isinstance(node.args[1], ast.Constant):
@@ -259,12 +265,22 @@ def _extreme(at: Translator, node: ast.Call, name: str, named: dict[str, ast.exp
 def _isinstance(at: Translator, node: ast.Call) -> Js:
     value, kinds = at.js(node.args[0]), node.args[1]
     tests = []
-    for one in kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]:
+    for one in _alternatives(kinds):
+        owner = at.js(one).type.owner
+        if owner is not None and isinstance(owner.node, ast.ClassDef) and is_enum(owner.node):
+            raise at.refuse(node, "isinstance of an enumeration")
         of = {"int": "number", "float": "number", "str": "string", "bool": "boolean"}.get(ast.unparse(one))
         tests.append(
             f'typeof {value.within(14)} === "{of}"' if of else f"{value.within(10)} instanceof {at.js(one).text}"
         )
     return Js(" || ".join(dict.fromkeys(tests)), FLAG, 4)
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    """The classes of an isinstance: a tuple of them, or several with ``|``."""
+    if isinstance(node, ast.BinOp):
+        return [*_alternatives(node.left), *_alternatives(node.right)]
+    return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
 def _library(at: Translator, node: ast.Call, module: str, name: str | None) -> Js:
@@ -275,7 +291,8 @@ def _library(at: Translator, node: ast.Call, module: str, name: str | None) -> J
             return at.js(node.args[1])
         case "collections", "Counter" | "defaultdict":
             if name == "Counter" and node.args:
-                raise at.refuse(node, "Counter of values")
+                values = at.js(node.args[0])
+                return Js(f"py.counted({values.within(3)})", Type("map", (values.type.item, NUMBER)))
             empty = {"list": "[]", "dict": "py.dict()", "set": "py.set()"}
             missing = empty.get(ast.unparse(node.args[0]), "0") if node.args else "0"
             return Js(
@@ -315,7 +332,9 @@ def _from_keys(at: Translator, node: ast.Call) -> Js:
 def _method(at: Translator, node: ast.Call, func: ast.Attribute) -> Js:
     name, value = func.attr, at.js(func.value)
     owner = value.type.owner
-    if owner is not None and value.type.kind in ("object", "class") and (found := member(owner, name)) is not None:
+    if value.type.kind == "union":  # its classes have the same methods
+        owner = next((one.owner for one in value.type.of if one.owner is not None and member(one.owner, name)), None)
+    if owner is not None and value.type.kind != "function" and (found := member(owner, name)) is not None:
         at.touch(name)
         names = _parameters(found[1].args)[1:]
         result = of_annotation(found[1].returns, found[0].module)
@@ -352,8 +371,12 @@ def _method(at: Translator, node: ast.Call, func: ast.Attribute) -> Js:
             return Js(f"{receiver}.{name}({text})", of[1])
         case "pop" if not node.args:
             return Js(f"{receiver}.pop()", kind.item)
+        case "count":
+            return Js(f"{at.array(value)}.filter((one) => py.equal(one, {text})).length", NUMBER)
         case "split":
             return Js(f"{receiver}.split({text})", list_of(TEXT))
+        case "copy" if kind.kind in ("map", "set"):
+            return Js(f"py.{'dict' if kind.kind == 'map' else 'set'}({receiver})", kind)
         case "copy":
             return Js(f"[...{receiver}]", kind)
     if name in _METHODS:

@@ -35,7 +35,7 @@ class Expressions(Values):
 
     def truth(self, value: Js) -> str:
         kind = value.type.kind
-        if kind in (*PLAIN, "object", "function", "class"):
+        if kind in (*PLAIN, "object", "union", "function", "class"):
             return value.within(6)
         if kind == "list":
             return f"{value.within(18)}.length > 0"
@@ -71,7 +71,7 @@ class Expressions(Values):
         common = values[0].type
         for one in values[1:]:
             common = either(common, one.type)
-        if all(one.type.kind in (*PLAIN, "object") for one in values[:-1]):
+        if all(one.type.kind in (*PLAIN, "object", "union") for one in values[:-1]):
             sign, binds = ("&&", 5) if is_and else ("||", 4)
             return Js(f" {sign} ".join(one.within(6) for one in values), common, binds)
         text = values[-1].within(3)

@@ -62,6 +62,11 @@ def _collect(module: Module, body: list[ast.stmt]) -> None:
                 for target, value in zip(targets, values, strict=True):
                     if isinstance(target, ast.Name):
                         module.defined[target.id] = ast.copy_location(ast.Assign([target], value), node)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value):
+                for place, target in enumerate(targets):
+                    if isinstance(target, ast.Name):
+                        one = ast.Subscript(value, ast.Constant(place), ast.Load())
+                        module.defined[target.id] = ast.copy_location(ast.Assign([target], one), node)
             case ast.Import(names=names):
                 for alias in names:
                     module.imported[alias.asname or alias.name.split(".")[0]] = (alias.name, None)

@@ -32,7 +32,7 @@ class _Mention:
 def scopes(body: list[ast.stmt], parameters: set[str]) -> Scopes:
     found: dict[str, list[_Mention]] = {}
     for name, mention in _mentions(body, ()):
-        if name not in parameters:
+        if name not in parameters and (name != "_" or isinstance(mention.node, ast.For)):
             found.setdefault(name, []).append(mention)
     result = Scopes()
     for name, mentions in found.items():

@@ -136,7 +136,8 @@ class Statements(Expressions):
         raise self.refuse(target, f"an assignment to {ast.unparse(target)}")
 
     def unpacked(self, target: ast.Tuple, parts: list[ast.expr], value: Js) -> str:
-        names = {one.id for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        stored = {one.id for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        names = stored - {"_"}
         keyword = self.declare(names)
         for place, one in enumerate(parts[:-1]):
             if isinstance(one, ast.Starred):  # JavaScript takes the rest at the end alone
@@ -213,8 +214,9 @@ class Statements(Expressions):
             raise self.refuse(node, "for with else")
         values = self.js(node.iter)
         targets = {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+        targets -= {"_"} if len(targets) > 1 else set()
         declared = self.scopes.at.get(id(node), set())
-        if declared and declared != targets:
+        if declared - {"_"} and declared - {"_"} != targets:
             raise self.refuse(node, "a loop with some names that are used outside of it")
         keyword = ("let " if targets & self.scopes.often else "const ") if declared else ""
         pattern = self.bind(node.target, values.type.item)

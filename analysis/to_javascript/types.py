@@ -12,7 +12,8 @@ from analysis.to_javascript.modules import Definition, NotPortable, find
 @dataclass(frozen=True)
 class Type:
     """A type: ``number``, ``text``, ``flag``, ``none``, ``list`` (of one type, or one for each place), ``iterator``,
-    ``set``, ``map`` (keys, values), ``object`` (of a class), ``function`` (its result), ``class`` or ``unknown``."""
+    ``set``, ``map`` (keys, values), ``object`` (of a class), ``union`` (of objects), ``function`` (its result),
+    ``class`` or ``unknown``."""
 
     kind: str
     of: tuple[Type, ...] = ()
@@ -64,6 +65,9 @@ def either(first: Type, second: Type) -> Type:
         return second
     if {first.kind, second.kind} == {"number", "flag"}:
         return NUMBER
+    if {first.kind, second.kind} <= {"object", "union"}:
+        alternatives = [*(first.of or (first,)), *(second.of or (second,))]
+        return Type("union", tuple(dict.fromkeys(alternatives)))
     return list_of(either(first.item, second.item)) if first.kind == second.kind == "list" else UNKNOWN
 
 

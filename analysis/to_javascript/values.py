@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable
+from functools import reduce
 
 from analysis.to_javascript import calls
 from analysis.to_javascript.modules import Definition, NotPortable, find, is_ours, load
@@ -38,6 +39,11 @@ RESERVED = frozenset(_WORDS.split())
 def safe(name: str) -> str:
     """A name that is legal in JavaScript."""
     return f"{name}_" if name in RESERVED else name
+
+
+def is_unused(target: ast.expr) -> bool:
+    """Whether a part of a pattern has no use: `_`, which a pattern may have several times."""
+    return isinstance(target, ast.Name) and target.id == "_"
 
 
 class Values:
@@ -115,7 +121,7 @@ class Values:
         if found is not None:
             return calls.of_library(self, node, *found)
         if name in calls.BUILTINS:
-            return Js(f"py.{safe(name)}", Type("function"))
+            return Js(f"Math.{name}" if name in ("max", "min") else f"py.{safe(name)}", Type("function"))
         raise self.refuse(node, f"the name {name}")
 
     def global_(self, found: Definition) -> Js:
@@ -149,6 +155,8 @@ class Values:
 
     def attribute(self, of: Type, name: str) -> Type:
         """Type of an attribute of a value."""
+        if of.kind == "union":
+            return reduce(either, (self.attribute(one, name) for one in of.of))
         if of.owner is None or not isinstance(of.owner.node, ast.ClassDef):
             return UNKNOWN
         if is_enum(of.owner.node):
@@ -228,7 +236,8 @@ class Values:
                     types = [of_annotation(one.annotation, item.owner.module) for one in fields_of(item.owner).values()]
                 else:
                     types = list(item.of) if whole else [item.item] * len(parts)
-                return f"[{', '.join(self.bind(one, kind) for one, kind in zip(parts, types, strict=False))}]"
+                pairs = zip(parts, types, strict=False)
+                return f"[{', '.join('' if is_unused(one) else self.bind(one, kind) for one, kind in pairs)}]"
             case ast.Starred(value=value):
                 return f"...{self.bind(value, list_of(item))}"
         raise self.refuse(target, "this target")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from functools import lru_cache, reduce
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter, mul
 from typing import Any, NamedTuple
 
 _WIDE, NARROW = 3, {"a": (1, 2), "b": (3, 4)}
@@ -51,6 +53,39 @@ class Shelf:
         self.held.append(value)
         self.seen[value > 0, abs(value)] += 1
         return self.seen[value > 0, abs(value)]
+
+
+@dataclass(frozen=True)
+class Square:
+    side: int
+
+    def area(self, *, times: int = 1) -> int:
+        return self.side**2 * times
+
+
+@dataclass(frozen=True)
+class Strip:
+    side: int
+    length: int = 4
+
+    def area(self, *, times: int = 1) -> int:
+        return self.side * self.length * times
+
+
+Shape = Square | Strip
+KINDS: dict[str, type[Any]] = {"square": Square, "strip": Strip}
+_CORNERS = {Square: 4, Strip: 2}
+
+
+@dataclass(frozen=True)
+class Page:
+    shapes: tuple[Shape, ...]
+    back: Shape | None = None
+
+    def areas(self) -> list[Any]:
+        corners = [_CORNERS[type(shape)] for shape in self.shapes]
+        squares = [isinstance(shape, Square | Pair) for shape in self.shapes]
+        return [[shape.area(times=2) for shape in self.shapes], corners, squares, self.back]
 
 
 def division(a: int, b: int) -> list[Any]:
@@ -129,6 +164,19 @@ def tables() -> list[Any]:
         "c" in more,
         sorted(more),
         max(more.values()),
+    ]
+
+
+def library(items: list[int]) -> list[Any]:
+    counted = Counter(one % 3 for one in items)
+    seconds = sorted(counted.items(), key=itemgetter(1, 0))
+    return [
+        [counted[7], counted.get(1), dict(counted) == {one: counted[one] for one in counted}],
+        seconds,
+        [bisect_left(items, 3), bisect_right(items, 3), reduce(min, items, 9), list(chain(items, (1,)))],
+        list(map(mul, items, items[1:])),
+        [items.count(3), items.index(3)],
+        list(zip(*((one, -one) for one in items), strict=True)),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ CASES: dict[str, list[list[Any]]] = {
     "records": [[]],
     "tables": [[]],
     "order": [[[3, 1, 2]], [[4, 4, 0, 7]]],
+    "library": [[[1, 3, 3, 8]]],
     "loops": [[5], [8]],
     "calls": [[1], [4]],
 }
@@ -41,6 +43,18 @@ def test_both_languages_give_the_same_values(browser: Browser) -> None:
     for (name, arguments), found in zip(given, said, strict=True):
         expected = getattr(portable, name)(*json.loads(json.dumps(arguments)))
         assert found == json.loads(json.dumps(expected)), (name, arguments)
+
+
+def test_plain_data_becomes_records_of_their_classes(browser: Browser) -> None:
+    tags = (portable.__name__, "KINDS")
+    source = (FOLDER / "python.js").read_text() + translated(
+        "Made", [(portable.__name__, "Page")], ["areas"], tags=tags
+    )
+    plain = {"shapes": [{"kind": "square", "side": 3}, {"kind": "strip", "side": 2}], "unknown": 1}
+    code = "return JSON.stringify(py.made(Made.Page, JSON.parse(arguments[0])).areas());"
+    said = json.loads(browser.driver.execute_script(f"{source}\n{code}", json.dumps(plain)))
+    page = portable.Page((portable.Square(3), portable.Strip(2)))
+    assert said == page.areas()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +76,7 @@ def test_what_has_no_translation_is_refused_in_one_line(
     path = tmp_path / "sample.py"
     path.write_text(f"def outside(x):\n    {body}\n")
     module = Module("sample", path)
-    modules._collect(module, modules.ast.parse(path.read_text()).body)
+    modules._collect(module, ast.parse(path.read_text()).body)
     monkeypatch.setattr(modules, "load", {"sample": module}.__getitem__)
     monkeypatch.setattr("analysis.to_javascript.values.load", {"sample": module}.__getitem__)
     with pytest.raises(NotPortable, match=r"^sample.py:\d+: .* has no translation to JavaScript$") as refused:

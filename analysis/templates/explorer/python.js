@@ -13,9 +13,14 @@ const py = (() => {
   }
 
   const keys = new WeakMap();
+  let functions = 0;
   /** A text that is equal for equal values. */
   function keyOf(value) {
     if (typeof value === "string") return `"${value}`;
+    if (typeof value === "function") {
+      if (!keys.has(value)) keys.set(value, `function ${functions += 1}`);
+      return keys.get(value);
+    }
     if (value === null || typeof value !== "object") return String(Number(value ?? NaN));
     if (Array.isArray(value) || value instanceof Tuple) return `(${[...value].map(keyOf).join()})`;
     if (!(value instanceof Record)) throw new TypeError("not hashable");
@@ -51,6 +56,7 @@ const py = (() => {
       if (!this.has(key)) this.set(key, value);
       return this.get(key);
     }
+    clear() { this.entries.clear(); }
     delete(key) { this.entries.delete(keyOf(key)); }
     pop(key, otherwise = null) {
       const found = this.get(key, otherwise);
@@ -70,10 +76,16 @@ const py = (() => {
     add(member) { this.set(member, true); }
   }
 
+  /** collections.Counter */
+  function counted(values) {
+    const found = new Dict([], () => 0);
+    for (const value of values) found.set(value, found.at(value) + 1);
+    return found;
+  }
+
   const dict = (given = []) => new Dict(given instanceof Dict ? given.items() : given);
-  const equal = (a, b) => (a !== null && typeof a === "object") || (b !== null && typeof b === "object")
-    ? a !== null && b !== null && typeof a === typeof b && keyOf(a) === keyOf(b)
-    : keyOf(a) === keyOf(b);
+  const equal = (a, b) => (a instanceof Dict && b instanceof Dict
+    ? a.size === b.size && a.items().every(([key, value]) => b.has(key) && equal(value, b.get(key))) : keyOf(a) === keyOf(b));
 
   /** Below 0, 0, or above 0, as `a` comes before `b`, is equal to it, or comes after it. */
   function compare(a, b) {
@@ -167,6 +179,14 @@ const py = (() => {
 
   const pairwise = (values) => zip([...values].slice(0, -1), [...values].slice(1));
 
+  const chain = (...lists) => lists.flatMap((one) => [...one]);
+  const reduce = (doing, values, ...first) => [...values].reduce((found, one) => doing(found, one), ...first);
+
+  function bisect_left(values, value) {
+    const found = values.findIndex((one) => compare(one, value) >= 0);
+    return found < 0 ? values.length : found;
+  }
+
   function bisect_right(values, value) {
     const found = values.findIndex((one) => compare(one, value) > 0);
     return found < 0 ? values.length : found;
@@ -188,13 +208,17 @@ const py = (() => {
   /** dataclasses.replace */
   const replace = (record, changes) => Object.assign(Object.create(Object.getPrototypeOf(record)), record, changes);
 
-  /** A record of plain data (JSON) that holds its fields by name; fields that are not given have their defaults. */
+  /**
+   * A record of plain data (JSON) that holds its fields by name; fields that are not given have their defaults. The
+   * class says of which class its parts are.
+   */
   function made(Kind, plain) {
-    if (plain === null || Kind === null || plain instanceof Kind) return plain;
-    if (Array.isArray(plain)) return plain.map((one) => made(Kind, one));
+    if (plain instanceof Record) return plain;
     const record = new Kind(), parts = Kind.parts ?? {};
+    const part = (name, value) => (Array.isArray(value) ? value.map((one) => part(name, one))
+      : value !== null && typeof value === "object" ? made(parts[name](value), value) : value);
     for (const name of Object.keys(record)) {
-      if (plain[name] !== undefined) record[name] = name in parts ? made(parts[name](), plain[name]) : plain[name];
+      if (plain[name] !== undefined) record[name] = name in parts ? part(name, plain[name]) : plain[name];
     }
     return record;
   }
@@ -211,17 +235,18 @@ const py = (() => {
   /** An enumeration of numbers or texts: its members by name, and in their order. */
   const enumeration = (members) => Object.defineProperty(members, Symbol.iterator, { value: () => Object.values(members).values() });
   const attrgetter = (...names) => (value) => (names.length === 1 ? value[names[0]] : names.map((name) => value[name]));
+  const itemgetter = (...places) => (value) => (places.length === 1 ? value.at(places[0]) : places.map((one) => value.at(one)));
   const fields = (Kind) => Object.keys(new Kind()).map((name) => ({ name }));
   const remove = (values, value) => { values.splice(index(values, value), 1); };
 
   return {
     Dict, Members, Record, Tuple,
     abs: Math.abs, accumulate, add, all: (values) => [...values].every(truth), any: (values) => [...values].some(truth),
-    and: (a, other) => (truth(a) ? other() : a), attrgetter, bisect_right, bool: truth, cached, compare, dict,
+    and: (a, other) => (truth(a) ? other() : a), attrgetter, bisect_left, bisect_right, bool: truth, cached, chain, compare, counted, dict,
     divmod: (a, b) => [Math.floor(a / b), mod(a, b)], enumerate, enumeration, equal, fields, float: Number, gcd, index,
-    int: Math.trunc, len: (value) => value.length ?? value.size, list: (values) => [...values], made, max,
+    int: Math.trunc, itemgetter, len: (value) => value.length ?? value.size, list: (values) => [...values], made, max,
     merged: (a, b) => new Dict([...a.items(), ...b.items()]), min, mod, multiply, next, or: (a, other) => (truth(a) ? a : other()), pairwise, prod,
-    range, remove, repeat, replace, reversed: (values) => [...values].reverse(), round, rpartition,
+    range, reduce, remove, repeat, replace, reversed: (values) => [...values].reverse(), round, rpartition,
     set: (members = []) => new Members(members), sorted, starred, str: String, sum, truth, tuple: (values) => [...values], within, zip,
   };
 
