@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from analysis.memory.peak_split import categories
 from workloads.costs.memory.activations import head_bytes, rank_tokens
 from workloads.costs.memory.estimate import estimate_memory, parameter_shard_bytes, saved_bytes
-from workloads.costs.memory.moments import accumulates_unsharded
+from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.shape.partition import experiment_stages

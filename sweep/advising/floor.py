@@ -13,7 +13,7 @@ import numpy as np
 
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, LayoutSpace
-from workloads.costs.memory.moments import Shared
+from workloads.costs.memory.layer_classes import layer_sizes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
 from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
@@ -71,7 +71,7 @@ def saved_of(space: LayoutSpace) -> Floats:
 
 def _saved_by(q: Question, kind: str, tp: int, cp: int, mbs: int, ep: int, etp: int) -> int:
     dp = ep * etp
-    one = Shared.of(
+    sizes = layer_sizes(
         Experiment.canonical(
             model=q.model,
             dp_shard=dp,
@@ -89,5 +89,4 @@ def _saved_by(q: Question, kind: str, tp: int, cp: int, mbs: int, ep: int, etp: 
             routing_imbalance=q.routing_imbalance,
         )
     )
-    saved = [one.dense_saved] if num_dense_layers(q.model) else []
-    return min(saved + ([one.moe_saved] if q.model.moe is not None else []))
+    return min(size.saved for size in sizes)

@@ -16,7 +16,8 @@ their own (`expert_degrees`). With uneven routing, the rank with most tokens is 
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head, and
                 FSDP's flat buffers
 
-and peaks at one of the moments of `workloads.costs.memory.layer_moments` and `workloads.costs.memory.end_moments`.
+and peaks at the end of one of the steps of `workloads.costs.memory.layer_events` and
+`workloads.costs.memory.end_events`, each of which allocates and frees named tensors.
 Compiled blocks are assumed to save the same tensors as eager blocks.
 
 Not included (see `ClusterSpec.reserved_bytes`): device context, NCCL's buffers, allocator fragmentation.
@@ -24,17 +25,18 @@ Not included (see `ClusterSpec.reserved_bytes`): device context, NCCL's buffers,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.costs.memory.chunk_moments import covers, moments_of_chunks
-from workloads.costs.memory.end_moments import end_moment, head_moments, tied_moment
-from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
-from workloads.costs.memory.moments import MicroBatchBackward, Moment, Shared, Units
-from workloads.costs.shape.params import MASTER_BYTES, local_params
+from workloads.costs.memory.chunk_events import covers, timelines_of_chunks
+from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit, tied_step
+from workloads.costs.memory.events import Live, Timeline, by_category, highest, live_at
+from workloads.costs.memory.layer_classes import layer_classes
+from workloads.costs.memory.layer_events import layer_steps
+from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
-from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
+from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 
@@ -149,84 +151,56 @@ def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> 
 
 def saved_bytes(experiment: Experiment, held: StageParams) -> int:
     """Bytes that the layers of a pipeline rank hold from forward to backward for one micro-batch."""
-    return Shared.of(experiment).saved(held)
+    return sum(one.saved for one in layer_classes(experiment, held))
 
 
 def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> StageMemory:
-    layers, experts = local_params(e, held.layers)
-    ends = (held.embedding + held.head) // e.tp + held.final_norm
-    params = layers + experts + ends
-    shard = parameter_shard_bytes(e, layers + ends, experts)
-    is_tied = held.has_head and held.embedding > 0 and held.head == 0
-    units = Units(
-        head=x.vocabulary if held.head else 0,
-        first=x.vocabulary if held.embedding else x.block,
-        first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
-        tied=x.vocabulary if is_tied else 0,
-        experts=x.experts if held.moe_layers else 0,
-        all_experts=experts,
-    )
-    whole = x.b * layers + x.b_experts * experts + x.c * ends
-    accumulated = x.g * params if x.unsharded else shard
+    """Memory at the first of the highest steps of a rank."""
+    timelines = timelines_of(e, x, stage, held)
+    number, place = highest(timelines)
+    parameters, gradients, optimizer, activations = by_category(live_at(timelines[number], place))
+    return StageMemory(stage, parameters, gradients, optimizer, activations)
+
+
+def timelines_of(e: Experiment, x: Shared, stage: int, held: StageParams) -> list[Timeline]:
+    """Actions of a rank in one of which it peaks."""
+    part = Part.of(e, x, held)
+    always: Live = {"master": part.master, "optimizer": 2 * part.master, "inputs": x.inputs}
     if e.virtual_stages > 1:
-        return _highest(stage, x, shard, moments_of_chunks(e, x, stage))
-    outputs = e.virtual_stages - held.has_head  # a chunk keeps the output that it sends on; the last one sends nothing
-    saved = x.saved(held) + outputs * x.stream
-    between_passes = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
-    own_deferred = between_passes if e.pp_schedule in SPLIT_BACKWARD else 0
-    # With a split backward: the moment before the input-gradient pass, which defers ``own_deferred``.
+        return timelines_of_chunks(e, x, stage, always)
+    # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
-    moments = []
-    for turn in _rounds(x, in_flight, int(deferred * between_passes), accumulated, own_deferred):
-        moments += [
-            *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
-            *block_moments(e, x, units, turn, whole, saved, held),
-            *expert_moments(e, x, units, turn, held, whole, saved),
-            *first_block_moments(e, x, units, turn, held, params, whole, saved),
-            *((tied_moment(x, units, turn, params, whole, shard, zero3=e.zero_stage == 3),) if is_tied else ()),
-            end_moment(e, x, units, turn, held, params, whole, shard, saved),
-        ]
-    return _highest(stage, x, shard, moments)
+    first_passes = e.pp_schedule in INTERLEAVED
+    timelines = []
+    for name, turn in _turns(x, part, int(in_flight), int(deferred * part.deferred)):
+        start: Live = {
+            **always,
+            "others": (turn.in_flight - 1) * (part.saved + part.of_head),
+            "deferred": turn.deferred,
+            "saved": part.saved,
+            "weights": 0 if x.zero3 else part.whole,
+            "gradients": turn.prior,
+            "flat": turn.pending(x, part),
+        }
+        steps = head_forward(x, part, turn, first_passes=first_passes, chunks=False) if part.has_head else []
+        steps += [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *tied_step(x, part, turn)]
+        timelines.append(Timeline(name, start, [*steps, *last_unit(x, part, turn)]))
+    return timelines
 
 
-def _rounds(
-    x: Shared, in_flight: float, deferred: int, accumulated: int, own_deferred: int
-) -> list[MicroBatchBackward]:
+def _turns(x: Shared, part: Part, in_flight: int, deferred: int) -> list[tuple[str, Turn]]:
     """Backwards to evaluate: the first (no gradients yet), the second (as many in flight, gradients exist) and the last
     (no other micro-batch in flight except those whose weight-gradient pass is pending)."""
-    m = x.num_microbatches
-    rounds = [
-        MicroBatchBackward(
-            in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own_deferred=own_deferred
-        )
+    m, own = x.num_microbatches, part.deferred if x.splits else 0
+    follows = m > in_flight
+    turns = [
+        ("first backward", Turn(in_flight, deferred, 0, m == 1, follows, m == 1 or not x.unsharded, own)),
     ]
     if m > 2:
-        more = m - 1 > in_flight
-        rounds.append(
-            MicroBatchBackward(
-                min(in_flight, m - 1),
-                deferred,
-                accumulated,
-                last=False,
-                forward_follows=more,
-                own_deferred=own_deferred,
-            )
-        )
+        follows, most = m - 1 > in_flight, min(in_flight, m - 1)
+        second = Turn(most, deferred, part.accumulated, False, follows, not x.unsharded, own)
+        turns.append(("second backward", second))
     if m > 1:
-        deferred = deferred if own_deferred and not x.unsharded else 0
-        rounds.append(
-            MicroBatchBackward(1, deferred, accumulated, last=True, forward_follows=False, own_deferred=own_deferred)
-        )
-    return rounds
-
-
-def _highest(stage: int, x: Shared, shard: int, moments: Sequence[Moment]) -> StageMemory:
-    """Stage memory at the first of the highest moments."""
-    copies, gradients, activations = max(moments, key=sum)
-    return StageMemory(
-        stage=stage,
-        parameters_bytes=shard + copies,
-        gradients_bytes=gradients,
-        optimizer_bytes=2 * shard,
-        activations_bytes=activations + x.inputs,
-    )
+        deferred = deferred if own and not x.unsharded else 0
+        turns.append(("last backward", Turn(1, deferred, part.accumulated, True, False, True, own)))
+    return turns

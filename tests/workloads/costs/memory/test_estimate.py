@@ -19,7 +19,7 @@ from tests.workloads.costs.shapes import (
 )
 from workloads.costs.memory.activations import head_bytes, layer_bytes, layer_tensors
 from workloads.costs.memory.estimate import estimate_memory, moments_held, peak_stage
-from workloads.costs.memory.moments import accumulates_unsharded
+from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.params import num_params
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held, schedule_actions
 from workloads.spec.experiment import Experiment, PipelineSchedule

@@ -1,0 +1,194 @@
+"""Timelines of a pipeline rank with several chunks.
+
+Each chunk is gathered and reduced by itself. A chunk's backward is therefore that of a rank that has only this chunk,
+next to the activations, gathered parameters and gradients that the other chunks hold at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import mul
+
+from workloads.costs.memory.activations import rank_tokens
+from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit
+from workloads.costs.memory.events import Live, Step, Timeline
+from workloads.costs.memory.expert_activations import expert_tensors
+from workloads.costs.memory.layer_classes import LayerSizes
+from workloads.costs.memory.layer_events import layer_steps
+from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.shape.partition import experiment_chunks
+from workloads.costs.shape.schedule import INTERLEAVED, Backwards, ChunkState, Held, held_by_chunk
+from workloads.spec.experiment import Experiment
+
+ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+
+
+def timelines_of_chunks(e: Experiment, x: Shared, stage: int, always: Live) -> list[Timeline]:
+    """Timelines of every chunk's backwards, with what all chunks hold when they start. ``always``: what exists all the
+    time."""
+    held_chunks = experiment_chunks(e)[stage]
+    chunks = [Part.of(e, x, held) for held in held_chunks]
+    saved, deferred = [one.saved + one.of_head for one in chunks], [one.deferred for one in chunks]
+    holds = [[_others_hold(e, x, one, at) for at in ChunkState] for one in chunks]
+    second = _in_second_half(e, x) if x.splits else x
+    timelines = []
+    backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
+    for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
+        later = chunk
+        if x.splits:
+            later = Part.of(e, second, held_chunks[number])._replace(saved=chunk.deferred)
+        for kind, last, forward_follows, at, held_at_start in of_chunk:
+            activations = max(
+                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, deferred))
+                for held in held_at_start
+            )
+            # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
+            prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else holds[number][at[number]][1]
+            part = later if kind == "W" else chunk
+            turn = Turn(
+                in_flight=1,
+                deferred=activations - (chunk.deferred if kind == "W" else saved[number]),
+                prior=prior,
+                last=last,
+                forward_follows=forward_follows,
+                reduces=last or not x.unsharded,
+                own_deferred=chunk.deferred if x.splits and kind in ("F", "I") else 0,
+                first_half=kind == "I",
+                second_half=kind == "W",
+            )
+            start: Live = {
+                **always,
+                "deferred": turn.deferred,
+                "saved": part.saved,
+                "weights": 0 if x.zero3 else chunk.whole,
+                "gradients": prior,
+                "flat": turn.pending(x, chunk),
+                "other_weights": 0,
+                "other_gradients": 0,
+                "other_flat": 0,
+            }
+            for other, state in enumerate(at):
+                if other != number:
+                    weights, gradients, flat = holds[other][state]
+                    start["other_weights"] += weights
+                    start["other_gradients"] += gradients
+                    start["other_flat"] += flat
+            if kind == "W":
+                steps = _weight_gradients(second, part, turn, start)
+            elif kind == "F":
+                # In other chunks the backward that follows holds more.
+                steps = head_forward(x, part, turn, first_passes=_interleaved(e), chunks=True) if part.has_head else []
+            else:
+                steps = [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *last_unit(x, part, turn)]
+            timelines.append(Timeline(f"{ACTIONS[kind]} of chunk {number + 1}", start, steps))
+    return timelines
+
+
+def _interleaved(e: Experiment) -> bool:
+    return e.pp_schedule in INTERLEAVED
+
+
+def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple[int, int, int]:
+    """Bytes of gathered parameters, gradients and the flat copy of its last unit that a chunk in state ``at`` holds
+    besides activations while another chunk runs."""
+    # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
+    of_end = {"interleaved_zero_bubble": chunk.has_head, "zero_bubble_v": False}.get(e.pp_schedule, chunk.has_embedding)
+    flat = 0 if x.unsharded else x.g * (x.vocabulary if of_end else x.block)
+    gathered = chunk.whole if not x.zero3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
+    gradients = 0
+    if at == ChunkState.DONE:
+        gradients = chunk.shard
+    elif at == ChunkState.ALL_REDUCED:
+        gradients = chunk.accumulated
+    elif at == ChunkState.ENDS_REDUCED:
+        gradients = x.g * chunk.ends if x.unsharded else x.shard(chunk.ends, 0)
+    return gathered, gradients, flat if ChunkState.ENDS_REDUCED <= at < ChunkState.DONE else 0
+
+
+def _in_second_half(e: Experiment, x: Shared) -> Shared:
+    """`Shared` for the weight-gradient pass: layers hold what the input-gradient pass has left, and need their weights'
+    gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free.
+    """
+    sizes: list[LayerSizes] = []
+    working = 0
+    for size in x.sizes:
+        working, reducing = x.c * max(x.block, size.experts), 0
+        if size.experts:
+            of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
+            reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
+        one = size._replace(saved=size.deferred, kept=size.deferred, working=working, working_kept=working)
+        sizes.append(one._replace(reducing=reducing, reducing_kept=reducing))
+    return x._replace(sizes=tuple(sizes), working=working, working_kept=working)
+
+
+def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[Step]:
+    """The weight-gradient pass of a split backward.
+
+    Embedding and head have their gradients from the input-gradient pass. If they were not reduced there, they are
+    reduced after all blocks, the head through two flat copies. Weights freed by ZeRO 3 are not gathered, but FSDP has
+    started to gather the head ahead and holds its flat buffer.
+    """
+    layers, end = layer_steps(x, chunk, turn), last_unit(x, chunk, turn)
+    if x.zero3:
+        layers = [(unit, changes | {"weights": x.c * chunk.head}) for unit, changes in layers]
+    if chunk.has_embedding and not turn.prior:
+        start["of_last"] = x.g * chunk.first if x.unsharded else x.shard(chunk.first, 0)
+    if chunk.head and turn.last and x.zero01:
+        flat = x.g * chunk.head
+        after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "reducing": flat, "received": 0}
+        end.append(("head, reduction", after | dict.fromkeys(("end_gradient", "new_shard", "left", "stream"), 0)))
+    return [*layers, *end]
+
+
+def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
+    """Whether a rank with the backwards ``more`` always needs at least as much as a rank with ``less``."""
+    return all(
+        any(_covers(number, a, b, one) for a in mine)
+        for number, (mine, theirs) in enumerate(zip(more, less, strict=True))
+        for b in theirs
+        for one in b.held
+    )
+
+
+@lru_cache(maxsize=4096)
+def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[Backwards, ...], ...]:
+    """`held_by_chunk` without backwards that never need more than another backward of the same chunk."""
+    result = []
+    for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
+        kept: list[Backwards] = []
+        for place, one in enumerate(of_chunk):
+            others = (*kept, *of_chunk[place + 1 :])
+            held = tuple(state for state in one.held if not any(_covers(number, other, one, state) for other in others))
+            if held:
+                kept.append(one._replace(held=held))
+        result.append(tuple(kept))
+    return tuple(result)
+
+
+def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
+    """Whether the backwards ``a`` of chunk ``number`` need at least as much as ``b``, which start with ``one`` held.
+
+    The chunk's own state must be equal: its first backward needs buffers that later backwards do not.
+    """
+    return (
+        a.kind == b.kind
+        and a.last == b.last
+        and a.forward_follows >= b.forward_follows
+        and a.chunks[number] == b.chunks[number]
+        and all(_is_more(of_a, of_b) for of_a, of_b in zip(a.chunks, b.chunks, strict=True))
+        and _holds(a, one)
+    )
+
+
+def _is_more(one: ChunkState, other: ChunkState) -> bool:
+    """Whether a chunk in state ``one`` holds at least as much as a chunk in state ``other``."""
+    return one == other or other < one < ChunkState.DONE or (one == ChunkState.ALL_REDUCED and other == ChunkState.DONE)
+
+
+def _holds(a: Backwards, one: Held) -> bool:
+    return any(
+        all(x >= y for x, y in zip(other.activations, one.activations, strict=True))
+        and all(x >= y for x, y in zip(other.for_weights, one.for_weights, strict=True))
+        for other in a.held
+    )

@@ -1,0 +1,165 @@
+"""Steps of a pipeline rank at the ends of the model: the head, a tied weight, and the last unit of a backward.
+
+Symbols are those of `workloads.costs.memory.estimate`.
+"""
+
+from __future__ import annotations
+
+from workloads.costs.memory.events import Live, Step
+from workloads.costs.memory.sizes import Part, Shared, Turn
+
+
+def head_forward(x: Shared, part: Part, turn: Turn, *, first_passes: bool, chunks: bool) -> list[Step]:
+    """The head's forward (under GPipe its backward), which holds one chunk of logits and both gradients.
+
+    With S > 1 a unit is gathered into a flat buffer of c bytes per element that lives until the next unit is gathered.
+    The head is the last unit of a forward; with a tied weight the last unit is a block. ``first_passes``: whether the
+    previous micro-batch may have had only its input-gradient pass, in which the head was reduced last. With one chunk
+    no weight-gradient pass has run by then.
+    """
+    gathering = 0
+    if x.shards > 1 and (x.zero3 or not turn.prior):
+        gathering = max(x.b * x.block, x.b_experts * part.experts) if part.tied else x.c * part.head
+    forward: Live = {"working": x.head.working, "gathering": gathering}
+    if x.zero3:
+        forward["weights"] = x.c * (part.head + part.tied)
+    steps: list[Step] = []
+    if first_passes and part.head and turn.reduces and turn.own_deferred and turn.prior and not x.unsharded:
+        of_head = x.g * part.head
+        if chunks:
+            forward["flat"] = max(of_head, turn.pending(x, part))
+        else:
+            early = {"gradients": of_head // x.shards, "flat": of_head}
+            steps.append(("head, forward before the first weight gradients", forward | early))
+            forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
+    return [*steps, ("head, forward", forward)]
+
+
+def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The reduction of the head's gradient after its backward. With ZeRO 3 FSDP has gathered the last block ahead."""
+    if not part.head or not turn.reduces:
+        return []
+    flat = x.g * part.head
+    shard = flat // x.shards
+    resharded = x.zero3 or (turn.last and not turn.own_deferred)
+    changes: Live = {
+        "working": 0,
+        "gathering": 0,
+        "weights": x.b * x.block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
+        "gradients": turn.prior or shard,
+        "stream": x.stream,
+        "flat": flat,
+    }
+    if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists
+        changes["new_shard"] = shard
+    else:
+        changes |= _reduced(x, turn, part.head)
+    return [("head, reduction", changes)]
+
+
+def _reduced(x: Shared, turn: Turn, unit: int) -> Live:
+    """Buffers while FSDP reduces a unit, besides gradients that stay.
+
+    These are a flat copy of g bytes per element and, with one shard, a scaled copy of it. With several shards a
+    variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
+    the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
+    """
+    flat = x.g * unit
+    if x.shards == 1 or x.unsharded:
+        return {"flat": flat, "reducing": flat, "end_gradient": 0, "new_shard": 0}
+    new_shard = flat // x.shards if turn.prior else 0
+    return {"flat": flat, "reducing": 0, "end_gradient": x.c * unit, "new_shard": new_shard}
+
+
+def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The backward of a tied embedding: both of its gradients exist, and autograd adds one to the other in place (on
+    FakeTensors it creates a third).
+
+    The flat copy through which the first block was reduced exists too. The tied unit is reduced afterwards.
+    """
+    if not part.tied:
+        return []
+    unsharded, shard = x.g * part.tied, x.g * part.tied // x.shards
+    gradients = turn.prior or part.shard - shard
+    if x.unsharded:
+        gradients = unsharded + part.shard - shard if turn.last else turn.prior or x.g * part.params - unsharded
+    changes: Live = {
+        **_NOTHING_OF_LAYERS,
+        "weights": x.c * part.tied if x.zero3 or turn.last else part.whole,
+        "gradients": gradients,
+        "stream": x.stream,
+        "end_gradient": 2 * x.c * part.tied,
+        "flat": x.g * x.block if turn.reduces else 0,
+    }
+    return [("tied weight, backward", changes)]
+
+
+_NOTHING_OF_LAYERS: Live = dict.fromkeys(
+    ("saved", "working", "left", "of_experts", "of_tied", "of_last", "reducing", "new_shard", "received", "stream"), 0
+)
+
+
+def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The end of a backward: the last unit's gradient exists or is reduced, and so are all others.
+
+    A stage other than the last still holds the gradient that it received. With ZeRO 3 FSDP has gathered the last unit
+    of the previous forward: the head, or else a block. Two more steps may be higher then: the embedding's backward
+    before its gradient is reduced, and the beginning of the next forward, when the reduced flat copy still exists with
+    two gathered copies of its first unit, or one of the first block.
+
+    At the end of the input-gradient pass of a split backward, the tensors for the weight-gradient pass still exist. The
+    only weight gradient is the embedding's, which FSDP reduces then (`GradientSync._tell_ends` in the engine).
+    """
+    ends_step = turn.last and not turn.own_deferred
+    end: Live = {
+        **_NOTHING_OF_LAYERS,
+        "received": 0 if part.has_head else x.stream,
+        "left": 0 if ends_step else turn.own_deferred,
+        "stream": 0 if ends_step else x.stream,
+    }
+    first = part.first if part.has_embedding else 0
+    if not ends_step and x.unsharded:
+        # A gradient in the master dtype is its own accumulation buffer at first.
+        cast = 0 if x.c == x.g and not turn.prior else x.c
+        if turn.first_half:
+            end |= {"gradients": turn.prior or x.g * first, "end_gradient": cast * first}
+        else:
+            end |= {"gradients": x.g * part.params, "of_last": cast * part.first, "end_gradient": 0}
+        end |= {"weights": part.whole, "flat": 0}
+        return [("last unit, accumulation", end)]
+    if not ends_step and turn.own_deferred:
+        # FSDP has gathered the last block ahead, because it came before in the order of all forwards.
+        end["weights"] = (x.b * x.block if turn.prior else 0) if x.zero3 else part.whole
+        end["gradients"] = turn.prior or x.g * first // x.shards
+        end |= _reduced(x, turn, first) if first else {"flat": turn.pending(x, part), "end_gradient": 0}
+        return [("last unit, reduction", end)]
+    ahead = 0
+    if x.zero3 and (not turn.last or x.num_microbatches > 1):
+        ahead = x.c * part.head or (0 if turn.last else x.b * x.block)
+    weights = ahead if turn.last or x.zero3 else part.whole
+    reduction = end | _reduced(x, turn, part.first) | {"weights": weights, "gradients": part.shard}
+    if part.tied and not x.unsharded and x.shards > 1:
+        # FSDP reduces a tied unit after the backward, when its gradient is referenced nowhere else.
+        reduction["end_gradient"] = 0
+    steps: list[Step] = []
+    if x.zero3 and part.has_embedding and not part.tied:
+        # The first block's flat copy still exists.
+        backward: Live = {
+            "weights": part.first_copy + ahead,
+            "gradients": turn.prior or part.shard - x.g * part.first // x.shards,
+            "end_gradient": x.c * part.first,
+            "flat": x.g * x.block,
+        }
+        steps.append(("embedding, backward", end | backward))
+    steps.append(("last unit, reduction", reduction))
+    if x.zero3 and not turn.last and turn.forward_follows:
+        following = max(part.first_copy, 2 * x.b * x.block) + ahead
+        start: Live = {
+            "weights": part.first_copy,
+            "gathering": following,
+            "end_gradient": 0,
+            "new_shard": 0,
+            "reducing": 0,
+        }
+        steps.append(("next micro-batch, first unit", start))
+    return steps

@@ -1,0 +1,274 @@
+"""Steps of a backward in the layers of a pipeline rank: block backwards and gradient reductions.
+
+Symbols are those of `workloads.costs.memory.estimate`.
+"""
+
+from __future__ import annotations
+
+from workloads.costs.memory.events import Live, Step
+from workloads.costs.memory.sizes import Part, Shared, Turn
+
+
+def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """Steps from the last layer to the first."""
+    steps = [_last_layer(x, part, turn)]
+    if part.experts and not turn.first_half:
+        steps += _experts_of_last_layer(x, part, turn)
+    elif turn.reduces and not turn.first_half:
+        steps += _reduction(x, part, turn)
+    done = part.kept_after if 0 < part.kept_after < part.num_layers else 1
+    if done < part.num_layers:
+        steps.append(_next_layer(x, part, turn, done))
+    if part.experts and not turn.first_half:
+        steps += _experts_of_first_layer(x, part, turn)
+    last = len(part.classes) - 1
+    for number in range(last, -1, -1):
+        if number == 0 or number < last or part.classes[number].layers > 1:  # else it is the last layer, above
+            steps.append(_first_layer(x, part, turn, number))
+    return steps
+
+
+def _gathered(x: Shared, part: Part, turn: Turn) -> int:
+    """Bytes gathered in the last layer's backward. With ZeRO 3 the layer before it is gathered ahead. In the last
+    backward the head's weight is freed after its reduction."""
+    if x.zero3:
+        return min(part.whole, 2 * x.b * x.block + x.b_experts * part.experts + x.c * part.tied)
+    freed = turn.last and not turn.own_deferred and not turn.second_half
+    return part.whole - (x.c * part.head if freed else 0)
+
+
+def _prior(x: Shared, part: Part, turn: Turn) -> int:
+    """Bytes of gradients in the last layer's backward. In the last backward of ZeRO 0 and 1 the head's accumulated
+    gradient is freed when it has been reduced."""
+    reduced = x.unsharded and turn.last and turn.prior and not turn.first_half and not x.splits
+    freed = x.g * part.head - x.g * part.head // x.shards if reduced else 0
+    return turn.prior + turn.first_gradient(x, part) - freed
+
+
+def _flat(x: Shared, part: Part, turn: Turn) -> int:
+    """Bytes of the flat copy of the unit that was reduced before the last layer."""
+    of_head = part.head > 0 and turn.reduces and not turn.second_half
+    return x.g * part.head if of_head else turn.pending(x, part)
+
+
+def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
+    """The last layer's backward: its gradients, recomputed tensors and the head's gradient exist."""
+    return "last layer, backward", {
+        "gathering": 0,
+        "stream": 0,
+        "end_gradient": 0,
+        "reducing": 0,
+        "new_shard": 0,
+        "weights": _gathered(x, part, turn),
+        "gradients": _prior(x, part, turn),
+        "of_tied": x.c * part.tied,
+        "working": x.working_kept if part.kept_after else x.working,
+        "flat": _flat(x, part, turn),
+    }
+
+
+def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The reduction of the last layer's gradient.
+
+    The layer's saved tensors are free. With several shards FSDP frees the layer's gradients once the flat copy exists,
+    except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
+    g bytes per element by then.
+    """
+    size, flat = part.classes[-1].size, x.g * x.block
+    each = x.g if x.splits else x.c
+    changes: Live = {
+        "working": 0,
+        "saved": part.saved - (size.kept if part.kept_after else size.saved),
+        "weights": _gathered(x, part, turn) - (x.b * x.block if x.zero3 or turn.last else 0),
+        "received": 0 if part.has_head else x.stream,
+        "stream": x.stream,
+        "flat": flat,
+    }
+    unit = "last layer, reduction"
+    if x.shards == 1:
+        changes["reducing"] = flat
+        changes["gradients"] = _prior(x, part, turn) + (0 if turn.prior else flat)
+        return [(unit, changes)]
+    if x.unsharded:
+        return [(unit, changes)]
+    changes["reducing"] = each * x.block
+    return [(unit, changes), (unit, {"reducing": each * size.down, "new_shard": flat // x.shards})]
+
+
+def _next_layer(x: Shared, part: Part, turn: Turn, done: int) -> Step:
+    """The backward after ``done`` layers, which are the last one, or those after the last recomputed one.
+
+    Their saved tensors are free, their gradients exist, and the last of them is being reduced; a stage other than the
+    last still holds the gradient that it received. With ZeRO 3 the next unit is gathered already: a block or the
+    embedding.
+    """
+    kept, layers = part.kept_after, part.last_layers(done)
+    rest = sum(count * size.block for size, count in layers)
+    experts = sum(count * size.experts for size, count in layers)
+    of_done, shard = x.g * (rest + experts), x.shard(rest, experts)
+    weights, gradients = _gathered(x, part, turn), _prior(x, part, turn)
+    if x.zero3 and part.has_embedding and done == part.num_layers - 1:
+        weights = x.b * x.block + x.c * part.first
+    elif not x.zero3 and turn.last:
+        weights -= x.b * rest + x.b_experts * experts
+    if not turn.first_half and not turn.prior:
+        gradients += shard if turn.reduces else of_done
+    elif not turn.first_half and x.unsharded and turn.last:
+        gradients -= of_done - shard
+    flat = _flat(x, part, turn)
+    if turn.reduces:
+        flat = 0 if turn.first_half else x.g * layers[-1][0].block
+    not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
+    return "layer before" if done == 1 else "last recomputed layer", {
+        "of_experts": 0,
+        "stream": 0,
+        "reducing": 0,
+        "new_shard": 0,
+        "saved": part.saved - sum(count * (size.kept if kept else size.saved) for size, count in layers),
+        "left": sum(count * size.deferred for size, count in layers) if turn.first_half else 0,
+        "weights": weights,
+        "gradients": gradients,
+        "received": 0 if part.has_head else x.stream,
+        "working": x.working_kept if not_again or kept == part.num_layers else x.working,
+        "flat": flat,
+    }
+
+
+def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
+    """The backward of the first layer of class ``number``: all layers after it and the head have their gradients.
+
+    It exceeds the last layer's if a layer's gradient takes more than the layer had saved.
+    """
+    (size, _, _, recomputed), before = part.classes[number], part.classes[:number]
+    block = size.block + sum(one.layers * one.size.block for one in before)
+    experts = size.experts + sum(one.layers * one.size.experts for one in before)
+    done, of_others = part.head, 0
+    if not turn.first_half:
+        of_others = part.all_experts - experts
+        done = max(0, part.params - part.all_experts - block - (part.first if part.has_embedding else 0))
+    left = 0
+    if turn.first_half:  # what the other layers hold for their weight-gradient passes
+        left = turn.own_deferred - size.deferred - sum(one.layers * one.size.deferred for one in before)
+    working = size.working if recomputed else size.working_kept
+    saved = (size.saved if recomputed else size.kept) + sum(one.saved for one in before)
+    return f"first {size.name}, backward", {
+        "of_experts": 0,
+        "stream": 0,
+        "reducing": 0,
+        "new_shard": 0,
+        "saved": saved,
+        "left": left,
+        "weights": _gathered_first(x, part, turn, number, block, experts),
+        "gradients": _gradients(x, turn, done, of_others),
+        "received": 0 if part.has_head else x.stream,
+        "working": working + (size.first_half if turn.first_half else 0),
+        "flat": x.g * size.block if turn.reduces and not turn.first_half else turn.pending(x, part),
+    }
+
+
+def _gathered_first(x: Shared, part: Part, turn: Turn, number: int, block: int, experts: int) -> int:
+    """Bytes gathered in the backward of the first layer of a class. ``block``, ``experts``: elements up to it. With
+    ZeRO 3 FSDP gathers the next unit ahead: a block, or the embedding if this stage has it."""
+    size = part.classes[number].size
+    if x.zero3:
+        following = x.b * x.block if number else x.c * part.tied or part.first_copy
+        return x.b * size.block + x.b_experts * size.experts + following
+    left = x.b * block + x.b_experts * experts + (part.first_copy if part.has_embedding else 0)
+    left += x.c * part.head if turn.second_half else 0
+    return min(part.whole, left) if turn.last else part.whole
+
+
+def _gradients(x: Shared, turn: Turn, rest: int, experts: int) -> int:
+    """Bytes of gradients when units of ``rest`` elements and ``experts`` elements of experts have theirs."""
+    shard, unsharded = x.shard(rest, experts), x.g * (rest + experts)
+    gradients = turn.prior or (shard if turn.reduces else unsharded)
+    return gradients - (unsharded - shard if x.unsharded and turn.last else 0)
+
+
+def _experts_of_last_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The reduction of the expert gradients of the last layer with experts, which comes before the rest of the layer.
+
+    The saved tensors of the layer's experts are free; the rest of the layer is not. With ZeRO 3 the rest of this layer
+    and of the previous one are gathered.
+    """
+    size = part.experts
+    of_head = x.c * part.head if not turn.second_half else 0
+    weights = part.whole - (of_head + x.b_experts * size if turn.last else 0)
+    if x.zero3:
+        weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
+    # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
+    is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
+    gradients = turn.prior or x.g * part.head // (x.shards if is_reduced else 1)
+    of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
+    freed = of_layer.reducing_kept if part.kept_after else of_layer.reducing
+    steps: list[Step] = []
+    accumulated = x.unsharded and turn.prior > 0
+    if turn.second_half and turn.reduces and x.expert_shards > 1 and not accumulated:
+        # The gradients are cast, two thirds of which are one weight's. The flat copy of the previously reduced unit,
+        # the head if there is one, still exists.
+        changes: Live = {
+            "working": 0,
+            "saved": part.saved + freed,
+            "weights": weights if x.zero3 else part.whole,
+            "gradients": gradients,
+            "reducing": x.c * size + (0 if x.c == x.g else x.g * size * 2 // 3),
+            "flat": 0 if x.unsharded else x.g * part.head or turn.pending(x, part),
+        }
+        steps.append(("last layer's experts, casts", changes))
+    before = {"working": 0, "saved": part.saved + freed, "weights": weights, "gradients": gradients}
+    return [*steps, *(("last layer's experts, reduction", before | one) for one in _reduced_experts(x, part, turn))]
+
+
+def _experts_of_first_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The same of the first layer with experts: all layers after it and the head have their gradients."""
+    number = next(number for number, one in enumerate(part.classes) if one.size.experts)
+    (size, _, _, recomputed), before = part.classes[number], part.classes[:number]
+    rest = (
+        part.head - size.block + sum(one.layers * one.size.block for one in part.classes[number:] if one.size.experts)
+    )
+    block = size.block + sum(one.layers * one.size.block for one in before)
+    if x.zero3:
+        weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
+        if part.has_embedding and not before:
+            weights = x.b * x.block + (x.c * part.tied or part.first_copy)
+    else:
+        weights = _gathered_first(x, part, turn, number, block, 0)
+    saved = size.saved + size.reducing if recomputed else size.kept + size.reducing_kept
+    changes: Live = {
+        "working": 0,
+        "left": 0,
+        "saved": saved + sum(one.saved for one in before),
+        "weights": weights,
+        "gradients": _gradients(x, turn, rest, part.all_experts - part.experts),
+        "received": 0 if part.has_head else x.stream,
+    }
+    return [("first layer's experts, reduction", changes | one) for one in _reduced_experts(x, part, turn)]
+
+
+def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
+    """Tensors of the reduction of one layer's expert gradients. Without a reduction the gradients are added to those of
+    other micro-batches.
+
+    FSDP holds a unit's last gradient, the down weight's: a third of the experts. All gradients exist while the flat
+    copy is created, before the new shard. In a split backward they have g bytes per element.
+    """
+    size, flat = part.experts, x.g * part.experts
+    shard = flat // x.expert_shards
+    if not turn.reduces:
+        # The first gradients are cast weight by weight; one weight is two thirds. Those in the master dtype are
+        # accumulated as is.
+        cast = 0 if turn.prior or x.c == x.g else flat * 2 // 3
+        return [{"reducing": 0, "new_shard": 0, "flat": 0, "of_experts": x.c * size + cast}]
+    reduced = 0 if turn.prior else shard
+    new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
+    after: Live = {
+        "reducing": flat if x.expert_shards == 1 else 0,
+        "new_shard": new,
+        "flat": flat,
+        "of_experts": reduced,
+    }
+    if x.expert_shards == 1 or (x.unsharded and turn.prior):
+        return [after]  # accumulated gradients are freed before the new shard exists
+    each = x.g if turn.second_half or turn.own_deferred else x.c
+    first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
+    return [first, after | {"reducing": each * size // 3}]

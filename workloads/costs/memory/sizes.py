@@ -1,0 +1,220 @@
+"""Sizes that the events of a pipeline rank are made of: of every rank alike, of one rank or chunk, of one action.
+
+Symbols are those of `workloads.costs.memory.estimate`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
+from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
+from workloads.costs.shape.fp8 import gathered_bytes
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
+from workloads.costs.shape.partition import StageParams
+from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import data_degrees, expert_degrees
+
+
+def accumulates_unsharded(experiment: Experiment) -> bool:
+    """Whether gradients stay unsharded until the last micro-batch, as with ZeRO 0 and 1, which reduce only there (in a
+    split backward, in its weight-gradient pass)."""
+    later = experiment.num_microbatches > 1 or experiment.pp_schedule in SPLIT_BACKWARD
+    return experiment.zero_stage <= 1 and later
+
+
+class Shared(NamedTuple):
+    """Sizes that are the same on every stage, in bytes unless stated otherwise; c, g and m as in
+    `workloads.costs.memory.estimate`."""
+
+    c: int
+    g: int
+    sizes: tuple[LayerSizes, ...]
+    """Sizes of each class of layers of the model."""
+    working: int
+    """Working bytes of the class of layers that needs most."""
+    working_kept: int
+    """The same of layers that are not recomputed (``recompute_every``)."""
+    b: int
+    """Bytes per element of a gathered block: c, or 1 for fp8 weights with one scale."""
+    b_experts: int
+    """Bytes per element of gathered routed experts."""
+    block: int
+    """Elements of the largest block on one rank, without routed experts, which are separate units."""
+    experts: int
+    """Elements of one layer's routed experts on one rank."""
+    expert_shards: int
+    """Number of ranks that share an expert's master weights."""
+    vocabulary: int
+    """Elements of the embedding (or head) on one rank."""
+    head: HeadBytes
+    stream: int
+    """Bytes of one micro-batch's residual stream, also of a stage's output: ``c T_s h``."""
+    inputs: int
+    """Bytes of token ids and targets of every micro-batch (int64), and of the RoPE tables (fp32 sine and cosine)."""
+    unsharded: bool
+    """Whether gradients accumulate unsharded (`accumulates_unsharded`)."""
+    num_microbatches: int
+    """m, the number of micro-batches of a step."""
+    shards: int
+    """S, the number of ranks that share master weights and optimizer state."""
+    zero01: bool
+    """Whether gradients are reduced in the last backward only (ZeRO 0 and 1)."""
+    zero3: bool
+    """Whether weights are gathered for each unit, and freed after it."""
+    splits: bool
+    """Whether the schedule has split backwards."""
+    between: bool
+    """Whether layers that are recomputed and layers that are not take turns."""
+
+    @classmethod
+    def of(cls, e: Experiment) -> Shared:
+        model, c = e.model, COMPUTE_BYTES[e.precision]
+        tokens, stream_tokens = rank_tokens(e)
+        sizes = layer_sizes(e)
+        return cls(
+            c=c,
+            g=MASTER_BYTES[e.precision],
+            sizes=sizes,
+            working=max(size.working for size in sizes),
+            working_kept=max(size.working_kept for size in sizes),
+            b=gathered_bytes(e, c),
+            b_experts=gathered_bytes(e, c, of_experts=True),
+            block=max(size.block for size in sizes),
+            experts=max(size.experts for size in sizes),
+            expert_shards=expert_degrees(e)[1] if model.moe is not None else 1,
+            vocabulary=model.vocab_size // e.tp * model.hidden_size,
+            head=head_bytes(e, c),
+            stream=c * stream_tokens * model.hidden_size,
+            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.rope_dim,
+            unsharded=accumulates_unsharded(e),
+            num_microbatches=e.num_microbatches,
+            shards=data_degrees(e)[1],
+            zero01=e.zero_stage <= 1,
+            zero3=e.zero_stage == 3,
+            splits=e.pp_schedule in SPLIT_BACKWARD,
+            between=e.recompute_every > 1,
+        )
+
+    def shard(self, rest: int, experts: int) -> int:
+        """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""
+        return self.g * rest // self.shards + self.g * experts // self.expert_shards
+
+
+class Part(NamedTuple):
+    """What a pipeline rank holds, or one of its chunks. FSDP's units are in elements, all else is in bytes unless
+    stated otherwise."""
+
+    classes: tuple[LayerClass, ...]
+    """The layers by class, in order."""
+    kept_after: int
+    """Number of layers after the last recomputed one."""
+    num_layers: int
+    has_head: bool
+    has_embedding: bool
+    params: int
+    """Parameters on one rank, in elements."""
+    head: int
+    """Output projection; 0 if there is no separate one."""
+    first: int
+    """Unit whose gradient comes last: the embedding, the tied weight or a block."""
+    first_copy: int
+    """Bytes of ``first`` when gathered."""
+    tied: int
+    """Embedding that is also the output projection; 0 if there is no such weight."""
+    experts: int
+    """Routed experts of one layer; 0 if there are none."""
+    all_experts: int
+    """Routed experts of all layers."""
+    ends: int
+    """Embedding, head and final norm."""
+    whole: int
+    """Gathered parameters."""
+    master: int
+    """Master weights; each of AdamW's moments takes as much."""
+    shard: int
+    """Reduced gradients."""
+    accumulated: int
+    """Gradients between micro-batches."""
+    saved: int
+    """Saved by the layers for one micro-batch, with the output that is sent on."""
+    of_head: int
+    """Saved by the head for one micro-batch."""
+    deferred: int
+    """Held between the two passes of one split backward."""
+
+    @classmethod
+    def of(cls, e: Experiment, x: Shared, held: StageParams) -> Part:
+        """``held``: the layers and ends of a rank, or of one of its chunks."""
+        layers, experts = local_params(e, held.layers)
+        ends = (held.embedding + held.head) // e.tp + held.final_norm
+        params = layers + experts + ends
+        master = x.g * ((layers + ends) // x.shards + experts // x.expert_shards)
+        shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
+        classes = classes_of(x.sizes, held)
+        return cls(
+            classes=classes,
+            kept_after=held.kept_after,
+            num_layers=held.num_layers,
+            has_head=held.has_head,
+            has_embedding=held.embedding > 0,
+            params=params,
+            head=x.vocabulary if held.head else 0,
+            first=x.vocabulary if held.embedding else x.block,
+            first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
+            tied=x.vocabulary if held.has_head and held.embedding > 0 and held.head == 0 else 0,
+            experts=x.experts if experts else 0,
+            all_experts=experts,
+            ends=ends,
+            whole=x.b * layers + x.b_experts * experts + x.c * ends,
+            master=master,
+            shard=shard,
+            accumulated=x.g * params if x.unsharded else shard,
+            saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
+            of_head=x.head.saved if held.has_head else 0,
+            deferred=sum(one.layers * one.size.deferred for one in classes),
+        )
+
+    def last_layers(self, count: int) -> list[tuple[LayerSizes, int]]:
+        """The last ``count`` layers by class, as (sizes, number), the last class first."""
+        result: list[tuple[LayerSizes, int]] = []
+        for one in reversed(self.classes):
+            taken = min(count, one.layers)
+            if taken:
+                result.append((one.size, taken))
+            count -= taken
+        return result
+
+
+class Turn(NamedTuple):
+    """The action of one micro-batch."""
+
+    in_flight: int
+    """Number of micro-batches held when a backward starts."""
+    deferred: int
+    """Bytes that other micro-batches hold for their pending weight-gradient passes."""
+    prior: int
+    """Bytes of gradients left by earlier micro-batches."""
+    last: bool
+    """Whether this is the last backward of the step, which reduces gradients at the latest."""
+    forward_follows: bool
+    """Whether another micro-batch's forward follows."""
+    reduces: bool
+    """Whether gradients are reduced in it."""
+    own_deferred: int = 0
+    """Bytes this micro-batch saves for its deferred weight-gradient pass; 0 if the backward is not split."""
+    first_half: bool = False
+    """Whether this is an input-gradient pass only: blocks get no weight gradients in it."""
+    second_half: bool = False
+    """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until its reduction at
+    the end."""
+
+    def pending(self, x: Shared, part: Part) -> int:
+        """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
+        reduction."""
+        return x.g * part.first if self.prior and not x.unsharded else 0
+
+    def first_gradient(self, x: Shared, part: Part) -> int:
+        """Bytes of the head's gradient after its backward, unless added to an earlier one."""
+        return 0 if self.prior else x.g * part.head // (x.shards if self.reduces else 1)
