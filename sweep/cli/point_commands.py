@@ -18,6 +18,9 @@ ENGINES = ("torchtitan", "torchtitan-0.2", "megatron", "nanotron", "deepspeed", 
 
 def _explain_arguments(parser: Parser) -> None:
     parser.add_argument("id", help=EXPERIMENT_ID)
+    parser.add_argument(
+        "--memory", action="store_true", help="show the allocations and frees that lead to the predicted peak instead"
+    )
     add_results(parser)
 
 
@@ -25,6 +28,11 @@ def _explain(options: Namespace) -> int:
     from sweep.inspecting.explain import print_explanation
     from sweep.inspecting.lookup import Results
 
+    if options.memory:
+        from sweep.inspecting.explain_memory import print_memory
+
+        print_memory(Results(options.results).find(options.id), open_console())
+        return 0
     print_explanation(Results(options.results).find(options.id), options.results, open_console())
     return 0
 

@@ -20,7 +20,7 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, first_passes: bool, chunk
     gathering = 0
     if x.shards > 1 and (x.zero3 or not turn.prior):
         gathering = max(x.b * x.block, x.b_experts * part.experts) if part.tied else x.c * part.head
-    forward: Live = {"working": x.head.working, "gathering": gathering}
+    forward: Live = {"loss": x.head.working, "gathering": gathering}
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
@@ -43,7 +43,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     shard = flat // x.shards
     resharded = x.zero3 or (turn.last and not turn.own_deferred)
     changes: Live = {
-        "working": 0,
+        "loss": 0,
         "gathering": 0,
         "weights": x.b * x.block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
         "gradients": turn.prior or shard,

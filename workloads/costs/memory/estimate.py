@@ -88,6 +88,14 @@ def peak_stage(experiment: Experiment) -> StageMemory:
     return max((_stage_memory(e, shared, rank, held[rank]) for rank in ranks), key=lambda one: one.peak_bytes)
 
 
+def peak_timeline(experiment: Experiment) -> tuple[int, Timeline, int]:
+    """(stage, action, step) of the highest peak of all stages, as `estimate_memory`."""
+    stage = estimate_memory(experiment).peak_stage
+    timelines = timelines_of(experiment, Shared.of(experiment), stage, experiment_stages(experiment)[stage])
+    number, place = highest(timelines)
+    return stage, timelines[number], place
+
+
 @lru_cache(maxsize=4096)
 def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
     """Ranks of which one has the highest peak. ``alike``: equal numbers for ranks that hold equal parts of the model.

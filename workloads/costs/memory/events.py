@@ -39,7 +39,8 @@ TENSORS: Mapping[str, Tensor] = {
     "deferred": Tensor(ACTIVATIONS, "held by other micro-batches or chunks", "ops/linear.py DeferredGradients"),
     "saved": Tensor(ACTIVATIONS, "saved by this micro-batch", "layers/transformer.py Block.forward"),
     "left": Tensor(ACTIVATIONS, "kept for its weight gradients", "ops/linear.py DeferredGradients"),
-    "working": Tensor(ACTIVATIONS, "recomputed tensors and gradients", "layers/recompute.py, ops"),
+    "working": Tensor(ACTIVATIONS, "recomputed tensors, gradients of a layer", "layers/recompute.py"),
+    "loss": Tensor(ACTIVATIONS, "logits and gradients of the loss", "ops/linear_cross_entropy.py"),
     "stream": Tensor(ACTIVATIONS, "gradient of the residual stream", "layers/transformer.py Block.forward"),
     "received": Tensor(ACTIVATIONS, "gradient received from the next stage", "training/messages.py Messages.take"),
     "end_gradient": Tensor(ACTIVATIONS, "gradient of an end, not yet reduced", "ops/linear_cross_entropy.py"),
@@ -69,9 +70,11 @@ class Timeline(NamedTuple):
 class Event(NamedTuple):
     """An allocation or a free."""
 
-    action: str
+    step: int
+    """Number of the step in its timeline; -1 for what exists at the start."""
     unit: str
     tensor: str
+    """Key in `TENSORS`."""
     bytes: int
     """What is allocated; negative if it is freed."""
     total: int
@@ -111,11 +114,11 @@ def events_of(timeline: Timeline) -> list[Event]:
     """Allocations and frees of an action, in order. What exists when it starts comes first."""
     live: Live = {}
     total, events = 0, []
-    for unit, changes in [("start", timeline.start), *timeline.steps]:
+    for step, (unit, changes) in enumerate([("at its start", timeline.start), *timeline.steps], -1):
         differences = [(key, size - live.get(key, 0)) for key, size in changes.items()]
         for key, change in sorted(differences, key=lambda one: one[1] > 0):
             if change:
                 total += change
-                events.append(Event(timeline.action, unit, key, change, total))
+                events.append(Event(step, unit, key, change, total))
         live.update(changes)
     return events

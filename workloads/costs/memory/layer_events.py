@@ -54,6 +54,7 @@ def _flat(x: Shared, part: Part, turn: Turn) -> int:
 def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
     """The last layer's backward: its gradients, recomputed tensors and the head's gradient exist."""
     return "last layer, backward", {
+        "loss": 0,
         "gathering": 0,
         "stream": 0,
         "end_gradient": 0,
