@@ -12,36 +12,32 @@ from analysis.to_javascript.modules import NotPortable
 
 VARIABLE = "ClosedForms"
 """Name of the script's only global; it holds the definitions below by their names in Python."""
-_SHAPE = "workloads.costs.shape"
+_SCHEDULE, _MEMORY = "workloads.costs.shape.schedule", "workloads.costs.memory"
 DEFINITIONS = (
     *(("workloads.spec.experiment", "Experiment"), ("workloads.spec.model_spec", "ModelSpec")),
-    *(("workloads.spec.mesh", name) for name in ("data_degrees", "expert_degrees")),
-    *((f"{_SHAPE}.params", name) for name in ("COMPUTE_BYTES", "MASTER_BYTES", "dense_layer", "local_params")),
-    *((f"{_SHAPE}.params", name) for name in ("moe_layer", "num_dense_layers", "num_params")),
-    *((f"{_SHAPE}.flops", name) for name in ("head_sizes",)),
-    *((f"{_SHAPE}.fp8", name) for name in ("cast_bytes", "gathered_bytes", "is_fp8", "keeps_fp8", "kept_inputs")),
-    *((f"{_SHAPE}.fp8", name) for name in ("working_bytes",)),
-    *((f"{_SHAPE}.expert_loads", name) for name in ("sent_tokens", "skewed_loads")),
-    *((f"{_SHAPE}.partition", name) for name in ("experiment_chunks", "experiment_stages")),
-    *((f"{_SHAPE}.schedule", name) for name in ("INTERLEAVED", "SPLIT_BACKWARD", "V_SHAPED", "_SCHEDULES")),
-    *((f"{_SHAPE}.schedule", name) for name in ("ChunkState", "held", "held_by_chunk", "microbatches_in_flight")),
-    *((f"{_SHAPE}.schedule", name) for name in ("schedule_actions", "stage_at")),
-    ("workloads.costs.memory.estimate", "moments_held"),
+    ("workloads.costs.shape.params", "num_params"),
+    ("workloads.costs.shape.partition", "experiment_stages"),
+    *((_SCHEDULE, name) for name in ("INTERLEAVED", "SPLIT_BACKWARD", "V_SHAPED", "_SCHEDULES", "held")),
+    *((_SCHEDULE, name) for name in ("microbatches_in_flight", "schedule_actions", "stage_at")),
+    *((f"{_MEMORY}.events", name) for name in ("TENSORS", "highest", "live_at")),
+    *((f"{_MEMORY}.sizes", "Part"), (f"{_MEMORY}.sizes", "Shared"), (f"{_MEMORY}.estimate", "timelines_of")),
+    (f"{_MEMORY}.saved_parts", "saved_by_part"),
     ("workloads.costs.time.pipeline", "simulate"),
 )
 """Functions, classes and constants that scripts of the page use, each as (module, name); what these use comes along."""
-MEMBERS = ("compiles", "dp", "num_microbatches", "recomputed_operations", "world_size")
+MEMBERS = ("dp", "num_microbatches", "world_size")
 """Methods and properties that scripts of the page use."""
 
 
 @cache
-def script() -> str:
-    """The script, which defines `VARIABLE`; it uses ``templates/explorer/python.js``."""
-    return translated(VARIABLE, DEFINITIONS, MEMBERS)
+def script(*, comments: bool = False) -> str:
+    """The script, which defines `VARIABLE`; it uses ``templates/explorer/python.js``. ``comments``: whether definitions
+    begin with the first sentence of their docstring."""
+    return translated(VARIABLE, DEFINITIONS, MEMBERS, comments=comments)
 
 
 if __name__ == "__main__":
     try:
-        print(script())
+        print(script(comments=True))
     except NotPortable as refusal:
         raise SystemExit(str(refusal)) from None

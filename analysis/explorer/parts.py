@@ -28,7 +28,7 @@ CHART = "vendor/echarts.min.js"
 PYTHON = "explorer/python.js"
 """What the translated closed forms need of Python."""
 MODELS = (
-    *("explorer/model_costs.js", "explorer/memory_rules.js", "explorer/memory_model.js"),
+    *("explorer/memory_rules.js", "explorer/memory_model.js"),
     *("explorer/memory_form.js", "explorer/memory.js", "explorer/memory_steps.js", "explorer/pipeline_measured.js"),
     "explorer/schedule.js",
 )

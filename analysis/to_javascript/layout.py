@@ -10,6 +10,7 @@ WIDTH = 120
 _STEP = "  "
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`|[\[\](){},]')
 """Texts, which are skipped, and the signs at which a line may be broken."""
+_OPERATORS = re.compile(_PARTS.pattern + r"| (?:&&|\|\||[-+*?:]) ")
 
 
 def wrapped(script: str) -> str:
@@ -27,7 +28,7 @@ def _broken(line: str) -> list[str]:
         return [f"{indent}/**", *(f"{indent} * {one}" for one in inner), f"{indent} */"]
     group = _widest(line)
     if group is None:
-        return [line]
+        return _at_operators(line, indent)
     start, end, commas = group
     bounds = [start, *commas, end]
     parts = [line[a + 1 : b].strip() for a, b in pairwise(bounds)]
@@ -37,6 +38,22 @@ def _broken(line: str) -> list[str]:
     if line[start] == "(":
         inner[-1] = inner[-1].removesuffix(",")
     return [*_broken(line[: start + 1]), *inner, *_broken(f"{indent}{line[end:]}")]
+
+
+def _at_operators(line: str, indent: str) -> list[str]:
+    """The line broken before operators that are in no brackets."""
+    depth, places = 0, [0]
+    for match in _OPERATORS.finditer(line):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match.group(), 0)
+        if depth == 0 and match.group()[0] == " ":
+            places.append(match.start())
+    lines: list[str] = []
+    for start, end in pairwise([*places, len(line)]):
+        if lines and len(lines[-1]) + end - start <= WIDTH:
+            lines[-1] += line[start:end]
+        else:
+            lines.append(f"{indent}{_STEP}{line[start:end].strip()}" if lines else line[:end])
+    return lines
 
 
 def _widest(line: str) -> tuple[int, int, list[int]] | None:

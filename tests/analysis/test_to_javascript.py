@@ -85,7 +85,7 @@ def test_what_has_no_translation_is_refused_in_one_line(
 
 
 def test_closed_forms_are_translated_readably() -> None:
-    lines = closed_forms.script().split("\n")
+    lines = closed_forms.script(comments=True).split("\n")
     assert max(map(len, lines)) <= WIDTH
     assert "  /** costs.shape.params.num_dense_layers: Number of layers without routed experts. */" in lines
     for name in (name for _, name in closed_forms.DEFINITIONS):

@@ -153,7 +153,8 @@ const Memory = (() => {
       const bytes = stage[`${category}_bytes`];
       const row = (name, value, kind) => {
         const made = element("tr", "", { class: kind });
-        made.append(element("th", name, { scope: "row" }), element("td", gib(value), { class: "n" }),
+        const where = MemoryModel.madeIn(name);
+        made.append(element("th", name, where ? { scope: "row", title: `workloads/engine/${where}` } : { scope: "row" }), element("td", gib(value), { class: "n" }),
           element("td", whole(value), { class: "n w-exact" }),
           element("td", percent(value / stage.peak_bytes), { class: "n" }));
         return made;
@@ -188,7 +189,7 @@ const Memory = (() => {
     function drawStage() {
       const stage = shown();
       at("parts").replaceChildren(...partRows(stage));
-      at("moment").textContent = `Stage ${stage.stage} is at its highest in ${stage.moment}.`;
+      at("moment").textContent = `Stage ${stage.stage} is at its highest in the ${stage.moment}.`;
       drawTiles(at("tiles"), stage);
     }
 

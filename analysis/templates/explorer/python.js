@@ -180,7 +180,7 @@ const py = (() => {
   const pairwise = (values) => zip([...values].slice(0, -1), [...values].slice(1));
 
   const chain = (...lists) => lists.flatMap((one) => [...one]);
-  const reduce = (doing, values, ...first) => [...values].reduce((found, one) => doing(found, one), ...first);
+  const reduce = (doing, values, ...first) => [...first, ...values].reduce((found, one) => doing(found, one));
 
   function bisect_left(values, value) {
     const found = values.findIndex((one) => compare(one, value) >= 0);

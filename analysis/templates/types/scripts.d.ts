@@ -201,15 +201,6 @@ declare const echarts: { init(root: HTMLElement, theme: null, options: { rendere
 /** The planner's closed forms, which analysis/explorer/closed_forms.py translates from Python, by their names there. */
 declare const ClosedForms: Record<string, any>;
 
-/** ClosedForms.Experiment: an experiment with what follows from its fields. */
-interface Planned extends Experiment {
-  dp: number;
-  world_size: number;
-  num_microbatches: number;
-  recomputed_operations: string[];
-  compiles(routed: boolean, recomputed: boolean): boolean;
-}
-
 /** The inputs of the pipeline view. */
 interface PipelineInputs {
   schedule: string;
