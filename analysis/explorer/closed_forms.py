@@ -25,6 +25,8 @@ DEFINITIONS = (
     ("workloads.costs.time.pipeline", "simulate"),
 )
 """Functions, classes and constants that scripts of the page use, each as (module, name); what these use comes along."""
+KINDS = ("workloads.spec.layer_kinds.layer_list", "PARTS")
+"""Classes of a layer's parts by their names in files and rows."""
 MEMBERS = ("dp", "num_microbatches", "world_size")
 """Methods and properties that scripts of the page use."""
 
@@ -33,7 +35,7 @@ MEMBERS = ("dp", "num_microbatches", "world_size")
 def script(*, comments: bool = False) -> str:
     """The script, which defines `VARIABLE`; it uses ``templates/explorer/python.js``. ``comments``: whether definitions
     begin with the first sentence of their docstring."""
-    return translated(VARIABLE, DEFINITIONS, MEMBERS, comments=comments)
+    return translated(VARIABLE, DEFINITIONS, MEMBERS, tags=KINDS, comments=comments)
 
 
 if __name__ == "__main__":

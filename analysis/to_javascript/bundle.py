@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from analysis.to_javascript.layout import wrapped
-from analysis.to_javascript.modules import Definition, NotPortable, find, load
+from analysis.to_javascript.modules import Definition, NotPortable, find, is_there, load
 from analysis.to_javascript.statements import Statements, is_cached
 from analysis.to_javascript.types import (
     UNKNOWN,
@@ -49,7 +49,7 @@ class Bundle:
 
     def __init__(self, tags: tuple[str, str] | None, *, comments: bool) -> None:
         self.comments = comments
-        found = find(*tags) if tags is not None else None
+        found = find(*tags) if tags is not None and is_there(tags[0]) else None
         self.tags = found if isinstance(found, Definition) else None
         """A dict of classes by the name that plain data has in ``kind``, for fields of several classes."""
         self.pieces: dict[Definition, Piece] = {}

@@ -63,7 +63,7 @@ _METHODS = {
     "upper": "toUpperCase",
 }
 """Methods of built-in types with other names in JavaScript."""
-_SAME = ("add", "get", "items", "keys", "pop", "setdefault", "split", "update", "values", "copy")
+_SAME = ("add", "clear", "get", "items", "keys", "pop", "setdefault", "split", "update", "values", "copy")
 """Methods that have the same name there, or in `py.Dict`."""
 _OF_TEXT = ("startswith", "endswith", "lower", "upper", "replace", "join")
 

@@ -84,6 +84,12 @@ def is_ours(module: str) -> bool:
     return module.split(".")[0] in ("results", "workloads", "analysis", "tests")
 
 
+def is_there(module: str) -> bool:
+    """Whether there is a module of this name, in a package that there is."""
+    package = module.rpartition(".")[0]
+    return (not package or is_there(package)) and importlib.util.find_spec(module) is not None
+
+
 def find(module: str, name: str) -> Definition | tuple[str, str | None] | None:
     """What ``name`` stands for in a module: a definition of this program; (library, name in it); a module of this
     program as (module, None); None if it is neither defined nor imported there."""

@@ -13,12 +13,13 @@ const MemoryModel = (() => {
     const { action, steps } = timelines[number], rank = Part.of(e, shared, held);
     /** @type {Record<string, Record<string, number>>} */
     const parts = Object.fromEntries(CATEGORIES.map((category) => [category, {}]));
+    const saved = saved_by_part(e, shared, rank), told = py.sum(saved.values()) === rank.saved; // not of all layers
     const put = (of, name, bytes) => { if (bytes) parts[of][name] = (parts[of][name] ?? 0) + bytes; };
     for (const [key, bytes] of live_at(timelines[number], place).items()) {
       const { category, name } = TENSORS.at(key), of = CATEGORIES[category];
-      const batches = key === "others" ? bytes / (rank.saved + rank.of_head) : key === "saved" && bytes === rank.saved ? 1 : 0;
+      const batches = !told ? 0 : key === "others" ? bytes / (rank.saved + rank.of_head) : key === "saved" && bytes === rank.saved ? 1 : 0;
       if (!batches) put(of, name, bytes);
-      else for (const [part, size] of saved_by_part(e, shared, rank).items()) put(of, part, batches * size);
+      else for (const [part, size] of saved.items()) put(of, part, batches * size);
       if (batches && key === "others") put(of, "loss of other micro-batches", batches * rank.of_head);
     }
     const [parameters, gradients, optimizer, activations] = CATEGORIES.map((category) => py.sum(Object.values(parts[category])));
