@@ -51,6 +51,7 @@ _LIBRARY: dict[tuple[str, str], tuple[str, Type]] = {
     ("bisect", "bisect_right"): ("py.bisect_right", NUMBER),
     ("functools", "reduce"): ("py.reduce", UNKNOWN),
     ("itertools", "chain"): ("py.chain", UNKNOWN),
+    ("re", "compile"): ("py.pattern", UNKNOWN),
     ("collections", "Counter"): ("py.Counter", Type("map", (UNKNOWN, NUMBER))),
     ("typing", "get_args"): ("", UNKNOWN),
     ("typing", "cast"): ("", UNKNOWN),

@@ -108,6 +108,8 @@ class Expressions(Values):
             return Js(f"[...{left.within(3)}, ...{right.within(3)}]", either(left.type, right.type))
         if isinstance(op, ast.Mult) and left.type.kind == "list":
             return Js(f"py.repeat({left.within(3)}, {right.within(3)})", list_of(left.type.item))
+        if isinstance(op, ast.Mult) and left.type.kind == "text":
+            return Js(f"{left.within(18)}.repeat({right.within(3)})", TEXT)
         if kinds <= {"number", "flag", "none"} or isinstance(op, (ast.Sub, ast.Div)) or kinds == {"text"}:
             return Js(
                 f"{left.within(binds)} {sign} {right.within(binds + 1)}", TEXT if kinds == {"text"} else NUMBER, binds

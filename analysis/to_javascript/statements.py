@@ -83,7 +83,10 @@ class Statements(Expressions):
         said = node.exc.args[0] if isinstance(node.exc, ast.Call) and node.exc.args else None
         if said is None:
             raise self.refuse(node, "raise without a message")
-        return [f"throw new Error({self.js(said).text});"]
+        self.says = True
+        message = self.js(said).text
+        self.says = False
+        return [f"throw new Error({message});"]
 
     def on_expr(self, node: ast.Expr) -> list[str]:
         match node.value:

@@ -64,6 +64,8 @@ class Values:
         self.locals: dict[str, Type] = {}
         self.owner: Definition | None = None
         """Class of ``self``."""
+        self.says = False
+        """Whether a text is the message of an error, in which formats have no effect."""
         self.this: dict[str, str] = {}
         """`self` and `cls` by their names in Python."""
 
@@ -103,7 +105,7 @@ class Values:
             match one:
                 case ast.Constant(value=str(text)):
                     parts.append(text.replace("\\", "\\\\").replace("`", "\\`").replace("${", "\\${"))
-                case ast.FormattedValue(value=value, format_spec=None):
+                case ast.FormattedValue(value=value) if self.says or (one.format_spec is None and one.conversion == -1):
                     parts.append(f"${{{self.js(value).text}}}")
                 case _:
                     raise self.refuse(one, "a format of a value")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from operator import itemgetter, mul
 from typing import Any, NamedTuple
 
 _WIDE, NARROW = 3, {"a": (1, 2), "b": (3, 4)}
+
+
+_NUMBER = re.compile(r"(\d+)(k)?")
 
 
 class Level(IntEnum):
@@ -207,6 +211,20 @@ def loops(limit: int) -> list[Any]:
     while (left := limit - total) < 0:
         total -= 3
     return [found, total, left, [int(level) for level in Level], Level.HIGH > Level.LOW, f"{found} of {limit}"]
+
+
+def texts(text: str) -> list[Any]:
+    at, found = 0, []
+    while at < len(text):
+        if (number := _NUMBER.match(text, at)) is not None:
+            found.append((int(number[1]), number[0], number[2]))
+            at = number.end()
+        elif text[at] == "!":
+            raise ValueError(f"{text!r} ends at {at:,}")
+        else:
+            found.append((text[at : at + 1] * 2, text[at] in "ab", text.count(text[at]), text.startswith("a")))
+            at += 1
+    return found
 
 
 def down(number: int) -> Iterator[int]:

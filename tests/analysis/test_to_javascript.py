@@ -29,6 +29,7 @@ CASES: dict[str, list[list[Any]]] = {
     "library": [[[1, 3, 3, 8]]],
     "loops": [[5], [8]],
     "calls": [[1], [4]],
+    "texts": [["a12kb7"], [""]],
 }
 
 

@@ -111,6 +111,7 @@ const py = (() => {
 
   function multiply(a, b) {
     if (Array.isArray(a)) return repeat(a, b);
+    if (typeof a === "string") return a.repeat(b);
     return typeof a === "object" ? a.__mul__(b) : a * b;
   }
 
@@ -223,6 +224,16 @@ const py = (() => {
     return record;
   }
 
+  /** re.compile, for matches at a place of a text. */
+  const pattern = (source) => ({
+    match(text, at = 0) {
+      const expression = new RegExp(source, "y");
+      expression.lastIndex = at;
+      const found = expression.exec(text);
+      return found && { at: (group) => found[group] ?? null, end: () => expression.lastIndex };
+    },
+  });
+
   const rpartition = (text, sign) => {
     const at = text.lastIndexOf(sign);
     return at < 0 ? ["", "", text] : [text.slice(0, at), sign, text.slice(at + sign.length)];
@@ -245,7 +256,7 @@ const py = (() => {
     and: (a, other) => (truth(a) ? other() : a), attrgetter, bisect_left, bisect_right, bool: truth, cached, chain, compare, counted, dict,
     divmod: (a, b) => [Math.floor(a / b), mod(a, b)], enumerate, enumeration, equal, fields, float: Number, gcd, index,
     int: Math.trunc, itemgetter, len: (value) => value.length ?? value.size, list: (values) => [...values], made, max,
-    merged: (a, b) => new Dict([...a.items(), ...b.items()]), min, mod, multiply, next, or: (a, other) => (truth(a) ? a : other()), pairwise, prod,
+    merged: (a, b) => new Dict([...a.items(), ...b.items()]), min, mod, multiply, next, or: (a, other) => (truth(a) ? a : other()), pairwise, pattern, prod,
     range, reduce, remove, repeat, replace, reversed: (values) => [...values].reverse(), round, rpartition,
     set: (members = []) => new Members(members), sorted, starred, str: String, sum, truth, tuple: (values) => [...values], within, zip,
   };
