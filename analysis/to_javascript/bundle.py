@@ -31,6 +31,7 @@ class Piece:
     """The translation of one definition."""
 
     definition: Definition
+    name: str = ""
     head: str = ""
     members: dict[str, str] = field(default_factory=dict)
     tail: str = ""
@@ -95,7 +96,8 @@ class Bundle:
             while name in self.names:  # the same name in another module
                 name = f"{one.module.rpartition('.')[2]}_{name.lstrip('_')}"
             self.names[name] = one
-        return next(name for name, other in self.names.items() if other == one)
+            self.pieces[one].name = name
+        return self.pieces[one].name
 
     def _finish(self) -> None:
         """Translates what is waiting, until nothing more is needed."""

@@ -90,6 +90,7 @@ def is_there(module: str) -> bool:
     return (not package or is_there(package)) and importlib.util.find_spec(module) is not None
 
 
+@cache
 def find(module: str, name: str) -> Definition | tuple[str, str | None] | None:
     """What ``name`` stands for in a module: a definition of this program; (library, name in it); a module of this
     program as (module, None); None if it is neither defined nor imported there."""

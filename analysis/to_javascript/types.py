@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from analysis.to_javascript.modules import Definition, NotPortable, find
@@ -139,6 +140,7 @@ def is_record(node: ast.ClassDef) -> bool:
     return is_named_tuple(node) or any(isinstance(one, ast.Name) and one.id == "dataclass" for one in names)
 
 
+@cache
 def fields_of(owner: Definition) -> dict[str, ast.AnnAssign]:
     """Fields of a dataclass or named tuple by name, in the order of its constructor, inherited ones first."""
     node = owner.node
@@ -159,6 +161,7 @@ def bases_of(owner: Definition) -> list[Definition]:
     return [base for base in named if isinstance(base, Definition)]
 
 
+@cache
 def member(owner: Definition, name: str) -> tuple[Definition, ast.FunctionDef] | None:
     """The method or property of this name, with the class that defines it."""
     assert isinstance(owner.node, ast.ClassDef)

@@ -214,7 +214,8 @@ def loops(limit: int) -> list[Any]:
 
 
 def texts(text: str) -> list[Any]:
-    at, found = 0, []
+    at = 0
+    found: list[Any] = []
     while at < len(text):
         if (number := _NUMBER.match(text, at)) is not None:
             found.append((int(number[1]), number[0], number[2]))
