@@ -26,6 +26,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_para
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.spec.experiment import Experiment
+from workloads.spec.optimizer import ADAMW
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")
@@ -77,8 +78,9 @@ def peak_of_step(experiment: Experiment, step: int) -> Bytes:
     if step:
         return max((categories(stage) for stage in stages), key=sum)
     running = [(p, g, 0, a) for p, g, _, a in map(categories, stages)]
-    # AdamW allocates its moments, twice the shard, when all gradients exist.
-    stepping = [(o // 2, o // 2, o, 0) for _, _, o, _ in map(categories, stages)]
+    # AdamW allocates its moments when all gradients exist.
+    shards = [stage.optimizer_bytes // ADAMW.moments for stage in stages]
+    stepping = [(shard, shard, ADAMW.state_bytes(shard), 0) for shard in shards]
     return max((*running, *stepping), key=sum)
 
 
@@ -111,7 +113,7 @@ class _Held:
             shard=shard,
             copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
             accumulated=g * everything if accumulates_unsharded(e) else shard,
-            optimizer=2 * shard,
+            optimizer=ADAMW.state_bytes(shard),
             saved=saved,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

@@ -17,6 +17,7 @@ from workloads.costs.memory.layer_classes import layer_sizes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
 from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
+from workloads.spec.optimizer import ADAMW
 
 _V_SHAPED = 0.8
 """Least share of the micro-batches of 1F1B's first rank that V-shaped schedules hold."""
@@ -51,7 +52,7 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
         (embedding, np.minimum(x.pp, np.where(m > 2, m - 1, m))),
         (0, _V_SHAPED * np.minimum(x.pp, np.where(m > 2, m - 1, m))),
     ):
-        states = 3 * g * ((rest + ends) / shards + experts / of_experts)
+        states = (1 + ADAMW.moments) * g * ((rest + ends) / shards + experts / of_experts)
         copies = np.where(x.zero <= 2, b * (rest + experts) + c * ends, 0)
         shard = g * ((rest + ends) / shards + experts / of_experts)
         gradients = np.where(m > 2, np.where(x.zero <= 1, g * (rest + experts + ends), shard), 0)

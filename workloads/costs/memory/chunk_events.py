@@ -18,7 +18,7 @@ from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.partition import experiment_chunks
-from workloads.costs.shape.schedule import INTERLEAVED, Backwards, ChunkState, Held, held_by_chunk
+from workloads.costs.shape.schedule import Backwards, ChunkState, Held, held_by_chunk
 from workloads.spec.experiment import Experiment
 
 ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
@@ -57,36 +57,19 @@ def timelines_of_chunks(e: Experiment, x: Shared, stage: int, always: Live) -> l
                 first_half=kind == "I",
                 second_half=kind == "W",
             )
-            start: Live = {
-                **always,
-                "deferred": turn.deferred,
-                "saved": part.saved,
-                "weights": 0 if x.zero3 else chunk.whole,
-                "gradients": prior,
-                "flat": turn.pending(x, chunk),
-                "other_weights": 0,
-                "other_gradients": 0,
-                "other_flat": 0,
-            }
-            for other, state in enumerate(at):
-                if other != number:
-                    weights, gradients, flat = holds[other][state]
-                    start["other_weights"] += weights
-                    start["other_gradients"] += gradients
-                    start["other_flat"] += flat
+            start = turn.start(x, part, always)
+            others = [holds[other][state] for other, state in enumerate(at) if other != number]
+            for place, key in enumerate(("other_weights", "other_gradients", "other_flat")):
+                start[key] = sum(held[place] for held in others)
             if kind == "W":
                 steps = _weight_gradients(second, part, turn, start)
             elif kind == "F":
                 # In other chunks the backward that follows holds more.
-                steps = head_forward(x, part, turn, first_passes=_interleaved(e), chunks=True) if part.has_head else []
+                steps = head_forward(x, part, turn, chunks=True) if part.has_head else []
             else:
                 steps = [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *last_unit(x, part, turn)]
             timelines.append(Timeline(f"{ACTIONS[kind]} of chunk {number + 1}", start, steps))
     return timelines
-
-
-def _interleaved(e: Experiment) -> bool:
-    return e.pp_schedule in INTERLEAVED
 
 
 def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple[int, int, int]:

@@ -9,11 +9,11 @@ from workloads.costs.memory.events import Live, Step
 from workloads.costs.memory.sizes import Part, Shared, Turn
 
 
-def head_forward(x: Shared, part: Part, turn: Turn, *, first_passes: bool, chunks: bool) -> list[Step]:
+def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Step]:
     """The head's forward (under GPipe its backward), which holds one chunk of logits and both gradients.
 
     With S > 1 a unit is gathered into a flat buffer of c bytes per element that lives until the next unit is gathered.
-    The head is the last unit of a forward; with a tied weight the last unit is a block. ``first_passes``: whether the
+    The head is the last unit of a forward; with a tied weight the last unit is a block. In an interleaved schedule the
     previous micro-batch may have had only its input-gradient pass, in which the head was reduced last. With one chunk
     no weight-gradient pass has run by then.
     """
@@ -24,7 +24,7 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, first_passes: bool, chunk
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
-    if first_passes and part.head and turn.reduces and turn.own_deferred and turn.prior and not x.unsharded:
+    if x.interleaved and part.head and turn.own_deferred and turn.prior and not x.unsharded:
         of_head = x.g * part.head
         if chunks:
             forward["flat"] = max(of_head, turn.pending(x, part))

@@ -10,7 +10,7 @@ their own (`expert_degrees`). With uneven routing, the rank with most tokens is 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
                 each take one byte an element
-    optimizer   2 g P / S, the two moments of AdamW
+    optimizer   2 g P / S, the two moments of AdamW (`workloads.spec.optimizer`)
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head, and
@@ -36,9 +36,10 @@ from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
-from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, held_by_chunk, held_by_rank
+from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.optimizer import ADAMW
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,26 +174,16 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
 def timelines_of(e: Experiment, x: Shared, stage: int, held: StageParams) -> list[Timeline]:
     """Actions of a rank in one of which it peaks."""
     part = Part.of(e, x, held)
-    always: Live = {"master": part.master, "optimizer": 2 * part.master, "inputs": x.inputs}
+    always: Live = {"master": part.master, "optimizer": ADAMW.state_bytes(part.master), "inputs": x.inputs}
     if e.virtual_stages > 1:
         return timelines_of_chunks(e, x, stage, always)
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
-    first_passes = e.pp_schedule in INTERLEAVED
     timelines = []
     for name, turn in _turns(x, part, int(in_flight), int(deferred * part.deferred)):
-        start: Live = {
-            **always,
-            "others": (turn.in_flight - 1) * (part.saved + part.of_head),
-            "deferred": turn.deferred,
-            "saved": part.saved,
-            "weights": 0 if x.zero3 else part.whole,
-            "gradients": turn.prior,
-            "flat": turn.pending(x, part),
-        }
-        steps = head_forward(x, part, turn, first_passes=first_passes, chunks=False) if part.has_head else []
+        steps = head_forward(x, part, turn, chunks=False) if part.has_head else []
         steps += [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *tied_step(x, part, turn)]
-        timelines.append(Timeline(name, start, [*steps, *last_unit(x, part, turn)]))
+        timelines.append(Timeline(name, turn.start(x, part, always), [*steps, *last_unit(x, part, turn)]))
     return timelines
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from workloads.costs.memory.events import Live, Step
 from workloads.costs.memory.sizes import Part, Shared, Turn
 
+_AFTER_REDUCTION: Live = dict.fromkeys(("of_experts", "stream", "reducing", "new_shard"), 0)
+_AFTER_HEAD: Live = dict.fromkeys(("loss", "gathering", "end_gradient"), 0)
+
 
 def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """Steps from the last layer to the first."""
@@ -54,12 +57,8 @@ def _flat(x: Shared, part: Part, turn: Turn) -> int:
 def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
     """The last layer's backward: its gradients, recomputed tensors and the head's gradient exist."""
     return "last layer, backward", {
-        "loss": 0,
-        "gathering": 0,
-        "stream": 0,
-        "end_gradient": 0,
-        "reducing": 0,
-        "new_shard": 0,
+        **_AFTER_REDUCTION,
+        **_AFTER_HEAD,
         "weights": _gathered(x, part, turn),
         "gradients": _prior(x, part, turn),
         "of_tied": x.c * part.tied,
@@ -121,10 +120,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int) -> Step:
         flat = 0 if turn.first_half else x.g * layers[-1][0].block
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
-        "of_experts": 0,
-        "stream": 0,
-        "reducing": 0,
-        "new_shard": 0,
+        **_AFTER_REDUCTION,
         "saved": part.saved - sum(count * (size.kept if kept else size.saved) for size, count in layers),
         "left": sum(count * size.deferred for size, count in layers) if turn.first_half else 0,
         "weights": weights,
@@ -153,10 +149,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
     working = size.working if recomputed else size.working_kept
     saved = (size.saved if recomputed else size.kept) + sum(one.saved for one in before)
     return f"first {size.name}, backward", {
-        "of_experts": 0,
-        "stream": 0,
-        "reducing": 0,
-        "new_shard": 0,
+        **_AFTER_REDUCTION,
         "saved": saved,
         "left": left,
         "weights": _gathered_first(x, part, turn, number, block, experts),
@@ -193,8 +186,7 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
     and of the previous one are gathered.
     """
     size = part.experts
-    of_head = x.c * part.head if not turn.second_half else 0
-    weights = part.whole - (of_head + x.b_experts * size if turn.last else 0)
+    weights = _gathered(x, part, turn) - (x.b_experts * size if turn.last else 0)
     if x.zero3:
         weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.

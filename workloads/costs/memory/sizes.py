@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
+from workloads.costs.memory.events import Live
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
-from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 
@@ -65,6 +66,8 @@ class Shared(NamedTuple):
     """Whether weights are gathered for each unit, and freed after it."""
     splits: bool
     """Whether the schedule has split backwards."""
+    interleaved: bool
+    """Whether the schedule is an interleaved one."""
     between: bool
     """Whether layers that are recomputed and layers that are not take turns."""
 
@@ -94,6 +97,7 @@ class Shared(NamedTuple):
             zero01=e.zero_stage <= 1,
             zero3=e.zero_stage == 3,
             splits=e.pp_schedule in SPLIT_BACKWARD,
+            interleaved=e.pp_schedule in INTERLEAVED,
             between=e.recompute_every > 1,
         )
 
@@ -214,6 +218,18 @@ class Turn(NamedTuple):
         """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
         reduction."""
         return x.g * part.first if self.prior and not x.unsharded else 0
+
+    def start(self, x: Shared, part: Part, always: Live) -> Live:
+        """What exists when a backward starts. ``always``: what exists all the time."""
+        return {
+            **always,
+            "others": (self.in_flight - 1) * (part.saved + part.of_head),
+            "deferred": self.deferred,
+            "saved": part.saved,
+            "weights": 0 if x.zero3 else part.whole,
+            "gradients": self.prior,
+            "flat": self.pending(x, part),
+        }
 
     def first_gradient(self, x: Shared, part: Part) -> int:
         """Bytes of the head's gradient after its backward, unless added to an earlier one."""
