@@ -59,6 +59,7 @@ ORDER = {
         "figures",
         "page",
         "compare",
+        "to_javascript",
         "explorer",
         "index_page",
         "report",

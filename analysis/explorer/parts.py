@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.explorer import failed_logs, row_data, row_series, traces
+from analysis.explorer import closed_forms, failed_logs, row_data, row_series, traces
 from analysis.explorer.model_data import models_json
 from analysis.page.embed import deflated
 from analysis.page.render import source
@@ -25,19 +25,21 @@ SCRIPTS = (
 """Scripts below ``templates/`` in dependency order; they only define functions and classes."""
 STYLES = ("explorer/runs.css", "explorer/drawer.css", "explorer/widgets.css")
 CHART = "vendor/echarts.min.js"
+PYTHON = "explorer/python.js"
+"""What the translated closed forms need of Python."""
 MODELS = (
-    *("explorer/pipeline_model.js", "explorer/model_costs.js", "explorer/memory_rules.js"),
-    *("explorer/memory_held.js", "explorer/memory_model.js"),
+    *("explorer/memory_rules.js", "explorer/memory_model.js"),
     *("explorer/memory_form.js", "explorer/memory.js", "explorer/memory_steps.js", "explorer/pipeline_measured.js"),
     "explorer/schedule.js",
 )
-"""Scripts of the memory and pipeline views, which run when one of these views is first opened."""
+"""Scripts of the memory and pipeline views, which run, after the closed forms, when one of these is first opened."""
 
 
 @cache
 def late() -> dict[str, str]:
     """Variable ``runs`` of ``explorer/runs.html``: the deflated scripts ``echarts`` and ``models``."""
-    return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(source(name) for name in MODELS))}
+    models = [source(PYTHON), closed_forms.script(), *map(source, MODELS)]
+    return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(models))}
 
 
 def page_data(results: LoadedResults, frame: pd.DataFrame, cohorts: Sequence[Cohort], folder: Path) -> dict[str, Any]:

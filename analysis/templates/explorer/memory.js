@@ -153,7 +153,8 @@ const Memory = (() => {
       const bytes = stage[`${category}_bytes`];
       const row = (name, value, kind) => {
         const made = element("tr", "", { class: kind });
-        made.append(element("th", name, { scope: "row" }), element("td", gib(value), { class: "n" }),
+        const where = MemoryModel.madeIn(name);
+        made.append(element("th", name, where ? { scope: "row", title: `workloads/engine/${where}` } : { scope: "row" }), element("td", gib(value), { class: "n" }),
           element("td", whole(value), { class: "n w-exact" }),
           element("td", percent(value / stage.peak_bytes), { class: "n" }));
         return made;
@@ -188,7 +189,7 @@ const Memory = (() => {
     function drawStage() {
       const stage = shown();
       at("parts").replaceChildren(...partRows(stage));
-      at("moment").textContent = `Stage ${stage.stage} is at its highest in ${stage.moment}.`;
+      at("moment").textContent = `Stage ${stage.stage} is at its highest in the ${stage.moment}.`;
       drawTiles(at("tiles"), stage);
     }
 
@@ -207,10 +208,11 @@ const Memory = (() => {
       const broken = refused ? [] : MemoryRules.violations(widget.rules, e, null);
       const structural = broken.filter(({ scope }) => scope === "layout").map(({ message }) => message);
       let sentences = refused ? [refused] : structural;
+      const planned = py.made(ClosedForms.Experiment, e);
       memory = null;
       if (!sentences.length) {
         try {
-          memory = MemoryModel.estimateMemory(e);
+          memory = MemoryModel.estimateMemory(planned);
         } catch (error) {
           if (!(error instanceof RangeError)) throw error;
           sentences = [error.message];
@@ -223,9 +225,9 @@ const Memory = (() => {
       at("note").textContent = engine ? `Predicted, but ${engine.message}` : "";
       at("answer").hidden = !memory;
       at("parameters").textContent = refused ? ""
-        : `${(ModelCosts.numParams(e.model) / 1e9).toPrecision(4)} G parameters`;
+        : `${(ClosedForms.num_params(planned.model) / 1e9).toPrecision(4)} G parameters`;
       at("what").textContent = refused ? "" : [
-        plural(ModelCosts.worldSize(e), "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
+        plural(planned.world_size, "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
         `${plural(e.global_batch_size * e.seq_len, "token")} a step`].join(", ");
       at("total").textContent = memory ? `${gib(memory.peak_bytes)} GiB` : "no such layout";
       at("total").dataset.bytes = memory ? String(memory.peak_bytes) : "";

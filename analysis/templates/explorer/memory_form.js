@@ -61,7 +61,7 @@ const MemoryForm = (() => {
   const CHUNKS = ["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]];
   /** @type {Field} */
   const EXPERT_TP = ["etp", "etp: tensor parallel inside experts, 1 or tp", POWERS(32)];
-  const V_SHAPED = ModelCosts.V_SHAPED;
+  const V_SHAPED = ClosedForms.V_SHAPED;
 
   /** @param {Field} field */
   const numberField = ([name, label, steps]) => `
@@ -190,7 +190,7 @@ const MemoryForm = (() => {
       for (const name of ["micro_batch_size", "seq_len", "zero_stage"]) e[name] = whole(name);
       for (const name of ["recompute", "precision", "attention", "compile"]) e[name] = field(name).value;
       e.recompute_every = e.recompute === "none" ? 1 : whole("recompute_every");
-      e.global_batch_size = ModelCosts.dataParallel(e) * e.micro_batch_size * whole("num_microbatches");
+      e.global_batch_size = e.dp_replicate * e.dp_shard * e.micro_batch_size * whole("num_microbatches");
       e.pp_schedule = e.pp === 1 ? "none" : field("pp_schedule").value;
       const interleaved = e.pp_schedule.startsWith("interleaved");
       e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
@@ -251,7 +251,7 @@ const MemoryForm = (() => {
         readShape();
       }
       for (const name of [...LAYOUT.map(([layout]) => layout), "micro_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every", "precision", "attention", "compile"]) put(name, e[name]);
-      put("num_microbatches", e.global_batch_size / (ModelCosts.dataParallel(e) * e.micro_batch_size));
+      put("num_microbatches", e.global_batch_size / (e.dp_replicate * e.dp_shard * e.micro_batch_size));
       if (e.pp > 1) for (const name of ["pp_schedule", "pp_split"]) put(name, e[name]);
       if (e.virtual_stages > 1) put("virtual_stages", e.virtual_stages);
       if (e.cp > 1) put("cp_kind", e.cp_kind);

@@ -7,8 +7,6 @@
    analysis.explorer.model_data. */
 "use strict";
 const MemoryRules = (() => {
-  const { dataParallel, div, numMicrobatches, worldSize, writtenStages } = ModelCosts;
-
   const gcd = (...values) => values.reduce((a, b) => { while (b) [a, b] = [b, a % b]; return a; });
 
   /** Every divisor, smallest first. @param {number} value */
@@ -24,7 +22,7 @@ const MemoryRules = (() => {
 
   /** Operations by sign or name, on the values of the operands. Numbers are whole. */
   const OPERATIONS = {
-    "+": (a, b) => a + b, "-": (a, b) => (b === undefined ? -a : a - b), "*": (a, b) => a * b, "/": (a, b) => a / b, "//": div,
+    "+": (a, b) => a + b, "-": (a, b) => (b === undefined ? -a : a - b), "*": (a, b) => a * b, "/": (a, b) => a / b, "//": (a, b) => Math.floor(a / b),
     "%": (a, b) => a % b, "==": (a, b) => a === b, "!=": (a, b) => a !== b,
     "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
     in: (part, all) => all.includes(part), "not in": (part, all) => !all.includes(part),
@@ -60,11 +58,9 @@ const MemoryRules = (() => {
 
   /** Names about the stages that are written out; 0 without any. @param {string|null|undefined} text */
   function written(text) {
-    const stages = writtenStages(text), count = (letter) => stages.join("").split(letter).length - 1;
-    return {
-      stages_written: stages.length, layers_written: stages.length ? count("t") : 0,
-      modules_written: stages.length ? count("m") : 0, empty_stage: stages.indexOf("") + 1,
-    };
+    if (!text) return { stages_written: 0, layers_written: 0, modules_written: 0, empty_stage: 0 };
+    const { stages, num_layers, multi_token_modules, empty_stage } = ClosedForms.written_stages(text);
+    return { stages_written: stages.length, layers_written: num_layers, modules_written: multi_token_modules, empty_stage };
   }
 
   /**
@@ -73,11 +69,11 @@ const MemoryRules = (() => {
    * @param {ClusterAbout} cluster
    */
   function namesOf(e, cluster, stated) {
-    const { model } = e, { mla } = model;
+    const { model } = e, { mla } = model, { dp, num_microbatches, world_size } = py.made(ClosedForms.Experiment, e);
     /** @type {Record<string, unknown>} */
     const names = {
       ...model, ...e, model: model.name,
-      dp: dataParallel(e), world_size: worldSize(e), num_microbatches: numMicrobatches(e),
+      dp, world_size, num_microbatches,
       has_experts: Boolean(model.moe), has_latent_attention: Boolean(model.mla),
       num_experts: model.moe ? model.moe.num_experts : 0,
       experts_per_token: model.moe ? model.moe.experts_per_token : 0,

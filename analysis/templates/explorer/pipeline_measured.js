@@ -13,7 +13,7 @@ const PipelineMeasured = (() => {
     /** @type {(name: string) => number|null} */
     const number = (name) => /** @type {number|null} */ (read(name));
     const schedule = String(read("pp_schedule"));
-    if (!(number("pp") > 1) || !(schedule in PipelineModel.SCHEDULES) || read("num_microbatches") === null) return null;
+    if (!(number("pp") > 1) || !ClosedForms._SCHEDULES.has(schedule) || read("num_microbatches") === null) return null;
     const fields = {
       schedule, ranks: number("pp"), microbatches: number("num_microbatches"), chunks: number("virtual_stages") ?? 1,
     };
@@ -50,8 +50,8 @@ const PipelineMeasured = (() => {
     const { schedule, ranks, microbatches, chunks } = fields;
     const split = (list, share = 1) => list.map((seconds) => Array(chunks).fill((share * seconds) / chunks));
     const lengths = { F: split(stages.forward), B: split(stages.backward), I: split(stages.backward, 0.5), W: split(stages.backward, 0.5) };
-    const actions = stages.work.map((_, rank) => PipelineModel.scheduleActions(schedule, rank, ranks, microbatches, chunks));
-    return PipelineModel.simulate(schedule, actions, lengths, 0).idle;
+    const actions = stages.work.map((_, rank) => ClosedForms.schedule_actions(schedule, rank, ranks, microbatches, chunks));
+    return ClosedForms.simulate(actions, lengths.F, lengths.B, 0, schedule, lengths.I, lengths.W).idle_s;
   }
 
   /**
@@ -59,7 +59,7 @@ const PipelineMeasured = (() => {
    * @param {PipelineRun["fields"]} fields
    */
   function takenAsEqual({ schedule, chunks }) {
-    const halves = PipelineModel.SPLIT_BACKWARD.includes(schedule)
+    const halves = ClosedForms.SPLIT_BACKWARD.includes(schedule)
       ? " Where the schedule splits a backward, the gradients of inputs and those of weights take half of it each: a run times them together." : "";
     return `${chunks > 1 ? " A rank's chunks take equal times." : ""}${halves}`;
   }

@@ -1,10 +1,10 @@
 /* The pipeline view: a schedule drawn as the engine executes it, and its idle time.
 
    Times have no unit, only their ratio matters; for a run that measured its own they are seconds. The actions and their
-   times come from pipeline_model.js, measured times from pipeline_measured.js. */
+   times come from the planner (ClosedForms), measured times from pipeline_measured.js. */
 "use strict";
 const Pipeline = (() => {
-  const { INTERLEAVED, SCHEDULES, SPLIT_BACKWARD, V_SHAPED } = PipelineModel;
+  const { INTERLEAVED, SPLIT_BACKWARD, V_SHAPED, microbatches_in_flight, schedule_actions, stage_at } = ClosedForms;
   const ROW = 34, BAR = 26, LEFT = 4, TOP = 6, AXIS = 22;
   const SVG = "http://www.w3.org/2000/svg";
   /** Name of each schedule, and what a rank does. */
@@ -20,7 +20,7 @@ const Pipeline = (() => {
     dualpipe_v: ["DualPipeV",
       "The same V in pairs of a forward and a backward, which follow each other here (arXiv:2412.19437)."],
   };
-  const schedules = Object.keys(SCHEDULES).filter((name) => name !== "none");
+  const schedules = ClosedForms._SCHEDULES.keys().filter((name) => name !== "none");
   const KINDS = { F: "forward", B: "backward", I: "backward, input's gradient", W: "backward, weights' gradient" };
   /** Largest number of actions drawn; more are illegible and slow. */
   const MOST_ACTIONS = 30000;
@@ -180,14 +180,15 @@ const Pipeline = (() => {
       const lengths = {
         F: each(given.forward), B: each(given.backward), I: each(given.backward - weights), W: each(weights),
       };
-      const actions = lengths.F.map((_, rank) => PipelineModel.scheduleActions(schedule, rank, p, m, v));
-      const run = PipelineModel.simulate(schedule, actions, lengths, given.p2p);
+      const actions = lengths.F.map((_, rank) => schedule_actions(schedule, rank, p, m, v));
+      const run = ClosedForms.simulate(actions, lengths.F, lengths.B, given.p2p, schedule, lengths.I, lengths.W);
       return {
         ...given, ...run, lengths,
+        spans: actions.map((_, rank) => run.spans.filter((span) => span.rank === rank)),
         busy: m * (given.forward + given.backward),
-        meanIdle: run.idle.reduce((a, b) => a + b, 0) / p,
-        inFlight: actions.map((own) => PipelineModel.microbatchesInFlight(own) / v),
-        waiting: actions.map((own) => PipelineModel.weightsWaiting(own) / v),
+        meanIdle: py.sum(run.idle_s) / p,
+        inFlight: actions.map((own) => microbatches_in_flight(own) / v),
+        waiting: actions.map((own) => Math.max(...ClosedForms.held(own).map((one) => py.sum(one.for_weights))) / v),
       };
     }
 
@@ -196,7 +197,7 @@ const Pipeline = (() => {
      * 1F1B's.
      */
     function showFacts() {
-      const { schedule, ranks: p, microbatches: m, total, busy, meanIdle } = found;
+      const { schedule, ranks: p, microbatches: m, total_s: total, busy, meanIdle } = found;
       const split = SPLIT_BACKWARD.includes(schedule), v = split ? 1 : found.chunks, closed = (p - 1) / (v * m);
       at("bubble").textContent = percent(meanIdle / busy);
       at("formula").textContent = split ? "1F1B: (p − 1) / m" : v > 1 ? "(p − 1) / (v m)" : "(p − 1) / m";
@@ -229,8 +230,8 @@ const Pipeline = (() => {
         head.scope = "row";
         head.textContent = String(rank);
         row.append(head);
-        const idle = Math.abs(found.idle[rank]);
-        const cells = [plain(idle), percent(idle / found.total), plain(found.inFlight[rank]), plain(inFlightNow[rank]),
+        const idle = Math.abs(found.idle_s[rank]);
+        const cells = [plain(idle), percent(idle / found.total_s), plain(found.inFlight[rank]), plain(inFlightNow[rank]),
           plain(found.waiting[rank])];
         for (const text of cells) {
           const cell = document.createElement("td");
@@ -243,7 +244,7 @@ const Pipeline = (() => {
     }
 
     function drawChart() {
-      const { spans, total } = found, room = at("scroll").clientWidth - LEFT - 2;
+      const { spans, total_s: total } = found, room = at("scroll").clientWidth - LEFT - 2;
       const { chunks, lengths } = found, kinds = new Set(spans.flat().map((span) => span.action.kind));
       const shortest = Math.min(...[...kinds].map((kind) => lengths[kind][0][0]));
       const numbered = 8 + 7 * String(found.microbatches - 1).length; // wide enough for every micro-batch's number
@@ -258,7 +259,7 @@ const Pipeline = (() => {
         const y = TOP + rank * ROW, middle = y + BAR / 2;
         labels.push(draw("text", { x: 52, y: middle, class: "g-label", "text-anchor": "end" }, `rank ${rank}`));
         parts.push(draw("rect", { x: LEFT, y, width: total * scale, height: BAR, fill: "url(#runs-p-idle)" }));
-        return own.map(({ action, start, end }, index) => {
+        return own.map(({ action, start_s: start, end_s: end }, index) => {
           const { kind, chunk } = action, width = (end - start) * scale;
           const fill = kind === "B" ? `url(#runs-p-hatch-${chunk})` : colour(VARIABLES[kind], chunk, chunks);
           const names = { "data-rank": rank, "data-index": index, class: `g-${kind}`, style: `fill: ${fill}` };
@@ -289,19 +290,19 @@ const Pipeline = (() => {
      */
     function choose(rank, index, scroll) {
       chosen = [rank, index];
-      const { action, start, end } = found.spans[rank][index], before = index ? found.spans[rank][index - 1].end : 0;
+      const { action, start_s: start, end_s: end } = found.spans[rank][index], before = index ? found.spans[rank][index - 1].end_s : 0;
       const box = bars[rank][index], outline = chart.lastElementChild;
       for (const name of ["x", "y", "width"]) outline.setAttribute(name, box.getAttribute(name));
       const waited = start - before > 1e-9 ? `, after ${plain(start - before)} idle` : "";
-      const stage = PipelineModel.stageAt(found.schedule, rank, action.chunk, found.ranks);
+      const stage = stage_at(found.schedule, rank, action.chunk, found.ranks);
       const where = found.chunks > 1 ? ` in chunk ${action.chunk} (stage ${stage})` : "";
       at("now").textContent = `Rank ${rank}: ${KINDS[action.kind]} of micro-batch ${action.microbatch}${where}, ` +
         `from ${plain(start)} to ${plain(end)}${waited}.`;
-      const tiny = 1e-9 * found.total; // sums of tenths differ in their last bits
+      const tiny = 1e-9 * found.total_s; // sums of tenths differ in their last bits
       showRanks(found.spans.map((own) => own.reduce((held, span) => {
         if (span.action.kind === "W") return held;
-        if (span.action.kind === "F") return held + (span.start <= start + tiny ? 1 : 0);
-        return held - (span.end <= start + tiny ? 1 : 0);
+        if (span.action.kind === "F") return held + (span.start_s <= start + tiny ? 1 : 0);
+        return held - (span.end_s <= start + tiny ? 1 : 0);
       }, 0) / found.chunks));
       if (!scroll) return;
       const view = at("scroll"), left = Number(box.getAttribute("x")), right = left + Number(box.getAttribute("width"));
@@ -311,7 +312,7 @@ const Pipeline = (() => {
 
     /** The action of another rank that is nearest in time. */
     function nearest(rank, time) {
-      const distances = found.spans[rank].map((span) => Math.abs(span.start - time));
+      const distances = found.spans[rank].map((span) => Math.abs(span.start_s - time));
       return distances.indexOf(Math.min(...distances));
     }
     function step(event) {
@@ -320,7 +321,7 @@ const Pipeline = (() => {
       const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: last }[event.key];
       if (!up && to === undefined) return;
       event.preventDefault();
-      if (up && found.spans[rank + up]) choose(rank + up, nearest(rank + up, found.spans[rank][index].start), true);
+      if (up && found.spans[rank + up]) choose(rank + up, nearest(rank + up, found.spans[rank][index].start_s), true);
       else if (!up && to >= 0 && to <= last) choose(rank, to, true);
     }
 

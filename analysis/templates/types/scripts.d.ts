@@ -198,12 +198,8 @@ interface Chart {
 /** The chart library, which is loaded late. */
 declare const echarts: { init(root: HTMLElement, theme: null, options: { renderer: string }): Chart };
 
-/** An action of a pipeline rank: forward, backward, or the halves of a backward (inputs, weights). */
-interface PipelineAction {
-  kind: "F" | "B" | "I" | "W";
-  microbatch: number;
-  chunk: number;
-}
+/** The planner's closed forms, which analysis/explorer/closed_forms.py translates from Python, by their names there. */
+declare const ClosedForms: Record<string, any>;
 
 /** The inputs of the pipeline view. */
 interface PipelineInputs {
@@ -224,11 +220,4 @@ interface PipelineRun {
   times: { work: number; idle: number; slowest: number | null; profiled: number | null } | null;
   /** Seconds by rank, of a micro-batch (`measured`: forward and backward were recorded separately) and of a step. */
   stages: { work: number[]; idle: number[]; forward: number[]; backward: number[]; measured: boolean } | null;
-}
-
-/** Parameters of a layer: those that tp splits, those that every rank holds, and those of experts. */
-interface Counts extends Record<string, number> {
-  split: number;
-  replicated: number;
-  experts: number;
 }

@@ -134,7 +134,7 @@ def layer_tensors(
     )
 
 
-def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
+def tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """`layer_tensors` of this experiment's layers, with fp8, experts and Ulysses applied.
 
     In fp8 the saved inputs of matrix products are smaller (`workloads.costs.shape.fp8`). Ulysses saves queries, keys
@@ -162,7 +162,7 @@ def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     return t
 
 
-def _recomputable_bytes(e: Experiment, t: LayerTensors, c: int) -> dict[str, int]:
+def recomputable_bytes(e: Experiment, t: LayerTensors, c: int) -> dict[str, int]:
     """Bytes that each operation of ``recompute`` need not save. With latent attention ``rope`` recomputes keys and
     saves the shared key rotated; ``mla_up`` recomputes queries (if they have a latent) and the tensor that keys and
     values are views of. Tensors received by Ulysses are not recomputed."""
@@ -213,7 +213,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
-    t = _tensors_of(e, routed, c)
+    t = tensors_of(e, routed, c)
     stream, gathered = c * stream_tokens * model.hidden_size, c * tokens * model.hidden_size if e.tp > 1 else 0
     if routed:
         return _routed_bytes(e, t, c, stream, gathered, recomputed=recomputed)
@@ -239,7 +239,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
         in_attention = _attention_working(e, t, c, down_weight, t.input)
         return LayerBytes(saved=t.input, working=max(t.total + kept - t.input + working, in_attention))
     if not compiled or e.tp == 1:  # compiled dense blocks: as measured in a run of h100x2_validation_gradients
-        recomputable, named = _recomputable_bytes(e, t, c), e.recomputed_operations
+        recomputable, named = recomputable_bytes(e, t, c), e.recomputed_operations
         saved = t.total - sum(recomputable.get(name, 0) for name in named)
         product = t.product if "swiglu" in named and not in_fp8 else 0
         in_attention = _attention_working(e, t, c, down_weight, saved) - ("norm" in named) * (
@@ -265,7 +265,7 @@ def _routed_bytes(
         recomputed_bytes = t.total - saved
         working = recomputed_bytes + expert_working(e, x, gathered)
     else:
-        recomputable, named = _recomputable_bytes(e, t, c), e.recomputed_operations
+        recomputable, named = recomputable_bytes(e, t, c), e.recomputed_operations
         saved, recomputed_bytes = t.total - sum(recomputable.get(name, 0) for name in named), 0
         if "experts" in named:
             recomputed_bytes = x.gate_up + x.product
@@ -299,7 +299,7 @@ def first_half_bytes(experiment: Experiment, c: int) -> int:
     backward: the SwiGLU product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8
     the remaining tensor is either the fp8 copy, already counted, or the recomputed 16-bit product."""
     e = experiment
-    t = _tensors_of(e, False, c)
+    t = tensors_of(e, False, c)
     if fp8.is_fp8(e):
         return _uncast(e, t, c, "swiglu", routed=False) + _uncast(e, t, c, "norm", routed=False) // 2
     down_weight = c * e.model.ffn_hidden_size // e.tp * e.model.hidden_size
@@ -330,7 +330,7 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
-    t = _tensors_of(e, routed, c)
+    t = tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
     norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
     norms += _uncast(e, t, c, "norm", routed=routed) // e.recompute_every
