@@ -13,7 +13,9 @@ _AFTER_HEAD: Live = dict.fromkeys(("loss", "gathering", "end_gradient"), 0)
 
 
 def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
-    """Steps from the last layer to the first."""
+    """Steps from the last layer to the first; none in a stage without layers."""
+    if not part.classes:
+        return []
     steps = [_last_layer(x, part, turn)]
     if part.experts and not turn.first_half:
         steps += _experts_of_last_layer(x, part, turn)
