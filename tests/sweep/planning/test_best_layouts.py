@@ -153,7 +153,8 @@ def test_what_cannot_run_is_shown_on_request_with_its_reason() -> None:
     assert plan.counts["invalid"] and plan.counts["predicted_oom"]
     invalid = printed(plan, verdicts=("invalid",), top=100)
     assert len(listed(invalid)) == plan.counts["invalid"]
-    assert "invalid; tp_num_kv_heads: tp=16 does not divide num_kv_heads=8 of llama8b" in invalid
+    assert "invalid; engine_support: engine version" in invalid
+    assert "cannot run tp=16, above num_kv_heads=8 of llama8b: copies of key and value heads yet" in invalid
     assert "x margin 1.1 =" in printed(plan, verdicts=("predicted_oom",), top=1)
     everything = ("run", "invalid", "predicted_oom", "cached", "over_budget")
     assert len(listed(printed(plan, verdicts=everything, top=1000))) == len(plan.points)

@@ -32,10 +32,10 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
     assert set(plan.counts) == {"run", "invalid", "predicted_oom"}
     for point in plan.points:
         if point.verdict == "invalid":
-            # 8 key-value heads do not split into 16
-            assert (point.experiment.tp, point.rule) == (16, "tp_num_kv_heads")
+            # 16 ranks would hold copies of 8 key and value heads, which the engine does not do yet
+            assert (point.experiment.tp, point.rule) == (16, "engine_support")
             assert "num_kv_heads=8" in (point.detail or "")
-            assert point.peak_bytes is None
+            assert point.peak_bytes == estimate_memory(point.experiment).peak_bytes + 2 * 32 * 2**20
         else:
             assert point.peak_bytes == estimate_memory(point.experiment).peak_bytes + 2 * 32 * 2**20
             limit = 75 * GIB * 1.1
@@ -252,7 +252,9 @@ def test_the_ledger_has_every_point_once(tmp_path: Path) -> None:
         row = rows[point.experiment.id]
         assert row["predicted_peak_bytes"] == point.peak_bytes
         assert row["rule"] == point.rule
-        assert (row["predicted_step_time_s"] is None) == (point.verdict == "invalid")
+        # What the engine alone lacks has a predicted time.
+        broken = point.verdict == "invalid" and point.rule != "engine_support"
+        assert (row["predicted_step_time_s"] is None) == broken
         assert row["limit_bytes"] == 75 * GIB
     assert not list(tmp_path.glob(".*"))  # no temporary file left
 

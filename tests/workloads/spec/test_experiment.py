@@ -188,7 +188,9 @@ def test_an_id_is_computed_once_and_not_kept_by_copies(monkeypatch: pytest.Monke
     experts = {"num_experts": 4, "experts_per_token": 2, "expert_hidden_size": 32}
     model = model_from_dict({**SHAPE, "num_kv_heads": 4, "moe": experts, "mla": LATENT})
     one = Experiment.canonical(model=model, dp=2, global_batch_size=8)
-    assert to_dict(one) == dataclasses.asdict(one) and list(to_dict(one)) == list(dataclasses.asdict(one))
+    every = dataclasses.asdict(one)
+    assert every["model"].pop("layers") is None  # left out, as in what earlier versions stored
+    assert to_dict(one) == every and list(to_dict(one)) == list(every)
     other = one.replace(seed=one.seed + 1)
     assert one.id != other.id
     monkeypatch.setattr(hashlib, "sha256", None)

@@ -70,7 +70,7 @@ def test_a_model_file_of_another_program_gets_every_line_at_once() -> None:
 def test_the_fields_of_a_model_are_those_of_its_classes() -> None:
     for kind, checks in ((MoESpec, model_fields._MOE), (MLASpec, model_fields._MLA)):
         assert set(checks) == {field.name for field in dataclasses.fields(kind)}
-    assert {*model_fields._MODEL, "moe", "mla"} == {field.name for field in dataclasses.fields(ModelSpec)}
+    assert {*model_fields._MODEL, "moe", "mla", "layers"} == {field.name for field in dataclasses.fields(ModelSpec)}
 
 
 def test_all_mistakes_of_a_cluster_are_reported_at_once() -> None:
