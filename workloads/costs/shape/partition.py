@@ -38,13 +38,6 @@ class StageParams:
     """Parameters of the output projection; 0 if this rank has none, or has it as the tied embedding."""
     has_head: bool
     final_norm: int
-    dense_recomputed: int
-    """Number of ``dense_layers`` that the recompute policy covers."""
-    moe_recomputed: int
-    first_recomputed: bool
-    """Whether the rank's first layer is recomputed; backward reaches it last."""
-    first_moe_recomputed: bool
-    """Whether the rank's first layer with experts is recomputed; False if it has none."""
     kept_after: int
     """Number of layers after the last recomputed one (all layers if none is); backward reaches them first."""
     of_kind: tuple[int, ...] = ()
@@ -238,10 +231,6 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
         head=sum(one.head for one in stages),
         has_head=any(one.has_head for one in stages),
         final_norm=sum(one.final_norm for one in stages),
-        dense_recomputed=sum(one.dense_recomputed for one in stages),
-        moe_recomputed=sum(one.moe_recomputed for one in stages),
-        first_recomputed=holding[0].first_recomputed,
-        first_moe_recomputed=next((one.first_moe_recomputed for one in stages if one.moe_layers), False),
         kept_after=kept_after,
         of_kind=tuple(map(sum, zip(*(one.of_kind for one in stages), strict=True))),
         recomputed_of_kind=tuple(map(sum, zip(*(one.recomputed_of_kind for one in stages), strict=True))),
@@ -271,8 +260,6 @@ def _chunks(
         recomputed = [layer for layer in held if layer % every == 0]
         recomputed_of_kind = Counter(order[layer] for layer in recomputed)
         dense = sum(count for kind, count in of_kind.items() if not routed[kind])
-        dense_recomputed = sum(count for kind, count in recomputed_of_kind.items() if not routed[kind])
-        first_moe = next((layer for layer in held if routed[order[layer]]), None)
         stages.append(
             StageParams(
                 dense_layers=dense,
@@ -282,10 +269,6 @@ def _chunks(
                 head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
                 has_head=stage == last,
                 final_norm=last_norm if stage == last else 0,
-                dense_recomputed=dense_recomputed,
-                moe_recomputed=len(recomputed) - dense_recomputed,
-                first_recomputed=list(held[:1]) == recomputed[:1],
-                first_moe_recomputed=first_moe is not None and first_moe % every == 0,
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
                 of_kind=tuple(of_kind[kind] for kind in kinds),
                 recomputed_of_kind=tuple(recomputed_of_kind[kind] for kind in kinds),
