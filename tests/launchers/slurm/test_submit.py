@@ -15,6 +15,7 @@ import pytest
 
 from launchers.slurm import demand, pilot_submitter, submit
 from launchers.slurm.cancel import cancel
+from launchers.slurm.client import Limits
 from launchers.slurm.options import SlurmOptions
 from launchers.state import queue, submissions
 from launchers.state.queue import QueueReader
@@ -38,6 +39,14 @@ def test_a_dry_run_writes_nothing_and_needs_no_slurm(tmp_path: Path, monkeypatch
     assert [parameters(text)["nodes"] for text in texts] == ["4", "1"]
     assert all(parameters(text)["gpus-per-node"] == "8" for text in texts)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_splits_arrays_that_the_cluster_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(submit, "default_limits", lambda: Limits(max_array_size=2, max_job_count=1000))
+    options = SlurmOptions(time_min=2, signal_delay_s=30)  # a pilot has time for two points
+    texts = submit.dry_run(SweepDir(Path("s")), points(*["ok"] * 5), settings(cluster=cluster()), options)
+    assert [parameters(text).get("array") for text in texts] == ["0-1%2", None]
 
 
 def test_paths_in_a_batch_file_are_those_that_the_user_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
