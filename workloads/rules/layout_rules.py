@@ -16,18 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
 from workloads.rules.attention_kernels import ATTENTION_CASES
 from workloads.rules.engine_support import refused
+from workloads.rules.rule_values import CLUSTER_NAMES, LAYOUT_NAMES, cluster_values, layout_values
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.expressions import Expression, Template, compile_tests, parse, parse_template
-from workloads.spec.model_layers import splits_of
-from workloads.spec.model_spec import ModelSpec
-from workloads.spec.pipeline_stages import written_stages
 
 Scope = Literal["layout", "cluster", "engine"]
 
@@ -87,7 +84,7 @@ DERIVED = {
         # Rows of embedding and head with their padding, and the key and value heads of all ranks with their copies.
         "row_multiple": "pad_vocab_to * tp if pad_vocab_to else 1",
         "padded_vocab_size": "(vocab_size + row_multiple - 1) // row_multiple * row_multiple",
-        "copies_heads": "tp > num_kv_heads and tp % num_kv_heads == 0 and num_heads % tp == 0 and "
+        "copies_heads": "copies_in_layers or tp > num_kv_heads and tp % num_kv_heads == 0 and num_heads % tp == 0 and "
         "not has_latent_attention and not has_layer_list",
         "held_kv_heads": "tp if copies_heads else num_kv_heads",
         # Degrees that divide every size; more may work where heads are copied or rows padded.
@@ -354,46 +351,18 @@ RULES = (
 )
 """All rules, in the order in which their sentences are shown."""
 
-_OF_EXPERIMENT = (
-    *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
-    *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
-    *(
-        "attention",
-        "cp_kind",
-        "compile",
-        "recompute",
-        "engine_version",
-        "etp",
-        "routing",
-        "routing_imbalance",
-        "engine",
-        "pp_stages",
-        "pad_vocab_to",
-    ),
-)
-_OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
-_OF_PARTS = (
-    *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
-    *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
-    *("recurrent_heads", "has_layer_list"),
-    *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
-)
-_OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
-_get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
-_LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
-
 _SUPPORTED = RULES[-1]
 """The rule that lists what the engine lacks; it is broken if any rule of `LACKING` is."""
 _STATED = RULES[:-1]
-_tests_of_layout = compile_tests(_LAYOUT_NAMES, DERIVED, [rule.broken for rule in _LAYOUT], _FUNCTIONS)
+_tests_of_layout = compile_tests(LAYOUT_NAMES, DERIVED, [rule.broken for rule in _LAYOUT], _FUNCTIONS)
 _tests_of_all = compile_tests(
-    (*_LAYOUT_NAMES, *_OF_CLUSTER), DERIVED, [rule.broken for rule in (*_STATED, *LACKING)], _FUNCTIONS
+    (*LAYOUT_NAMES, *CLUSTER_NAMES), DERIVED, [rule.broken for rule in (*_STATED, *LACKING)], _FUNCTIONS
 )
 
 
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty if it can run."""
-    held = _tests_of_all(*_layout_values(experiment), *_cluster_values(cluster))
+    held = _tests_of_all(*layout_values(experiment), *cluster_values(cluster))
     others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment, cluster.backend)]
     if not held:
         return others
@@ -407,17 +376,17 @@ def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
 def layout_violations(experiment: Experiment) -> list[Violation]:
     """The rules of scope ``layout`` that the experiment breaks, on any cluster. Whether this engine can run it is not
     checked."""
-    values = _layout_values(experiment)
+    values = layout_values(experiment)
     held = _tests_of_layout(*values)
     if not held:
         return []
-    names = _with_derived(dict(zip(_LAYOUT_NAMES, values, strict=True)))
+    names = _with_derived(dict(zip(LAYOUT_NAMES, values, strict=True)))
     return [Violation(_LAYOUT[at].name, _LAYOUT[at].message.fill(names)) for at in held]
 
 
 def lacking(experiment: Experiment) -> list[str]:
     """Features of an experiment that this version of the engine cannot run, one phrase each; empty if it can run it."""
-    return _lacking(_with_derived(dict(zip(_LAYOUT_NAMES, _layout_values(experiment), strict=True))))
+    return _lacking(_with_derived(dict(zip(LAYOUT_NAMES, layout_values(experiment), strict=True))))
 
 
 def _lacking(names: Mapping[str, Any]) -> list[str]:
@@ -426,54 +395,10 @@ def _lacking(names: Mapping[str, Any]) -> list[str]:
 
 def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
     """Values that a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
-    values = (*_layout_values(experiment), *_cluster_values(cluster))
-    names = _with_derived(dict(zip((*_LAYOUT_NAMES, *_OF_CLUSTER), values, strict=True)))
+    values = (*layout_values(experiment), *cluster_values(cluster))
+    names = _with_derived(dict(zip((*LAYOUT_NAMES, *CLUSTER_NAMES), values, strict=True)))
     names["lacking"] = _lacking(names)
     return names
-
-
-def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
-    """Values that a rule of scope ``layout`` may read, in the order of `_LAYOUT_NAMES`."""
-    model = experiment.model
-    moe, mla = model.moe, model.mla
-    parts = (
-        model.name,
-        moe is not None,
-        mla is not None,
-        moe.num_experts if moe is not None else 0,
-        moe.experts_per_token if moe is not None else 0,
-        moe.expert_hidden_size if moe is not None else 0,
-        *_columns(model),
-        *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
-        *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
-        splits_of(model).recurrent_heads if model.layers is not None else 0,
-        model.layers is not None,
-        *_written(experiment.pp_stages),
-    )
-    return (*_get_experiment(experiment), *_get_model(model), *parts)
-
-
-def _columns(model: ModelSpec) -> tuple[int, int]:
-    """(columns of dense layers, of all shared experts) that tensor parallelism must divide; 0 if there are none."""
-    if model.layers is not None:
-        splits = splits_of(model)
-        return splits.columns, splits.shared_columns
-    shared = model.moe.num_shared_experts * model.moe.expert_hidden_size if model.moe is not None else 0
-    return model.ffn_hidden_size if model.has_dense_layers else 0, shared
-
-
-def _written(stages: str | None) -> tuple[int, int, int, int]:
-    if stages is None:
-        return 0, 0, 0, 0
-    written = written_stages(stages)
-    return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage
-
-
-def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
-    """Values that describe the cluster, in the order of `_OF_CLUSTER`."""
-    device, single_node = cluster.device, cluster.inter_node is None
-    named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, single_node)
-    return (*named, list(device.peak_flops))
 
 
 def _with_derived(names: dict[str, Any]) -> dict[str, Any]:

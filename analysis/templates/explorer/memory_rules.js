@@ -87,7 +87,7 @@ const MemoryRules = (() => {
       latent: mla ? mla.kv_lora_rank : 0,
       pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null,
       ...written(e.pp_stages),
-      recurrent_heads: 0, has_layer_list: false,  // models with a list of layers have no rows
+      recurrent_heads: 0, has_layer_list: false, copies_in_layers: false,  // models with a list of layers have no rows
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,

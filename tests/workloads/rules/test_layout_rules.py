@@ -257,7 +257,7 @@ def lacks_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this engine had no fp16."""
     lacking = rules._rules("engine", ("engine_support", "precision == 'fp16'", "fp16 ({model}; use bf16)"))
     tests = [rule.broken for rule in (*rules._STATED, *lacking)]
-    names = (*rules._LAYOUT_NAMES, *rules._OF_CLUSTER)
+    names = (*rules.LAYOUT_NAMES, *rules.CLUSTER_NAMES)
     monkeypatch.setattr(rules, "LACKING", lacking)
     monkeypatch.setattr(rules, "_tests_of_all", rules.compile_tests(names, rules.DERIVED, tests, rules._FUNCTIONS))
 

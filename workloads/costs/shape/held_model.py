@@ -12,6 +12,9 @@ import dataclasses
 from functools import lru_cache
 
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention, BlockSparseAttention
+from workloads.spec.layer_kinds.layer_list import LayerList
+from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_spec import ModelSpec
 
 
@@ -43,14 +46,54 @@ def copies_of_heads(experiment: Experiment) -> int:
 
 
 def _copies(model: ModelSpec, tp: int) -> int:
-    heads = model.num_kv_heads
-    copied = tp > heads and tp % heads == 0 and model.num_heads % tp == 0 and model.mla is None and model.layers is None
-    return tp // heads if copied else 1
+    if model.layers is not None or model.mla is not None:
+        return 1
+    return _copies_of(model.num_heads, model.num_kv_heads, tp)
+
+
+def _copies_of(heads: int, kv_heads: int, tp: int) -> int:
+    """Copies of each key and value head over the ranks, where every rank holds one; else 1."""
+    return tp // kv_heads if tp > kv_heads and tp % kv_heads == 0 and heads % tp == 0 else 1
+
+
+@lru_cache(maxsize=1024)
+def copies_in_layers(model: ModelSpec, tp: int) -> bool:
+    """Whether a model with a list of layers has key and value heads of which ranks hold copies, in some kinds, while tp
+    divides those of the others."""
+    if model.layers is None:
+        return False
+    held = _held_layers(model.layers, tp)
+    attentions = [one for layer in held.kinds if (one := _grouped_attention(layer)) is not None]
+    return held != model.layers and all(one.kv_heads % tp == 0 for one in attentions)
+
+
+def _held_layers(layers: LayerList, tp: int) -> LayerList:
+    return dataclasses.replace(layers, kinds=tuple(_held_layer(layer, tp) for layer in layers.kinds))
+
+
+def _held_layer(layer: Layer, tp: int) -> Layer:
+    one = _grouped_attention(layer)
+    if one is None:
+        return layer
+    held = dataclasses.replace(one, kv_heads=one.kv_heads * _copies_of(one.heads, one.kv_heads, tp))
+    mixer = layer.mixer
+    if isinstance(mixer, BlockSparseAttention):
+        return dataclasses.replace(layer, mixer=dataclasses.replace(mixer, attention=held))
+    return dataclasses.replace(layer, mixer=held)
+
+
+def _grouped_attention(layer: Layer) -> Attention | None:
+    """The grouped-query attention of a layer, if it has one."""
+    mixer = layer.mixer.attention if isinstance(layer.mixer, BlockSparseAttention) else layer.mixer
+    return mixer if isinstance(mixer, Attention) else None
 
 
 @lru_cache(maxsize=1024)
 def _held_model(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> ModelSpec:
     rows, heads = _padded_vocabulary(model, tp, pad_vocab_to), model.num_kv_heads * _copies(model, tp)
+    if model.layers is not None and copies_in_layers(model, tp):
+        layers = _held_layers(model.layers, tp)
+        return dataclasses.replace(model, vocab_size=rows, num_kv_heads=tp, layers=layers)
     if (rows, heads) == (model.vocab_size, model.num_kv_heads):
         return model
     return dataclasses.replace(model, vocab_size=rows, num_kv_heads=heads)

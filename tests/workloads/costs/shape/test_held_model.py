@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
 from workloads.costs.shape.flops import hardware_flops_per_token
-from workloads.costs.shape.held_model import as_held, copies_of_heads
+from workloads.costs.shape.held_model import as_held, copies_in_layers, copies_of_heads
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.traffic.sent import step_traffic
 from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.model_spec import ModelSpec, model_from_dict
 
 
 def of(**fields: Any) -> Experiment:
@@ -58,3 +62,45 @@ def test_without_both_it_is_the_same_experiment() -> None:
     assert as_held(case) is case
     assert of(tp=8, pad_vocab_to=1) == case  # 8 divides 128,256
     assert copies_of_heads(of(tp=24)) == 1
+
+
+def of_layers(*kv_heads: int) -> ModelSpec:
+    """One layer of each number of key and value heads, among 16 query heads."""
+    kinds = [
+        {
+            "mixer": {"kind": "attention", "heads": 16, "kv_heads": heads, "head_dim": 8, "value_dim": 8}
+            | ({"span": {"kind": "window", "size": 4}} if place else {}),
+            "mlp": {"kind": "dense", "width": 64, "activation": "silu"},
+        }
+        for place, heads in enumerate(kv_heads)
+    ]
+    order = list(range(len(kinds)))
+    return model_from_dict(
+        {"name": "listed", "hidden_size": 128, "vocab_size": 256, "layers": {"kinds": kinds, "order": order}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp", "held"),
+    [((8, 2), 4, [8, 4]), ((8, 2), 8, [8, 8]), ((8, 2), 2, [8, 2]), ((8, 3), 4, [8, 3]), ((8, 2), 32, [8, 2])],
+)
+def test_kinds_of_layers_hold_copies_where_tp_exceeds_their_heads(kv_heads: Any, tp: int, held: list[int]) -> None:
+    model = of_layers(*kv_heads)
+    given = Experiment.canonical(model=model, tp=tp, global_batch_size=1, seq_len=64)
+    one = as_held(given)
+    assert one.model.layers is not None
+    mixers = [kind.mixer for kind in one.model.layers.kinds]
+    assert [mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)] == held
+    assert copies_in_layers(model, tp) == (held != list(kv_heads))
+    assert ("tp_num_kv_heads" in {broken.rule for broken in layout_violations(given)}) == (
+        held == [*kv_heads] and tp > 2
+    )
+
+
+def test_a_padded_vocabulary_of_listed_layers_takes_memory() -> None:
+    plain = Experiment.canonical(model=of_layers(8, 2), tp=2, global_batch_size=1, seq_len=64)
+    padded = dataclasses.replace(plain, pad_vocab_to=1024)
+    assert as_held(padded).model.vocab_size == 2048
+    more = sum(one.total for one in experiment_stages(padded)) - sum(one.total for one in experiment_stages(plain))
+    assert more == 2 * (2048 - 256) * 128  # in embedding and head
+    assert estimate_memory(padded).peak_bytes > estimate_memory(plain).peak_bytes

@@ -1,0 +1,86 @@
+"""Values that rules on a layout may read, by name: fields of the experiment, its model and its cluster."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from workloads.costs.shape.held_model import copies_in_layers
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import splits_of
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.pipeline_stages import written_stages
+
+_OF_EXPERIMENT = (
+    *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
+    *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
+    *(
+        "attention",
+        "cp_kind",
+        "compile",
+        "recompute",
+        "engine_version",
+        "etp",
+        "routing",
+        "routing_imbalance",
+        "engine",
+        "pp_stages",
+        "pad_vocab_to",
+    ),
+)
+_OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+_OF_PARTS = (
+    *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
+    *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
+    *("recurrent_heads", "has_layer_list", "copies_in_layers"),
+    *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
+)
+CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
+_get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
+LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
+
+
+def layout_values(experiment: Experiment) -> tuple[Any, ...]:
+    """Values that a rule of scope ``layout`` may read, in the order of `LAYOUT_NAMES`."""
+    model = experiment.model
+    moe, mla = model.moe, model.mla
+    parts = (
+        model.name,
+        moe is not None,
+        mla is not None,
+        moe.num_experts if moe is not None else 0,
+        moe.experts_per_token if moe is not None else 0,
+        moe.expert_hidden_size if moe is not None else 0,
+        *_columns(model),
+        *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
+        *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
+        splits_of(model).recurrent_heads if model.layers is not None else 0,
+        model.layers is not None,
+        copies_in_layers(model, experiment.tp),
+        *_written(experiment.pp_stages),
+    )
+    return (*_get_experiment(experiment), *_get_model(model), *parts)
+
+
+def _columns(model: ModelSpec) -> tuple[int, int]:
+    """(columns of dense layers, of all shared experts) that tensor parallelism must divide; 0 if there are none."""
+    if model.layers is not None:
+        splits = splits_of(model)
+        return splits.columns, splits.shared_columns
+    shared = model.moe.num_shared_experts * model.moe.expert_hidden_size if model.moe is not None else 0
+    return model.ffn_hidden_size if model.has_dense_layers else 0, shared
+
+
+def _written(stages: str | None) -> tuple[int, int, int, int]:
+    if stages is None:
+        return 0, 0, 0, 0
+    written = written_stages(stages)
+    return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage
+
+
+def cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
+    """Values that describe the cluster, in the order of `CLUSTER_NAMES`."""
+    device, single_node = cluster.device, cluster.inter_node is None
+    named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, single_node)
+    return (*named, list(device.peak_flops))
