@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from analysis.to_javascript.bundle import translated
@@ -31,6 +32,13 @@ KINDS = ("workloads.spec.layer_kinds.layer_list", "PARTS")
 """Classes of a layer's parts by their names in files and rows."""
 MEMBERS = ("dp", "num_microbatches", "world_size", "num_layers", "multi_token_modules", "empty_stage")
 """Methods and properties that scripts of the page use."""
+
+
+@cache
+def page_script() -> str:
+    """The script for a page, without the space that only a reader needs."""
+    lines = "\n".join(filter(None, map(str.strip, script().split("\n"))))
+    return re.sub(r"([{(\[,;])\n", r"\1", lines)
 
 
 @cache

@@ -19,7 +19,7 @@ from workloads.costs.shape.params import num_params
 from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec, cluster_from_dict
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
-from workloads.spec.model_spec import ModelSpec, model_from_dict
+from workloads.spec.model_spec import ModelSpec, model_from_dict, model_to_dict
 from workloads.spec.recomputation import Recompute
 
 CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
@@ -49,7 +49,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
         "routing": ex.Routing,
     }
     return {
-        "models": [dataclasses.asdict(model) for model in [*models, *_models_of(attempts, models)]],
+        "models": [model_to_dict(model) for model in [*models, *_models_of(attempts, models)]],
         "clusters": [_described(cluster) for cluster in clusters if cluster.device.memory_bytes is not None],
         "oom_margin": float(_read(conf / "config.yaml")["plan"]["oom_margin"]),
         "choices": {field: list(get_args(words)) for field, words in choices.items()},

@@ -38,7 +38,7 @@ MODELS = (
 @cache
 def late() -> dict[str, str]:
     """Variable ``runs`` of ``explorer/runs.html``: the deflated scripts ``echarts`` and ``models``."""
-    models = [source(PYTHON), closed_forms.script(), *map(source, MODELS)]
+    models = [source(PYTHON), closed_forms.page_script(), *map(source, MODELS)]
     return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(models))}
 
 

@@ -189,8 +189,8 @@ WEIGHTS = faults_of(
         "seed_of_rank",
         "tensor-parallel ranks draw from streams of their own",
         _INITIAL,
-        "_drawn(part.shape, part.std, seed, part.name, device)",
-        "_drawn(part.shape, part.std, seed + sum(axis.rank for axis in axes.values()), part.name, device)",
+        "part.std, seed, part.name, device)",
+        "part.std, seed + sum(axis.rank for axis in axes.values()), part.name, device)",
         TP,
     ),
     (

@@ -27,6 +27,7 @@ from tests.sweep.engine_configs.megatron_reads import TRANSFORMER_ENGINE, VERSIO
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
+from workloads.spec.pipeline_stages import written_stages
 
 ROOT = Path(__file__).resolve().parents[3]
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -246,7 +247,7 @@ def check(e: Experiment, read: dict[str, Any]) -> None:
     assert (read["microbatches"], read["vocabulary"]) == (e.num_microbatches, as_held(e).model.vocab_size)
     stages = experiment_layers(e)
     if (text := read["args"]["pipeline_model_parallel_layout"]) is not None:
-        assert [part.count("t") for part in str(text).split("|")] == [len(layers) for layers in stages]
+        assert list(written_stages(str(text)).layers) == [len(layers) for layers in stages]
     else:
         assert len({len(layers) for layers in stages}) == 1
 
