@@ -119,7 +119,7 @@ ROUTING: Mapping[str, Choice] = {
     "learned": NOTHING,
     "skewed": Choice(refused="it forces an even load on experts or a random one, not an imbalance"),
 }
-OPTIMIZER: Options = {
+TRAINING: Options = {
     "optimizer": "adam",
     "lr": LEARNING_RATE,
     "min-lr": LEARNING_RATE,
@@ -131,8 +131,11 @@ OPTIMIZER: Options = {
     "clip-grad": MAX_GRAD_NORM,
     "train-iters": STEPS,
     "eval-iters": 0,
+    "eval-interval": STEPS,
     "log-interval": 1,
 }
+"""Optimizer and training loop. Megatron-Core 0.19.2 has no default for ``--eval-interval`` and divides by it even
+where it never evaluates."""
 
 
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
@@ -156,7 +159,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.choose("compile", COMPILE)
     if e.model.moe is not None:
         _experts(draft, e.model.moe)
-    draft.set(OPTIMIZER)
+    draft.set(TRAINING)
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
     draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
     draft.notes.append("pretrain_gpt.py, and the Makefile that it starts with, are in Megatron-LM's repository alone")

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,8 +25,9 @@ from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
+from workloads.adapters.graph_memory import GraphMemory
 from workloads.adapters.steps import Ended, measure_steps
-from workloads.adapters.torchtitan03_config import trainer_config
+from workloads.adapters.torchtitan03_config import has_cuda_graphs, trainer_config
 from workloads.adapters.torchtitan03_models import fill
 from workloads.adapters.torchtitan03_pipeline import take_lists
 from workloads.contract.protocol import Breakdown, MeasureSpec
@@ -34,6 +36,7 @@ from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches
 from workloads.measuring.step import BeforeStep, Measurements
 from workloads.spec import mesh
+from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 
 
@@ -64,6 +67,12 @@ class Torchtitan03:
     def measure(
         self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
     ) -> tuple[Measurements, list[Traffic] | None]:
+        e = self.experiment
+        if self.clock.cuda and has_cuda_graphs(e) and e.num_microbatches == 1 and spec.warmup_steps < 2:
+            raise UnsupportedByEngine(
+                f"its second step is captured as a CUDA graph, but measure.warmup_steps is {spec.warmup_steps}; "
+                "use 2 or more"
+            )
         return measure_steps(self._run, self.clock, self.device, spec, before_step), None
 
     def profile(self, folder: Path, first_step: int, before_step: BeforeStep) -> tuple[Breakdown | None, str | None]:
@@ -73,13 +82,14 @@ class Torchtitan03:
         e, trainer = self.experiment, self._trainer
         assert trainer is not None
         trainer.step = step + 1
+        trainer.graph_memory.start_step()
         trainer.train_step(trainer.batch_generator(self._batches(step)))
         loss, norm = trainer.metrics_processor.loss_and_norm
         if e.pp > 1:  # the other stages report -1
             on_stage = torch.tensor(loss if trainer.pp_has_last_stage else 0.0, dtype=torch.float64, device=self.device)
             dist.all_reduce(on_stage, group=trainer.parallel_dims.get_mesh("pp").get_group())
             loss = float(on_stage)
-        return Ended(loss, norm, trainer.backward_end)
+        return Ended(loss, norm, trainer.backward_end, trainer.graph_memory.peak_bytes)
 
     def _batches(self, step: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """Micro-batches of whole sequences, which the trainer splits over cp, with the position of every token."""
@@ -95,6 +105,8 @@ class _Trainer(Trainer):
     def __init__(self, experiment: Experiment, clock: Clock) -> None:
         self.clock = clock
         self.backward_end: Any = None
+        self.graph_memory = GraphMemory()
+        self._is_graphed = clock.cuda and has_cuda_graphs(experiment)
         super().__init__(trainer_config(experiment, _LastMetrics.Config()))
         if experiment.pp > 1:
             take_lists(self.pp_schedule)
@@ -104,7 +116,8 @@ class _Trainer(Trainer):
         return ParallelDims.from_config(self.config.parallelism, dist.get_world_size())
 
     def forward_backward_step(self, **batch: Any) -> Tensor:
-        loss = super().forward_backward_step(**batch)
+        passes = partial(super().forward_backward_step, **batch)
+        loss = self.graph_memory.call(passes) if self._is_graphed else passes()
         self.backward_end = self.clock.mark()
         return loss
 

@@ -376,6 +376,7 @@ def test_a_flavor_of_torchtitan_is_named_only_for_sequences_that_it_can_hold() -
 
 def test_megatron_by_hand() -> None:
     found = megatron.export(LAYOUTS["8B zero1 tp2 pp2"], "x")[0].options
+    assert found["eval-iters"] == 0 and found["eval-interval"] == found["train-iters"]
     assert found["vocab-size"] == 128256  # its tokenizer without text adds none since 0.18
     assert found["pipeline-model-parallel-layout"] == "E" + "t" * 17 + "|" + "t" * 15 + "L"
     assert "num-virtual-stages-per-pipeline-rank" not in found
