@@ -59,7 +59,7 @@ format: setup
 
 # The figures of the README, from the recorded sweeps of two and four GPUs but those for something else than the fastest
 # layout of a model: other engines, layouts drawn by a seed or evenly, a search in a small space, experts in fp8.
-BESIDE := engines validation validation_launches validation_probed validation_terms search experts_fp8
+BESIDE := engines engines_best engines_search validation validation_launches validation_probed validation_terms search experts_fp8
 redraw: setup
 	rm -rf report/two_and_four
 	mkdir -p report/two_and_four
