@@ -20,7 +20,7 @@ from workloads.spec.experiment import ENGINE
 
 LATER = ("h100x2_gradient_memory/apart.parquet", "h100x2_gradient_memory/shared.parquet")
 """Rows of hosts that were not used to fit the law."""
-LATER_SWEEPS = ("h200x4_expert_schedules", "h200x2_engines_best")
+LATER_SWEEPS = ("h200x4_expert_schedules", "h200x2_engines_best", "h200x2_engines_search")
 """Sweeps of `results/recorded` that were not used to fit the law."""
 OWN_CHECKPOINT = "2026-11-26T12:38:48Z"
 """Date since which full recomputation of eager blocks uses this engine's own checkpoint. Older rows show the cost of
