@@ -11,10 +11,11 @@ from typing import Any
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
+from sweep.grids.axes import AXES
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES, ENGINE, ENGINES, Precision
+from workloads.spec.experiment import ENGINE, ENGINES, Precision
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here

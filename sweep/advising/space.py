@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sweep.advising.question import Question
 from workloads.costs.shape.schedule import V_SHAPED
-from workloads.rules.layout_rules import divisors
+from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import splits_of

@@ -24,7 +24,8 @@ from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.machine import Machine, default_launcher, fitting_cluster, this_machine
 from sweep.planning.assemble import plan_sweep
 from sweep.planning.ledger import ledger_rows, origin_of
-from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
+from sweep.planning.plan import Plan, refuse_if_nothing_can_run
+from sweep.planning.point_verdict import PlannedPoint
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
 from workloads.rules.engine_kinds import refuse_lacking_kinds
