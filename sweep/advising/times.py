@@ -70,7 +70,7 @@ class Times:
         return Bounds(*(factor * one for one in bounds_of_rows))
 
     def shares(self, experiment: Experiment) -> Shares:
-        """Shares of a layout's step. Its structure is assumed to change all parts alike."""
+        """Shares of a layout's step, on the assumption that its structure scales every part by the same factor."""
         points = self.forecast.points([experiment])
         parts = self.forecast.predictor.seconds(points)
         whole = float(parts.pipeline[0] + parts.seen[0] + parts.after[0])

@@ -90,7 +90,7 @@ def make_plan(
     count, widest = len(expansion.points), device_limit if method == "measured" else None
     checked = [check_point(config, point, method, widest, host_bytes) for point in expansion.points]
     possible = [one.experiment for one in checked if one.predicted]
-    # An id differs from that of its layout in the hash alone, whose computation takes long.
+    # Computing the id of a layout means hashing it, which is slow. So compare everything before the hash first.
     ran = {name[:-8] for name in known.steps} if known else set()
     forecast = Forecast.of(config.cluster, known, [layout_id(one) for one in possible if ran and one.id[:-8] in ran])
     times = iter(forecast.times(possible))

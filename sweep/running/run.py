@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
 
 _OBJECTS_PER_COLLECTION = 50_000
-"""A plan of many points is made of objects that stay: Python's own threshold, 700, has it look at them too often."""
+"""Allocations between two garbage collections. At Python's default of 700 the collector would examine the many
+long-lived objects of a plan too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
