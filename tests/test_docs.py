@@ -277,6 +277,16 @@ def test_the_first_page_lists_every_shipped_grid() -> None:
     assert re.findall(r"`(\w+)`", listed[1]) == sorted(ConfFolders().names("grid"))
 
 
+def test_the_page_of_results_names_every_room_and_file_of_its_code() -> None:
+    folder = ROOT / "results"
+    page = (folder / "README.md").read_text()
+    files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
+    rooms = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
+    assert len(files) >= 3
+    assert len(rooms) >= 4
+    assert [name for name in (*files, *rooms) if f"| `{name}` |" not in page] == []
+
+
 # docs/guides.md: where a new field or outcome has to be named
 
 
