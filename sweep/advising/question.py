@@ -191,7 +191,8 @@ def _narrowed(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
-    """Numbers of devices: one, several, or all whole nodes of a span. Below one node: its divisors."""
+    """Numbers of devices from one number, several, or a range. A range stands for whole nodes and, below one node, for
+    the divisors of its number of devices."""
     node = cluster.devices_per_node
     there = node * cluster.nodes if cluster.nodes is not None else None
     most = node if cluster.inter_node is None else there

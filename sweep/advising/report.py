@@ -1,4 +1,4 @@
-"""Prints the answer of ``advise``: what fits, on which batch, how fast, and what would settle it."""
+"""Prints the answer of ``advise``: the fastest layouts that fit, and the search that would measure them."""
 
 from __future__ import annotations
 
