@@ -41,9 +41,10 @@ class LaunchSettings:
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     method: Method = "measured"
     max_attempts: int = 3
-    """Attempts at a point that fails because of the infrastructure. A hang is tried twice, out of memory once."""
+    """Most attempts at a point that fails because of the infrastructure. A point that hangs is tried twice, one that
+    runs out of memory once."""
     phase_limits_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase that replace those in `PHASE_LIMITS_S`."""
+    """Seconds by phase. They override `PHASE_LIMITS_S`."""
     point_deadline_s: float | None = None
     """Maximum time from the start of a point's processes to their end; None: each point's own ``deadline_s``."""
     collective_timeout_s: float = 120.0
@@ -55,7 +56,10 @@ class LaunchSettings:
     lease_s: float = 60.0
     """Another pilot takes over the claims of a pilot whose heartbeat has stalled for this long."""
     breaker_failures: int = 4
-    """Number of points of one kind that must fail alike, with no success, before the rest of that kind is paused."""
+    """Number of points of one kind that must fail in the same way, without any success, before the others of that kind
+    are
+    paused.
+    """
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every rank (NCCL's, gloo's)."""
     node_check: bool | None = None

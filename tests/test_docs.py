@@ -75,52 +75,7 @@ def write_conf(page: str, folder: Path) -> Path:
     return folder / "conf"
 
 
-# The tree and the rooms
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", write_tree.PAGES, ids=name_of)
-def test_generated_lists_of_files_and_rooms_are_those_of_the_code(page: Path) -> None:
-    assert page.read_text() == write_tree.renewed(page), "stale; python -m docs.tools.write_tree --write renews it"
-
-
-def test_the_tree_lists_every_python_file_once() -> None:
-    listed, folder = [], ""
-    for line in write_tree.TREE.read_text().partition("<!-- tree: begin -->")[2].splitlines():
-        if named := re.match(r"\*\*`([\w/]+/)`\*\*", line):
-            folder = named.group(1)
-        elif (named := re.match(r"- `([\w.]+\.py)`", line)) is not None:
-            listed.append(folder + named.group(1))
-    files = [
-        name_of(path)
-        for room in write_tree.FOLDERS
-        for path in (ROOT / room).rglob("*.py")
-        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "results" / "recorded")
-    ]
-    assert sorted(listed) == sorted(files)
-
-
-@pytest.mark.slow
-def test_every_file_says_what_it_is() -> None:
-    silent = [name_of(path) for room in write_tree.FOLDERS for path in write_tree.source_files(room)]
-    assert [name for name in silent if not write_tree.first_sentence(ROOT / name)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            '"""One thing: it does this, e.g. that (see `a.b`). And more."""',
-            "One thing: it does this, e.g. that (see `a.b`).",
-        ),
-        ('"""One thing\nover two lines.\n\nMore."""', "One thing over two lines."),
-        ('"""Without an end\n\nMore."""', "Without an end."),
-        ("x = 1", ""),
-    ],
-)
-def test_a_first_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "module.py").write_text(text)
-    assert write_tree.first_sentence(tmp_path / "module.py") == sentence
+# Diagrams, links and commands
 
 
 def test_the_diagrams_are_what_the_script_draws(tmp_path: Path) -> None:
@@ -139,9 +94,6 @@ def test_the_diagrams_are_what_the_script_draws(tmp_path: Path) -> None:
 
 def svg_texts(path: Path) -> list[str]:
     return [element.text or "" for element in ElementTree.parse(path).iter() if element.tag.endswith("}text")]
-
-
-# Links and commands
 
 
 def test_links_lead_somewhere() -> None:
@@ -323,6 +275,16 @@ def test_the_first_page_lists_every_shipped_grid() -> None:
     listed = re.search(r"<!-- grids: begin -->(.*?)<!-- grids: end -->", readme, re.DOTALL)
     assert listed is not None
     assert re.findall(r"`(\w+)`", listed[1]) == sorted(ConfFolders().names("grid"))
+
+
+def test_the_page_of_results_names_every_room_and_file_of_its_code() -> None:
+    folder = ROOT / "results"
+    page = (folder / "README.md").read_text()
+    files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
+    rooms = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
+    assert len(files) >= 3
+    assert len(rooms) >= 4
+    assert [name for name in (*files, *rooms) if f"| `{name}` |" not in page] == []
 
 
 # docs/guides.md: where a new field or outcome has to be named

@@ -1,4 +1,4 @@
-"""The last log lines of the failed rank, for each failed attempt whose log still exists beside the results."""
+"""The last log lines of the failed rank, for each failed attempt whose log still exists next to the results."""
 
 from __future__ import annotations
 

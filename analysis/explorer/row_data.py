@@ -22,12 +22,12 @@ from workloads.spec.experiment import ENGINE, ENGINE_VERSION
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
 _NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id"})
-"""Columns that the page does not get: ``config_json``, which the page rebuilds from the other columns;
-``source_sha256``, too large for its use; ``log_dir``, shown above each log; and the study's ``job_id``, equal to its
-scheduler_job."""
+"""Columns that the page does not get: ``config_json``, because the page rebuilds it from the other columns;
+``source_sha256``, because it is large and hardly used; ``log_dir``, because it is shown above each log; and the study's
+``job_id``, because it equals ``scheduler_job``."""
 _LISTS = frozenset({"hosts", "nodes"})
-"""Columns of lists that are shown as one text. All other lists are series (losses, bytes by step), not values of a
-row."""
+"""Columns of lists that are shown as one text. Other lists, which are series such as losses or bytes by step, are left
+out."""
 _DIGITS = 7
 """Significant digits of a stored number."""
 _LEVELS = 400
@@ -150,7 +150,7 @@ def _column(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
 
 
 def _label(name: str, unit: str) -> str:
-    """Name of a column in words, without a trailing unit if the page shows the unit beside it."""
+    """Name of a column in words. It has no trailing unit if the page shows the unit next to it."""
     words = name.split("_")
     return " ".join(words[:-1] if unit and words[-1] in _UNIT_ENDINGS else words)
 

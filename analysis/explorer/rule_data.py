@@ -7,6 +7,7 @@ from typing import Any
 
 from results.errors import UltrasweepError
 from workloads.rules import layout_rules as rules
+from workloads.rules.derived_values import DERIVED
 from workloads.spec import experiment, model_spec
 from workloads.spec.checks import whole_number
 from workloads.spec.expressions import Template, as_data
@@ -22,7 +23,7 @@ def rules_json() -> dict[str, Any]:
     alternate). ``refusals``: checks of a user's model and of the constructor of an experiment, which come first.
     """
     return {
-        "derived": [[name, as_data(expression)] for name, expression in rules.DERIVED.items()],
+        "derived": [[name, as_data(expression)] for name, expression in DERIVED.items()],
         "lacking": _described(rules.LACKING),
         "rules": _described(rules.RULES),
         "refusals": {

@@ -13,7 +13,8 @@ from results.tables import store
 
 
 def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:
-    """Relative addresses of the traces of ``frame``'s rows (by position) that still exist beside the results.
+    """Relative addresses of the traces of ``frame``'s rows (by position), for traces that still exist next to the
+    results.
 
     ``path`` is where the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no traces. Only
     files inside their sweep are linked.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from launchers.attempt import series, spread, step_parts
+from launchers.attempt import phases, series, spread, step_parts
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.loss_check import LossComparison
 from launchers.attempt.outcome import Outcome
@@ -35,14 +34,6 @@ _STEP_FIELDS = (
     "allocator_retries",
     "sm_clock_mhz",
 )
-_PHASES = ("spawn", "rendezvous", "build", "warmup", "step", "teardown")
-_PHASE_COLUMNS = {
-    "spawn": "spawn_s",
-    "rendezvous": "rendezvous_s",
-    "build": "build_s",
-    "warmup": "warmup_s",
-    "step": "timed_s",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +78,7 @@ def attempt_row(
         "attempt_number": attempt.number,
         "started_at": datetime.fromtimestamp(attempt.started_at, UTC),
         "ended_at": datetime.fromtimestamp(ended_at, UTC),
-        "duration_s": seconds_between(attempt.started_at, ended_at),
+        "duration_s": phases.seconds_between(attempt.started_at, ended_at),
         "warmup_steps": spread.warmup_steps(results, attempt.task.measure),
         "timed_steps": spread.timed_steps(results) or attempt.task.measure.timed_steps,
         "outcome": outcome.outcome,
@@ -116,7 +107,7 @@ def attempt_row(
     row |= _flop_columns(experiment)
     row |= _memory(experiment, results)
     row |= _device(results)
-    row |= _overhead(attempt, results, ended_at)
+    row |= phases.phase_columns(attempt, results, ended_at)
     row |= step_parts.traffic_columns(attempt, results)
     row |= step_parts.routing_columns(results)
     whole = len(results) == experiment.world_size
@@ -190,26 +181,6 @@ def peak_bytes(result: RankResult) -> int | None:
     if at_peak is None:
         return None
     return at_peak.parameters_bytes + at_peak.gradients_bytes + at_peak.optimizer_bytes + at_peak.activations_bytes
-
-
-def first_step_at(results: Mapping[int, RankResult]) -> float | None:
-    """When the last rank began its first step, in seconds since the epoch."""
-    starts = (
-        min(_present(result.phase_started_at.get(phase) for phase in ("warmup", "step")), default=None)
-        for result in results.values()
-    )
-    return max(_present(starts), default=None)
-
-
-def seconds_between(earlier: float, later: float) -> float | None:
-    """Seconds from one time to a later one. None if the result would be negative: clocks of two machines disagree, or a
-    clock was set back."""
-    return later - earlier if later >= earlier else None
-
-
-def last_step_end(results: Mapping[int, RankResult]) -> float | None:
-    """When the last rank ended its last step, in seconds since the epoch."""
-    return max(_present(result.phase_started_at.get("teardown") for result in results.values()), default=None)
 
 
 def _times(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[str, Any]:
@@ -361,36 +332,6 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         if (version := first.versions.get(key)) is not None:
             columns[f"{key}_version"] = version
     return columns
-
-
-def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: float) -> dict[str, Any]:
-    """Seconds of each phase on its slowest rank, from the beginning of the phase to the beginning of the rank's next
-    phase. The start and the end of the attempt are compared only with ranks of the same machine."""
-    columns: dict[str, Any] = {}
-    measured = attempt.task.method == "measured"
-    started_results = [
-        result  # a stage that was reused from another point took no time here
-        for result in results.values()
-        if measured or min(result.phase_started_at.values(), default=0.0) >= attempt.started_at
-    ]
-    for result in started_results:
-        begun = [(phase, result.phase_started_at[phase]) for phase in _PHASES if phase in result.phase_started_at]
-        spent = {phase: seconds_between(start, after) for (phase, start), (_, after) in itertools.pairwise(begun)}
-        if begun and measured:  # rehearsed ranks start one after the other
-            same_clock = _on_pilots_clock(attempt, result)
-            spent["spawn"] = seconds_between(attempt.started_at, begun[0][1]) if same_clock else None
-        for phase, seconds in spent.items():
-            if seconds is not None and (column := _PHASE_COLUMNS.get(phase)) is not None:
-                columns[column] = max(columns.get(column) or 0.0, seconds)
-    beside_pilot = {result.rank: result for result in started_results if _on_pilots_clock(attempt, result)}
-    if (last := last_step_end(beside_pilot)) is not None:
-        columns["teardown_s"] = seconds_between(last, ended_at)
-    return columns
-
-
-def _on_pilots_clock(attempt: Attempt, result: RankResult) -> bool:
-    """Whether times of the rank and of the attempt are from the clock of one machine, as far as known."""
-    return attempt.host is None or result.host is None or result.host == attempt.host
 
 
 def _timed(result: RankResult) -> list[StepRecord]:

@@ -208,9 +208,8 @@ def run_agent(
         # Slurm signals every process of a step, but only the pilot decides how to react.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
-        # CUDA and torch read these variables here and in the ranks. The agent cannot ask CUDA for devices: then it
-        # could not
-        # fork.
+        # CUDA and torch read these variables here and in the ranks. The agent must not ask CUDA for devices, because it
+        # could not fork ranks afterwards.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         fork.become_subreaper()

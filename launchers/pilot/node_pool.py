@@ -119,8 +119,8 @@ class NodePool:
         return [*lines, *self._leave_out_shared_devices(), *self.exclude_lost()]
 
     def _leave_out_shared_devices(self) -> list[str]:
-        """Do not use a node of this pilot whose devices are another's: Slurm may give two nodes that are parts of one
-        machine the same ones. Returns lines for the log."""
+        """Exclude a node if another node of this pilot has the same devices: Slurm may give the same devices to two
+        nodes that are parts of one machine. Returns lines for the log."""
         lines: list[str] = []
         owner: dict[str, str] = {}
         for node in self._usable():

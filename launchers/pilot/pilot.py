@@ -30,6 +30,7 @@ from launchers.pilot.node_check import CheckFailed, Rates, check_nodes, rates_of
 from launchers.pilot.node_pool import NodePool, NoNodes
 from launchers.pilot.patience import Patience
 from launchers.pilot.recorder import AttemptRecorder
+from launchers.pilot.requeue import JobRequeue
 from launchers.pilot.scheduling import Scheduler
 from launchers.pilot.state_writer import StateWriter
 from launchers.pilot.step_gaps import StepGaps
@@ -40,8 +41,8 @@ from launchers.state.node_exclusions import LOST_FOR_S
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.pilot_state import Liveness
 from launchers.state.queue import Claim
-from launchers.state.sweep_dir import SweepDir, entry_names
-from results.shared_filesystem.patience import failed_steps, patiently
+from launchers.state.sweep_dir import SweepDir
+from results.shared_filesystem.patience import failed_steps
 from results.tables.rows import table_from_rows
 from results.tables.schema import ATTEMPTS
 from results.text.numbers import plural
@@ -51,11 +52,6 @@ FINISHED, STOPPED, TROUBLE = 0, 3, 4
 message)."""
 
 _DIED = 1
-_END_LIMIT_S = 20.0
-"""Seconds that an ending pilot waits for a filesystem that fails."""
-FRUITLESS_RESTARTS = 3
-"""A pilot that has been restarted this many times and is ended once more before it has finished a point is not
-requeued."""
 CLAIM_AGAIN_S = 0.5
 """Seconds until the next try when points run and no further point could be claimed. A point that ends shortens the
 pause."""
@@ -82,12 +78,9 @@ class Pilot:
         self.sweep = sweep
         self.pilot_id = allocation.pilot_id
         self.settings = config.settings
-        self._allocation = allocation
         self._scheduled = config.batch_system != "none"
         self._pool = pool
         self._wake = wake
-        self._batch = batch
-        self._wall_time_s = config.wall_time_s
         self._end = AllocationEnd(
             config.wall_time_s,
             allocation.age_s,
@@ -110,6 +103,7 @@ class Pilot:
         )
         self._dead_pilots = DeadPilots(sweep, self.pilot_id, self._records, self._recorder, self.log)
         self._scheduler = Scheduler(sweep, self.pilot_id, self.settings, self._records, self.log)
+        self._requeue = JobRequeue(sweep, allocation, batch, self._scheduler, config.wall_time_s, self.log)
         self._liveness = Liveness(sweep, self.settings.lease_s)
         self._threads: list[AttemptThread] = []
         self._state = StateWriter(sweep, allocation, pool, self._threads)
@@ -133,7 +127,7 @@ class Pilot:
             print(error, file=sys.stderr)
             self._state.write("ended", message=str(error))
             if self.stop_reason() is not None:  # the wait for agents was cut short
-                self._requeue_own_job()
+                self._requeue.ask_if_needed(self.stop_reason(), self._state.finished)
                 return STOPPED
             return TROUBLE if self._scheduled else 2
         self._check_nodes()
@@ -158,10 +152,10 @@ class Pilot:
             )
         self._state.write("ended", message=self._trouble or message)
         if self.stop_reason() is not None:
-            self._requeue_own_job()
+            self._requeue.ask_if_needed(self.stop_reason(), self._state.finished)
             return STOPPED
         if not self._trouble:
-            self._requeue_own_job()
+            self._requeue.ask_if_needed(self.stop_reason(), self._state.finished)
         if not self._scheduled and self._pool.lost_all:
             return _DIED  # as if the pilot had died with its agent: the process that started the pilot starts another
         return TROUBLE if self._trouble else FINISHED
@@ -198,7 +192,7 @@ class Pilot:
 
     def _check_nodes(self) -> None:
         """Measure the speed of the nodes. A failure costs only these numbers, never a point."""
-        if not self.settings.checks_nodes or not self._points_wait():
+        if not self.settings.checks_nodes or not self._requeue.points_wait():
             return
         self._state.message = "measuring the speed of the nodes"
         self._state.write("starting", self._state.message)
@@ -350,35 +344,6 @@ class Pilot:
                 *self._pool.exclude_failing(self._records.all(), thread.nodes),
             ]
         )
-
-    def _requeue_own_job(self) -> None:
-        """Ask the batch system to start this pilot again if a preemption or its time limit has ended it and points
-        wait, or if the points that wait fit a whole job and not the rest of this one. So the sweep continues even if no
-        command watches it."""
-        job, batch = self._allocation.job, self._batch
-        if job is None or batch is None or not self._stopped_too_early() or not self._points_wait():
-            return
-        if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._state.finished) - {"preempted"}:
-            self.log(f"job {job} is not requeued: it was ended {self._allocation.restarts + 1} times in a row")
-            return
-        refused = batch.requeue(self.sweep, self._allocation)
-        if refused is None:
-            self.log(f"job {job} is requeued: points are left")
-        else:
-            self.log(f"job {job} is not requeued, points are left: {refused}")
-
-    def _stopped_too_early(self) -> bool:
-        """Whether another job in this one's place could go on with the sweep."""
-        if self.stop_reason() is not None:
-            return self.stop_reason() == "preempted"
-        return self._wall_time_s is not None and self._scheduler.leaves_points_for(self._wall_time_s)
-
-    def _points_wait(self) -> bool:
-        try:
-            return bool(patiently(lambda: entry_names(self.sweep.todo), limit_s=_END_LIMIT_S))
-        except OSError as error:
-            self.log(f"cannot see whether points wait: {error}")
-            return False
 
     def _wait_for_others(self) -> bool:
         """Called when no point could be claimed: take over the claims of dead pilots. True when a claim may succeed

@@ -42,7 +42,7 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Ids of the attempts of which one table has rows."""
+    """Ids of the attempts that have rows in one table."""
 
     merged_path: Path
     merged: set[str] | None

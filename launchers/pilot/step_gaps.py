@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launchers.attempt.attempt import Attempt
-from launchers.attempt.rows import first_step_at, last_step_end, seconds_between
+from launchers.attempt.phases import first_step_at, last_step_end, seconds_between
 from workloads.contract.protocol import RankResult
 
 

@@ -162,10 +162,10 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
 
 
 def _checked(lines: Sequence[str]) -> list[str]:
-    """The user's lines, of which the first that fails ends the job and is named in its log: a pilot must not measure in
-    an environment that was not set up."""
-    told = """trap 'echo "launcher.setup failed with exit code $?: $BASH_COMMAND" >&2' ERR"""
-    return ["set -eE", told, *lines, "trap - ERR", "set +eE"]
+    """The user's lines, so that the first line that fails ends the job and is named in its log: a pilot must not
+    measure in an environment that was not set up."""
+    report_failure = """trap 'echo "launcher.setup failed with exit code $?: $BASH_COMMAND" >&2' ERR"""
+    return ["set -eE", report_failure, *lines, "trap - ERR", "set +eE"]
 
 
 def _teardown(job: PilotJob) -> list[str]:

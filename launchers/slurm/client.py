@@ -51,7 +51,8 @@ _NEVER = re.compile(
 )
 """Permanent reasons for waiting: the job asks for more than its partition, account or QOS ever gives."""
 _HELD_BY_SLURM = ("launch failed requeued held", "launch failure limit exceeded requeued held")
-"""Reasons of jobs whose start has failed. ``job requeued in held state`` is the wish of a person."""
+"""Reasons of jobs that Slurm holds because their start has failed. ``job requeued in held state`` is not one of them: a
+person has asked for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ class SlurmClient:
         self.complaint = ""
 
     def jobs(self, uids: Iterable[int]) -> list[Job] | None:
-        """All jobs of these users that carry a token; None when squeue does not answer."""
+        """All jobs of these users whose comment or name has a token; None when squeue does not answer."""
         users = ",".join(str(uid) for uid in sorted(_known_users(uids)))
         out = self._call(["squeue", "-h", "-a", "-r", "-t", "all", "-u", users, "-o", _FIELDS])
         if out is None:

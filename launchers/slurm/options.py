@@ -113,7 +113,8 @@ _EXCLUDED: Mapping[str, tuple[str, Any]] = {
     "cpus-per-gpu": ("cpus_per_task", None),
     "oversubscribe": ("exclusive", False),
 }
-"""Parameters that Slurm does not take beside one of our options, and the value of that option with which it does."""
+"""Parameters that Slurm refuses together with one of our options: the option, and the value of it that Slurm
+accepts."""
 _IN_A_CONTAINER = (
     "store credentials of a registry where the container's runtime reads them (enroot: ~/.config/enroot/.credentials, "
     "apptainer: `apptainer registry login`)"
@@ -235,7 +236,7 @@ class SlurmOptions:
         self._check_sbatch()
 
     def _check_sbatch(self) -> None:
-        """Refuse parameters that the launcher sets, and those that Slurm does not take beside one that it sets."""
+        """Refuse parameters that the launcher sets, and parameters that Slurm refuses together with one of these."""
         for key, given in self.sbatch.items():
             if not (isinstance(key, str) and _PARAMETER.fullmatch(key)):
                 raise InvalidSweep(f"launcher: sbatch has {key!r}, which is not a long parameter of sbatch")

@@ -139,7 +139,7 @@ class _SlurmRun:
         self._lingers = settings.linger_s > 0
         """Whether pilots keep their nodes for points that a later call may add."""
         self._just_read: SweepStatus | None = before
-        """A status that is as good as one read now; None: there is none."""
+        """A status that was read a moment ago and need not be read again; None: read the files."""
         self._known_attempts = len(before.attempts)
         self._known_tokens = {one.token for one in submissions.all_submissions(sweep)}
         self._cancel_mark = submissions.cancel_mark(sweep)

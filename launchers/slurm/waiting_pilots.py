@@ -29,7 +29,7 @@ from results.text.numbers import plural
 _COUNTS = ("max_nodes", "max_pilots", "target_h")
 """Options that set the number of pilots, and change nothing about a single pilot."""
 _COMMANDS = ("setup", "prefix", "srun_args")
-"""Options that are the user's own commands, of which only digests are stored."""
+"""Options that hold commands of the user. Only digests of them are stored."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{16}")
 _FOR_LACK_OF_NODES = ("PartitionConfig", "PartitionNodeLimit", "BadConstraints")
 """Reasons for waiting that excluded nodes can cause."""

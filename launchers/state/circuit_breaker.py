@@ -24,7 +24,7 @@ from workloads.contract.typed import typed
 from workloads.spec.experiment import Experiment
 
 BREAKER_FAILURES = 4
-"""Number of different points of one kind that must fail alike before the kind is paused; see
+"""Number of different points of one kind that must fail in the same way before the kind is paused; see
 ``launcher.breaker_failures``."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(\.[0-9]+)?")
 _BREAKING = ("crash", "hang", "nccl_error", "timeout", "diverged")
@@ -78,11 +78,11 @@ def _paused_kinds(resumed: _Resumed, attempts: Iterable[AttemptRecord], failures
     for kind, records in by_kind.items():
         if any(record.outcome in ("ok", "oom") for record in records):
             continue
-        alike: dict[str, dict[str, AttemptRecord]] = {}
+        by_failure: dict[str, dict[str, AttemptRecord]] = {}
         for record in records:
             if record.outcome in _BREAKING and not record.will_retry:
-                alike.setdefault(_signature(record), {})[record.experiment_id] = record
-        for same in alike.values():
+                by_failure.setdefault(_signature(record), {})[record.experiment_id] = record
+        for same in by_failure.values():
             if len(same) >= failures:
                 last = next(reversed(same.values()))
                 first_line = (last.evidence or "").partition("\n")[0][:160]
@@ -136,7 +136,7 @@ class CircuitBreaker:
 
 
 def _signature(record: AttemptRecord) -> str:
-    """Text of a failure without the numbers that differ between points that fail alike."""
+    """Text of a failure without its numbers, which differ between points that fail in the same way."""
     first_line = (record.evidence or "").partition("\n")[0]
     return f"{record.outcome} {record.phase} {_NUMBERS.sub('#', first_line)[:120]}"
 

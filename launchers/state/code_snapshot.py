@@ -2,8 +2,8 @@
 
 The sweep's folder may lie where other users can write, and a pilot may start days after its submission. So the name of
 a copy proves nothing: the copy is compared with its digest before every submission, and once more by the job itself,
-before Python starts in it (`check_line`). Files that do not belong to the copy count too where Python would import
-them. Others may lie beside the packages: the folder is the working folder of pilots, where a core dump may end up.
+before Python starts in it (`check_line`). The comparison includes added files that Python would import. Other files may
+lie next to the packages: the folder is the working folder of pilots, where a core dump may end up.
 """
 
 from __future__ import annotations

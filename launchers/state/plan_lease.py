@@ -1,7 +1,7 @@
 """The lease of the command that runs a plan: while it is held, a command with another plan does not change the queue.
 
-Two people who give the same name to two grids would otherwise remove each other's points. A second command of the same
-plan may run beside the first one, without the lease.
+Otherwise two people who give the same name to two grids would remove each other's points. A second command with the
+same plan may run at the same time as the first one; it needs no lease.
 """
 
 from __future__ import annotations

@@ -55,9 +55,10 @@ cancel."""
 
 
 _RANGES = {"nodes": (1, 10**6), "count": (1, 4_000_001), "uid": (0, 2**32 - 1)}
-"""Least and most of a submission's numbers: Slurm's arrays have at most 4,000,001 elements."""
+"""Smallest and largest value of a submission's numbers. Slurm's arrays have at most 4,000,001 elements."""
 _LATEST_S = 86_400.0
-"""Clocks of two machines differ by less; a later time is no time."""
+"""Seconds. A time that lies further in the future comes from a damaged file, because clocks of two machines differ by
+less."""
 DAMAGED = "its file is damaged"
 """Beginning of `Submission.message` where the file cannot be read."""
 
@@ -73,12 +74,12 @@ class _Cancelled:
     at: float = 0.0
     id: str = ""
     tokens: tuple[str, ...] | None = None
-    """Submissions that existed then; None in files of version 0.3.0."""
+    """Submissions that existed at the time of the cancel; None in files of version 0.3.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One call of sbatch: a job, or an array of equal jobs, each of which is one pilot."""
+    """One call of sbatch: a single job or an array of equal jobs. Each job is one pilot."""
 
     token: str
     job_name: str
@@ -198,15 +199,15 @@ def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
     `all_submissions`."""
     everything = all_submissions(sweep)
     cancelled = cancelled_among(sweep, everything)
-    there = [one for one in everything if one.open and one.token not in cancelled]
-    chosen = there if there or only_open else everything
-    known = [one for one in chosen if one.cluster is not None]  # the file of another one may be damaged
+    still_open = [one for one in everything if one.open and one.token not in cancelled]
+    candidates = still_open if still_open or only_open else everything
+    known = [one for one in candidates if one.cluster is not None]  # a damaged file does not say its cluster
     return known[-1].cluster if known else None
 
 
 def copied_from(sweep: SweepDir) -> str | None:
-    """The folder of which this one is a copy, judged by submissions that are still open; None without such. Raises as
-    `all_submissions`."""
+    """The folder from which this one was copied, according to submissions that are still open; None if no open
+    submission is a copy. Raises as `all_submissions`."""
     copied = [one for one in _everything(sweep) if one.open and origin(sweep, one) == "copied"]
     return (copied[-1].folder or "another folder") if copied else None
 

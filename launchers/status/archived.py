@@ -1,4 +1,4 @@
-"""The status of a sweep of which only the tables are left, such as the sweeps that come with the program."""
+"""The status of a sweep whose folder has only the tables left, such as the sweeps that come with the program."""
 
 from __future__ import annotations
 

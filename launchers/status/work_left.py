@@ -24,7 +24,7 @@ from results.tables.rows import conform
 from results.tables.schema import LEDGER
 
 _NEEDED = pa.schema([LEDGER.field(name) for name in ("experiment_id", "world_size", "expected_gpu_hours")])
-"""The columns of the ledger that are read here, of more than fifty."""
+"""The only columns of the ledger that are needed here; it has more than fifty."""
 RECENT = 20
 """Number of last attempts whose mean duration is the estimate for points without a prediction."""
 

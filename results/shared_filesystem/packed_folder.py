@@ -136,14 +136,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def _loose(folder: Path) -> dict[str, os.stat_result]:
-    """The regular files in a folder, by name; empty where there is no folder. One that is packed meanwhile is left
-    out."""
-    found = {}
+    """The regular files in a folder, by name; empty if there is no folder. A file that is packed while the folder is
+    read is left out."""
+    files = {}
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in _names(folder):
             with suppress(FileNotFoundError):
-                found[name] = (folder / name).lstat()
-    return found
+                files[name] = (folder / name).lstat()
+    return files
 
 
 def _packed(folder: Path) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""The errors of a file system that pass: one list for calls that are repeated, and for texts that are judged.
+"""Errors of a file system that are temporary: one list for repeating calls and for judging the texts of errors.
 
 NFS answers with ESTALE or EIO, Lustre with ENOTCONN, while a server restarts or a network is cut. Sockets report some
-of the same errors when another process has died. So in a text such an error counts only beside the name of a file.
+of the same errors when another process has died. So such an error in a text counts only if the text also names a file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FAILING = frozenset(
         errno.EINTR,
     }
 )
-"""Errors after which the same call succeeds later although nobody changes anything."""
+"""Errors after which the same call succeeds later without any action of a user."""
 LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
-"""Errors that pass when somebody changes something: room, a quota, a mount, a limit of open files."""
+"""Errors that end when a user frees space or raises a quota, remounts a file system or closes files."""
 _ALSO_OF_SOCKETS = frozenset({errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EBUSY, errno.EINTR})
 
 

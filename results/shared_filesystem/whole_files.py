@@ -65,8 +65,8 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """As `whole_file`, for a path that a user has typed: a pipe or a device, such as ``/dev/stdout``, is written as it
-    is."""
+    """As `whole_file`, for a path that a user has typed. A pipe or a device, such as ``/dev/stdout``, is opened
+    directly instead of being replaced."""
     path = Path(path)
     of_system = path.absolute().parts[1:2] in (("dev",), ("proc",)) and path.is_symlink()
     if of_system or (path.exists() and not path.is_file()):
@@ -84,7 +84,8 @@ def write_output(path: Path, text: str) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """A new hidden name beside ``path`` that nobody can guess; it repeats the beginning of the name of ``path``."""
+    """A new hidden file name in the folder of ``path`` that nobody can guess. It contains the beginning of the name of
+    ``path``."""
     return path.with_name(_temporary_name(path.name))
 
 

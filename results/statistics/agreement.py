@@ -19,10 +19,10 @@ TOLERANCES = {
     "fp8_blockwise": (3e-3, 3e-2),
 }
 """The largest relative differences of a loss and of a gradient norm that rounding explains (every layout adds in
-another order). In bf16 78 recorded runs of correct layouts differ by at most 8e-5 and 2e-4. Of errors planted in a
-small model (`tests/launchers/test_agreement.py`) the mildest, an optimizer that does nothing, shows 3.6e-3 in the norm;
-a missing RoPE (1.5e-3 at width 512, 5e-4 at 256) can just be detected. The tolerances of the other precisions are
-scaled by their rounding, not measured."""
+another order). In bf16, 78 recorded runs of correct layouts differ by at most 8e-5 in the loss and 2e-4 in the norm.
+Errors planted in a small model (`tests/launchers/attempt/test_loss_check.py`) differ more: the smallest difference is
+3.6e-3 in the norm, from an optimizer that does nothing; a missing RoPE (1.5e-3 at width 512, 5e-4 at 256) can just be
+detected. The tolerances of the other precisions are scaled by their rounding, not measured."""
 
 
 def largest_difference(values: Sequence[float | None], reference: Sequence[float | None]) -> float | None:

@@ -104,8 +104,8 @@ def read_attempts(path: Path) -> pa.Table:
 
 
 def read_runs(path: Path) -> pa.Table:
-    """As `read_attempts`, without rows and values that no run can have (`results.tables.odd_rows`), for programs that
-    compute with them. They are warned of in the same way."""
+    """As `read_attempts`, for programs that compute with the rows: rows and values that no run can have
+    (`results.tables.odd_rows`) are left out, with a warning each."""
     return runs_of(read_attempts(path), path)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
+from sweep.grids.axes import AXES
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES, ENGINE, ENGINES, Precision
+from workloads.spec.experiment import ENGINE, ENGINES, Precision
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here
@@ -190,7 +191,8 @@ def _narrowed(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
-    """Numbers of devices: one, several, or all whole nodes of a span. Below one node: its divisors."""
+    """Numbers of devices from one number, several, or a range. A range stands for whole nodes and, below one node, for
+    the divisors of its number of devices."""
     node = cluster.devices_per_node
     there = node * cluster.nodes if cluster.nodes is not None else None
     most = node if cluster.inter_node is None else there

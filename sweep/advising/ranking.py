@@ -35,15 +35,16 @@ from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import ENGINE, Experiment
 
 MARGIN = 0.95
-"""Factor on estimates, for savings of structures that are not in the closed form."""
+"""Factor on estimates, because a schedule or another structure may save time that the closed form does not know."""
 FILL = {"interleaved_zero_bubble": 0.5, "zero_bubble_v": 0.35, "dualpipe_v": 0.35}
-"""Share of the pipeline fill time that remains with a schedule (for nine in ten layouts of Llama 70B and Qwen3-30B-A3B
-more remains); interleaved 1F1B divides it by its virtual stages."""
+"""Share of the pipeline fill time that remains with a schedule: the 10th percentile over layouts of Llama 70B and
+Qwen3-30B-A3B, so that few layouts are faster than their estimate. Interleaved 1F1B divides the fill time by its virtual
+stages."""
 BATCH = 96
 """Number of layouts timed in one batch."""
 
 LEAST_OF_ANOTHER = 0.8
-"""Factor on the floor of memory, which is that of this project's engine, for another engine."""
+"""Factor on the memory floor for another engine, because the floor is computed for this project's engine."""
 
 Family = tuple[int, ...]
 Peak = StageMemory | EnginePeak
@@ -248,7 +249,7 @@ class Ranking:
         return estimates
 
     def _least(self, mine: Ints, group: LayoutGroup) -> Floats:
-        """Estimate from the work alone, which no structure saves."""
+        """Estimate from the compute time alone, which no schedule shortens."""
         parts = self.bounds if group.cp_kind == "ring" else self.without_ring
         of_kind, of_none = (parts.work[mine, one] for one in (KINDS.index(group.recompute), 0))
         if group.replicas == 1 and group.cp_kind == "ring" and self.space.question.model.moe is None:

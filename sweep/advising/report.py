@@ -1,4 +1,4 @@
-"""Prints the answer of ``advise``: what fits, on which batch, how fast, and what would settle it."""
+"""Prints the answer of ``advise``: the fastest layouts that fit, and the search that would measure them."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
     for ranked_layout in ranked.best:
         _add_row(table, answer, ranked_layout)
     console.print(table)
-    alike = [f for f in ranked.best if f.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
-    if len(alike) > 1:
+    tied = [one for one in ranked.best if one.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
+    if len(tied) > 1:
         console.print(
-            f"the first {len(alike)} are predicted within {ALIKE * 100:g} %: no prediction tells them apart",
+            f"the first {len(tied)} are predicted within {ALIKE * 100:g} %: no prediction tells them apart",
             highlight=False,
         )
 

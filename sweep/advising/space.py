@@ -1,8 +1,8 @@
 """All layouts of a model on some numbers of devices, as arrays: the combinations of the axes that obey the rules.
 
-A *row* is a family of layouts: degrees, micro-batch and ZeRO stage. Within a row vary recomputation, pipeline schedule,
-replicas of shards and kind of context parallelism; these are expanded only for promising rows. The rules for rows are
-repeated here for whole arrays; `workloads.rules.layout_rules` decides on every layout that is looked at.
+A *row* is a family of layouts: degrees, micro-batch and ZeRO stage. Recomputation, pipeline schedule, replicas of
+shards and kind of context parallelism vary within a row; they are expanded only for promising rows. The rules for rows
+are repeated here for whole arrays; `workloads.rules.layout_rules` checks each layout that is expanded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sweep.advising.question import Question
 from workloads.costs.shape.schedule import V_SHAPED
-from workloads.rules.layout_rules import divisors
+from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import splits_of

@@ -46,7 +46,8 @@ class Times:
         return self.forecast.times(experiments)
 
     def bounds(self, space: LayoutSpace, rows: Ints, *, context: bool = True, ring: bool = True) -> Bounds:
-        """Parts of a step for these rows, divided by what a structure may save.
+        """Seconds of a step for these rows, in parts: a schedule or another structure may shorten each part
+        differently.
 
         ``context``: include the messages of a ring of context-parallel ranks, which other kinds may not send. ``ring``:
         include the host time of the ring.
@@ -70,7 +71,7 @@ class Times:
         return Bounds(*(factor * one for one in bounds_of_rows))
 
     def shares(self, experiment: Experiment) -> Shares:
-        """Shares of a layout's step. Its structure is assumed to change all parts alike."""
+        """Shares of a layout's step, on the assumption that its structure scales every part by the same factor."""
         points = self.forecast.points([experiment])
         parts = self.forecast.predictor.seconds(points)
         whole = float(parts.pipeline[0] + parts.seen[0] + parts.after[0])
@@ -105,7 +106,7 @@ class Times:
 
 
 def _of_engine(points: Points, engine: tuple[str, str], compiled: bool) -> Points:
-    """The points of another engine, for whose host there are no figures."""
+    """The points of another engine, whose launch overhead was not measured."""
     name, ones = key_of_engine(*engine), np.ones(len(points))
     versions = np.array([f"{one} compiled" if compiled else one for one in points.version], dtype=np.str_)
     codebase = np.array([name] * len(points), dtype=np.str_)
@@ -131,7 +132,7 @@ class Bounds(NamedTuple):
     """Seconds of a step, each of shape (rows, `KINDS`); their sum is the time with 1F1B."""
 
     work: Floats
-    """Work of the busiest stage and what follows the backward: no schedule and no replicas save it."""
+    """Time of the busiest stage and of the optimizer step. No schedule and no number of replicas shortens it."""
     fill: Floats
     """Filling and emptying the pipeline."""
     traffic: Floats

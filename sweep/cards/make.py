@@ -65,10 +65,10 @@ def make_card(record: Record) -> Card:
     finished.sort(key=lambda row: (row["method"] == "measured", str(row["started_at"])))
     newest = finished[-1]
     kind = ("method", "device_name", "engine_version", "measurement_version")
-    alike = [row for row in finished if all(row[name] == newest[name] for name in kind) and not row["repeat_of"]]
-    alike = alike or [newest]
-    width, bands_from = _width(alike)
-    step = statistics.median(row["step_time_s"] for row in alike)
+    comparable = [row for row in finished if all(row[name] == newest[name] for name in kind) and not row["repeat_of"]]
+    comparable = comparable or [newest]
+    width, bands_from = _width(comparable)
+    step = statistics.median(row["step_time_s"] for row in comparable)
     rate = record.experiment.tokens_per_step / record.experiment.world_size
     expected = {
         "step_time_s": _band(step, width),
@@ -79,11 +79,11 @@ def make_card(record: Record) -> Card:
         ),
     }
     for column in MEMORY:
-        peaks = [row[column] for row in alike if row[column]]
+        peaks = [row[column] for row in comparable if row[column]]
         if peaks:
             middle = statistics.median(peaks)
-            apart = max(LEAST_OF_MEMORY, *(abs(peak / middle - 1) for peak in peaks))
-            expected[column] = _band(middle, apart if apart <= WIDEST else None)
+            spread = max(LEAST_OF_MEMORY, *(abs(peak / middle - 1) for peak in peaks))
+            expected[column] = _band(middle, spread if spread <= WIDEST else None)
     hosts = newest["nodes"] or newest["hosts"]
     device = newest["device_name"] or newest["backend"] or "not known"
     return Card(
@@ -94,7 +94,7 @@ def make_card(record: Record) -> Card:
         recorded_command=newest["command"],
         warmup_steps=newest["warmup_steps"],
         timed_steps=newest["timed_steps"],
-        attempts=tuple(row["attempt_id"] for row in alike),
+        attempts=tuple(row["attempt_id"] for row in comparable),
         code=_columns(newest, CODE),
         environment=_columns(newest, ENVIRONMENT),
         machine={**_columns(newest, MACHINE), "num_nodes": len(set(hosts)) if hosts else None},

@@ -9,9 +9,9 @@ from typing import Any
 
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from sweep.composing.overrides import Overrides
+from sweep.grids.axes import AXES
 from workloads.spec.checks import did_you_mean, suggest
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES
 from workloads.spec.other_names import inside, same_here
 
 

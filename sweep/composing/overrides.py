@@ -24,7 +24,7 @@ _OPEN = (
 )
 """Options to which an override adds names without a ``+``."""
 CHOSEN_GROUPS = ("cluster", "launcher", "measure")
-"""Groups of which a sweep has exactly one option."""
+"""Groups from which a sweep uses exactly one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def _sort(override: Any, grids: Sequence[str], folders: ConfFolders, groups: dic
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Any]:
-    """Parses overrides as Hydra does. Raises `InvalidSweep` for one that cannot be read, for one that changes nothing,
-    and for two that set the same option, of which the last would win without a word."""
+    """Parses overrides as Hydra does. Raises `InvalidSweep` for an override that cannot be read or changes nothing, and
+    for two overrides of the same option, because Hydra would silently use the last one."""
     parsed, mistakes = [], Mistakes()
     for text in texts:
         with mistakes.collected():
@@ -96,7 +96,8 @@ def parse_overrides(texts: Sequence[str]) -> list[Any]:
 
 
 def _refuse_lost(place: str, value: Any, override: Any, earlier: Sequence[tuple[str, Any]]) -> None:
-    """Refuse an override that changes nothing, or that sets again what one of the ``earlier`` ones sets."""
+    """Refuse an override that changes nothing, or that sets an option which one of the ``earlier`` overrides has
+    set."""
     if isinstance(value, Mapping):
         raise InvalidSweep(f"{override.input_line}: an empty mapping changes nothing; write ~{place} to remove it")
     for other_place, other in earlier:

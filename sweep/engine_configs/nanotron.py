@@ -163,7 +163,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         "data": {"dataset": None, "num_loading_workers": 1, "seed": e.seed},
     }
     draft.set({"data_stages": [stage]})
-    draft.notes.append("the same seed gives other weights there")
+    draft.notes.append("the same seed gives other initial weights there")
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
     return draft, EngineConfig(
         target=TARGET,

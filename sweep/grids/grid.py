@@ -18,10 +18,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sweep.grids.axes import AXES
 from sweep.grids.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
 from workloads.spec.checks import did_you_mean, hints, meant_by, shown, suggest
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES, COUNTS, Experiment
+from workloads.spec.experiment import COUNTS, Experiment
 from workloads.spec.expressions import Expression, parse
 from workloads.spec.mistakes import Mistakes
 

@@ -17,10 +17,10 @@ from math import prod
 from typing import Any
 
 from results.text.numbers import plural
+from sweep.grids.axes import AXES
 from sweep.grids.columns import SHAPE_NAMES
 from sweep.grids.grid import CHECKED_FIELDS, COUNTED, POINT_FIELDS, GridAxis, GridSpec
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES
 from workloads.spec.expressions import Expression, namespace, source_of
 
 MAX_POINTS = 5_000_000

@@ -132,8 +132,10 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
 
 
 def _schedule(e: Experiment) -> str:
-    """Text of a pipeline's schedule, its chunks, and its idle share if all ranks took equally long (F, I and W
-    alike)."""
+    """Text of a pipeline's schedule, its chunks, and its idle share if all actions (F, I and W) took equally long on
+    all
+    ranks.
+    """
     text: str = e.pp_schedule
     if e.virtual_stages > 1:
         text += f", {e.virtual_stages} chunks of the model on each of {e.pp} pipeline ranks"

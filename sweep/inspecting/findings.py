@@ -52,7 +52,7 @@ LEDGER_COLUMNS = [
     *("routing", "routing_imbalance", "capacity_factor"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
-"""Columns read from the tables: a study has ten thousand rows of 150 columns."""
+"""Only these columns and `ROW_COLUMNS` are read, because a study has ten thousand rows of 150 columns."""
 WITHIN = 0.97
 """An untried point is worth trying if it is expected to reach this share of the best of its cell."""
 _RATE = "tokens_per_s_per_gpu"
@@ -137,9 +137,9 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     runs["cell"] = pd.Series(keys, dtype=object).map({key: place for place, key in enumerate(sorted(set(keys)))})
     cells = []
     runs["engine"] = [_engine(row) for row in good]
-    for _, alike in runs.groupby(["method", "engine"], sort=False):  # the noise of one says nothing about another
-        ranked = ranking.of_layouts(alike, ["cell"], _RATE)
-        ranked = ranked[ranked["rank"].notna()].join(alike["tokens_per_step"])
+    for _, comparable in runs.groupby(["method", "engine"], sort=False):  # methods and engines differ in their noise
+        ranked = ranking.of_layouts(comparable, ["cell"], _RATE)
+        ranked = ranked[ranked["rank"].notna()].join(comparable["tokens_per_step"])
         layouts_of = ranked.groupby("cell").size()
         ranked = ranking.of_usual_batch(ranked, ["cell"])
         ranked["within"] = noise.within(ranked.rename(columns={_RATE: "_run", "median": _RATE}), _RATE, ["cell"])

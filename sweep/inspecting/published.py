@@ -18,7 +18,7 @@ from workloads.spec.layer_kinds.model import LayeredModel
 from workloads.spec.layer_kinds.summary import BIAS_STEP
 
 _SHORT = 4_096
-"""Sequence length at which FLOPs of every model are given, beside its own."""
+"""Sequence length at which the FLOPs of every model are given, in addition to the model's own longest sequence."""
 
 
 def description(model: LayeredModel) -> dict[str, Any]:

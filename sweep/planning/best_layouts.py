@@ -15,7 +15,8 @@ from results.text.numbers import GIB, format_number, plural
 from results.text.terminal import plain_table
 from sweep.grids.columns import POINT_NAMES, PREDICTED_NAMES, value_of
 from sweep.planning.mfu import mfu_cell, mfu_note
-from sweep.planning.plan import Plan, PlannedPoint
+from sweep.planning.plan import Plan
+from sweep.planning.point_verdict import PlannedPoint
 from sweep.planning.summary import layout, workload
 from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidSweep

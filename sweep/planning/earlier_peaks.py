@@ -20,7 +20,7 @@ _CODE = ("costs", "spec")
 
 
 def memory_model(cluster: ClusterSpec) -> str:
-    """A digest of what a predicted peak depends on beside the experiment."""
+    """A digest of everything except the experiment on which a predicted peak depends."""
     return f"{_digest_of_code()} workspace_bytes={cluster.device.workspace_bytes}"
 
 
@@ -53,7 +53,7 @@ def earlier_peaks(config: SweepConfig) -> dict[str, int]:
 
 @cache
 def _digest_of_code() -> str:
-    root, found = Path(__file__).resolve().parents[2] / "workloads", hashlib.sha256()
+    root, digest = Path(__file__).resolve().parents[2] / "workloads", hashlib.sha256()
     for path in sorted(path for folder in _CODE for path in (root / folder).rglob("*.py")):
-        found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

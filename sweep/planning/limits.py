@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweep.composing.config import SweepConfig
-from sweep.planning.plan import DeviceLimit
+from sweep.planning.point_verdict import DeviceLimit
 from workloads.contract.protocol import Method
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ Every cell's predicted fastest point comes first, then every cell's second, and 
 cheaper comes first. So a sweep that ends early (by its budget, or by hand) has run the likely best layout of every cell
 before the fortieth of any. If no speed can be predicted, the order of the grid is the rank.
 
-The budget is spent in that order by expected hours (by the worst case if no time can be predicted). A point that no
-longer fits is ``over_budget``; cheaper points after it may still fit.
+Points take their expected hours from the budget in that order (their worst case if no time can be predicted). A point
+that no longer fits gets the verdict ``over_budget``; cheaper points after it may still fit.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from results.tables.schema import VERDICTS
 from results.text.numbers import format_hours, name_routing, plural
 from results.text.terminal import plain_table
 from sweep.grids.expand import ruled_out
-from sweep.planning.plan import Plan, PlannedPoint
+from sweep.planning.plan import Plan
+from sweep.planning.point_verdict import PlannedPoint
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED

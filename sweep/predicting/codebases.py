@@ -40,13 +40,13 @@ def key_of_engine(engine: str, version: str) -> str:
 
 @lru_cache(maxsize=64)
 def profile_of_engine(engine: str, version: str) -> Profile:
-    """Profile of another engine. Kernels of torch run at the rates that rows of this project's engine gave; the
-    engine's own file overrides what is different."""
+    """Profile of another engine. The rates of torch kernels are those fitted on rows of this project's engine; the
+    file of the other engine overrides the values that differ."""
     profiles = read_profiles()
-    own = [one for one in profiles.values() if one.engine == engine and re.search(one.engine_version, version)]
-    found = max(own, key=lambda one: len(one.engine_version), default=profiles[f"engine_{ANY_ENGINE}"])
-    time = {**profiles[CODEBASE].time, **found.time}
-    return dataclasses.replace(found, name=key_of_engine(engine, version), time=time)
+    matching = [one for one in profiles.values() if one.engine == engine and re.search(one.engine_version, version)]
+    profile = max(matching, key=lambda one: len(one.engine_version), default=profiles[f"engine_{ANY_ENGINE}"])
+    time = {**profiles[CODEBASE].time, **profile.time}
+    return dataclasses.replace(profile, name=key_of_engine(engine, version), time=time)
 
 
 def profiles_with(engines: Iterable[tuple[str, str]]) -> dict[str, Profile]:

@@ -111,8 +111,8 @@ class Forecast:
         inside = sorted(set(known) - set(across))
         for places, structures in ((inside, self.structures), (across, self._of_one_node)):
             if places and structures is not None:
-                found = self._times([experiments[at] for at in places], structures)
-                for at, time in zip(places, found, strict=True):
+                times_of_places = self._times([experiments[at] for at in places], structures)
+                for at, time in zip(places, times_of_places, strict=True):
                     times[at] = time
         if across and self.crossing is not None and self._of_one_node is not None:
             layouts_across = [experiments[at] for at in across]
@@ -139,7 +139,7 @@ class Forecast:
         return [StepTime(*row) if math.isfinite(row[0]) else None for row in columns]
 
     def _device_s(self, experiments: Sequence[Experiment], structures: layouts.Structures) -> np.ndarray:
-        """Seconds of steps on the cluster of ``structures`` if hosts took no time."""
+        """Device time of steps on the cluster of ``structures``: seconds without launch overhead."""
         factors = structures.factors(experiments)
         points = _points(experiments, structures.cluster, self.rates, structures.of_layers(experiments, factors))
         parts = self.predictor.seconds(points, NO_HOST)
@@ -307,8 +307,11 @@ def _measured(
 def _without_network(
     runs: Sequence[MeasuredLayout], across: Crossing, rates: Mapping[str, float]
 ) -> list[MeasuredLayout]:
-    """The runs that span the probe's nodes, without the seconds due to the network; those whose step is mostly network,
-    or in which the host's part cannot be told from the network's, teach nothing about the rest and are left out."""
+    """The runs that span the probe's nodes, with the network's seconds subtracted from their step times.
+
+    Runs whose step is mostly network are left out, and so are runs in which the host's part cannot be separated from
+    the network's: the rest of their step is not known well enough for the fit.
+    """
     spanning = [one for one in runs if across.covers(one.experiment)]
     experiments = [one.experiment for one in spanning]
     unfitted = Predictor.learn(None, profiles_with(_engines_of(spanning)))

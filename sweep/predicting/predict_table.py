@@ -38,7 +38,8 @@ OUT = (
 table is appended, so that ``grade`` can match the rows."""
 _STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
 _NO_STATUS = ("other", "", "nan", "none", "<na>")
-"""Words of a status that teaches nothing, beside those of `_STATUS`."""
+"""Known words of a status, in addition to `_STATUS`, that say neither that a run fitted nor that it ran out of
+memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.machine import Machine, default_launcher, fitting_cluster, this_machine
 from sweep.planning.assemble import plan_sweep
 from sweep.planning.ledger import ledger_rows, origin_of
-from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
+from sweep.planning.plan import Plan, refuse_if_nothing_can_run
+from sweep.planning.point_verdict import PlannedPoint
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
 from workloads.rules.engine_kinds import refuse_lacking_kinds
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
 
 _OBJECTS_PER_COLLECTION = 50_000
-"""A plan of many points is made of objects that stay: Python's own threshold, 700, has it look at them too often."""
+"""Allocations between two garbage collections. At Python's default of 700 the collector would examine the many
+long-lived objects of a plan too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from sweep.planning.summary import layout, workload
 
 _MOST_CELLS, _MOST_TIED, _MOST_UNTRIED = 12, 3, 3
 _MENDABLE = ("hang", "nccl_error", "node_failure")
-"""Outcomes that another attempt may not have, besides infrastructure failures."""
+"""Outcomes that may not repeat in another attempt, in addition to failures of the infrastructure."""
 _METHODS = {"measured": "measured", "rehearsed": "rehearsed", "rehearsed_fake": "estimated"}
 
 
@@ -174,7 +174,7 @@ def _print_untried(untried: Sequence[Untried], summary: RunSummary, command: str
 
 
 def _print_failed(sweep: SweepDir, console: Console) -> None:
-    """Print the failures that another attempt may not have, with the command that requeues them."""
+    """Print the failures that may not repeat in another attempt, with the command that requeues their points."""
     last = {record.experiment_id: record for record in sweep_status(sweep).attempts}
     failed = Counter(
         record.outcome

@@ -2,8 +2,8 @@
 
 The next run maximizes the expected improvement on the best so far, times the probability that it fits in memory.
 Several runs are chosen one after another, each as if the chosen ones and those in progress had turned out as expected.
-The best candidate of each family that has not run comes next, unless it is predicted to be far slower: a wrong prior is
-wrong for a whole family, and its spread then says nothing.
+The best candidate of each family that has not run comes next, unless it is predicted to be far slower: a prior that is
+wrong is wrong for the whole family, by more than its spread admits.
 """
 
 from __future__ import annotations

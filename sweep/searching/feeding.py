@@ -1,4 +1,5 @@
-"""Keeps the queue of a search filled: after each finished run, only the points most promising by then wait."""
+"""Keeps the queue of a search filled: after each finished run, the points that are most promising now replace the
+waiting ones."""
 
 from __future__ import annotations
 

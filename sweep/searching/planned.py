@@ -16,7 +16,8 @@ import numpy as np
 
 from results.text.numbers import name_routing
 from sweep.grids.step_time import StepTime
-from sweep.planning.plan import Plan, PlannedPoint
+from sweep.planning.plan import Plan
+from sweep.planning.point_verdict import PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Ints, SearchSpace
 from workloads.predict.predictor import NORMAL_90

@@ -51,7 +51,7 @@ class CellReplay:
     recorded: RecordedSpace
     cell: int
     slow: float | None = None
-    """As `Settings.slow`."""
+    """See `Settings.slow`."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a run's step time."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))

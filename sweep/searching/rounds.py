@@ -19,7 +19,7 @@ from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, split_name
 from results.tables.store import read_runs
 from sweep.composing.search_settings import Settings
-from sweep.planning.plan import PlannedPoint
+from sweep.planning.point_verdict import PlannedPoint
 from sweep.searching.checked import CHECKS, Checks
 from sweep.searching.choice import to_repeat
 from sweep.searching.planned import PlannedSpace

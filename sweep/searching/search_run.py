@@ -24,13 +24,14 @@ from sweep.searching.rounds import SearchRound, read_round
 from sweep.searching.space import RUNNING, UNTRIED
 
 Feed = Callable[[], str]
-"""Called by the launcher at every look at the sweep: may add points to the queue. Returns a line for the user, or
-""."""
+"""Called by the launcher each time it reads the sweep's status: may add points to the queue. Returns a line for the
+user; empty if there is nothing to say."""
 Launch = Callable[[Queued, Feed], RunSummary]
 LINGER_S = 10.0
-"""Seconds that a pilot without a point waits for another: longer than the time between two looks of a launcher."""
+"""Seconds that a pilot without a point waits for another one: longer than the interval at which a launcher reads the
+status and adds points."""
 SIDE_BY_SIDE_H = 0.01
-"""Default of ``launcher.target_h`` for a search, so low that every waiting point may have its own pilot."""
+"""Default of ``launcher.target_h`` for a search. It is so low that each waiting point may get a pilot of its own."""
 _MOST_TIES = 4
 ENDS = {
     "settled": "a better layout is improbable",
@@ -108,22 +109,22 @@ def _search(search: Search, queued: Queued, launch: Launch, say: Callable[[str],
     while True:
         if summary is not None and (summary.interrupted or summary.detached or summary.message):
             now = read_round(queued.sweep, search.planned, settings, method)
-            return _found(search, now, summary, over_budget=False)
+            return _outcome(search, now, summary, over_budget=False)
         feeder = Feeder(queued.sweep, search.planned, settings, method, search.budget_gpu_hours)
         look = feeder.look()
         attempts = sum(look.round.runs.values())
         if not look.chosen and not look.round.pending:
-            return _found(search, look.round, summary, over_budget=look.over_budget)
+            return _outcome(search, look.round, summary, over_budget=look.over_budget)
         if summary is not None and attempts == before:
-            return _found(search, look.round, summary, over_budget=False)
+            return _outcome(search, look.round, summary, over_budget=False)
         before = attempts
         if look.added:
             say(feeder.message(look))
         summary = launch(queued, feeder.feed)
 
 
-def _found(search: Search, now: SearchRound, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
-    """Result at the end. Candidates that were chosen, but wait or exceed the budget, count as not tried."""
+def _outcome(search: Search, now: SearchRound, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
+    """The outcome at the end of the search. Candidates that were chosen but have not run count as not tried."""
     state = now.session.seen.state
     state[state == RUNNING] = UNTRIED
     probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}

@@ -1,9 +1,9 @@
 """Gaussian process on the logarithm of measured over predicted step time, to predict candidates that were not run.
 
-Rows of all cells of the cluster count. Two rows may share: the cluster, the model, the cell (one scale each), and a
-similar layout, which counts more within their cell. The prior spreads are those of the predictor for each candidate,
-times one factor chosen by the likelihood of the rows. An outlier row gets more noise, so that one bad node does not
-bend the other predictions.
+Rows of all cells of the cluster count. Two rows are correlated by what they have in common: the cluster, the model, the
+cell, and a similar layout, which counts more within one cell. The prior standard deviation of a candidate is that of
+the predictor, times one factor that is chosen by the likelihood of the rows. An outlier row gets more noise, so that
+one bad node does not bend the other predictions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FACTOR_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutKernel:
-    """Shares of a candidate's variance that it has in common with others, and length scales."""
+    """Shares of a candidate's variance that it has in common with other candidates, and length scales."""
 
     cluster: float = 0.15
     model: float = 0.1

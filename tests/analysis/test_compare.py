@@ -22,7 +22,7 @@ from results.errors import InvalidResults
 from tests.analysis import synthetic
 from tests.analysis.compared import MIB, POINTS, RECORDED, ROOT, STUDY, judged, points_of, run, sweep
 from tests.analysis.conftest import frame_of
-from tests.analysis.test_figures import assert_texts_fit
+from tests.analysis.figure_texts import assert_texts_fit
 
 
 def cli(*words: object) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.figures import cost, drift, registry
 from tests.analysis import synthetic
-from tests.analysis.test_figures import words
+from tests.analysis.figure_texts import words
 from tests.analysis.test_study import study  # noqa: F401
 from tests.analysis.test_why_figures import NAMES, labelled, point, run
 

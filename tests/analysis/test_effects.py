@@ -10,7 +10,7 @@ import pytest
 
 from analysis.claims import pair_claims
 from analysis.figures import effects, efficiency
-from tests.analysis.test_figures import words
+from tests.analysis.figure_texts import words
 from tests.analysis.test_study import study  # noqa: F401
 from tests.analysis.test_why_figures import GIB, labelled, point, run
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from unittest import mock
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import RendererBase
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from analysis.figures import (
     all_runs,
@@ -38,33 +35,9 @@ from results.text.numbers import format_bytes, format_number
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.drawn_bars import boxes
+from tests.analysis.figure_texts import assert_texts_fit, words
 from tests.analysis.report_page import RECORDED
 from workloads.spec.experiment import Experiment
-
-
-def visible_texts(figure: Figure) -> list[Text]:
-    """Texts that a drawing really draws: a figure also holds tick labels outside the limits, which it does not."""
-    drawn: list[Text] = []
-    draw = Text.draw
-
-    def recording(text: Text, renderer: RendererBase) -> None:
-        drawn.append(text)
-        draw(text, renderer)
-
-    with mock.patch.object(Text, "draw", recording):
-        figure.draw_without_rendering()
-    return [text for text in dict.fromkeys(drawn) if text.get_visible() and text.get_text().strip()]
-
-
-def assert_texts_fit(figure: Figure) -> None:
-    texts = visible_texts(figure)
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
-    width, height = figure.bbox.width, figure.bbox.height
-    for name, box in boxes:
-        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, f"{name!r} is clipped"
-    for (one, a), (two, b) in itertools.combinations(boxes, 2):
-        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across < 2 or down < 2, f"{one!r} lies on {two!r}"
 
 
 def drawn(frame: pd.DataFrame) -> dict[str, Figure]:
@@ -76,10 +49,6 @@ def drawn(frame: pd.DataFrame) -> dict[str, Figure]:
         except style.NothingToDraw as reason:
             assert str(reason).startswith("no "), reason
     return figures
-
-
-def words(figure: Figure) -> set[str]:
-    return {text.get_text() for text in visible_texts(figure)}
 
 
 @pytest.mark.slow
@@ -122,7 +91,6 @@ def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> Non
     assert "Peak allocated memory, GiB" in shown
 
 
-@pytest.mark.slow
 def scattered(ax: Axes) -> list[PathCollection]:
     return [collection for collection in ax.collections if isinstance(collection, PathCollection)]
 

@@ -23,7 +23,7 @@ from results.tables.schema import CONFIG_COLUMNS
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.drawn_bars import bars_of
-from tests.analysis.test_figures import assert_texts_fit, words
+from tests.analysis.figure_texts import assert_texts_fit, words
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.rules.layout_rules import violations
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec

@@ -19,7 +19,7 @@ from results.tables import store
 from results.tables.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic
 from tests.analysis.conftest import recorded_cohorts
-from tests.analysis.test_figures import assert_texts_fit
+from tests.analysis.figure_texts import assert_texts_fit
 from tests.analysis.test_memory_figures import BASE, CATEGORIES, RECORDED, labelled, rows_of
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.params import num_params

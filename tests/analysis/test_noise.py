@@ -16,7 +16,7 @@ from analysis.rows import labels, metrics
 from results.statistics import noise
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
-from tests.analysis.test_figures import words
+from tests.analysis.figure_texts import words
 from workloads.spec.experiment import Experiment
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from analysis.options import Options
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics, winners
 from analysis.rows.cohorts import split
 from analysis.rows.load import load
+from tests.analysis.figure_texts import assert_texts_fit, words
 from tests.analysis.pages import text_of
-from tests.analysis.test_figures import assert_texts_fit, words
 from tests.results.tables.test_reference import ROW, write
 from tests.sampling import sampled
 

@@ -22,7 +22,7 @@ from analysis.rows.cohorts import Cohort, split
 from results.tables import reference
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of, recorded_cohorts
-from tests.analysis.test_figures import words
+from tests.analysis.figure_texts import words
 from tests.analysis.test_noise import labelled, point, run
 from tests.analysis.test_study import TABLE, study  # noqa: F401
 from workloads.spec.experiment import Experiment

@@ -27,7 +27,7 @@ from analysis.rows.cohorts import split
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.drawn_bars import bars_of
-from tests.analysis.test_figures import assert_texts_fit, words
+from tests.analysis.figure_texts import assert_texts_fit, words
 from tests.analysis.test_study import study  # noqa: F401
 from workloads.spec.experiment import Experiment, PipelineSchedule
 

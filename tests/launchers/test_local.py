@@ -3,38 +3,31 @@ gets."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launchers import local
-from launchers.attempt import outcome
 from launchers.local import run_local
-from launchers.settings import LaunchSettings
 from launchers.state import pilot_state
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.process_identity import alive
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.retry import retry
-from launchers.status.status import StatusReader, sweep_status
+from launchers.status.status import sweep_status
 from results.errors import UltrasweepError
 from results.shared_filesystem import packed_folder
 from results.tables import store
+from tests.launchers.local_runs import SCRIPTED, phase_of, rows_of, start_pilot, until
 from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
 from workloads.contract.protocol import write_json
-
-SCRIPTED = (sys.executable, "-m", "tests.launchers.scripted")
 
 
 @pytest.fixture(autouse=True)
@@ -45,32 +38,6 @@ def scripted_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sweep(tmp_path: Path) -> SweepDir:
     return SweepDir.create(tmp_path / "a sweep", {})
-
-
-def rows_of(sweep: SweepDir) -> list[dict[str, Any]]:
-    rows = store.read_attempts(sweep.path).to_pylist()
-    return sorted(rows, key=lambda row: row["started_at"])
-
-
-def start_pilot(sweep: SweepDir, pilot_id: str, launch: LaunchSettings, **changes: Any) -> subprocess.Popen[bytes]:
-    config = PilotConfig(
-        **{"settings": launch, "command": "test", "wall_time_s": None, "stop_with_parent": False, **changes}
-    )
-    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config))
-    with pilot_state.log_path(sweep, pilot_id).open("wb") as log:
-        return subprocess.Popen([*SCRIPTED, str(sweep.path), pilot_id], env=pilot_environment(), stdout=log, stderr=log)
-
-
-def phase_of(sweep: SweepDir) -> str | None:
-    """Phase of the first running attempt in its pilot's state file; None while none runs."""
-    return next((one.phase for state in pilot_state.all_states(sweep) for one in state.running), None)
-
-
-def until(condition: Any, limit_s: float = 100.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -349,33 +316,6 @@ def test_rehearsed_stages_are_shared_between_points(sweep: SweepDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_refuses_the_row_is_waited_for(sweep: SweepDir) -> None:
-    sweep.add_points(points("ok", "ok"))
-    (sweep.path / "parts").write_text("a file where a folder is needed")
-    pilot = start_pilot(sweep, "p", settings())
-    until(lambda: any("trying again" in state.message for state in pilot_state.all_states(sweep)))
-    assert sweep_status(sweep).claimed == 1
-    (sweep.path / "parts").unlink()
-    assert pilot.wait(15) == 0
-    assert [row["outcome"] for row in rows_of(sweep)] == ["ok", "ok"]
-
-
-@pytest.mark.slow
-def test_a_result_that_could_not_be_written_is_written_by_the_next_run(sweep: SweepDir) -> None:
-    sweep.add_points(points("raises", "ok"))
-    (sweep.path / "parts").write_text("a file where a folder is needed")
-    pilot = start_pilot(sweep, "p", settings())
-    until(lambda: any("trying again" in state.message for state in pilot_state.all_states(sweep)))
-    pilot.send_signal(signal.SIGINT)
-    assert pilot.wait(15) == 3
-    (sweep.path / "parts").unlink()
-    assert run_local(sweep, settings(), live=False).outcomes == {"crash": 1, "ok": 1}
-    crash = rows_of(sweep)[0]
-    assert (crash["outcome"], crash["attempt_number"]) == ("crash", 1)
-    assert "ZeroDivisionError" in crash["evidence"]
-
-
-@pytest.mark.slow
 def test_results_that_no_row_can_be_made_of_cost_one_row_not_the_sweep(sweep: SweepDir) -> None:
     sweep.add_points(points("odd", "ok"))
     assert run_local(sweep, settings(), live=False).outcomes == {"crash": 1, "ok": 1}
@@ -384,52 +324,6 @@ def test_results_that_no_row_can_be_made_of_cost_one_row_not_the_sweep(sweep: Sw
 
 def _fields(point: Any) -> dict[str, Any]:
     return {name: getattr(point, name) for name in point.__dataclass_fields__}
-
-
-@pytest.mark.slow
-def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep.add_points(points("slow", deadline_s=60.0))
-
-    def remove() -> None:
-        until(lambda: rank_pids(sweep.attempts))
-        gone = sweep.path.rename(sweep.path.with_name("gone"))
-        shutil.rmtree(gone, ignore_errors=True)
-
-    remover = threading.Thread(target=remove)
-    remover.start()
-    with pytest.raises(local.PilotFailed, match="was removed while its points ran"):
-        run_local(sweep, settings(phase_limits_s={}), live=False)
-    remover.join()
-    assert "disk" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_while_its_files_cannot_be_read(
-    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep.add_points(points("ok", "ok"))
-    real, left = StatusReader._read, [1, 2]
-
-    def fails(reader: StatusReader, jobs: Any) -> Any:
-        if left and list(sweep.attempts.iterdir()):
-            left.pop()
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return real(reader, jobs)
-
-    monkeypatch.setattr(StatusReader, "_read", fails)
-    assert run_local(sweep, settings(), live=False).outcomes == {"ok": 2}
-    assert not left
-    assert capsys.readouterr().out.count("cannot be read now ([Errno 116] Stale file handle); waiting") == 1
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
-    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep.add_points(points("ok"))
-    monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
-    assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
-    assert capsys.readouterr().out.count("is on a full disk; writing is retried, nothing is lost") == 1
 
 
 @pytest.mark.slow

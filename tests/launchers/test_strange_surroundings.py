@@ -15,8 +15,8 @@ from launchers.local import run_local
 from launchers.pilot import pilot as pilot_module
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import sweep_status
+from tests.launchers.local_runs import SCRIPTED, phase_of, rows_of, start_pilot, until
 from tests.launchers.scripted import points, settings
-from tests.launchers.test_local import SCRIPTED, phase_of, rows_of, start_pilot, until
 
 pytestmark = pytest.mark.slow
 DURATIONS = ("duration_s", "spawn_s", "rendezvous_s", "build_s", "warmup_s", "timed_s", "teardown_s")

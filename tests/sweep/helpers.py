@@ -12,7 +12,8 @@ from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.tables.store import write_attempt
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
-from sweep.planning.plan import DeviceLimit, Plan, make_plan, refuse_if_nothing_can_run
+from sweep.planning.plan import Plan, make_plan, refuse_if_nothing_can_run
+from sweep.planning.point_verdict import DeviceLimit
 from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.known import Known
 from workloads.contract.protocol import Method

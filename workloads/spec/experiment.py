@@ -21,7 +21,6 @@ from results.shared_filesystem.whole_files import shortened
 from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_numbers
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
-from workloads.spec.engine_versions import ENGINE_VERSIONS
 from workloads.spec.engine_versions import ENGINES as ENGINES
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
@@ -83,17 +82,6 @@ FIELDS: Mapping[str, Values] = {
 """Rule for every field of an `Experiment` but its model. Stored experiments may have engines that are not in
 `ENGINES`."""
 _fields_of = attrgetter(*FIELDS)
-AXES: Mapping[str, Values] = {
-    **FIELDS,
-    "recompute": dataclasses.replace(
-        FIELDS["recompute"], accepts=lambda value: FIELDS["recompute"].accepts(canonical_recompute(value))
-    ),
-    "model": texts(),
-    **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
-    "engine": one_of(*ENGINES, is_text=True),
-    "engine_version": one_of(*(version for versions in ENGINE_VERSIONS.values() for version in versions), is_text=True),
-}
-"""Rule for each axis of a grid, by name. It is narrower than `FIELDS`: not everything that is stored can be run."""
 
 
 class _WithId:

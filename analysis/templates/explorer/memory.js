@@ -66,7 +66,7 @@ const Memory = (() => {
   }
 
   /**
-   * The planner's verdict on a peak on a cluster, in one word and one sentence (sweep.planning.plan).
+   * The planner's verdict on a peak on a cluster, in one word and one sentence (sweep.planning.point_verdict).
    * @param {number} peak
    * @param {ClusterAbout} cluster
    * @param {Widget} widget

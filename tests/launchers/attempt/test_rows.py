@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launchers.attempt import rows
+from launchers.attempt import phases, rows
 from launchers.attempt.attempt import Attempt, reopen_attempt, start_attempt
 from launchers.attempt.outcome import Outcome
 from launchers.pilot import dead_pilots
@@ -76,7 +76,7 @@ def test_durations_across_clocks_are_null_where_they_would_be_negative(attempt: 
     row = row_of(attempt, attempt.started_at + 4.0, ahead)
     assert row["teardown_s"] is None
     assert all(row[name] is None or row[name] >= 0 for name in DURATIONS)
-    assert rows.seconds_between(2.0, 1.0) is None and rows.seconds_between(1.0, 2.5) == 1.5
+    assert phases.seconds_between(2.0, 1.0) is None and phases.seconds_between(1.0, 2.5) == 1.5
 
 
 def test_times_of_two_machines_are_not_subtracted(attempt: Attempt) -> None:

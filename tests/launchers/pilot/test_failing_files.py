@@ -27,8 +27,8 @@ from results.tables import compaction, store
 from tests.launchers import test_local
 from tests.launchers.failing_calls import Death, FailingFiles
 from tests.launchers.failing_files import FakeAttempts, run_pilot
+from tests.launchers.local_runs import start_pilot
 from tests.launchers.scripted import points, settings
-from tests.launchers.test_local import start_pilot
 from tests.sampling import sampled
 
 POINTS = 3

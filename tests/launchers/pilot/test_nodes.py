@@ -21,9 +21,9 @@ from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilo
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import sweep_status
 from results.tables import store
+from tests.launchers.local_runs import SCRIPTED, phase_of, until
 from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
-from tests.launchers.test_local import SCRIPTED, phase_of, until
 from workloads.contract.protocol import write_json
 
 

@@ -12,7 +12,8 @@ import pytest
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.batch_system import BatchSystem
 from launchers.pilot.node_pool import NodePool, NoNodes
-from launchers.pilot.pilot import FRUITLESS_RESTARTS, STOPPED, TROUBLE, Pilot
+from launchers.pilot.pilot import STOPPED, TROUBLE, Pilot
+from launchers.pilot.requeue import FRUITLESS_RESTARTS
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.scripted import points, settings
@@ -44,6 +45,11 @@ def ended_pilot(
     return one
 
 
+def requeue(one: Pilot) -> None:
+    """What a pilot does at its end."""
+    one._requeue.ask_if_needed(one.stop_reason(), one._state.finished)
+
+
 @pytest.mark.parametrize(
     ("restarts", "finished", "again"),
     [
@@ -60,19 +66,19 @@ def test_it_comes_back_while_that_leads_anywhere(
     asked: list[str] = []
     one = ended_pilot(tmp_path, asked, restarts=restarts)
     one._state.finished.update(finished)
-    one._requeue_own_job()
+    requeue(one)
     assert asked == (["7_0"] if again else [])
 
 
 @pytest.mark.parametrize(("reason", "left"), [("cancelled", 1), ("preempted", 0)])
 def test_it_stays_away_when_cancelled_or_done(tmp_path: Path, reason: str, left: int) -> None:
     asked: list[str] = []
-    ended_pilot(tmp_path, asked, restarts=0, reason=reason, left=left)._requeue_own_job()
+    requeue(ended_pilot(tmp_path, asked, restarts=0, reason=reason, left=left))
     assert asked == []
 
 
 def test_a_refusal_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended_pilot(tmp_path, [], restarts=0, refused="scontrol: Access denied")._requeue_own_job()
+    requeue(ended_pilot(tmp_path, [], restarts=0, refused="scontrol: Access denied"))
     assert "job 7_0 is not requeued, points are left: scontrol: Access denied" in capsys.readouterr().out
 
 
@@ -108,5 +114,5 @@ def test_it_comes_back_for_points_that_fit_a_whole_job_and_not_the_rest_of_this_
     if needed_s is not None:
         (point,) = points("ok")
         one._scheduler._choose([replace(point, deadline_s=needed_s)], 1, ["n0"], 10.0, [])
-    one._requeue_own_job()
+    requeue(one)
     assert asked == (["7_0"] if again else [])

@@ -20,32 +20,16 @@ from launchers.slurm.pilot_submitter import PilotsEnd
 from launchers.slurm.reconcile import Cycle, Reconciler
 from launchers.slurm.submitter_lease import only_submitter
 from launchers.state import node_exclusions, pilot_state, queue, submissions
-from launchers.state.history import AttemptRecord
 from launchers.state.pilot_config import read_pilot_config
 from launchers.state.pilot_state import Liveness, PilotState, write_state
 from launchers.state.process_identity import own_identity
 from launchers.state.queue import QueueReader
 from launchers.state.submissions import all_submissions, new_submission
 from launchers.state.sweep_dir import SweepDir
-from tests.launchers.scripted import points, settings
+from tests.launchers.scripted import attempt_record, points, settings
 from tests.launchers.slurm.fakeslurm import FakeSlurm
 
-ATTEMPT = AttemptRecord(
-    attempt_id="a",
-    attempt_number=1,
-    pilot_id="p",
-    experiment_id="e",
-    world_size=2,
-    outcome="ok",
-    phase=None,
-    phase_step=None,
-    failed_rank=None,
-    evidence=None,
-    infrastructure=False,
-    will_retry=False,
-    started_at=1.0,
-    ended_at=2.0,
-)
+ATTEMPT = attempt_record(1, "ok")
 ROOT = Path(__file__).parents[3]
 
 

@@ -15,9 +15,9 @@ from launchers.state.damaged import damaged_names, point_from_ledger
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point
 from launchers.status.status import sweep_status
 from results.tables.store import write_ledger
+from tests.launchers.local_runs import SCRIPTED
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import points, settings
-from tests.launchers.test_local import SCRIPTED
 from workloads.spec.record import config_columns
 
 DAMAGE = {

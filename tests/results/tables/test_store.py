@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import results
 from results.errors import InvalidResults
 from results.tables import compaction, files, store
 from tests.results.helpers import attempt, make_sweep, steps
@@ -394,13 +393,3 @@ def test_ledger_round_trip(sweep: Path) -> None:
     assert store.read_ledger(sweep / "ledger.parquet").num_rows == 2
     with pytest.raises(InvalidResults, match="ledger: column verdict='maybe'"):
         store.write_ledger(sweep, [rows[0] | {"verdict": "maybe"}])
-
-
-def test_the_readme_names_every_room_and_file_of_the_code() -> None:
-    folder = Path(results.__file__).parent
-    readme = (folder / "README.md").read_text()
-    files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
-    rooms = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
-    assert len(files) >= 3
-    assert len(rooms) >= 4
-    assert [name for name in (*files, *rooms) if f"| `{name}` |" not in readme] == []

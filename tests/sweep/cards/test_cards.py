@@ -1,11 +1,9 @@
-"""``card`` and ``verify``: bands by hand, what a failed card gives as reasons, real runs, and the shipped cards."""
+"""``card`` and ``verify``: bands by hand, and what a failed card gives as reasons."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from launchers import local
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.store import read_attempts
 from sweep.__main__ import main
 from sweep.cards.card import Band, Card, read_cards, to_yaml
 from sweep.cards.judge import judge
-from sweep.cards.make import canonical, make_card, make_cards
+from sweep.cards.make import make_card, make_cards
 from sweep.cards.verify import (
     announce_bisect,
     announcement,
@@ -30,7 +27,6 @@ from sweep.cards.verify import (
     verify_cards,
 )
 from sweep.inspecting.lookup import Record, Results
-from sweep.predicting.measured_tables import RECORDED
 from tests.sweep.engine_configs.layouts import layout
 from tests.sweep.helpers import plan_of, store_attempt
 
@@ -346,22 +342,6 @@ def test_one_that_cannot_run_does_not_stop_the_others(
         verify_cards([(path, wide)], [], run, write=False)
 
 
-@pytest.mark.slow
-def test_the_command_of_a_card_plans_its_experiment(tmp_path: Path) -> None:
-    """Cards of a shipped sweep, as ``card --all`` writes them."""
-    path = tmp_path / "cards.yaml"
-    assert main(["card", "--all", "--results", str(RECORDED / "h200x2_schedules"), "--out", str(path)]) == 0
-    cards = read_cards(path)
-    assert len(cards) > 10
-    for card in cards[::3]:
-        words = shlex.split(card.command)
-        assert words[:4] == ["python", "-m", "sweep", "run"]
-        plan = plan_of(words[4:])
-        assert [point.experiment for point in plan.points] == [
-            canonical(card.experiment).replace(engine_version=plan.points[0].experiment.engine_version)
-        ]
-
-
 def test_odd_rows_are_no_reason_to_make_no_cards(tmp_path: Path) -> None:
     for number, odd in enumerate(({}, {"config_json": "[" * 5000}, {"step_time_s": -1.0}, {"step_time_min_s": 0.0})):
         store_attempt(tmp_path / "s", EXPERIMENT.replace(seed=number), **{**ROW, "step_time_std_s": None, **odd})
@@ -374,41 +354,3 @@ def test_a_card_of_one_point_or_of_all(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.count("card takes either an experiment's id or --all") == 2
     (tmp_path / "results").mkdir()
     assert main(["card", "--all", "--results", str(tmp_path / "results")]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "pilot",
-    ["tests.launchers.scripted", pytest.param("launchers.pilot", marks=pytest.mark.exhaustive(seconds=40))],
-    ids=["ranks that only sleep", "ranks that train"],
-)
-def test_written_verified_and_failed_on_purpose(
-    pilot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On CPU: a run, its card, the card again, a card of a machine ten times as fast, and a slower setting."""
-    monkeypatch.setattr(local, "PILOT", (sys.executable, "-m", pilot))
-    monkeypatch.chdir(tmp_path)
-    steps = ["measure.warmup_steps=1", "measure.timed_steps=3"]
-    point = ["grid.axes.global_batch_size=4", "grid.axes.seq_len=64", "grid.axes.precision=fp32"]
-    where = ["model=tiny", "cluster=cpu", "launcher=local"]
-    assert main(["run", "--plain", "+grid=one_point", *where, *point, *steps, "name=first"]) == 0
-    id = read_attempts(tmp_path / "results" / "first").to_pylist()[0]["experiment_id"]
-    assert main(["card", id, "--out", "mine.yaml"]) == 0
-    capsys.readouterr()
-    card = read_cards(Path("mine.yaml"))[0]
-    assert list(card.verified.values()) == [None]
-    wide = {
-        name: Band(value=band.value, low=band.value / 30, high=band.value * 30) for name, band in card.expected.items()
-    }
-    Path("mine.yaml").write_text(to_yaml([dataclasses.replace(card, expected=wide)]))
-    assert main(["verify", "mine.yaml", "--plain", "--write", "launcher=local"]) == 0
-    assert f"pass: {id}" in capsys.readouterr().out
-    assert all(told is not None for told in read_cards(Path("mine.yaml"))[0].verified.values())
-
-    tight = {"step_time_s": Band(value=card.expected["step_time_s"].value / 1e3, low=0.0, high=1e-6)}
-    Path("fast.yaml").write_text(to_yaml([dataclasses.replace(card, expected=tight)]))
-    assert main(["verify", "fast.yaml", "--plain", "launcher=local", "grid.axes.recompute=full"]) == 1
-    told = capsys.readouterr().out
-    assert f"FAIL: {id}" in told and "outside 0.0 ms to 0.0 ms" in told
-    assert "why: other configuration: recompute=full, the card recompute=none" in told

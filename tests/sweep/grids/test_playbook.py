@@ -10,7 +10,8 @@ import pytest
 
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
-from sweep.planning.plan import Plan, PlannedPoint, make_plan
+from sweep.planning.plan import Plan, make_plan
+from sweep.planning.point_verdict import PlannedPoint
 from tests.sweep.helpers import check_points_to_run
 
 pytestmark = pytest.mark.slow

@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-import launchers.slurm.watch
-from launchers.state.history import write_record
-from launchers.state.sweep_dir import Point, SweepDir
-from launchers.status.run_summary import RunSummary
+from launchers.state.sweep_dir import SweepDir
 from results.tables.store import read_attempts, write_ledger
-from sweep.__main__ import main
 from sweep.inspecting.findings import best_layouts, older, untried_points
 from sweep.running import run_end
-from tests.launchers.scripted import attempt_record
-from tests.launchers.slurm.runs import finish_all
-from tests.sweep.helpers import plan_of, store_attempt
+from tests.sweep.helpers import plan_of
+from tests.sweep.inspecting.finished_rows import ended, layouts, ledger_row, planned, store
 from workloads.spec.experiment import Experiment
-from workloads.spec.record import config_columns
 
 pytestmark = pytest.mark.slow
-
-
-@cache
-def planned() -> list[Experiment]:
-    """Layouts of Llama-3.1-8B on 8 GPUs that may run."""
-    found = [point.experiment for point in plan_of(["+grid=llama8b_8gpu", "cluster=h100_efa"]).to_run]
-    return [experiment for experiment in found if experiment.world_size == 8 and experiment.seq_len == 4096]
-
-
-def layouts(count: int) -> list[Experiment]:
-    return [planned()[0].replace(recompute=recompute) for recompute in ("none", "full", "selective")][:count]
-
-
-def store(sweep: SweepDir, experiment: Experiment, rate: float, **columns: Any) -> None:
-    marker = sweep.marker.read_text()
-    fields: dict[str, Any] = {
-        "tokens_per_s_per_gpu": rate,
-        "step_time_min_s": 0.999,
-        "step_time_max_s": 1.001,
-        "timed_steps": 5,
-        "peak_allocated_bytes": 60 * 2**30,
-        "backend": "cuda",
-        "mfu_palm": 0.5,
-    }
-    store_attempt(sweep.path, experiment, **{**fields, **columns})
-    sweep.marker.write_text(marker)
 
 
 @pytest.fixture
@@ -227,18 +192,6 @@ def test_what_to_try_next_is_told_from_runs_of_its_routing(sweep: SweepDir) -> N
     assert "mixtral_8x7b_5_layers, learned routing on 2, about 5,500 tokens/s each" in ended(sweep, 120)
 
 
-def ledger_row(number: int, experiment: Experiment, verdict: str, predicted: float) -> dict[str, Any]:
-    return {
-        "sweep": "s",
-        "grid": "g",
-        "point": number,
-        "verdict": verdict,
-        "predicted_tokens_per_s_per_gpu": predicted,
-        "expected_gpu_hours": 0.25 * (number + 1),
-        **config_columns(experiment),
-    }
-
-
 def test_predictions_are_scaled_by_what_runs_reached(sweep: SweepDir) -> None:
     """Predicted 20,000 and measured 10,000: another one predicted at 22,000 should reach 11,000."""
     done, promising, hopeless = layouts(3)
@@ -258,13 +211,6 @@ def test_predictions_are_scaled_by_what_runs_reached(sweep: SweepDir) -> None:
     found = untried_points([*ledger, elsewhere], rows, best_layouts(rows), "measured")
     assert [one.gain for one in found] == [None, pytest.approx(0.1)]
     assert math.isclose(found[0].rate, 4000.0)
-
-
-def ended(sweep: SweepDir, width: int, **changes: Any) -> str:
-    fields: dict[str, Any] = {"outcomes": {"ok": 2}, "attempts": 2, "left": 0, "too_wide": 0, "interrupted": False}
-    console = Console(record=True, width=width, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    run_end.print_end(sweep, RunSummary(**{**fields, **changes}), "python -m sweep run +grid=g", console)
-    return console.export_text()
 
 
 def test_a_run_ends_with_how_many_waited_for_the_host(sweep: SweepDir) -> None:
@@ -307,64 +253,6 @@ def test_a_run_ends_with_the_fastest_and_what_to_try_next(sweep: SweepDir, width
     table = lines[[line.startswith("fastest") for line in lines].index(True) :][:4]
     assert all(len(line) <= width for line in table)
     assert len(lines) < 16
-
-
-@pytest.fixture
-def watched(sweep: SweepDir) -> SweepDir:
-    """Two points wait, and the ledger has a third that the budget left out."""
-    done, second, promising = layouts(3)
-    ledger = [ledger_row(0, done, "run", 20000.0), ledger_row(1, promising, "over_budget", 22000.0)]
-    write_ledger(sweep.path, ledger)
-    sweep.add_points(
-        Point(index=number, grid="g", experiment=one, deadline_s=60.0) for number, one in enumerate((done, second))
-    )
-    return sweep
-
-
-def test_watching_ends_with_the_fastest_and_what_to_try_next(
-    watched: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A pilot elsewhere ends both points while ``watch`` sleeps between its looks."""
-    done, second, _ = layouts(3)
-    slept = []
-
-    def pilot_works(seconds: float, signals: list[int]) -> None:
-        slept.append(seconds)
-        for number, (experiment, rate) in enumerate(((done, 10000.0), (second, 9100.0))):
-            store(watched, experiment, rate)
-            write_record(watched, f"{number:06d}-{experiment.id}", attempt_record(number, "ok"))
-        finish_all(watched)
-
-    monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", pilot_works)
-    monkeypatch.setenv("COLUMNS", "120")
-    assert main(["watch", str(watched.path), "--plain"]) == 0
-    assert len(slept) == 1
-    lines = capsys.readouterr().out.splitlines()
-    ends = [number for number, line in enumerate(lines) if line.startswith("[2/2]")]
-    assert ends
-    end = lines[ends[-1] + 1 :]
-    assert end[0] == "2 attempts; points by outcome: ok 2"
-    [table] = [number for number, line in enumerate(end) if line.startswith("fastest measured")]
-    for part in (f"{done.model.name} on 8 GPUs", "10,000", "60.0 GiB", "50.0 %", "9.0 %"):
-        assert any(part in line for line in end[table : table + 4]), part
-    tried = end.index("worth trying next, by predictions corrected with the runs so far:")
-    assert "about 11,000 tokens/s each (+10% to the best)" in end[tried + 1]
-    assert not any("the same command" in line for line in end)  # watching is not what ran the points
-    assert end[-1] == f"report: python -m analysis.report {watched.path}"
-
-
-def test_ctrl_c_ends_the_watching_without_a_summary_of_half_the_points(
-    watched: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def press_ctrl_c(seconds: float, signals: list[int]) -> None:
-        store(watched, layouts(1)[0], 10000.0)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", press_ctrl_c)
-    assert main(["watch", str(watched.path), "--plain"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "2 points left; stopped watching, the sweep goes on"
-    assert not any(line.startswith(("fastest", "worth trying", "report:")) for line in lines)
 
 
 def test_a_tie_is_said_and_an_unknown_noise_too(sweep: SweepDir) -> None:

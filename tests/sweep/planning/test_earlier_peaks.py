@@ -10,7 +10,7 @@ import pytest
 from results.tables.store import read_ledger
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import Machine
-from sweep.planning import earlier_peaks, plan
+from sweep.planning import earlier_peaks, point_verdict
 from sweep.planning.assemble import plan_sweep
 from sweep.planning.plan import Plan
 from sweep.running.launch import launch_settings
@@ -28,7 +28,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ids.append(experiment.id)
         return peak_stage(experiment)
 
-    monkeypatch.setattr(plan, "peak_stage", compute)
+    monkeypatch.setattr(point_verdict, "peak_stage", compute)
     return ids
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-import sweep.planning.plan
+import sweep.planning.point_verdict
 from results.tables.schema import LEDGER, MEASUREMENT_VERSION
 from results.tables.store import read_ledger
 from results.text.numbers import GIB
 from sweep.composing.config import compose_sweep
 from sweep.planning.ledger import ledger_rows, write_ledger_file
-from sweep.planning.plan import DeviceLimit, Plan, PlannedPoint, refuse_if_nothing_can_run
+from sweep.planning.plan import Plan, refuse_if_nothing_can_run
+from sweep.planning.point_verdict import DeviceLimit, PlannedPoint
 from sweep.planning.reuse import FinishedAttempt, find_finished
 from sweep.planning.summary import reused_from
 from tests.sweep.helpers import plan_of, store_attempt
@@ -59,7 +60,9 @@ def test_what_the_engine_cannot_run_is_predicted_nevertheless(monkeypatch: pytes
     """As if this engine had no fp8."""
     lacks = Violation("engine_support", "this engine cannot run fp8 yet")
     monkeypatch.setattr(
-        sweep.planning.plan, "violations", lambda experiment, cluster: [*violations(experiment, cluster), lacks]
+        sweep.planning.point_verdict,
+        "violations",
+        lambda experiment, cluster: [*violations(experiment, cluster), lacks],
     )
     plan = plan_of(["+grid=deepseek_v3_2048gpu", "grid.axes.precision=fp8_rowwise", "grid.axes.ep=64"])
     refused = [point for point in plan.points if point.rule == "engine_support"]

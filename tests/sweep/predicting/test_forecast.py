@@ -4,45 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from results.tables import files, probes
-from results.tables.probes import load_probe
-from results.tables.store import read_attempts, read_ledger
+from results.tables import probes
+from results.tables.store import read_ledger
 from sweep.__main__ import main
-from sweep.composing.conffiles import ConfFolders
-from sweep.composing.config import compose_sweep
 from sweep.planning.ledger import ledger_rows
-from sweep.predicting.codebases import key_of_engine, profiles_with, read_clusters, read_profiles
-from sweep.predicting.forecast import Forecast, _without_network
-from sweep.predicting.known import Known, _checked_rates, ran_layouts, read_known
+from sweep.predicting.codebases import read_clusters, read_profiles
+from sweep.predicting.forecast import Forecast
+from sweep.predicting.known import Known, ran_layouts, read_known
 from sweep.running.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
-from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
-from workloads.contract.probe_figures import ON_GPU
-from workloads.costs.traffic.measured_network import network_of
+from tests.sweep.predicting.measured_rows import H200, of, slow_rows
+from tests.workloads.costs.shapes import LLAMA_1B, MIXTRAL
 from workloads.predict import layouts as structures
 from workloads.predict import near_full
-from workloads.predict.crossing import LEAST_TAUGHT, Crossing
 from workloads.predict.layouts import plain
 from workloads.predict.probed import LAUNCH_S
-from workloads.rules import installed_engines
-from workloads.spec.experiment import ENGINES, Experiment, from_json, layout_id, to_json
+from workloads.spec.experiment import Experiment, layout_id, to_json
 
 pytestmark = pytest.mark.slow
-
-H200 = read_clusters()["h200"]
-ROOT = Path(__file__).resolve().parents[3]
-LAB = ROOT / "tests" / "slurm" / "lab"
-
-
-def of(**fields: Any) -> Experiment:
-    return Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, **fields})
 
 
 def layouts() -> list[Experiment]:
@@ -118,14 +102,6 @@ def test_predictions_do_not_depend_on_what_stands_beside_them() -> None:
 def test_a_mixture_of_known_and_unknown_keeps_its_places() -> None:
     unknown, known = Forecast.of(H200).times([of(dp=8, precision="fp64"), of(dp=8)])
     assert unknown is None and known is not None
-
-
-def slow_rows(cluster: str, folder: Path, factor: float = 1.6) -> None:
-    """Six layouts of a small model that took so much longer than is predicted."""
-    experiments = [of(model=LLAMA_1B, dp=dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (0, 2)]
-    for experiment, time in zip(experiments, Forecast.of(H200).times(experiments), strict=True):
-        assert time is not None
-        store_attempt(folder / "before", experiment, cluster=cluster, step_time_s=factor * time.step_time_s)
 
 
 def test_rows_measured_on_the_cluster_move_predictions(tmp_path: Path) -> None:
@@ -338,143 +314,3 @@ def test_a_plan_without_anything_measured_says_nothing() -> None:
     plan = plan_of(["grid=llama_node", "cluster=h200"])
     assert plan.predicted_with == ""
     assert {point.time is not None for point in plan.to_run} == {True}
-
-
-TITAN = {"engine": "torchtitan", "engine_version": ENGINES["torchtitan"]}
-
-
-def rows_of_another(folder: Path, count: int, factor: float = 2.0) -> None:
-    """Layouts of a small model that torchtitan ran, each so much longer than ours is predicted."""
-    experiments = [of(model=LLAMA_1B, dp=dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (2, 3)][:count]
-    for experiment, time in zip(experiments, Forecast.of(H200).times(experiments), strict=True):
-        assert time is not None
-        step_s = factor * time.step_time_s
-        store_attempt(folder / "before", experiment.replace(**TITAN), cluster="h200", step_time_s=step_s)
-
-
-def test_another_engine_is_predicted_from_its_own_rows_alone(tmp_path: Path) -> None:
-    ours = of(dp=8, zero_stage=3)
-    theirs = ours.replace(**TITAN)
-    nothing = Forecast.of(H200)
-    alone = nothing.times([ours, theirs])
-    assert alone[0] is not None and alone[1] is not None
-    name = f"torchtitan {ENGINES['torchtitan']}"
-    both = [(one.engine, one.engine_version) for one in (ours, theirs)]
-    assert nothing.used_for(both[:1]) == ""
-    assert nothing.used_for(both) == f"no measured experiment of {name} on h200: its structure alone"
-    assert nothing.has_rows_of(ours) and not nothing.has_rows_of(theirs)
-    rows_of_another(tmp_path, 6)
-    forecast = Forecast.of(H200, read_known(H200, tmp_path))
-    assert forecast.used == forecast.used_for(both) == f"predicted with 6 measured experiments of {name} on h200"
-    assert forecast.has_rows_of(theirs)
-    first, second = forecast.times([ours, theirs])
-    assert first == alone[0]  # its rows say nothing of ours
-    assert second is not None and 1.1 < second.step_time_s / alone[1].step_time_s < 3
-
-
-def test_ours_says_nothing_of_another_engine_nor_another_version_of_it(tmp_path: Path) -> None:
-    theirs = of(dp=8, zero_stage=3).replace(**TITAN)
-    slow_rows("h200", tmp_path)
-    assert Forecast.of(H200, read_known(H200, tmp_path)).times([theirs]) == Forecast.of(H200).times([theirs])
-    older, newer = (key_of_engine("torchtitan", version) for version in ("0.2.1+1", ENGINES["torchtitan"]))
-    assert older != newer and {older, newer} <= profiles_with([("torchtitan", "0.2.1+1"), *ENGINES.items()]).keys()
-
-
-def test_a_compiled_layer_of_another_engine_is_faster() -> None:
-    eager = of(dp=8, zero_stage=3).replace(**TITAN)
-    before, after = Forecast.of(H200).times([eager, eager.replace(compile="block")])
-    assert before is not None and after is not None
-    assert 0.75 < after.step_time_s / before.step_time_s < 0.98
-
-
-def test_a_plan_refuses_a_layout_of_another_engine_only_with_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(installed_engines, "_version", lambda package: None)  # else the installed version is planned
-    rows_of_another(tmp_path, 6)
-    layout = ["grid.axes.model=[llama8b]", "grid.axes.zero_stage=[3]", "grid.axes.tp=[1]", "grid.axes.pp=[1]"]
-    asked = [
-        *("grid=llama_node", "cluster=h200", "cluster.device.memory_bytes=40e9", *layout),
-        *("grid.axes.recompute=[none]", "+grid.axes.engine=[ultrasweep,torchtitan]"),
-    ]
-    for known, verdict in ((None, "run"), (read_known(H200, tmp_path), "predicted_oom")):
-        plan = plan_of(asked, known=known)
-        by = {point.experiment.engine: point for point in plan.points}
-        assert by["ultrasweep"].time is not None and by["torchtitan"].time is not None
-        ours, theirs = by["ultrasweep"].peak_bytes, by["torchtitan"].peak_bytes
-        assert ours is not None and theirs is not None
-        assert (by["ultrasweep"].verdict, by["torchtitan"].verdict) == ("predicted_oom", verdict)
-        assert ("its structure alone" in plan.predicted_with) == (known is None)
-
-
-TWO_NODES = ["+grid=two_nodes_of_one", "cluster=lab_h200", "cluster.devices_per_node=1"]
-
-
-@pytest.mark.parametrize(("folder", "count", "near"), [("recorded", 21, 15), ("recorded_undisturbed", 22, 17)])
-def test_layouts_across_nodes_take_the_times_of_a_probes_network(folder: str, count: int, near: int) -> None:
-    """Two nodes of one H200 joined by sockets: the closed form alone, with the link of the cluster file, is far off."""
-    sweep = LAB / folder / "h200x2_slurm_two_nodes"
-    cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
-    known = dataclasses.replace(read_known(cluster, LAB / folder), steps={})
-    assert known.network is not None and known.network.nodes == 2
-    across = [
-        (from_json(row["config_json"]), row["step_time_s"])
-        for row in read_attempts(sweep).to_pylist()
-        if row["outcome"] == "ok" and len(row["nodes"]) == 2
-    ]
-    experiments = [one for one, _ in across]
-
-    def errors(forecast: Forecast) -> list[float]:
-        times = forecast.times(experiments)
-        return [abs(time.step_time_s / measured - 1) for time, (_, measured) in zip(times, across, strict=True) if time]
-
-    with_network, without = (
-        errors(Forecast.of(cluster, one)) for one in (known, dataclasses.replace(known, network=None))
-    )
-    assert len(with_network) == len(across) == count
-    assert statistics.fmean(with_network) < 0.09 < 0.4 < statistics.fmean(without)
-    assert sum(error <= 0.1 for error in with_network) >= near
-    times = Forecast.of(cluster, known).times(experiments)
-    inside = [time.low_s <= measured <= time.high_s for time, (_, measured) in zip(times, across, strict=True) if time]
-    assert sum(inside) >= 0.9 * count
-
-
-def test_times_that_were_committed_before_points_ran_on_two_nodes() -> None:
-    """As the sweep's note says. Every point has one row, and it is `ok`."""
-    sweep = LAB / "recorded_undisturbed" / "h200x2_slurm_two_nodes"
-    predicted = files.read_parquet(sweep / "predicted_before.parquet").to_pylist()
-    times = {row["experiment_id"]: row for row in predicted if row["world_size"] == 2}
-    rows = {row["experiment_id"]: row for row in read_attempts(sweep).to_pylist()}
-    assert rows.keys() == times.keys() and {row["outcome"] for row in rows.values()} == {"ok"}
-    errors = [abs(times[name]["predicted_step_time_s"] / row["step_time_s"] - 1) for name, row in rows.items()]
-    assert statistics.fmean(errors) == pytest.approx(0.085, abs=0.0005)
-    assert statistics.median(errors) == pytest.approx(0.055, abs=0.0005)
-    assert (len(errors), sum(error <= 0.1 for error in errors)) == (22, 16)
-
-
-def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> None:
-    cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
-    known = read_known(cluster, LAB / "recorded")
-    across = Crossing(cluster, known.network) if known.network is not None else None
-    assert across is not None
-    spanning = [one for one in known.steps.values() if across.covers(one.experiment)]
-    learned, added = _without_network(spanning, across, known.probe), across.added([one.experiment for one in spanning])
-    assert 0 < len(learned) < len(spanning) / 2
-    assert all(added.during + added.after > 0)
-    measured = {one.experiment.id: one.step_time_s for one in spanning}
-    assert all(LEAST_TAUGHT * measured[one.experiment.id] <= one.step_time_s for one in learned)
-    assert all(one.step_time_s <= measured[one.experiment.id] for one in learned)
-
-
-def test_checks_of_pilots_are_other_moments_of_the_network() -> None:
-    cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
-    probe, network = load_probe("lab_h200", LAB / "recorded"), read_known(cluster, LAB / "recorded").network
-    assert probe is not None and network is not None
-    rates = _checked_rates(LAB / "recorded", cluster, 2, probe.measured_at)
-    assert len(rates) == 5, "five pilots of both nodes"
-    assert not _checked_rates(LAB / "recorded", cluster, 3, probe.measured_at)
-    assert not _checked_rates(LAB / "recorded", cluster, 2, probe.measured_at + timedelta(days=1))
-    alone = network_of(probe.rows, 1)
-    assert alone is not None
-    probed, mean = (one.seconds("all_reduce", ON_GPU.check_bytes, 2, 1) for one in (alone, network))
-    assert mean == pytest.approx(statistics.fmean([probed or 0, *(ON_GPU.check_bytes / rate for rate in rates)]))

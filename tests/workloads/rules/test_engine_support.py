@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from sweep.grids.axes import AXES
 from workloads.rules.engine_support import refused
 from workloads.spec.engine_versions import ENGINE, ENGINES, WITHOUT_TRANSFORMER_ENGINE
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import AXES, Experiment
+from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 MODEL = ModelSpec(

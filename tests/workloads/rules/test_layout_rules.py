@@ -22,6 +22,7 @@ from tests.workloads.costs.shapes import (
 )
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.rules import layout_rules as rules
+from workloads.rules.derived_values import DERIVED, FUNCTIONS
 from workloads.rules.layout_rules import RULES, Violation, layout_violations, names_of, violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE_VERSION, ENGINES, Experiment, PipelineSchedule
@@ -259,7 +260,7 @@ def lacks_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     tests = [rule.broken for rule in (*rules._STATED, *lacking)]
     names = (*rules.LAYOUT_NAMES, *rules.CLUSTER_NAMES)
     monkeypatch.setattr(rules, "LACKING", lacking)
-    monkeypatch.setattr(rules, "_tests_of_all", rules.compile_tests(names, rules.DERIVED, tests, rules._FUNCTIONS))
+    monkeypatch.setattr(rules, "_tests_of_all", rules.compile_tests(names, DERIVED, tests, FUNCTIONS))
 
 
 @pytest.mark.usefixtures("lacks_fp16")

@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
+from sweep.grids.axes import AXES
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import AXES, FIELDS, LATER_FIELDS, Experiment, from_dict, to_dict
+from workloads.spec.experiment import FIELDS, LATER_FIELDS, Experiment, from_dict, to_dict
 from workloads.spec.model_spec import model_from_dict
 from workloads.spec.recomputation import OPERATIONS, Recompute
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from sweep.grids.axes import AXES
 from workloads.spec import other_names
 from workloads.spec.checks import suggest
 from workloads.spec.cluster import ClusterSpec, DeviceSpec
-from workloads.spec.experiment import AXES
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 MODEL, CLUSTER = ([field.name for field in dataclasses.fields(kind)] for kind in (ModelSpec, ClusterSpec))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from sweep.grids.axes import AXES
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import AXES, Experiment
+from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import canonical_stages, mistake_in, written_stages
 

@@ -1,0 +1,23 @@
+"""The rule for the values of each axis of a grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from workloads.spec.checks import Values, one_of, texts, whole_numbers
+from workloads.spec.engine_versions import ENGINE_VERSIONS, ENGINES
+from workloads.spec.experiment import FIELDS
+from workloads.spec.recomputation import canonical_recompute
+
+AXES: Mapping[str, Values] = {
+    **FIELDS,
+    "recompute": dataclasses.replace(
+        FIELDS["recompute"], accepts=lambda value: FIELDS["recompute"].accepts(canonical_recompute(value))
+    ),
+    "model": texts(),
+    **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
+    "engine": one_of(*ENGINES, is_text=True),
+    "engine_version": one_of(*(version for versions in ENGINE_VERSIONS.values() for version in versions), is_text=True),
+}
+"""Rules by the names of axes. They are narrower than `FIELDS`: not everything that is stored can be run."""
