@@ -80,6 +80,6 @@ def test_what_has_no_translation_is_refused_in_one_line(tmp_path: Path, monkeypa
 def test_closed_forms_are_translated_readably() -> None:
     lines = closed_forms.script(comments=True).split("\n")
     assert max(len(line) for line in lines if not line.lstrip().startswith(("`", '"'))) <= WIDTH  # a text is one line
-    assert "  /** costs.shape.params.num_dense_layers: Number of layers without routed experts. */" in lines
+    assert "  /** costs.shape.params.num_params: Number of all parameters, tied embeddings counted once. */" in lines
     for name in (name for _, name in closed_forms.DEFINITIONS):
         assert any(f" {name}" in line for line in lines), name

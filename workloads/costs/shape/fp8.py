@@ -1,6 +1,6 @@
 """Layers with fp8 matrix products: bytes that a backward saves and needs, and durations of the products.
 
-Symbols are those of `workloads.costs.memory.activations`.
+Symbols are those of `workloads.costs.memory.kind_tensors`.
 
 Saved tensors differ from those of a bf16 layer as follows: normed inputs and the SwiGLU product are in fp8 if a rank
 has whole rows of them (with tp > 1 column-parallel layers save the local rows that they gather again, in bf16). The
@@ -35,29 +35,6 @@ def keeps_fp8(experiment: Experiment) -> bool:
 def cast_bytes(experiment: Experiment, elements: int) -> int:
     """Bytes of ``elements`` activations in fp8; blockwise ones have an fp32 scale for every 128."""
     return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
-
-
-def kept_inputs(
-    experiment: Experiment, attention_norm: int, latent_norms: int, ffn_norm: int, *, routed: bool, c: int
-) -> tuple[int, int, int]:
-    """Bytes of the three norms' saved tensors, with statistics, after products save the normed outputs in fp8."""
-    e, mla = experiment, experiment.model.mla
-
-    def in_fp8(kept: int, width: int, statistics: int = 1) -> int:
-        tokens = kept // (c * width + _SCALE_BYTES * statistics)
-        return cast_bytes(e, tokens * width) + _SCALE_BYTES * statistics * tokens
-
-    h, alone = e.model.hidden_size, e.tp == 1
-    if mla is None:
-        attention_norm = in_fp8(attention_norm, h) if alone else attention_norm
-    else:
-        # the down-projection's input is this rank's tokens, with any tp
-        if mla.q_lora_rank and e.precision != "fp8_blockwise":
-            attention_norm = in_fp8(attention_norm, h)
-        if alone:
-            norms = 2 if mla.q_lora_rank else 1
-            latent_norms = in_fp8(latent_norms, mla.q_lora_rank + mla.kv_lora_rank, norms)
-    return attention_norm, latent_norms, in_fp8(ffn_norm, h) if alone and not routed else ffn_norm
 
 
 def working_bytes(
