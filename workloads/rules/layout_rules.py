@@ -101,6 +101,7 @@ DERIVED = {
         "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp] if ffn_hidden_size else "
         "[num_heads * head_dim // tp, projected]",
         "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
+        "fp8_list_sizes": "gcd(hidden_size, ffn_hidden_size // tp, tokens)",
         # For latent attention. Its down projections stay in bf16 with blockwise fp8; they process each rank's own
         # tokens.
         "key_value_columns": "num_heads * (query_size - rope_size + value_size) // tp",
@@ -176,12 +177,6 @@ _LAYOUT = _rules(
         "recurrent_heads % tp",
         "tp={tp} does not divide the {recurrent_heads} heads or groups that all recurrent layers of {model} share; "
         "tp may be one of {divisors(gcd(split, recurrent_heads))}",
-    ),
-    (
-        "fp8_kinds",
-        "'fp8' in precision and has_layer_list",
-        "precision={precision}: products of the layers of {model} are predicted in 16 and 32 bits only; use "
-        "precision=bf16",
     ),
     (
         "sequence_parallel",
@@ -278,7 +273,15 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
+        "'fp8' in precision and divided % tp == 0 and has_layer_list and fp8_list_sizes % fp8_multiple",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, and {ffn_hidden_size // tp if ffn_hidden_size else 'no'} columns of dense layers; "
+        "choose another micro_batch_size, seq_len or tp, or precision=bf16",
+    ),
+    (
+        "fp8_sizes",
+        "'fp8' in precision and divided % tp == 0 and not has_latent_attention and not has_layer_list and "
+        "fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections"
         "{' and of the feed-forward layer' if ffn_hidden_size else ''}; choose another micro_batch_size, seq_len or "
@@ -286,7 +289,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and has_latent_attention and "
+        "'fp8' in precision and divided % tp == 0 and has_latent_attention and not has_layer_list and "
         "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "

@@ -164,12 +164,12 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
 
     The largest of the three counts. In fp8 see `fp8.working_bytes`.
     """
-    s, up, product = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes
+    s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
     if fp8.is_fp8(one.e):
-        again = "swiglu" in one.named
-        return fp8.working_bytes(one.e, stream, s.tokens, mlp.width // s.tp, s.c, recomputes_product=again)
+        columns, again = mlp.width // s.tp, "swiglu" in one.named
+        return fp8.working_bytes(one.e, stream, s.tokens, columns, inputs * columns, s.c, recomputes_product=again)
     down_weight = s.c * mlp.width // s.tp * s.hidden
-    up_weight = down_weight * (2 if mlp.gated else 1)
+    up_weight = down_weight * inputs
     return stream + down_weight + max(one.gathered + product, up, 2 * one.gathered + up_weight - product)
 
 

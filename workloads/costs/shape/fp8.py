@@ -38,13 +38,13 @@ def cast_bytes(experiment: Experiment, elements: int) -> int:
 
 
 def working_bytes(
-    experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, recomputes_product: bool
+    experiment: Experiment, stream: int, tokens: int, columns: int, up: int, c: int, *, recomputes_product: bool
 ) -> int:
     """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
     second half.
 
-    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``recomputes_product``:
-    whether its SwiGLU product is recomputed. The stream's gradient exists throughout, the down weight's after the first
+    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``up``: of the product
+    before its activation, 2 F / tp with a gate; ``recomputes_product``: whether the activation's output is recomputed. The stream's gradient exists throughout, the down weight's after the first
     two moments, and also
 
     1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
@@ -56,7 +56,7 @@ def working_bytes(
     """
     e, h = experiment, experiment.model.hidden_size
     copies = 2 if keeps_fp8(e) else 1
-    product, output, down = tokens * columns, tokens * h, h * columns
+    product, output, down, of_up = tokens * columns, tokens * h, h * columns, h * up
     gathered = c * output if e.tp > 1 else 0
     kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
     recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
@@ -65,9 +65,9 @@ def working_bytes(
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
         gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,
-        c * down + 3 * c * product - kept,
-        entering + copies * cast_bytes(e, 2 * product) + 2 * down,
-        entering + (copies - 1) * cast_bytes(e, 2 * product) + transposed + 2 * c * down,
+        c * down + c * (product + tokens * up) - kept,
+        entering + copies * cast_bytes(e, tokens * up) + of_up,
+        entering + (copies - 1) * cast_bytes(e, tokens * up) + transposed + c * of_up,
     )
 
 
