@@ -332,7 +332,7 @@ _CLUSTER = _rules(
 
 LACKING = _rules(
     "engine",
-    ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages})"),
+    ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages}; {model} has none)"),
     (
         "pp_stages",
         "empty_stage",

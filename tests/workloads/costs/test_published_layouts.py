@@ -70,6 +70,12 @@ def test_modules_of_multi_token_prediction_count_as_layers_and_passes_of_the_hea
     seconds = StepTimes(H200).seconds(layouts)
     assert seconds[0] < seconds[1] < 1.2 * seconds[0]
     assert experiment_stages(layouts[1])[-1].of_kind[-1] == 1
+    written = layouts[1].replace(pp_stages="Et*16|t*16|t*16|t*13mL")
+    assert violations(written, H200) == []
+    assert [stage.num_layers for stage in experiment_stages(written)] == [16, 16, 16, 14]
+    assert experiment_stages(written)[-1].of_kind[-1] == 1
+    without = layouts[0].replace(pp_stages="Et*16|t*16|t*16|t*13mL")
+    assert "(m in pp_stages=Et*16|t*16|t*16|t*13mL; v3 has none)" in violations(without, H200)[0].message
 
 
 def test_recomputation_saves_memory_and_takes_time() -> None:

@@ -151,10 +151,13 @@ def _fits(before: Sequence[float], left: int, stages: int, ends: float, most: fl
 
 @lru_cache(maxsize=1024)
 def _written(text: str, stages: int, num_layers: int) -> tuple[range, ...] | None:
-    """Layers of every stage that is written out; None for another number of stages or layers, which the rules
-    refuse."""
-    layers = written_stages(text).layers
-    return _contiguous(layers) if (len(layers), sum(layers)) == (stages, num_layers) else None
+    """Layers of every stage that is written out, with multi-token modules where the model has them among its layers;
+    None for another number of stages or layers, which the rules refuse."""
+    written = written_stages(text)
+    for layers in (written.layers, written.with_modules):
+        if (len(layers), sum(layers)) == (stages, num_layers):
+            return _contiguous(layers)
+    return None
 
 
 def head_in_layers(model: ModelSpec, seq_len: int) -> float:
