@@ -28,6 +28,7 @@ CASES: dict[str, list[list[Any]]] = {
     "loops": [[5], [8]],
     "calls": [[1], [4]],
     "texts": [["a12kb7"], [""]],
+    "summed": [[[3, 4]]],
 }
 
 
@@ -42,6 +43,10 @@ def test_both_languages_give_the_same_values(browser: Browser) -> None:
     for (name, arguments), found in zip(given, said, strict=True):
         expected = getattr(portable, name)(*json.loads(json.dumps(arguments)))
         assert found == json.loads(json.dumps(expected)), (name, arguments)
+
+
+def test_a_sum_of_records_brings_their_addition_along() -> None:
+    assert " __add__(other) {" in translated("Made", [(portable.__name__, "summed")])
 
 
 def test_plain_data_becomes_records_of_their_classes(browser: Browser) -> None:

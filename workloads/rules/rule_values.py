@@ -73,8 +73,8 @@ def _columns(model: ModelSpec) -> tuple[int, int]:
 
 
 def _written(stages: str | None, model: ModelSpec) -> tuple[int, int, int, int]:
-    """(stages, layers, modules that the model lacks, first empty stage) of stages that are written out. A model that has
-    multi-token modules has them among its layers."""
+    """(stages, layers, modules that the model lacks, first empty stage) of stages that are written out. A model that
+    has multi-token modules has them among its layers."""
     if stages is None:
         return 0, 0, 0, 0
     written = written_stages(stages)
