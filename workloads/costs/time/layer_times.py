@@ -18,7 +18,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_to
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
-from workloads.costs.traffic.kind_messages import context_messages_of
+from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP

@@ -5,7 +5,7 @@ gathered in the forward and again in the backward, and their gradients scattered
 scattered, and their gradients gathered. What is computed for a rank's own tokens and used by all heads is gathered
 once. Full recomputation repeats a forward up to the sum of a dense MLP; selective recomputation repeats nothing, except
 in compiled blocks (`Experiment.compiles`) the gathers of the forward; recomputing ``mla_up`` gathers the latents once
-more. Along cp: `kind_messages`. FSDP's units are the blocks, and the routed experts inside them. Matrices with one
+more. Along cp: `context_parallel`. FSDP's units are the blocks, and the routed experts inside them. Matrices with one
 scale each, such as those of experts in every kind of fp8, are gathered in fp8; routers are not.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 
 from workloads.costs.shape.params import whole_model
 from workloads.costs.traffic.collectives import Collective
+from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.costs.traffic.fsdp import Unit
-from workloads.costs.traffic.kind_messages import context_messages_of
 from workloads.costs.traffic.sender import Sender, Stage
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
