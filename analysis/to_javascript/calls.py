@@ -178,6 +178,8 @@ def _builtin(at: Translator, node: ast.Call, name: str) -> Js:
         return _isinstance(at, node)
     if name == "bool":
         return Js(f"Boolean({at.test(node.args[0])})", FLAG)
+    if name == "sum" and len(node.args) > 1:
+        at.touch("__add__")
     text, types = at.items(node.args)
     first = types[0] if types else UNKNOWN
     match name:

@@ -137,9 +137,12 @@ def _verdicts(plan: Plan) -> Table:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
     rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
+    lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)]
     for verdict in VERDICTS:
         if counts[verdict]:
-            table.add_row(verdict, f"{counts[verdict]:,}", MEANING[verdict])
+            refused = verdict == "run" and lacking
+            meaning = f"keep the rules and fit, but run refuses {', '.join(lacking)}" if refused else MEANING[verdict]
+            table.add_row(verdict, f"{counts[verdict]:,}", meaning)
             if verdict == "invalid":
                 for rule, count in rules.most_common():
                     table.add_row("", f"{count:,}", f"  {rule}", style="dim")

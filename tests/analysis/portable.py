@@ -48,6 +48,10 @@ class Box:
         return cls(label="of", size=sum(sizes))
 
 
+def summed(sizes: list[int]) -> int:
+    return sum((Box(size=size) for size in sizes), Box(size=1)).size
+
+
 class Shelf:
     def __init__(self, first: int) -> None:
         self.held: list[int] = [first]

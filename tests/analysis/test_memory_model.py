@@ -14,12 +14,13 @@ from analysis.explorer.rule_data import rules_json
 from results.errors import UltrasweepError
 from tests.analysis.browser import Browser
 from tests.analysis.javascript import evaluate
-from workloads.costs.memory.activations import layer_tensors
 from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.shape.params import num_params
 from workloads.rules.layout_rules import LACKING, RULES, violations
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment, Recompute, to_dict
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
 from workloads.spec.recomputation import OPERATIONS
 
@@ -247,19 +248,20 @@ def test_parts_add_up_to_their_category(compared: list[tuple[Experiment, dict[st
                 assert sum(parts.values()) == stage[f"{category}_bytes"], (experiment, category)
 
 
+ATTENTION = ("projected", "softmax", "attention output")
 SAVED = {
     ("none", "none"): (
-        ("attention_norm", "projected", "qk_statistics", "rotated", "softmax", "attention_output"),
-        ("ffn_norm", "gate_up", "product"),
+        ("mixer: norm", "mixer: norm: statistics", *ATTENTION, "rotated"),
+        ("MLP: norm", "MLP: norm: statistics", "gate and up", "product"),
         ("input", "residual"),
     ),
     ("full", "none"): ((), (), ("input",)),
     ("norm+swiglu", "none"): (
-        ("projected", "qk_statistics", "rotated", "softmax", "attention_output"),
-        ("gate_up",),
+        ("mixer: norm: statistics", *ATTENTION, "rotated"),
+        ("MLP: norm: statistics", "gate and up"),
         ("input", "residual"),
     ),
-    ("selective", "block"): (("projected", "softmax", "attention_output"), ("gate_up",), ("input",)),
+    ("selective", "block"): (ATTENTION, ("gate and up",), ("input",)),
 }
 """By recompute and compile: tensors that attention, feed-forward and the residual stream keep for backward."""
 
@@ -277,17 +279,14 @@ def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any,
         recompute=recompute,
         compile=compile,
     )
-    tensors = layer_tensors(llama, False, 4096, 2048, 4096, 2, 2, False)
+    tensors = {one.name: one.bytes for one in kind_tensors(layers_of(llama).kinds[0], Sizes.of(experiment, 2)).all()}
     page = evaluate(browser, SCRIPTS, "MemoryModel.estimateMemory(input)", to_dict(experiment))
     assert page["stages"][1]["moment"].endswith("last layer, backward")
     shown = page["stages"][1]["parts"]["activations"]
     # With compiled blocks the outputs of both row-parallel layers stay: c T_s h, and with tp their partial sums, c T h.
     row_parallel = 2 * (2048 + 4096) * 4096 if compile == "block" else 0
-    statistics = 4 * 2048 if recompute == "norm+swiglu" else 0  # of each norm, whose output is made again
     for part, names in zip(("attention", "feed-forward", "residual stream"), SAVED[recompute, compile], strict=True):
-        layer = sum(getattr(tensors, name) for name in names) + (
-            row_parallel + statistics if part != "residual stream" else 0
-        )
+        layer = sum(tensors[name] for name in names) + (row_parallel if part != "residual stream" else 0)
         # Eight layers a stage, of three micro-batches in flight.
         assert shown.get(part, 0) == 8 * 3 * layer, part
 
@@ -311,7 +310,7 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
         assert [(entry["rule"], entry["message"]) for entry in page] == found, experiment
         rules |= {violation.rule for violation in found}
     can_hold = {rule.name for rule in RULES if LACKING or rule.name != "engine_support"}
-    of_lists = {"tp_recurrent_heads", "fp8_kinds"}  # of models with a list of layers, which have no rows
+    of_lists = {"tp_recurrent_heads"}  # of models with a list of layers, which have no rows
     assert rules == can_hold - of_lists, "the layouts drawn visit every rule"
     anywhere = evaluate(browser, SCRIPTS, code, given | {"cluster": None})
     for of_cluster, of_any in zip(said, anywhere, strict=True):

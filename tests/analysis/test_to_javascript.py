@@ -28,6 +28,7 @@ CASES: dict[str, list[list[Any]]] = {
     "loops": [[5], [8]],
     "calls": [[1], [4]],
     "texts": [["a12kb7"], [""]],
+    "summed": [[[3, 4]]],
 }
 
 
@@ -42,6 +43,10 @@ def test_both_languages_give_the_same_values(browser: Browser) -> None:
     for (name, arguments), found in zip(given, said, strict=True):
         expected = getattr(portable, name)(*json.loads(json.dumps(arguments)))
         assert found == json.loads(json.dumps(expected)), (name, arguments)
+
+
+def test_a_sum_of_records_brings_their_addition_along() -> None:
+    assert " __add__(other) {" in translated("Made", [(portable.__name__, "summed")])
 
 
 def test_plain_data_becomes_records_of_their_classes(browser: Browser) -> None:
@@ -80,6 +85,6 @@ def test_what_has_no_translation_is_refused_in_one_line(tmp_path: Path, monkeypa
 def test_closed_forms_are_translated_readably() -> None:
     lines = closed_forms.script(comments=True).split("\n")
     assert max(len(line) for line in lines if not line.lstrip().startswith(("`", '"'))) <= WIDTH  # a text is one line
-    assert "  /** costs.shape.params.num_dense_layers: Number of layers without routed experts. */" in lines
+    assert "  /** costs.shape.params.num_params: Number of all parameters, tied embeddings counted once. */" in lines
     for name in (name for _, name in closed_forms.DEFINITIONS):
         assert any(f" {name}" in line for line in lines), name

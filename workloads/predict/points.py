@@ -136,10 +136,6 @@ class Points:
         return self.mbs * self.seq / self.cp
 
     @property
-    def step_tokens(self) -> Floats:
-        return self.mbs * self.seq * self.dp * self.micro_batches
-
-    @property
     def layer_params(self) -> Floats:
         """Matrix parameters of one layer: attention ``2 h² (1 + K/N)``, feed-forward ``k h F``."""
         attention: Floats = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)

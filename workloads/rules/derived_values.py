@@ -59,6 +59,7 @@ DERIVED = {
         "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp] if ffn_hidden_size else "
         "[num_heads * head_dim // tp, projected]",
         "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
+        "fp8_list_sizes": "gcd(hidden_size, ffn_hidden_size // tp, tokens)",
         # For latent attention. Its down projections stay in bf16 with blockwise fp8; they process each rank's own
         # tokens.
         "key_value_columns": "num_heads * (query_size - rope_size + value_size) // tp",

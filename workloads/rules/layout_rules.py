@@ -122,12 +122,6 @@ _LAYOUT = _rules(
         "tp may be one of {divisors(gcd(split, recurrent_heads))}",
     ),
     (
-        "fp8_kinds",
-        "'fp8' in precision and has_layer_list",
-        "precision={precision}: products of the layers of {model} are predicted in 16 and 32 bits only; use "
-        "precision=bf16",
-    ),
-    (
         "sequence_parallel",
         "sequence_parallel and tokens % tp",
         "sequence parallelism splits micro_batch_size*seq_len/cp = {micro_batch_size}*{seq_len}/{cp} = {tokens} tokens "
@@ -222,7 +216,15 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
+        "'fp8' in precision and divided % tp == 0 and has_layer_list and fp8_list_sizes % fp8_multiple",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, and {ffn_hidden_size // tp if ffn_hidden_size else 'no'} columns of dense layers; "
+        "choose another micro_batch_size, seq_len or tp, or precision=bf16",
+    ),
+    (
+        "fp8_sizes",
+        "'fp8' in precision and divided % tp == 0 and not has_latent_attention and not has_layer_list and "
+        "fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections"
         "{' and of the feed-forward layer' if ffn_hidden_size else ''}; choose another micro_batch_size, seq_len or "
@@ -230,7 +232,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and has_latent_attention and "
+        "'fp8' in precision and divided % tp == 0 and has_latent_attention and not has_layer_list and "
         "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "
@@ -273,7 +275,7 @@ _CLUSTER = _rules(
 
 LACKING = _rules(
     "engine",
-    ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages})"),
+    ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages}; {model} has none)"),
     (
         "pp_stages",
         "empty_stage",

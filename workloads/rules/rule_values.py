@@ -8,7 +8,7 @@ from typing import Any
 from workloads.costs.shape.held_model import copies_in_layers
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
-from workloads.spec.model_layers import splits_of
+from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
 
@@ -58,7 +58,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         splits_of(model).recurrent_heads if model.layers is not None else 0,
         model.layers is not None,
         copies_in_layers(model, experiment.tp),
-        *_written(experiment.pp_stages),
+        *_written(experiment.pp_stages, model),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
 
@@ -72,10 +72,14 @@ def _columns(model: ModelSpec) -> tuple[int, int]:
     return model.ffn_hidden_size if model.has_dense_layers else 0, shared
 
 
-def _written(stages: str | None) -> tuple[int, int, int, int]:
+def _written(stages: str | None, model: ModelSpec) -> tuple[int, int, int, int]:
+    """(stages, layers, modules that the model lacks, first empty stage) of stages that are written out. A model that
+    has multi-token modules has them among its layers."""
     if stages is None:
         return 0, 0, 0, 0
     written = written_stages(stages)
+    if any(kind.ahead for kind in layers_of(model).kinds):
+        return len(written.stages), sum(written.with_modules), 0, written.empty_stage
     return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage
 
 

@@ -33,6 +33,11 @@ class WrittenStages:
     """Number of layers of each stage."""
 
     @property
+    def with_modules(self) -> tuple[int, ...]:
+        """Number of layers and multi-token modules of each stage."""
+        return tuple(layers + stage.count("m") for layers, stage in zip(self.layers, self.stages, strict=True))
+
+    @property
     def num_layers(self) -> int:
         return sum(self.layers)
 

@@ -1,8 +1,8 @@
 """Every matrix of a model: its name, shape, initial values, and how the ranks of a layout hold it. No torch here.
 
 The engine makes its parameters from this table. Initial values, data parallelism, the sums of gradients and the
-gradient norm read from the parameter how it is held. The closed forms (`workloads.costs.shape.params`) count the same
-table, so planner and engine always agree on a model.
+gradient norm read from the parameter how it is held. The closed forms count the weights of layer kinds
+(`workloads.spec.layer_kinds`); a test requires that both count the same.
 
 h is the hidden size, N and K are the numbers of query and key/value heads of size H, f the feed-forward columns, V the
 vocabulary.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 import sweep.planning.point_verdict
 from results.tables.schema import LEDGER, MEASUREMENT_VERSION
@@ -17,8 +20,9 @@ from sweep.planning.ledger import ledger_rows, write_ledger_file
 from sweep.planning.plan import Plan, refuse_if_nothing_can_run
 from sweep.planning.point_verdict import DeviceLimit, PlannedPoint
 from sweep.planning.reuse import FinishedAttempt, find_finished
-from sweep.planning.summary import reused_from
+from sweep.planning.summary import print_plan, reused_from
 from tests.sweep.helpers import plan_of, store_attempt
+from tests.workloads.costs.published import PUBLISHED
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.rules import installed_engines
 from workloads.rules.layout_rules import Violation, violations
@@ -43,6 +47,16 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
             assert (point.peak_bytes > limit) == (point.verdict == "predicted_oom")
             assert point.price is not None
             assert point.time is not None
+
+
+def test_a_model_that_run_refuses_is_not_said_to_be_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["openai/gpt-oss-20b"]["config"]))
+    plan = plan_of([*EIGHT, "cluster=h100_efa", f"model={tmp_path}", "grid.axes.tp=2"])
+    assert plan.counts["run"]
+    file = io.StringIO()
+    print_plan(plan, Console(file=file, width=200))
+    assert "will be run" not in file.getvalue()
+    assert "keep the rules and fit, but run refuses " in file.getvalue()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,12 @@ def test_modules_of_multi_token_prediction_count_as_layers_and_passes_of_the_hea
     seconds = StepTimes(H200).seconds(layouts)
     assert seconds[0] < seconds[1] < 1.2 * seconds[0]
     assert experiment_stages(layouts[1])[-1].of_kind[-1] == 1
+    written = layouts[1].replace(pp_stages="Et*16|t*16|t*16|t*13mL")
+    assert violations(written, H200) == []
+    assert [stage.num_layers for stage in experiment_stages(written)] == [16, 16, 16, 14]
+    assert experiment_stages(written)[-1].of_kind[-1] == 1
+    without = layouts[0].replace(pp_stages="Et*16|t*16|t*16|t*13mL")
+    assert "(m in pp_stages=Et*16|t*16|t*16|t*13mL; v3 has none)" in violations(without, H200)[0].message
 
 
 def test_recomputation_saves_memory_and_takes_time() -> None:
@@ -99,3 +106,20 @@ def test_heads_of_all_kinds_bound_tensor_parallelism() -> None:
     assert "tp_num_kv_heads" in broken("google/gemma-4-26B-A4B", 3)
     assert broken("nvidia/Nemotron-H-56B-Base-8K", 8) == []
     assert "tp_recurrent_heads" in broken("nvidia/Nemotron-H-56B-Base-8K", 16)
+
+
+@pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_blockwise"])
+def test_fp8_products_of_kinds_take_less_time_and_memory(precision: Any) -> None:
+    for name in ("MiniMaxAI/MiniMax-M3", "Qwen/Qwen3.5-27B", "nvidia/Nemotron-H-56B-Base-8K", "zai-org/GLM-5"):
+        wide, narrow = (
+            Experiment.canonical(model=published(name), global_batch_size=16, dp=16, zero_stage=3, precision=kind)
+            for kind in ("bf16", precision)
+        )
+        assert violations(narrow, H200) == violations(wide, H200)
+        of_wide, of_narrow = StepTimes(H200).seconds([wide, narrow])
+        assert 0.3 * of_wide < of_narrow < of_wide
+        assert peak_stage(narrow).peak_bytes <= peak_stage(wide).peak_bytes
+    odd = Experiment.canonical(
+        model=published("Qwen/Qwen3.5-27B"), global_batch_size=16, seq_len=4100, precision=precision
+    )
+    assert [one.rule for one in violations(odd, H200)] == ["fp8_sizes"]

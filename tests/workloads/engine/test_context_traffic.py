@@ -19,6 +19,7 @@ from tests.workloads.engine.test_context_parallel import HALF, KINDS, SIZE, worl
 from workloads.costs.traffic.context_parallel import context_messages
 from workloads.engine.collectives.context_parallel import context_attention, local_positions
 from workloads.spec.experiment import ContextKind
+from workloads.spec.layer_kinds.exchange import ContextParallel
 
 # What is sent
 
@@ -63,6 +64,10 @@ def count_messages(rank: int, kind: ContextKind, shape: Any, dtype: torch.dtype)
     return [forward.calls, backward.calls]
 
 
+def exchanged(heads: int, kv_heads: int, size: int, value_size: int) -> ContextParallel:
+    return ContextParallel(split=kv_heads * (size + value_size), queries=heads * size, outputs=heads * value_size)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cp", [2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,13 +79,10 @@ def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKin
             wanted: Counter[tuple[str, int]] = Counter()
             for message in context_messages(
                 kind,
+                exchanged(4 * cp, 2 * cp, SIZE, SIZE - 2),
                 backward=backward,
                 cp=cp,
                 tokens=2 * 2 * HALF,
-                heads=4 * cp,
-                kv_heads=2 * cp,
-                head_dim=SIZE,
-                value_dim=SIZE - 2,
                 compute_bytes=compute_bytes,
                 sum_bytes=sum_bytes,
             ):
@@ -90,7 +92,7 @@ def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKin
 
 def test_closed_form_by_hand() -> None:
     """cp 2, 100 tokens, 4 query heads and 2 key heads of 10, values of 6, in bf16: both are 100 * 2 * 16 * 2 bytes."""
-    sizes = {"cp": 2, "tokens": 100, "heads": 4, "kv_heads": 2, "head_dim": 10, "value_dim": 6, "compute_bytes": 2}
+    sizes: dict[str, Any] = {"along": exchanged(4, 2, 10, 6), "cp": 2, "tokens": 100, "compute_bytes": 2}
     of = lambda kind, backward: [  # noqa: E731
         (m.op, m.calls, m.bytes_each) for m in context_messages(kind, backward=backward, **sizes)
     ]

@@ -17,7 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.workloads.engine.parity import experiment, experts, mla
-from workloads.costs.shape.flops import attention_forward_flops, hardware_flops_per_token
+from workloads.costs.shape.flops import hardware_flops_per_token
+from workloads.costs.shape.params import counted_tokens
 from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import initialise
@@ -38,6 +39,7 @@ from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
 from workloads.engine.training.build import build, shape_chunks
 from workloads.measuring.step import _batches, run_step
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recomputation import Recompute, operations_of
 
@@ -281,7 +283,8 @@ def test_hardware_flops_are_those_of_the_products_that_the_engine_computes(
     by_operation = counter.get_flop_counts()["Global"]
     counted = sum(by_operation[op] for op in (torch.ops.aten.mm, torch.ops.aten.addmm) if op in by_operation)
     repeated = -(-model.num_layers // case.recompute_every) if case.recompute == "full" else 0
-    of_attention = (1.5 * model.num_layers + 0.5 * repeated) * attention_forward_flops(model, case.seq_len)
+    scores = layers_of(model).kinds[0].mixing(counted_tokens(model, case.seq_len)).forward
+    of_attention = (3 * model.num_layers + repeated) * scores
     assert counted / case.tokens_per_step == hardware_flops_per_token(case) - of_attention
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sweep.composing.conffiles import ConfFolders
-from workloads.costs.shape.params import dense_layer, layer_counts, matmul_of, matmul_of_layer, moe_layer
+from workloads.costs.shape.params import layer_counts, matmul_of
+from workloads.spec import weights
 from workloads.spec.model_layers import layers_of, routed_layers, splits_of
 
 
@@ -12,8 +13,14 @@ def test_kinds_of_shipped_models_count_as_the_engine() -> None:
     for name in ("llama8b", "deepseek_v2_lite", "deepseek_v3", "mixtral_8x7b", "qwen3_30b_a3b", "tiny_moe"):
         model = folders.model(name)
         for kind in layers_of(model).kinds:
-            assert layer_counts(model, kind) == (moe_layer(model) if kind.routed else dense_layer(model))
-            assert matmul_of(kind, model.hidden_size) == matmul_of_layer(model, routed=kind.routed)
+            held, counts = list(weights.block(model, "layer", routed=kind.routed)), layer_counts(model, kind)
+            experts = sum(one.numel for one in held if one.placement.is_expert)
+            split = sum(one.numel for one in held if one.placement.dim("tp") is not None)
+            assert (counts.split, counts.experts) == (split, experts)
+            assert counts.total == sum(one.numel for one in held)
+            matrices = sum(one.numel for one in held if len(one.shape) > 1)
+            visited = experts * model.moe.experts_per_token // model.moe.num_experts if model.moe is not None else 0
+            assert matmul_of(kind, model.hidden_size) == matrices - experts + visited
 
 
 def test_dense_layers_come_first() -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from workloads.costs.memory.activations import STATISTICS_BYTES, rank_tokens
+from workloads.costs.shape import fp8
 from workloads.costs.shape.expert_loads import imbalance_of, sent_tokens, skewed_loads
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.mlp import RoutedMLP
 
-_STATISTICS_BYTES = 4
 _INDEX_BYTES = 8
 _COMPUTE_BYTES = 2
 """Bytes per element of bf16, the output dtype of fp8 products."""
@@ -59,33 +61,30 @@ def received_rows(e: Experiment) -> int:
     return min(e.ep * sent, round(sent * e.ep * share))
 
 
-def expert_tensors(e: Experiment, stream_tokens: int, c: int) -> ExpertTensors:
-    """Bytes of the tensors that the routed experts of one layer create. ``stream_tokens``: T_s, the tokens that this
-    rank's router scores."""
-    model, moe = e.model, e.model.moe
-    assert moe is not None
-    copies, received = moe.experts_per_token, received_rows(e)
+def expert_tensors(e: Experiment, mlp: RoutedMLP, c: int) -> ExpertTensors:
+    """Bytes of the tensors of one layer's routed experts. A gated expert has three matrices, an ungated one two."""
+    stream, copies, received = rank_tokens(e)[1], mlp.chosen, received_rows(e)
     sent = sent_tokens(e) * copies
-    router = _STATISTICS_BYTES * stream_tokens * moe.num_experts
-    if moe.normalize_weights:
-        router += _STATISTICS_BYTES * stream_tokens * (copies + 1)
+    router = STATISTICS_BYTES * stream * mlp.experts
+    if mlp.normalize or mlp.score == "softmax_of_chosen":
+        router += STATISTICS_BYTES * stream * (copies + 1)
     if e.routing == "learned":
-        router += _INDEX_BYTES * (stream_tokens * copies + 2 * sent + (2 * received if e.ep > 1 else 0))
-        if moe.balance == "aux_loss":
-            router += _STATISTICS_BYTES * stream_tokens * moe.num_experts
-    columns = moe.expert_hidden_size // e.etp
+        router += _INDEX_BYTES * (stream * copies + 2 * sent + (2 * received if e.ep > 1 else 0))
+        router += STATISTICS_BYTES * stream * mlp.experts if mlp.balance_loss else 0
+    width, columns, inputs = mlp.latent or e.model.hidden_size, mlp.expert.width // e.etp, 2 if mlp.expert.gated else 1
+    rows = c * received * width
     return ExpertTensors(
         router=router,
-        weights=_STATISTICS_BYTES * received,
-        rows=c * received * model.hidden_size,
-        gate_up=2 * c * received * columns,
+        weights=STATISTICS_BYTES * received,
+        rows=2 * rows if mlp.weights_inputs else rows,
+        gate_up=inputs * c * received * columns,
         product=c * received * columns,
-        sent=c * sent * model.hidden_size,
-        parameters=c * 3 * model.hidden_size * columns * (moe.num_experts // e.ep),
+        sent=c * sent * width,
+        parameters=c * (inputs + 1) * width * columns * (mlp.experts // e.ep),
     )
 
 
-def expert_working(e: Experiment, t: ExpertTensors, gathered: int, recomputed: int = 0) -> int:
+def expert_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: int, recomputed: int = 0) -> int:
     """Bytes needed in addition to saved tensors and the stream's gradient while backward goes through the experts.
     ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. The largest of
 
@@ -101,13 +100,14 @@ def expert_working(e: Experiment, t: ExpertTensors, gathered: int, recomputed: i
     6. the gradient of gate_up twice, the other transposed weights, the gradients of the received copies and of the down
        weights, when product and gate_up are free.
     """
-    down = t.parameters // 3
+    matrices = 3 if mlp.expert.gated else 2
+    down = t.parameters // matrices
     in_fp8: tuple[int, ...] = ()
-    if e.precision.startswith("fp8"):
-        transposed = t.parameters // (3 * _COMPUTE_BYTES)
+    if fp8.is_fp8(e):
+        transposed = down // _COMPUTE_BYTES
         in_fp8 = (
             t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product,
-            t.gate_up // _COMPUTE_BYTES + 2 * transposed + t.rows + down - t.product,
+            t.gate_up // _COMPUTE_BYTES + (matrices - 1) * transposed + t.rows + down - t.product,
         )
     received = (t.sent + t.rows, 2 * t.rows) if e.ep > 1 else ()
     products = (

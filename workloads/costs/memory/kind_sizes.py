@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
-from workloads.costs.memory.expert_activations import ExpertTensors
-from workloads.costs.memory.kind_tensors import (
-    ALWAYS,
-    KindTensors,
-    Sizes,
-    Tensor,
-    expert_tensors_of,
-    kind_tensors,
-)
+from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors, expert_working
+from workloads.costs.memory.kind_tensors import ALWAYS, KindTensors, Sizes, Tensor, kind_tensors
+from workloads.costs.shape import fp8
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.recomputation import operations_of
+
+_MADE_AGAIN = ("residual", "norm of heads: statistics", "rotated", "queries", "whole keys", "rotated key", "product")
+"""What compiled blocks with tensor parallelism make again beside normed streams, as measured in a run of
+h100x2_validation_gradients."""
 
 
 class KindBytes(NamedTuple):
@@ -36,87 +34,207 @@ class KindBytes(NamedTuple):
     """Extra working bytes in the input-gradient pass of a split backward."""
 
 
+class _Layer(NamedTuple):
+    """A layer of a kind with its tensors."""
+
+    e: Experiment
+    kind: Layer
+    recompute: str
+    """The word of ``recompute`` that counts for this layer."""
+    s: Sizes
+    t: KindTensors
+    x: ExpertTensors | None
+
+    @classmethod
+    def of(cls, e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> _Layer:
+        s = Sizes.of(e, c)
+        x = expert_tensors(e, kind.mlp, c) if isinstance(kind.mlp, RoutedMLP) else None
+        return cls(e, kind, e.recompute if recomputed else "none", s, kind_tensors(kind, s, e.model.streams), x)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return operations_of(self.recompute)
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of the stream of all tensor-parallel ranks; 0 with one."""
+        return self.s.c * self.s.tokens * self.s.hidden if self.s.tp > 1 else 0
+
+    @property
+    def kept(self) -> int:
+        """Extra bytes of one of two inputs of column-parallel layers, which a compiled block saves gathered."""
+        wider = self.s.tp > 1 and self.e.sequence_parallel and self.compiled and not self.named
+        return self.gathered - self.s.own(self.s.hidden) if wider else 0
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is compiled as one block. Compilation is assumed to change nothing in layers with experts."""
+        return not self.kind.routed and self.e.compiles(routed=False, recomputed=self.recompute != "none")
+
+    @property
+    def compiled_again(self) -> bool:
+        """Whether a compiled block chooses what it makes again."""
+        return len(self.named) > 0 and self.compiled and self.s.tp > 1
+
+
 def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> KindBytes:
-    """``recomputed``: whether the policy of ``e`` applies to this layer."""
-    s, streams = Sizes.of(e, c), e.model.streams
-    experts = expert_tensors_of(e, kind.mlp, s.stream, c) if isinstance(kind.mlp, RoutedMLP) else None
-    return _bytes(kind, s, streams, experts, e.recompute if recomputed else "none", e.ep > 1, e.etp)
+    """``recomputed``: whether the policy of ``e`` applies to this layer.
 
+    Saved bytes by ``recompute`` (arXiv:2205.05198, section 5, for selective recomputation):
 
-@lru_cache(maxsize=65536)
-def _bytes(
-    kind: Layer, s: Sizes, streams: int, x: ExpertTensors | None, recompute: str, exchanged: bool, etp: int
-) -> KindBytes:
-    t, named = kind_tensors(kind, s, streams), operations_of(recompute)
-    of_experts = 0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product
-    total = _sum(t.all()) + of_experts
-    again_in_experts = 0
-    if recompute == "full":
-        saved = t.entry[0].bytes + _sum(one for one in t.all() if one.dropped_by == ALWAYS)
-        again, again_in_experts = total - saved, total - saved
-    else:
-        again = _sum(one for one in t.all() if one.dropped_by in named)
-        saved = total - again
-        if x is not None and "experts" in named:
-            again_in_experts = x.gate_up + x.product
-            saved -= again_in_experts
-        elif x is not None and "swiglu" in named:
-            again_in_experts, saved = x.product, saved - x.product
-    stream = streams * s.own(s.hidden)
-    gathered = s.c * s.tokens * s.hidden if s.tp > 1 else 0
-    moments = [0]
-    if x is not None:
-        moments += [
-            stream + _expert_working(kind, x, gathered if etp > 1 else 0, again_in_experts, exchanged=exchanged)
-        ]
+    none       all of `kind_tensors`, as in every layer that is not recomputed. A compiled block saves the inputs of its
+               two column-parallel layers gathered; an eager block saves this rank's part.
+    selective  all but the recomputed tensors: normed inputs (norm statistics stay), rotated queries and keys, and the
+               product. If operations are named (norm, rope, swiglu), only those are recomputed; ``experts`` also
+               recomputes gate_up and product of routed experts. In a compiled block with tp > 1 the residual after
+               attention is recomputed too, and the outputs of the two row-parallel layers and their partial sums (full
+               T) stay until they are used.
+    full       the block input.
+    """
+    one = _Layer.of(e, kind, c, recomputed=recomputed)
+    s, t, x = one.s, one.t, one.x
+    saved, stream = sum(_parts(one).values()), e.model.streams * s.own(s.hidden)
+    total = _sum(t.all()) + (0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product)
+    again, working = total + 2 * one.kept - saved, 0
+    if isinstance(kind.mlp, RoutedMLP) and x is not None:
+        gathered = one.gathered if e.etp > 1 else 0
+        if one.recompute == "full":
+            working = again + expert_working(e, kind.mlp, x, gathered)
+        else:
+            again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
+            working = expert_working(e, kind.mlp, x, gathered, again)
+        working += stream
     elif isinstance(kind.mlp, DenseMLP):
-        moments += [stream + _dense_working(kind.mlp, t, s, gathered, recompute, total - saved)]
-    if kind.mixer is not None:
-        moments += [_mixer_working(kind, t, s, stream, saved)]
-    sums = (kind.mixer is not None) + (isinstance(kind.mlp, DenseMLP) or any("shared" in one.name for one in t.mlp))
-    deferred = _sum(one for one in t.all() if one.feeds or one.gradient) + sums * s.c * s.tokens * s.hidden
+        if one.recompute != "full" and not one.compiled_again:
+            again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_fp8(e) else 0
+        working = again + _dense_working(one, kind.mlp, stream)
+    if kind.mixer is not None and not one.compiled_again:
+        working = max(working, _mixer_working(one, stream, min(saved, total)))
+    reducing = 0 if x is None else again + stream - x.weights - x.gate_up - x.product
+    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one))
+
+
+def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
+    """The saved bytes of `kind_bytes` by the part of the layer that saves them."""
+    return _parts(_Layer.of(e, kind, c, recomputed=recomputed))
+
+
+def _parts(one: _Layer) -> dict[str, int]:
+    t, x, named = one.t, one.x, one.named
+    if one.recompute == "full":
+        always = _sum(tensor for tensor in t.all() if tensor.dropped_by == ALWAYS)
+        return {"residual stream": t.entry[0].bytes + always}
+    # The outputs of two row-parallel layers and their partial sums stay, or two inputs are saved gathered.
+    more = one.gathered + one.s.own(one.s.hidden) if one.compiled_again else one.kept
+    parts = {"residual stream": 0, "attention": more, "feed-forward": more, "tokens sent to experts": 0}
+
+    def add(part: str, tensors: Iterable[Tensor]) -> None:
+        parts[part] += _sum(tensor for tensor in tensors if not _is_again(one, tensor))
+
+    add("attention", t.mixer)
+    add("feed-forward", t.mlp)
+    for tensor in t.entry:
+        owner = "attention" if tensor.name.startswith("mixer: ") else "feed-forward"
+        add(owner if ": " in tensor.name else "residual stream", [tensor])
     if x is not None:
-        deferred += 2 * x.rows + x.gate_up + x.product
-    reducing = 0 if x is None else again_in_experts + stream - x.weights - x.gate_up - x.product
-    first_half = 0
-    if isinstance(kind.mlp, DenseMLP):  # its product is kept, and the down weight has no gradient yet
-        first_half = max(0, t.mlp[1].bytes - s.c * kind.mlp.width // s.tp * s.hidden)
-    return KindBytes(saved, max(moments), deferred, reducing, first_half)
+        parts["tokens sent to experts"] = x.router + x.weights + x.rows
+        kept = 0 if "experts" in named else x.gate_up
+        parts["feed-forward"] += kept + (0 if "experts" in named or "swiglu" in named else x.product)
+    return parts
+
+
+def _is_again(one: _Layer, tensor: Tensor) -> bool:
+    """Whether a tensor is recomputed one by one."""
+    if one.compiled_again:
+        return tensor.name in _MADE_AGAIN or ": norm" in tensor.name
+    return tensor.dropped_by in one.named
 
 
 def _sum(tensors: Iterable[Tensor]) -> int:
     return sum(one.bytes for one in tensors)
 
 
-def _dense_working(mlp: DenseMLP, t: KindTensors, s: Sizes, gathered: int, recompute: str, again: int) -> int:
-    """Bytes that the backward of a dense MLP needs beside the stream's gradient: the largest of the three moments of
-    `workloads.costs.memory.activations.layer_bytes`, and what is recomputed."""
-    up, product = t.mlp[0].bytes, t.mlp[1].bytes
+def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
+    """Bytes that the backward needs in the feed-forward half, where it peaks, without what is recomputed. It holds the
+    gradients of the stream (``c T_s h``) and of the down weight (``c h F / tp``), and in turn
+
+    1. the gathered stream (``c T h``, tp > 1) and the product's gradient;
+    2. the gradient of gate_up, while the product's gradient takes the place of the product;
+    3. the gradients of gate_up, of its gathered input and of its weight, and that input; product and gate_up are free.
+
+    The largest of the three counts. In fp8 see `fp8.working_bytes`.
+    """
+    s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
+    if fp8.is_fp8(one.e):
+        columns, again = mlp.width // s.tp, "swiglu" in one.named
+        return fp8.working_bytes(one.e, stream, s.tokens, columns, inputs * columns, s.c, recomputes_product=again)
     down_weight = s.c * mlp.width // s.tp * s.hidden
-    up_weight = down_weight * (2 if mlp.gated else 1)
-    steps = max(gathered + product, up, 2 * gathered + up_weight - product)
-    if recompute != "full":
-        again = product if "swiglu" in operations_of(recompute) else 0
-    return down_weight + steps + again
+    up_weight = down_weight * inputs
+    return stream + down_weight + max(one.gathered + product, up, 2 * one.gathered + up_weight - product)
 
 
-def _expert_working(kind: Layer, x: ExpertTensors, gathered: int, again: int, *, exchanged: bool) -> int:
-    """`workloads.costs.memory.expert_activations.expert_working`, with or without a gate."""
-    assert isinstance(kind.mlp, RoutedMLP)
-    down = x.parameters // (3 if kind.mlp.expert.gated else 2)
-    received = (x.sent + x.rows, 2 * x.rows) if exchanged else ()
-    products = (x.rows + x.product + down, x.gate_up + down, x.rows + x.parameters - x.product)
-    return max(gathered + x.sent, *received, again + max(products))
-
-
-def _mixer_working(kind: Layer, t: KindTensors, s: Sizes, stream: int, saved: int) -> int:
+def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved`` while a mixer's backward runs: all its tensors, saved or recomputed, exist with
-    the gradients of its activations and of the stream, of the output projection and of the MLP before it."""
-    own = t.entry[:3] if kind.mlp is not None else t.entry
-    there = _sum(own) + _sum(t.mixer)
-    gradients = sum(one.bytes for one in t.mixer if one.gradient)
-    weights = [weight for weight in kind.mixer.weights(s.hidden) if weight.name in ("o", "out")] if kind.mixer else []
-    done = s.c * sum(weight.parameters for weight in weights) // s.tp
+    the gradients of its activations and of the stream, of the output projection and of the MLP before it. 0 for
+    grouped-query attention, whose gradients are smaller than the tensors that the MLP has freed by then."""
+    kind, s, t, mixer = one.kind, one.s, one.t, one.kind.mixer
+    if mixer is None or (isinstance(mixer, Attention) and mixer.gate == "none" and kind.mlp is not None):
+        return 0
+    there = _sum(t.entry[:3] if kind.mlp is not None else t.entry) + _sum(t.mixer) + stream
+    there += sum(tensor.bytes for tensor in t.mixer if tensor.gradient)
+    if isinstance(mixer, LatentAttention):  # keys are whole then, and latents have no gradients yet
+        there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
+    weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]
+    there += s.c * sum(weight.parameters for weight in weights) // s.tp
     if isinstance(kind.mlp, DenseMLP):
-        done += s.c * (3 if kind.mlp.gated else 2) * (kind.mlp.width // s.tp) * s.hidden
-    return there + gradients + stream + done - saved
+        there += (3 if kind.mlp.gated else 2) * (s.c * kind.mlp.width // s.tp * s.hidden)
+        if "norm" in one.named:
+            norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
+            there -= _sum(norms) - stream
+    return there - saved
+
+
+def _uncast(one: _Layer, operation: str) -> int:
+    """Extra bytes of a recomputed operation's outputs between the two passes of a split backward: they stay in 16 bits
+    until the weight-gradient pass casts them, where saved ones would be in fp8."""
+    s, mlp = one.s, one.kind.mlp
+    if not fp8.keeps_fp8(one.e) or operation not in one.e.recomputed_operations:
+        return 0
+    if operation == "swiglu":  # routed experts save theirs in 16 bits anyway; shared experts are not counted here
+        return s.split(mlp.width) - one.t.mlp[1].bytes if isinstance(mlp, DenseMLP) else 0
+    if s.tp > 1:  # products save their gathered inputs, in 16 bits
+        return 0
+    return sum(s.own(s.hidden) - tensor.bytes for tensor in one.t.entry if tensor.dropped_by == "norm")
+
+
+def _first_half(one: _Layer) -> int:
+    """Extra working bytes of a dense layer in the input-gradient pass of a split backward, compared with a whole
+    backward: the product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8 the
+    remaining tensor is either the fp8 copy, already counted, or the recomputed 16-bit product."""
+    s, mlp = one.s, one.kind.mlp
+    if not isinstance(mlp, DenseMLP):
+        return 0
+    if fp8.is_fp8(one.e):
+        return _uncast(one, "swiglu") + _uncast(one, "norm") // 2
+    return max(0, one.t.mlp[1].bytes - s.c * mlp.width // s.tp * s.hidden)
+
+
+def _deferred(one: _Layer) -> int:
+    """Bytes that one layer holds for one micro-batch between the input-gradient and the weight-gradient pass of a split
+    backward (zero bubble, arXiv:2401.10241).
+
+    These are the inputs of its matrix products (normed streams and latents, the attention output, the product) and the
+    gradients of their outputs (queries, keys and values; gate and up; the row-parallel sums, ``c T h`` each), in fp8 if
+    weight gradients are fp8 products. Experts hold the received copies, and the gradients of their outputs instead of
+    the second sum (in addition to it with shared experts).
+    """
+    kind, s, t, x = one.kind, one.s, one.t, one.x
+    inputs = _sum(tensor for tensor in t.all() if tensor.feeds)
+    inputs += _uncast(one, "norm") // one.e.recompute_every + _uncast(one, "swiglu") // one.e.recompute_every
+    gradients = _sum(tensor for tensor in t.all() if tensor.gradient and not tensor.feeds)
+    beside = isinstance(kind.mlp, DenseMLP) or (isinstance(kind.mlp, RoutedMLP) and kind.mlp.shared is not None)
+    gradients += ((kind.mixer is not None) + beside) * s.c * s.tokens * s.hidden
+    if fp8.keeps_fp8(one.e):
+        wide = t.mixer[0].bytes if isinstance(kind.mixer, LatentAttention) and one.e.precision == "fp8_blockwise" else 0
+        gradients = fp8.cast_bytes(one.e, (gradients - wide) // s.c) + wide
+    return inputs + gradients + (0 if x is None else 2 * x.rows + x.gate_up + x.product)

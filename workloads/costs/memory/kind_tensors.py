@@ -6,6 +6,12 @@ taken to save what the engine's do, and those that it lacks what published kerne
 in flash-linear-attention (`chunk_gated_delta_rule`: the convolved projection, decay, rate and the chunks' matrix A),
 Mamba-2 as its fused operation (`mamba_split_conv1d_scan_combined`: projection, scan output and statistics), an indexer
 its choice as 32-bit numbers.
+
+The accounting follows Korthikanti et al. 2022 (arXiv:2205.05198, eq. 1-6), with this engine's operators in place of a
+GPT layer's. A column-parallel layer saves this rank's part of its input, not the gathered one. Ulysses saves queries,
+keys and values once, as received: the rotated ones are freed when sent, and so is the projection unless it is the input
+of query and key norms; the attention output is saved before and after it is sent back. In fp8 the inputs of products
+are smaller (`workloads.costs.shape.fp8`).
 """
 
 from __future__ import annotations
@@ -14,8 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from workloads.costs.memory.activations import STATISTICS_BYTES, rank_tokens
-from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors, received_rows
-from workloads.costs.shape.expert_loads import sent_tokens
+from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors
+from workloads.costs.shape import fp8
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import (
     Attention,
@@ -26,8 +32,9 @@ from workloads.spec.layer_kinds.attention import (
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
+from workloads.spec.model_layers import layers_of
 
-_INDEX_BYTES, _CHOICE_BYTES = 8, 4
+_CHOICE_BYTES = 4
 ALWAYS = "none"
 
 
@@ -49,19 +56,20 @@ class Tensor(NamedTuple):
 class Sizes(NamedTuple):
     """What of an experiment the tensors of a layer depend on."""
 
+    e: Experiment
     tokens: int
     stream: int
     seq_len: int
     tp: int
     c: int
     hidden: int
-    math: bool
-    """Whether attention saves its probabilities."""
+    sent: bool
+    """Whether Ulysses sends heads to context-parallel ranks."""
 
     @classmethod
     def of(cls, e: Experiment, c: int) -> Sizes:
         tokens, stream = rank_tokens(e)
-        return cls(tokens, stream, e.seq_len, e.tp, c, e.model.hidden_size, e.attention == "math")
+        return cls(e, tokens, stream, e.seq_len, e.tp, c, e.model.hidden_size, e.cp > 1 and e.cp_kind == "ulysses")
 
     def split(self, columns: int) -> int:
         """Bytes of ``columns`` activations a token that tensor-parallel ranks divide."""
@@ -75,14 +83,18 @@ class Sizes(NamedTuple):
         """Bytes of a norm's statistics, of own tokens or of heads."""
         return STATISTICS_BYTES * (self.tokens * heads // self.tp if heads else self.stream)
 
-    def norm(self, name: str, columns: int) -> tuple[Tensor, ...]:
-        """Output and statistics of a norm of own tokens; its input is another tensor."""
+    def norm(self, name: str, columns: int, *, norms: int = 1, cast: bool | None = None) -> tuple[Tensor, ...]:
+        """Output and statistics of one or more norms of own tokens; their input is another tensor. ``cast``: whether
+        the product that follows saves the output in fp8; None: if the rank has whole rows of it."""
         size = self.own(columns)
-        return Tensor(name, size, "norm", 2 * size, feeds=True), Tensor(f"{name}: statistics", self.statistics())
+        cast = self.tp == 1 if cast is None else cast
+        kept = fp8.cast_bytes(self.e, self.stream * columns) if cast and fp8.keeps_fp8(self.e) else size
+        statistics = Tensor(f"{name}: statistics", norms * self.statistics())
+        return Tensor(name, kept, "norm", 2 * size, feeds=True), statistics
 
 
 def _softmax(s: Sizes, heads: int, keys: float) -> Tensor:
-    each = s.c * round(keys) if s.math else STATISTICS_BYTES
+    each = s.c * round(keys) if s.e.attention == "math" else STATISTICS_BYTES
     return Tensor("softmax", s.tokens * heads // s.tp * each)
 
 
@@ -90,16 +102,24 @@ def _choice(s: Sizes, chosen: int) -> list[Tensor]:
     return [Tensor("choice of the indexer", _CHOICE_BYTES * s.tokens * chosen)]
 
 
+def _sent_back(s: Sizes, outputs: int) -> list[Tensor]:
+    return [Tensor("attention output, sent back", s.split(outputs))] if s.sent else []
+
+
 def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     values, outputs = mixer.kv_heads * mixer.value_dim, mixer.heads * mixer.value_dim
     turned, normed = s.split(queries + keys), mixer.norm != "none"
-    tensors = [Tensor("projected", s.split(queries + keys + (0 if mixer.shared_kv else values)), gradient=True)]
+    projected = s.split(queries + keys + (0 if mixer.shared_kv else values))
+    tensors = [Tensor("projected", projected, gradient=True)]
+    if s.sent and normed:
+        tensors += [Tensor("input of norms of heads", projected)]
     if normed:
         tensors += [Tensor("norm of heads: statistics", s.statistics(heads=mixer.heads + mixer.kv_heads))]
     if mixer.rope is not None or normed:
-        tensors += [Tensor("rotated", turned, "rope", (4 if normed and mixer.rope is not None else 2) * turned)]
-    tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len)))]
+        passes = 4 if normed and mixer.rope is not None else 2
+        tensors += [Tensor("rotated", 0 if s.sent else turned, "rope", passes * turned)]
+    tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len))), *_sent_back(s, outputs)]
     output = Tensor("attention output", s.split(outputs), feeds=mixer.gate == "none", gradient=True)
     if mixer.gate == "none":
         return [*tensors, output]
@@ -112,16 +132,18 @@ def _latent(mixer: LatentAttention, s: Sizes) -> list[Tensor]:
     query, outputs = mixer.nope_dim + mixer.rope_dim, mixer.heads * mixer.value_dim
     keys = s.split(mixer.heads * query)
     tensors = [Tensor("latents", s.own(mixer.q_rank + mixer.kv_rank + mixer.rope_dim), gradient=True)]
-    for name, rank in (("norm of queries' latent", mixer.q_rank), ("norm of keys' latent", mixer.kv_rank)):
-        tensors += s.norm(name, rank) if rank else ()
-    up = "mla_up"
-    shared = s.c * s.tokens * mixer.rope_dim  # with rope recomputed the shared key is saved rotated
+    tensors += s.norm("norms of latents", mixer.q_rank + mixer.kv_rank, norms=2 if mixer.q_rank else 1)
+    up = "" if s.sent else "mla_up"  # received tensors are not recomputed
+    # With rope recomputed the shared key is saved rotated. Ulysses receives keys and values of every head.
+    shared = s.c * s.tokens * mixer.rope_dim
+    received = s.split(mixer.heads * mixer.rope_dim)
     tensors += [
         Tensor("keys and values", s.split(mixer.heads * (mixer.nope_dim + mixer.value_dim)), up, gradient=True),
-        Tensor("queries", keys, up if mixer.q_rank else "", keys, gradient=True),
-        Tensor("whole keys", keys - shared, "rope", 2 * keys),
-        Tensor("rotated key", shared),
+        Tensor("queries", keys, up if mixer.q_rank else "", gradient=True),
+        Tensor("whole keys", 0 if s.sent else keys - shared, "rope", 2 * keys),
+        Tensor("rotated key", received if s.sent else shared, moved=2 * keys),
         _softmax(s, mixer.heads, s.seq_len if mixer.indexer is None else mixer.indexer.chosen),
+        *_sent_back(s, outputs),
         Tensor("attention output", s.split(outputs), feeds=not mixer.output_gate, gradient=True),
     ]
     if mixer.output_gate:
@@ -216,9 +238,10 @@ def _lightning(mixer: LightningAttention, s: Sizes) -> list[Tensor]:
 
 def _dense(mlp: DenseMLP, s: Sizes, name: str = "") -> list[Tensor]:
     size, inputs = s.split(mlp.width), 2 if mlp.gated else 1
+    kept = fp8.cast_bytes(s.e, size // s.c) if fp8.keeps_fp8(s.e) else size
     return [
         Tensor(f"{name}gate and up" if mlp.gated else f"{name}up", inputs * size, gradient=True),
-        Tensor(f"{name}product", size, "swiglu", (inputs + 1) * size, feeds=True),
+        Tensor(f"{name}product", kept, "swiglu", (inputs + 1) * size, feeds=True),
     ]
 
 
@@ -242,7 +265,7 @@ class KindTensors(NamedTuple):
     """Inputs of the parts; the first is the layer's, which full recomputation saves."""
     mixer: tuple[Tensor, ...]
     mlp: tuple[Tensor, ...]
-    """With routed experts also the tensors around them, without those of `expert_tensors_of`."""
+    """With routed experts also the tensors around them, without those of `expert_tensors`."""
 
     def all(self) -> tuple[Tensor, ...]:
         return self.entry + self.mixer + self.mlp
@@ -250,13 +273,13 @@ class KindTensors(NamedTuple):
 
 def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     """The tensors that a layer of a kind saves, without those of routed experts. ``streams``: of hyper-connections."""
-    parts = [name for name, part in (("mixer", kind.mixer), ("MLP", kind.mlp)) if part is not None]
+    parts = [(name, part) for name, part in (("mixer", kind.mixer), ("MLP", kind.mlp)) if part is not None]
     entry = []
-    for at, name in enumerate(parts):
+    for at, (name, part) in enumerate(parts):
         entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden))]
         if streams > 1:
             entry += [Tensor(f"{name}: mixed streams", s.own(s.hidden), moved=(2 * streams + 1) * s.own(s.hidden))]
-        entry += s.norm(f"{name}: norm", s.hidden)
+        entry += s.norm(f"{name}: norm", s.hidden, cast=_is_cast(part, s))
     for extra in range(kind.norms - len(parts)):  # norms of outputs save their input
         size = s.own(s.hidden)
         entry += [Tensor(f"input of norm {extra + 1} of outputs", size, moved=2 * size)]
@@ -273,6 +296,14 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     return KindTensors(tuple(entry), tuple(mixer), tuple(mlp))
 
 
+def _is_cast(part: object, s: Sizes) -> bool | None:
+    """Whether products save their input, a normed stream, in fp8 (as in `Sizes.norm`). Routers save it in 16 bits, and
+    so do down-projections of latents, unless all of them are products of own tokens alone."""
+    if isinstance(part, LatentAttention):
+        return part.q_rank > 0 and s.e.precision != "fp8_blockwise"
+    return False if isinstance(part, RoutedMLP) else None
+
+
 def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:
     tensors = _dense(mlp.shared, s, "shared ") if mlp.shared is not None else []
     if mlp.shared_gate:
@@ -285,32 +316,6 @@ def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:
 
 
 def routed_tensors(e: Experiment, c: int) -> ExpertTensors:
-    """Tensors of the routed experts of one layer of any model that has some."""
-    stream = rank_tokens(e)[1]
-    if e.model.layers is None:
-        return expert_tensors(e, stream, c)
-    return next(
-        expert_tensors_of(e, kind.mlp, stream, c) for kind in e.model.layers.kinds if isinstance(kind.mlp, RoutedMLP)
-    )
-
-
-def expert_tensors_of(e: Experiment, mlp: RoutedMLP, stream: int, c: int) -> ExpertTensors:
-    """Bytes of the tensors of one layer's routed experts, on the rank with most tokens."""
-    copies, received, sent = mlp.chosen, received_rows(e), sent_tokens(e) * mlp.chosen
-    router = STATISTICS_BYTES * stream * mlp.experts
-    if mlp.normalize or mlp.score == "softmax_of_chosen":
-        router += STATISTICS_BYTES * stream * (copies + 1)
-    if e.routing == "learned":
-        router += _INDEX_BYTES * (stream * copies + 2 * sent + (2 * received if e.ep > 1 else 0))
-        router += STATISTICS_BYTES * stream * mlp.experts if mlp.balance_loss else 0
-    width, columns, inputs = mlp.latent or e.model.hidden_size, mlp.expert.width // e.etp, 2 if mlp.expert.gated else 1
-    rows = c * received * width
-    return ExpertTensors(
-        router=router,
-        weights=STATISTICS_BYTES * received,
-        rows=2 * rows if mlp.weights_inputs else rows,
-        gate_up=inputs * c * received * columns,
-        product=c * received * columns,
-        sent=c * sent * width,
-        parameters=c * (inputs + 1) * width * columns * (mlp.experts // e.ep),
-    )
+    """Tensors of the routed experts of one layer of a model that has some."""
+    mlps = [kind.mlp for kind in layers_of(e.model).kinds if isinstance(kind.mlp, RoutedMLP)]
+    return expert_tensors(e, mlps[0], c)

@@ -1,7 +1,7 @@
 """Layers of a pipeline rank or chunk by class: how many it holds of each, and what one of them saves and needs.
 
-A class is a group of layers with equal sizes, today those with and those without routed experts. Memory code loops over
-classes, in the order of the model, and knows no names of them; a new class of layers is added here only.
+A class is a group of layers with equal sizes: those of one kind. Memory code loops over classes, in the order of the
+model, and knows no names of them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,8 @@ from collections.abc import Hashable
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from workloads.costs.memory.activations import deferred_bytes, first_half_bytes, layer_bytes
 from workloads.costs.memory.kind_sizes import kind_bytes
-from workloads.costs.shape.params import (
-    COMPUTE_BYTES,
-    dense_layer,
-    layer_counts,
-    local_params,
-    moe_layer,
-    num_dense_layers,
-)
+from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
@@ -36,8 +28,8 @@ class LayerSizes(NamedTuple):
     kept: int
     """Bytes held from forward to backward if the layer is not recomputed."""
     working: int
-    """Bytes needed in addition to ``saved`` while its backward runs. Layers with experts count as at least as large as
-    layers without, and with ``block`` it is the other way around: they take turns, and FSDP gathers ahead."""
+    """Bytes needed in addition to ``saved`` while its backward runs. A layer counts as at least as large as kinds
+    before it, and with ``block`` one without experts as any: kinds take turns, and FSDP gathers ahead."""
     working_kept: int
     deferred: int
     """Bytes held between the two passes of a split backward."""
@@ -74,42 +66,13 @@ class LayerClass(NamedTuple):
 
 def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
     """Sizes of every class of layers of the model, in the order in which the model has them."""
-    if e.model.layers is not None:
-        splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1
-        key = _OF_SIZES(e), splits
-        if key not in _KEPT:
-            if len(_KEPT) >= _MOST_KEPT:
-                _KEPT.clear()
-            _KEPT[key] = _sizes_of_kinds(e, splits=splits)
-        return _KEPT[key]
-    model, c = e.model, COMPUTE_BYTES[e.precision]
-    kinds = [routed for routed, there in ((False, num_dense_layers(model) > 0), (True, model.moe is not None)) if there]
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
-    layers = [local_params(e, moe_layer(model) if routed else dense_layer(model)) for routed in kinds]
-    block = max(rest for rest, _ in layers)
-    result: list[LayerSizes] = []
-    working = working_kept = 0
-    for routed, (rest, experts) in zip(kinds, layers, strict=True):
-        saved = layer_bytes(e, routed=routed, c=c)
-        kept = saved if e.recompute == "none" else layer_bytes(e, routed=routed, c=c, recomputed=False)
-        working, working_kept = max(working, saved.working), max(working_kept, kept.working)
-        result.append(
-            LayerSizes(
-                name="layer with experts" if routed else "layer",
-                saved=saved.saved,
-                kept=kept.saved,
-                working=working,
-                working_kept=working_kept,
-                deferred=deferred_bytes(e, routed=routed, c=c) if splits else 0,
-                first_half=first_half_bytes(e, c) if splits and not routed else 0,
-                block=rest if routed else block,
-                down=model.ffn_hidden_size // e.tp * model.hidden_size,
-                experts=experts,
-                reducing=saved.reducing_experts,
-                reducing_kept=kept.reducing_experts,
-            )
-        )
-    return tuple(result)
+    key = _OF_SIZES(e), splits
+    if key not in _KEPT:
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[key] = _sizes_of_kinds(e, splits=splits)
+    return _KEPT[key]
 
 
 def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerClass, ...]:
@@ -136,7 +99,7 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
 
 _OF_SIZES = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
-    *("attention", "routing", "routing_imbalance", "capacity_factor"),
+    *("attention", "routing", "routing_imbalance", "capacity_factor", "cp_kind", "compile", "recompute_every"),
 )
 """Fields on which the sizes of kinds depend."""
 _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
@@ -144,29 +107,32 @@ _MOST_KEPT = 20_000
 
 
 def _sizes_of_kinds(e: Experiment, *, splits: bool) -> tuple[LayerSizes, ...]:
-    """`layer_sizes` of a model with a list of layers. Kinds may alternate, so the largest working bytes and the largest
-    block count for all."""
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
     elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
-    saved, kept = ([kind_bytes(e, kind, c, recomputed=on) for kind in layers.kinds] for on in (True, False))
-    block = max(rest for rest, _ in elements)
-    return tuple(
-        LayerSizes(
-            name=kind.label,
-            saved=own.saved,
-            kept=own_kept.saved,
-            working=max(one.working for one in saved),
-            working_kept=max(one.working for one in kept),
-            deferred=own.deferred if splits else 0,
-            first_half=own.first_half if splits else 0,
-            block=rest if experts else block,
-            down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
-            experts=experts,
-            reducing=own.reducing,
-            reducing_kept=own_kept.reducing,
+    block, working, working_kept = max(rest for rest, _ in elements), 0, 0
+    sizes: list[LayerSizes] = []
+    for kind, (rest, experts) in zip(layers.kinds, elements, strict=True):
+        saved = kind_bytes(e, kind, c, recomputed=True)
+        kept = saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False)
+        working, working_kept = max(working, saved.working), max(working_kept, kept.working)
+        name = kind.label if e.model.layers is not None else "layer with experts" if experts else "layer"
+        sizes.append(
+            LayerSizes(
+                name=name,
+                saved=saved.saved,
+                kept=kept.saved,
+                working=working,
+                working_kept=working_kept,
+                deferred=saved.deferred if splits else 0,
+                first_half=saved.first_half if splits else 0,
+                block=rest if experts else block,
+                down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
+                experts=experts,
+                reducing=saved.reducing,
+                reducing_kept=kept.reducing,
+            )
         )
-        for kind, (rest, experts), own, own_kept in zip(layers.kinds, elements, saved, kept, strict=True)
-    )
+    return tuple(sizes)
 
 
 def layer_classes(e: Experiment, held: StageParams) -> tuple[LayerClass, ...]:

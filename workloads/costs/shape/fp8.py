@@ -1,6 +1,6 @@
 """Layers with fp8 matrix products: bytes that a backward saves and needs, and durations of the products.
 
-Symbols are those of `workloads.costs.memory.activations`.
+Symbols are those of `workloads.costs.memory.kind_tensors`.
 
 Saved tensors differ from those of a bf16 layer as follows: normed inputs and the SwiGLU product are in fp8 if a rank
 has whole rows of them (with tp > 1 column-parallel layers save the local rows that they gather again, in bf16). The
@@ -37,38 +37,15 @@ def cast_bytes(experiment: Experiment, elements: int) -> int:
     return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
 
 
-def kept_inputs(
-    experiment: Experiment, attention_norm: int, latent_norms: int, ffn_norm: int, *, routed: bool, c: int
-) -> tuple[int, int, int]:
-    """Bytes of the three norms' saved tensors, with statistics, after products save the normed outputs in fp8."""
-    e, mla = experiment, experiment.model.mla
-
-    def in_fp8(kept: int, width: int, statistics: int = 1) -> int:
-        tokens = kept // (c * width + _SCALE_BYTES * statistics)
-        return cast_bytes(e, tokens * width) + _SCALE_BYTES * statistics * tokens
-
-    h, alone = e.model.hidden_size, e.tp == 1
-    if mla is None:
-        attention_norm = in_fp8(attention_norm, h) if alone else attention_norm
-    else:
-        # the down-projection's input is this rank's tokens, with any tp
-        if mla.q_lora_rank and e.precision != "fp8_blockwise":
-            attention_norm = in_fp8(attention_norm, h)
-        if alone:
-            norms = 2 if mla.q_lora_rank else 1
-            latent_norms = in_fp8(latent_norms, mla.q_lora_rank + mla.kv_lora_rank, norms)
-    return attention_norm, latent_norms, in_fp8(ffn_norm, h) if alone and not routed else ffn_norm
-
-
 def working_bytes(
-    experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, recomputes_product: bool
+    experiment: Experiment, stream: int, tokens: int, columns: int, up: int, c: int, *, recomputes_product: bool
 ) -> int:
     """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
     second half.
 
-    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``recomputes_product``:
-    whether its SwiGLU product is recomputed. The stream's gradient exists throughout, the down weight's after the first
-    two moments, and also
+    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``up``: of the product
+    before its activation, 2 F / tp with a gate; ``recomputes_product``: whether the activation's output is recomputed.
+    The stream's gradient exists throughout, the down weight's after the first two moments, and also
 
     1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
     2. the product's gradient, one fp8 copy of the output's, and the down weight's;
@@ -79,7 +56,7 @@ def working_bytes(
     """
     e, h = experiment, experiment.model.hidden_size
     copies = 2 if keeps_fp8(e) else 1
-    product, output, down = tokens * columns, tokens * h, h * columns
+    product, output, down, of_up = tokens * columns, tokens * h, h * columns, h * up
     gathered = c * output if e.tp > 1 else 0
     kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
     recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
@@ -88,9 +65,9 @@ def working_bytes(
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
         gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,
-        c * down + 3 * c * product - kept,
-        entering + copies * cast_bytes(e, 2 * product) + 2 * down,
-        entering + (copies - 1) * cast_bytes(e, 2 * product) + transposed + 2 * c * down,
+        c * down + c * (product + tokens * up) - kept,
+        entering + copies * cast_bytes(e, tokens * up) + of_up,
+        entering + (copies - 1) * cast_bytes(e, tokens * up) + transposed + c * of_up,
     )
 
 

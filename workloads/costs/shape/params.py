@@ -6,17 +6,14 @@ Counts are split by how parallelism treats them: ``split`` over tensor-parallel 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.spec import weights
 from workloads.spec.experiment import Experiment, Precision
 from workloads.spec.layer_kinds.attention import LatentAttention
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
-from workloads.spec.model_layers import layers_of, routed_layers
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
-from workloads.spec.weights import Weight
 
 _FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
 MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 4)}
@@ -44,31 +41,6 @@ class Counts:
         return Counts(self.split * factor, self.replicated * factor, self.experts * factor)
 
 
-def counts(held: Iterable[Weight]) -> Counts:
-    """Numbers of the weights' elements by how their placement divides them."""
-    total = Counts()
-    for weight in held:
-        if weight.placement.is_expert:
-            total += Counts(experts=weight.numel)
-        elif weight.placement.dim("tp") is not None:
-            total += Counts(split=weight.numel)
-        else:
-            total += Counts(replicated=weight.numel)
-    return total
-
-
-@lru_cache(maxsize=256)
-def dense_layer(model: ModelSpec) -> Counts:
-    """Parameters of a block with a dense feed-forward layer: attention, SwiGLU (gate, up, down) and two norms."""
-    return counts(weights.block(model, "layer", routed=False))
-
-
-@lru_cache(maxsize=256)
-def moe_layer(model: ModelSpec) -> Counts:
-    """Parameters of a block with routed experts: attention, router, experts, shared experts and two norms."""
-    return counts(weights.block(model, "layer", routed=True))
-
-
 @lru_cache(maxsize=1024)
 def layer_counts(model: ModelSpec, kind: Layer) -> Counts:
     """Parameters of one layer of a kind of the model's, with its part of hyper-connections."""
@@ -86,11 +58,6 @@ def whole_model(model: ModelSpec) -> LayeredModel:
     """The model as a list of layers, whose sums are parameters and FLOPs."""
     tied = model.tie_embeddings
     return layers_of(model).model(model.name, model.hidden_size, model.vocab_size, tied=tied, norm_eps=model.norm_eps)
-
-
-def num_dense_layers(model: ModelSpec) -> int:
-    """Number of layers without routed experts."""
-    return routed_layers(model).count(False)
 
 
 @lru_cache(maxsize=256)
@@ -144,16 +111,6 @@ def matmul_of(kind: Layer, hidden: int) -> int:
     return sum(weight.active for weight in kind.weights(hidden) if weight.use == "matrix")
 
 
-@lru_cache(maxsize=256)
-def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
-    """Parameters of one layer that take part in one token's matrix products: all except norms and idle experts."""
-    total = sum(weight.numel for weight in weights.block(model, "layer", routed=routed) if len(weight.shape) > 1)
-    if routed and model.moe is not None:
-        idle = model.moe.num_experts - model.moe.experts_per_token
-        total -= idle * 3 * model.hidden_size * model.moe.expert_hidden_size
-    return total
-
-
 def latent_up(kind: Layer) -> tuple[str, ...]:
     """Names of the weights that project latents up to heads."""
     if not isinstance(kind.mixer, LatentAttention):
@@ -161,11 +118,10 @@ def latent_up(kind: Layer) -> tuple[str, ...]:
     return ("q", "kv") if kind.mixer.q_rank else ("kv",)
 
 
-def latent_up_params(model: ModelSpec) -> int:
-    """Parameters of one layer that project latents up to heads, whose products ``mla_up`` recomputes (DeepSeek-V2,
-    arXiv:2405.04434); 0 without latent attention."""
-    attention_weights = weights.attention(model, "layer") if model.mla is not None else {}
-    return sum(attention_weights[name].numel for name in ("q_up", "kv_up") if name in attention_weights)
+def counted_tokens(model: ModelSpec, seq_len: int) -> int:
+    """Length of the sequence whose scores count in `Layer.mixing`. Of models described by numbers half of all scores
+    count, as is usual in the literature: each token's with itself does not."""
+    return seq_len if model.layers is not None else seq_len - 1
 
 
 def local_params(experiment: Experiment, counts: Counts) -> tuple[int, int]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from workloads.costs.shape.flops import attention_forward_flops
 from workloads.costs.shape.held_model import as_held
-from workloads.costs.shape.params import Counts, layer_counts, matmul_of, matmul_of_layer, num_dense_layers, whole_model
+from workloads.costs.shape.params import Counts, counted_tokens, layer_counts, matmul_of, whole_model
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.spec.experiment import Experiment, PipelineSplit
 from workloads.spec.model_layers import layers_of
@@ -29,8 +28,6 @@ from workloads.spec.pipeline_stages import written_stages
 class StageParams:
     """Parameters and layers of one pipeline rank. Counts are over the whole tensor-parallel group."""
 
-    dense_layers: int
-    moe_layers: int
     layers: Counts
     embedding: int
     """Parameters of the input embedding; 0 if this rank has none."""
@@ -51,7 +48,7 @@ class StageParams:
 
     @property
     def num_layers(self) -> int:
-        return self.dense_layers + self.moe_layers
+        return sum(self.of_kind)
 
     @property
     def total(self) -> int:
@@ -115,9 +112,9 @@ def _before_kinds(held: Sequence[tuple[int, bool]], kinds: int) -> tuple[tuple[t
 
 def _work_of_layers(model: ModelSpec, seq_len: int) -> list[float]:
     """Forward FLOPs of a token in each layer."""
-    layers, hidden = layers_of(model), model.hidden_size
+    layers, hidden, counted = layers_of(model), model.hidden_size, counted_tokens(model, seq_len)
     head = 2.0 * model.vocab_size * hidden
-    work = [2.0 * matmul_of(k, hidden) + k.mixing(seq_len).forward + k.ahead * head for k in layers.kinds]
+    work = [2.0 * matmul_of(k, hidden) + k.mixing(counted).forward + k.ahead * head for k in layers.kinds]
     return [work[at] for at in layers.order]
 
 
@@ -154,23 +151,19 @@ def _fits(before: Sequence[float], left: int, stages: int, ends: float, most: fl
 
 @lru_cache(maxsize=1024)
 def _written(text: str, stages: int, num_layers: int) -> tuple[range, ...] | None:
-    """Layers of every stage that is written out; None for another number of stages or layers, which the rules
-    refuse."""
-    layers = written_stages(text).layers
-    return _contiguous(layers) if (len(layers), sum(layers)) == (stages, num_layers) else None
+    """Layers of every stage that is written out, with multi-token modules where the model has them among its layers;
+    None for another number of stages or layers, which the rules refuse."""
+    written = written_stages(text)
+    for layers in (written.layers, written.with_modules):
+        if (len(layers), sum(layers)) == (stages, num_layers):
+            return _contiguous(layers)
+    return None
 
 
 def head_in_layers(model: ModelSpec, seq_len: int) -> float:
-    """Forward FLOPs of the head divided by those of a layer (of the mean layer if some have routed experts)."""
-    if model.layers is not None:
-        work = _work_of_layers(model, seq_len)
-        return 2.0 * model.vocab_size * model.hidden_size * len(work) / sum(work)
-    dense = num_dense_layers(model)
-    matmul = dense * matmul_of_layer(model, routed=False)
-    if model.moe is not None:
-        matmul += (model.num_layers - dense) * matmul_of_layer(model, routed=True)
-    layer = 2.0 * matmul / model.num_layers + 0.5 * attention_forward_flops(model, seq_len)
-    return 2.0 * model.vocab_size * model.hidden_size / layer
+    """Forward FLOPs of the head divided by those of a layer (of the mean layer if they differ)."""
+    work = _work_of_layers(model, seq_len)
+    return 2.0 * model.vocab_size * model.hidden_size * len(work) / sum(work)
 
 
 def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
@@ -224,8 +217,6 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
         if one.kept_after < one.num_layers:
             break
     return StageParams(
-        dense_layers=sum(one.dense_layers for one in stages),
-        moe_layers=sum(one.moe_layers for one in stages),
         layers=sum((one.layers for one in stages), Counts()),
         embedding=sum(one.embedding for one in stages),
         head=sum(one.head for one in stages),
@@ -248,7 +239,7 @@ def _chunks(
 ) -> tuple[tuple[StageParams, ...], ...]:
     """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
     model_layers, at_end = layers_of(model), whole_model(model).streams
-    kinds, order, routed = range(len(model_layers.kinds)), model_layers.order, [k.routed for k in model_layers.kinds]
+    kinds, order = range(len(model_layers.kinds)), model_layers.order
     last_norm = model.hidden_size
     if at_end is not None:
         last_norm += sum(weight.parameters for weight in at_end.weights_at_end(model.hidden_size))
@@ -259,11 +250,8 @@ def _chunks(
         of_kind = Counter(order[layer] for layer in held)
         recomputed = [layer for layer in held if layer % every == 0]
         recomputed_of_kind = Counter(order[layer] for layer in recomputed)
-        dense = sum(count for kind, count in of_kind.items() if not routed[kind])
         stages.append(
             StageParams(
-                dense_layers=dense,
-                moe_layers=len(held) - dense,
                 layers=sum((layer_counts(model, model_layers.kinds[kind]) * of_kind[kind] for kind in kinds), Counts()),
                 embedding=vocabulary if stage == 0 else 0,
                 head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,

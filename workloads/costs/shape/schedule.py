@@ -268,11 +268,7 @@ def held(actions: Sequence[Action]) -> tuple[Held, ...]:
         if action.kind in ("I", "W"):
             now[chunks + action.chunk] += 1 if action.kind == "I" else -1
         states[tuple(now)] = None
-    most: list[tuple[int, ...]] = []
-    for one in sorted(states, key=sum, reverse=True):
-        if not any(all(a <= b for a, b in zip(one, other, strict=True)) for other in most):
-            most.append(one)
-    return tuple(Held(one[:chunks], one[chunks:]) for one in most)
+    return _most(tuple(Held(one[:chunks], one[chunks:]) for one in states))
 
 
 @lru_cache(maxsize=4096)

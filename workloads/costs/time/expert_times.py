@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import rank_tokens
-from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors
+from workloads.costs.memory.expert_activations import expert_tensors
 from workloads.costs.shape import fp8
 from workloads.costs.shape.expert_loads import sent_tokens
 from workloads.costs.shape.params import COMPUTE_BYTES
@@ -21,6 +21,7 @@ from workloads.costs.time.rank_times import Rates
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.mlp import RoutedMLP
 
 
 class ExpertTimes(NamedTuple):
@@ -41,29 +42,12 @@ class ExpertTimes(NamedTuple):
     """Exposed combine: outputs sent back."""
 
     @classmethod
-    def of(cls, e: Experiment, cluster: ClusterSpec, rates: Rates) -> ExpertTimes:
-        """Times of the routed experts of ``e``, whose model must have some."""
-        moe, c = e.model.moe, COMPUTE_BYTES[e.precision]
-        assert moe is not None
-        x, hidden = expert_tensors(e, rank_tokens(e)[1], c), e.model.hidden_size
-        shared = 3 * hidden * moe.num_shared_experts * moe.expert_hidden_size
-        return cls.of_tensors(e, cluster, rates, x, width=hidden, matrices=3, shared=shared)
-
-    @classmethod
-    def of_tensors(
-        cls,
-        e: Experiment,
-        cluster: ClusterSpec,
-        rates: Rates,
-        x: ExpertTensors,
-        *,
-        width: int,
-        matrices: int,
-        shared: int,
-    ) -> ExpertTimes:
-        """Times of experts with these tensors, which work at ``width`` with two or three ``matrices`` each. ``shared``:
-        elements of the weights of the shared part."""
-        c = COMPUTE_BYTES[e.precision]
+    def of(cls, e: Experiment, cluster: ClusterSpec, rates: Rates, mlp: RoutedMLP) -> ExpertTimes:
+        """Times of the routed experts of a layer of ``e``."""
+        c, width, matrices = COMPUTE_BYTES[e.precision], mlp.latent or e.model.hidden_size, 3 if mlp.expert.gated else 2
+        x, shared = expert_tensors(e, mlp, c), 0
+        if mlp.shared is not None:  # elements of its weights
+            shared = (3 if mlp.shared.gated else 2) * e.model.hidden_size * mlp.shared.width
         products = 2.0 * (x.product // c) * matrices * width / rates.head
         share, casts = 1.0, (0.0, 0.0)
         if fp8.is_fp8(e):

@@ -1,24 +1,31 @@
-"""Seconds of one micro-batch in one layer on one rank: compute and exposed communication.
+"""Seconds of one micro-batch in one layer of any kind on one rank: compute and exposed communication.
 
-`workloads.costs.time.timeline` states the assumptions.
+Products, messages and memory passes are those that the kind says (`workloads.spec.layer_kinds`,
+`workloads.costs.memory.kind_tensors`). What a mixer computes beyond its products runs at the rate of attention, that of
+recurrent mixers too, as much as their kernels of chunks compute. `workloads.costs.time.timeline` states the other
+assumptions.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import rank_tokens
+from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.shape import fp8
-from workloads.costs.shape.flops import attention_forward_flops, head_sizes
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, latent_up_params, matmul_of_layer
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_tokens, latent_up
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
-from workloads.costs.traffic.context_parallel import context_messages
+from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import Recurrent
+from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 from workloads.spec.mesh import stride
-from workloads.spec.model_spec import ModelSpec
 
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
 """Rate of causal attention over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix products
@@ -43,127 +50,114 @@ def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
     )
 
 
-def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -> LayerTimes:
+def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
     """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
-    Matmuls: 2 FLOPs per parameter and token forward, 4 backward; attention: half (causal) of ``4 N H T seq`` (PaLM,
-    arXiv:2204.02311, appendix B, counts the whole). Forward memory passes: two norms (read, write), two residual sums
-    (2 reads, 1 write), RoPE and norms of queries and keys (read, write each), SwiGLU (2 reads, 1 write); twice that
+    Matmuls: 2 FLOPs per parameter and token forward, 4 backward; attention: those of the scores that a query sees
+    (PaLM, arXiv:2204.02311, appendix B, counts all). Forward memory passes: norms (read, write), residual sums (2
+    reads, 1 write each), RoPE and norms of queries and keys (read, write each), SwiGLU (2 reads, 1 write); twice that
     backward. In fp8 also casts (`workloads.costs.shape.fp8`).
     """
-    model, c = e.model, COMPUTE_BYTES[e.precision]
+    c, hidden, streams = COMPUTE_BYTES[e.precision], e.model.hidden_size, e.model.streams
     tokens, stream = rank_tokens(e)
-    experts = ExpertTimes.of(e, cluster, rates) if routed else NO_EXPERTS
-    weights = matmul_of_layer(model, routed=routed)
-    if routed and model.moe is not None:
-        weights -= model.moe.experts_per_token * 3 * model.hidden_size * model.moe.expert_hidden_size
-    matmul = 2.0 * tokens * weights / e.tp / rates.matmul
-    attention = 0.5 * tokens * attention_forward_flops(model, e.seq_len) / e.tp / rates.attention
-    columns = _feed_forward_columns(model, routed)
-    qk, _ = head_sizes(model)
-    rotated = (model.num_heads + model.num_kv_heads) * qk
-    rotated_passes = 4 if model.qk_norm and model.mla is None else 2
-    of = {
-        "norm": 4.0 * stream * model.hidden_size,
-        "rope": rotated_passes * rotated * tokens / e.tp,
-        "swiglu": 3.0 * columns * tokens / e.tp,
-    }
-    if model.mla is not None:
-        of["norm"] += 2.0 * stream * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
-        if not e.sequence_parallel:  # every rank computes the down-projections of all tokens
-            down = model.hidden_size * (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
-            matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
-    passes = 6 * stream * model.hidden_size + sum(of.values())
-    memory = c * passes / rates.memory + experts.swiglu_s + experts.permute_s
-    products = fp8.product_times(e, rates.matmul / rates.head)
-    casts = fp8.cast_traffic(e, tokens, weights // e.tp, *_product_columns(e, columns))
-    forward = matmul * products[0] + experts.forward_s + attention + memory + casts[0] / rates.memory
-    backward = matmul * (products[1] + products[2]) + ATTENTION_BACKWARD * attention + 2 * memory
+    products, mixing = _products(kind, hidden), kind.mixing(counted_tokens(e.model, e.seq_len))
+    per_number = 2.0 / rates.matmul
+    matmul = per_number * (tokens * products.split / e.tp + stream * (products.whole + _mixed_streams(hidden, streams)))
+    trained = mixing.trained
+    if isinstance(kind.mixer, Recurrent):
+        trained = kind.mixer.kernel_flops()
+    attention = tokens * trained / e.tp / rates.attention
+    scores = tokens * mixing.untrained / e.tp / rates.attention
+    experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
+    tensors = kind_tensors(kind, Sizes.of(e, c), streams).all()
+    parts = (kind.mixer is not None) + (kind.mlp is not None)
+    passes = sum(one.moved for one in tensors) + c * parts * (2 * streams + 1) * stream * hidden
+    memory = passes / rates.memory + experts.swiglu_s + experts.permute_s
+    in_fp8 = fp8.product_times(e, rates.matmul / rates.head)
+    casts = fp8.cast_traffic(e, tokens, products.weights // e.tp, *_columns(kind, hidden, e.tp))
+    # The head's forward computes its gradients too.
+    of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
+    forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
+    backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention + 2 * memory
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
-    tp = _tp_exposed(e, cluster, c, matmul + experts.forward_s, columns)
-    recompute_s, recompute_exposed_s = 0.0, 0.0
+    tp = _tp_exposed(e, cluster, kind, c, matmul + experts.forward_s, products)
+    cp_forward, cp_backward = (_cp_exposed_s(e, cluster, kind, attention, backward=turn) for turn in (False, True))
+    recompute_s, recompute_exposed_s, named = 0.0, 0.0, e.recomputed_operations
     if e.recompute == "full":
-        recompute_s, recompute_exposed_s = forward, tp.forward_s + experts.dispatch_s
-        if not routed:  # backward needs neither the last matmul's output nor the sum after it
-            recompute_s -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
+        recompute_s, recompute_exposed_s = forward - of_head, tp.forward_s + experts.dispatch_s + cp_forward
+        if isinstance(kind.mlp, DenseMLP):  # backward needs neither the last product's output nor the sum after it
+            recompute_s -= per_number * tokens * kind.mlp.width * hidden / e.tp
             recompute_exposed_s -= tp.last_sum_s
-    elif e.recompute == "selective" and e.compiles(routed=routed, recomputed=True):
+    elif e.recompute == "selective" and e.compiles(routed=kind.routed, recomputed=True):
         recompute_s = memory
         if e.sequence_parallel and e.tp > 1:
             recompute_exposed_s = tp.gathers_s  # the outputs of reduce-scatters were saved
-    else:
-        if model.mla is not None:
-            of["rope"] /= 2  # only keys are recomputed
-        recompute_s = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
-        if "experts" in e.recomputed_operations:  # two of three products; no rows are exchanged for it
+    elif named:
+        recompute_s = sum(one.moved for one in tensors if one.dropped_by in named) / rates.memory
+        if "experts" in named:  # all products but the last; no rows are exchanged for it
             recompute_s += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
-        elif "swiglu" in e.recomputed_operations:
+        elif "swiglu" in named:
             recompute_s += experts.swiglu_s
-        if "mla_up" in e.recomputed_operations:
-            recompute_s += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
+        if "mla_up" in named:
+            again = sum(weight.active for weight in _matrices(kind, hidden) if weight.name in latent_up(kind))
+            recompute_s += per_number * tokens * again / e.tp
             recompute_exposed_s = tp.latents_s
-
     others = experts.dispatch_s + experts.combine_s
-    cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
-    if e.recompute == "full":
-        recompute_exposed_s += cp_forward
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
-    weight_s = matmul * products[2] + experts.weights_s
+    weight_s = matmul * in_fp8[2] + experts.weights_s
     return LayerTimes(forward, backward, weight_s, *exposed, recompute_s, recompute_exposed_s)
 
 
-def _product_columns(e: Experiment, columns: int) -> tuple[int, int]:
-    """(inputs, outputs): columns of a layer's matrix products on one rank, without routed experts. ``columns``: those
-    of its feed-forward part."""
-    model, mla = e.model, e.model.mla
-    h, (qk, v) = model.hidden_size, head_sizes(model)
-    inputs, outputs = h, h  # the input of attention, and its output
-    if mla is None:
-        of_heads = model.num_heads + 2 * model.num_kv_heads
-        inputs, outputs = inputs + model.num_heads * v // e.tp, outputs + of_heads * qk // e.tp
-    else:
-        inputs += (mla.q_lora_rank or h) + mla.kv_lora_rank + model.num_heads * v // e.tp
-        outputs += mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim
-        outputs += model.num_heads * (qk + mla.qk_nope_head_dim + v) // e.tp
-    if columns:
-        inputs, outputs = inputs + h + columns // e.tp, outputs + h + 2 * columns // e.tp
+def _mixed_streams(hidden: int, streams: int) -> int:
+    """Numbers by which a token is multiplied to mix the streams of hyper-connections around both parts."""
+    mixes = streams * streams + 2 * streams
+    return 2 * (mixes * streams * hidden + mixes * hidden) if streams > 1 else 0
+
+
+class _Products(NamedTuple):
+    """Weights of a layer that a token meets in products, without routed experts."""
+
+    split: int
+    """Those whose work tensor-parallel ranks divide, with a router's."""
+    whole: int
+    """Those that each rank's own tokens meet."""
+    into_share: float
+    """Part of the weights that are divided over ranks whose inputs are gathered."""
+
+    @property
+    def weights(self) -> int:
+        return self.split + self.whole
+
+
+@lru_cache(maxsize=4096)
+def _matrices(kind: Layer, hidden: int) -> tuple[Weight, ...]:
+    return tuple(one for one in kind.weights(hidden) if one.use == "matrix" and one.held != "experts")
+
+
+@lru_cache(maxsize=4096)
+def _products(kind: Layer, hidden: int) -> _Products:
+    matrices = _matrices(kind, hidden)
+    split = sum(one.active for one in matrices if one.held == "split")
+    rows = sum(one.active for one in matrices if one.name in ROW_PARALLEL)
+    router = sum(one.active for one in matrices if one.name == "router")
+    whole = sum(one.active for one in matrices if one.held == "whole")
+    return _Products(split + router, whole - router, (split - rows) / split if split else 0.0)
+
+
+@lru_cache(maxsize=4096)
+def _columns(kind: Layer, hidden: int, tp: int) -> tuple[int, int]:
+    """(inputs, outputs): columns of a layer's matrix products on one rank, without routed experts and routers. Products
+    with one input are one product, except those of own tokens beside those of all."""
+    matrices = [one for one in _matrices(kind, hidden) if one.name != "router"]
+    rows = [one for one in matrices if one.name in ROW_PARALLEL]
+    whole = [one for one in matrices if one.held == "whole"]
+    into = [one for one in matrices if one.held == "split" and one.name not in ROW_PARALLEL]
+    inputs = sum(one.inputs for one in rows) // tp + (hidden if whole else 0)
+    inputs += sum(kind.mixer.tensor_parallel(hidden).gathered) if kind.mixer is not None else 0
+    inputs += hidden if any(one.name in ("up", "shared up") for one in into) else 0
+    outputs = sum(one.outputs for one in into) // tp + sum(one.outputs for one in [*rows, *whole])
     return inputs, outputs
-
-
-def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:
-    """Exposed context-parallel communication of one layer, in seconds. ``attention_s``: attention's forward."""
-    if e.cp == 1:
-        return 0.0
-    qk, v = head_sizes(e.model)
-    sent = context_messages(
-        e.cp_kind,
-        backward=backward,
-        cp=e.cp,
-        tokens=rank_tokens(e)[0],
-        heads=e.model.num_heads // e.tp,
-        kv_heads=e.model.num_kv_heads // e.tp,
-        head_dim=qk,
-        value_dim=v,
-        compute_bytes=COMPUTE_BYTES[e.precision],
-        sum_bytes=MASTER_BYTES[e.precision],
-    )
-    total = 0.0
-    for message in sent:
-        op: Collective = "p2p" if message.op == "send" else message.op
-        # Collectives are given the whole buffer, including this rank's own part.
-        whole = message.bytes_each if op == "p2p" else message.bytes_each * e.cp / (e.cp - 1)
-        total += message.calls * collective_time_s(op, whole, e.cp, stride(e, "cp"), cluster)
-    if e.cp_kind != "ring":
-        return total
-    return max(0.0, total - (ATTENTION_BACKWARD if backward else 1.0) * attention_s)
-
-
-def _feed_forward_columns(model: ModelSpec, routed: bool) -> int:
-    """Feed-forward columns that tensor parallelism splits, without routed experts."""
-    if not routed or model.moe is None:
-        return model.ffn_hidden_size
-    return model.moe.num_shared_experts * model.moe.expert_hidden_size
 
 
 class _TensorParallel(NamedTuple):
@@ -179,50 +173,59 @@ class _TensorParallel(NamedTuple):
     """Sum after the last product of the forward."""
 
 
-def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, columns: int) -> _TensorParallel:
+def _tp_exposed(
+    e: Experiment, cluster: ClusterSpec, kind: Layer, c: int, matmul_s: float, products: _Products
+) -> _TensorParallel:
     """Exposed tensor-parallel communication of one layer (sequence parallelism as in arXiv:2205.05198, section 4.2).
 
-    ``share``: part of the layer's matmul time in column-parallel layers (qkv, gate_up); it is also the time of each of
-    their two backward matmuls, which hide communication. With latent attention their inputs are the latents instead of
-    the hidden states; nothing hides the communication of the shared key.
+    A column-parallel product's share of the layer's matmul time is also the time of each of its two backward products,
+    which hide communication. Nothing hides that of what heads share. A layer with experts counts as one with a dense
+    MLP.
     """
     if e.tp == 1:
         return _TensorParallel(0.0, 0.0, 0.0, 0.0, 0.0)
-    model, mla = e.model, e.model.mla
 
     def time_of(op: Collective, numbers: int) -> float:
         return collective_time_s(op, float(c * rank_tokens(e)[0] * numbers), e.tp, 1, cluster)
 
-    h, shared = model.hidden_size, 0 if mla is None else mla.qk_rope_head_dim
-    latents = [] if mla is None else [width for width in (mla.q_lora_rank, mla.kv_lora_rank) if width]
-    if mla is None:
-        attention_columns = float((model.num_heads + 2 * model.num_kv_heads) * model.head_dim)
-    else:
-        queries = 0 if mla.q_lora_rank else model.num_heads * mla.qk_head_dim
-        attention_columns = latent_up_params(model) / h + queries
-    inputs = [h, *latents] if mla is not None and mla.q_lora_rank else [h, h, *latents]
-    into = attention_columns + 2 * columns
-    share = into / (into + model.num_heads * head_sizes(model)[1] + columns)
-    overlapping_s = matmul_s * share / len(inputs)
-    beside = contention_of(e.tp, 1, cluster)
+    hidden, inputs, shared = e.model.hidden_size, list[int](), 0
+    if kind.mixer is not None:
+        along = kind.mixer.tensor_parallel(hidden)
+        inputs, shared = [*along.gathered], along.shared
+    inputs += [hidden] if kind.mlp is not None else []
+    sums = (kind.mixer is not None) + (kind.mlp is not None)
+    if not inputs:
+        return _TensorParallel(0.0, 0.0, 0.0, 0.0, 0.0)
+    overlapping_s, contention = matmul_s * products.into_share / len(inputs), contention_of(e.tp, 1, cluster)
 
     def longer_s(op: Collective, numbers: int) -> float:
         """Seconds by which a collective delays the product that hides it."""
-        return float(together_s(overlapping_s, time_of(op, numbers), contention=beside) - overlapping_s)
+        return float(together_s(overlapping_s, time_of(op, numbers), contention=contention) - overlapping_s)
 
     if not e.sequence_parallel:
-        reduce = time_of("all_reduce", h)
+        reduce = time_of("all_reduce", hidden)
         backward = sum(longer_s("all_reduce", width) for width in inputs)
-        if shared:
-            backward += time_of("all_reduce", shared)
-        return _TensorParallel(2 * reduce, backward, 0.0, 0.0, reduce)
-    gather, scatter = (time_of(op, h) for op in ("all_gather", "reduce_scatter"))
-    of_latents = sum(time_of("all_gather", width) for width in latents)
-    gathers = (len(inputs) - len(latents)) * gather + of_latents
-    backward = 2 * gather  # of row-parallel layers
-    for width in inputs:
-        backward += longer_s("all_gather", width) + longer_s("reduce_scatter", width)
+        backward += time_of("all_reduce", shared) if shared else 0.0
+        return _TensorParallel(sums * reduce, backward, 0.0, 0.0, reduce)
+    gather, scatter = time_of("all_gather", hidden), time_of("reduce_scatter", hidden)
+    latents = sum(time_of("all_gather", width) for width in inputs if width != hidden)
+    gathers = sum(time_of("all_gather", width) for width in inputs)
+    backward = sums * gather + sum(longer_s("all_gather", w) + longer_s("reduce_scatter", w) for w in inputs)
     if shared:
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)
-    return _TensorParallel(gathers + 2 * scatter, backward, gathers, of_latents, scatter)
+    return _TensorParallel(gathers + sums * scatter, backward, gathers, latents, scatter)
+
+
+def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, kind: Layer, attention_s: float, *, backward: bool) -> float:
+    """Exposed context-parallel communication of one layer. ``attention_s``: its mixing's forward."""
+    total, hidden_by = 0.0, 0.0
+    for message in context_messages_of(
+        e, kind, COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision], backward=backward
+    ):
+        op: Collective = "p2p" if message.op == "send" else message.op
+        # Collectives are given the whole buffer, including this rank's own part.
+        whole = message.bytes_each if op == "p2p" else message.bytes_each * e.cp / (e.cp - 1)
+        total += message.calls * collective_time_s(op, whole, e.cp, stride(e, "cp"), cluster)
+        hidden_by = attention_s if op == "p2p" else 0.0
+    return max(0.0, total - (ATTENTION_BACKWARD if backward else 1.0) * hidden_by)

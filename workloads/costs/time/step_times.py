@@ -19,7 +19,6 @@ from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
-from workloads.costs.time.kind_times import kind_times
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.rank_times import (
     ChunkTimes,
@@ -28,7 +27,6 @@ from workloads.costs.time.rank_times import (
     HeldLayers,
     Ints,
     LayerTimes,
-    Rates,
     Setting,
     chunk_times,
     optimizer_s,
@@ -46,7 +44,6 @@ from workloads.costs.traffic.collectives import (
 from workloads.costs.traffic.measured_network import ProbedCluster
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
-from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
 
@@ -147,7 +144,7 @@ class StepTimes:
         if rates is None:
             return None
         c = COMPUTE_BYTES[e.precision]
-        times = [_times_of_kind(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
+        times = [layer_times(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         numbers = e.tp, e.ep * e.etp, c, MASTER_BYTES[e.precision], *gathered, e.model.tie_embeddings
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
@@ -234,12 +231,6 @@ class _OfLayers(NamedTuple):
     """`LayerTimes` by kind of layer."""
     ends: tuple[float, ...]
     """`EndTimes`, and the bytes of a message between stages."""
-
-
-def _times_of_kind(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
-    if e.model.layers is not None:
-        return kind_times(e, cluster, rates, kind)
-    return layer_times(e, cluster, rates, routed=kind.routed)
 
 
 class _Kinds(NamedTuple):

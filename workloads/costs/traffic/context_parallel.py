@@ -1,4 +1,4 @@
-"""Messages of context-parallel attention: calls and bytes of each kind. No torch here.
+"""Messages of context-parallel ranks in one layer: calls and bytes of each kind. No torch here.
 
 Per layer and micro-batch, of one rank. Symbols: T tokens of this rank (micro_batch_size * seq_len / cp); N query heads
 and K key and value heads of this rank (heads / tp); H the size of queries and keys, V of values, X = H + V; c bytes of
@@ -24,6 +24,12 @@ With latent attention keys and values are sent as every head has them. Sending t
 instead would be C + R numbers a token instead of K X: 576 instead of 40,960 in DeepSeek-V3 without tensor parallelism,
 71 times fewer. Every rank would then have to compute keys and values of all tokens itself, cp times the work of that
 projection.
+
+This is attention to all earlier tokens. A window needs the keys and values of its reach alone: each of a rank's two
+pieces of a sequence gets those of the tokens before it, in one message (of a ring or not), and gives their gradients
+back. Keys of one head, entries of compressed attention and keys of an indexer are whole on every tensor-parallel rank.
+A recurrent mixer passes the state of each sequence on, in one all-gather of all ranks' states; its backward passes the
+gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +37,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.spec.experiment import ContextKind
+from workloads.spec.experiment import ContextKind, Experiment
+from workloads.spec.layer_kinds.exchange import ContextParallel
+from workloads.spec.layer_kinds.model import Layer
+
+_STATE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +54,46 @@ class AttentionMessages:
     """Bytes that one call sends to other ranks."""
 
 
+def context_messages_of(
+    e: Experiment, kind: Layer, compute_bytes: int, sum_bytes: int, *, backward: bool
+) -> list[AttentionMessages]:
+    """Messages of one layer in the forward or the backward of one micro-batch, in order."""
+    if e.cp == 1 or kind.mixer is None:
+        return []
+    along = kind.mixer.context_parallel
+    if along.state:
+        size = _STATE_BYTES * e.micro_batch_size * along.state // e.tp
+        return [AttentionMessages("all_gather", 1, (e.cp - 1) * size)]
+    of_rank = along._replace(split=along.split // e.tp, queries=along.queries // e.tp, outputs=along.outputs // e.tp)
+    if along.reach is not None and e.cp_kind != "ulysses":
+        piece = e.seq_len // (2 * e.cp)
+        reached = min(along.reach, (2 * e.cp - 1) * piece // 2) * (of_rank.split + along.whole)
+        sends = [AttentionMessages("send", 2, e.micro_batch_size * reached * compute_bytes)]
+        return sends + [AttentionMessages("send", 2, e.micro_batch_size * reached * sum_bytes)] * backward
+    tokens = e.micro_batch_size * e.seq_len // e.cp
+    sizes = {"cp": e.cp, "tokens": tokens, "compute_bytes": compute_bytes, "sum_bytes": sum_bytes}
+    return context_messages(e.cp_kind, of_rank, backward=backward, **sizes)
+
+
 def context_messages(
     kind: ContextKind,
+    along: ContextParallel,
     *,
     backward: bool,
     cp: int,
     tokens: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int,
     compute_bytes: int,
     sum_bytes: int = 4,
 ) -> list[AttentionMessages]:
-    """Messages of one layer's attention in the forward or the backward of one micro-batch (the table above), in order.
-
-    ``tokens``, ``heads`` and ``kv_heads`` are those of one rank. ``compute_bytes`` and ``sum_bytes`` are bytes per
-    number, the latter in sums of more than two terms. Empty if cp = 1.
-    """
+    """The messages of the table above, of attention to all earlier tokens. ``along``: numbers a token of one rank.
+    ``compute_bytes`` and ``sum_bytes`` are bytes per number, the latter in sums of more than two terms."""
     if cp == 1:
         return []
     if kind == "ulysses":
-        one = (cp - 1) * tokens * compute_bytes
-        heads, kv_heads = heads // cp, kv_heads // cp
-        inputs = heads * head_dim + kv_heads * (head_dim + value_dim)
-        calls = [AttentionMessages("all_to_all", 1, numbers * one) for numbers in (inputs, heads * value_dim)]
+        one, inputs = (cp - 1) * tokens * compute_bytes, (along.queries + along.split) // cp + along.whole
+        calls = [AttentionMessages("all_to_all", 1, size * one) for size in (inputs, along.outputs // cp)]
         return calls[::-1] if backward else calls
-    sum_bytes = compute_bytes if cp == 2 else sum_bytes
-    numbers = tokens * kv_heads * (head_dim + value_dim)
+    sum_bytes, numbers = compute_bytes if cp == 2 else sum_bytes, tokens * (along.split + along.whole)
     if kind == "ring":
         calls = [AttentionMessages("send", cp - 1, numbers * compute_bytes)]
         return calls + [AttentionMessages("send", cp - 1, numbers * sum_bytes)] * backward

@@ -11,7 +11,7 @@ ep      forward: copies (c N D), their weights (a N), outputs back (c M D); back
         capacity fixes both numbers of rows
 tp      with etp = tp tokens (c T D) and weights (a T k) are gathered, outputs scattered, and backward does the adjoint;
         without sequence parallelism outputs are all-reduced, and the two gradients in backward. Learned choices (8 T k)
-        are gathered, too. Shared experts send what a dense feed-forward part sends; recomputation repeats their sum
+        are gathered, too. Shared experts: `workloads.costs.traffic.kind_traffic`
 tp, cp  the balance loss of learned routing sums its counts (a E for each sequence of a micro-batch)
 dp, tp  once a step, if a bias balances learned routing: the loads of this rank's layers (8 E each), over all ranks
         that have tokens of their own
@@ -81,12 +81,6 @@ def _inside_tensor_parallel(s: Sender, moe: MoESpec, layers: int, repeated: int)
     e = s.experiment
     stream = s.compute * s.tokens * e.model.hidden_size
     weights, choices = (bytes * s.tokens * moe.experts_per_token for bytes in (s.accumulated, _COUNT_BYTES))
-    if moe.num_shared_experts and e.model.layers is None:  # other terms count those of a list of layers
-        if e.sequence_parallel:
-            s.along("tp", "all_gather", stream, 3 * layers + repeated)
-            s.along("tp", "reduce_scatter", stream, 2 * layers + repeated)
-        else:
-            s.along("tp", "all_reduce", stream, 2 * layers + repeated)
     if e.etp == 1:
         return
     if not e.sequence_parallel:

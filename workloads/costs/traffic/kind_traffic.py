@@ -1,20 +1,22 @@
-"""Messages of the layers of models with a list of layers, as terms of `workloads.costs.traffic.sent`. No torch here.
+"""Messages of a model's layers, as terms of `workloads.costs.traffic.sent`. No torch here.
 
-Each layer sends along tp what `workloads.costs.time.kind_times` times: the inputs of its column-parallel products are
+Each layer sends along tp what `workloads.costs.time.layer_times` times: the inputs of its column-parallel products are
 gathered in the forward and again in the backward, and their gradients scattered; outputs of row-parallel products are
 scattered, and their gradients gathered. What is computed for a rank's own tokens and used by all heads is gathered
-once. Full recomputation repeats a forward up to the sum of a dense MLP. Along cp: `kind_messages`. FSDP's units are the
-blocks, and the routed experts inside them.
+once. Full recomputation repeats a forward up to the sum of a dense MLP; selective recomputation repeats nothing, except
+in compiled blocks (`Experiment.compiles`) the gathers of the forward; recomputing ``mla_up`` gathers the latents once
+more. Along cp: `context_parallel`. FSDP's units are the blocks, and the routed experts inside them. Matrices with one
+scale each, such as those of experts in every kind of fp8, are gathered in fp8; routers are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from workloads.costs.shape.params import whole_model
 from workloads.costs.traffic.collectives import Collective
+from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.costs.traffic.fsdp import Unit
-from workloads.costs.traffic.kind_messages import context_messages_of
 from workloads.costs.traffic.sender import Sender, Stage
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
@@ -22,31 +24,37 @@ from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 
 
 def blocks_along_tp(s: Sender) -> None:
-    """Count what the layers send along tp, without the ends of the model."""
+    """Count what the layers send along tp, without the ends of the model and without routed experts."""
     e, bytes_each = s.experiment, s.compute * s.tokens
     full, hidden, m = e.recompute == "full", e.model.hidden_size, e.num_microbatches
     for kind, layers, recomputed in s.kinds():
-        calls, again = layers * m, recomputed * m if full else 0
-        inputs, shared, sums, sums_again = [], 0, 0, 0
+        calls, again = layers * m, recomputed * m
+        inputs, shared, sums, sums_again = list[int](), 0, 0, 0
         if kind.mixer is not None:
             along = kind.mixer.tensor_parallel(hidden)
             inputs, shared, sums, sums_again = [*along.gathered], along.shared, 1, 1
+        latents = [width for width in inputs if width != hidden] if "mla_up" in e.recomputed_operations else []
         if isinstance(kind.mlp, DenseMLP) or (kind.mlp is not None and kind.mlp.shared is not None):
             inputs, sums = [*inputs, hidden], sums + 1
             sums_again += isinstance(kind.mlp, RoutedMLP)
+        sent_again = sums_again * again if full else 0
         if not e.sequence_parallel:
             for width in [*inputs, *([shared] if shared else [])]:
                 s.along("tp", "all_reduce", bytes_each * width, calls)
-            s.along("tp", "all_reduce", bytes_each * hidden, sums * calls + sums_again * again)
+            s.along("tp", "all_reduce", bytes_each * hidden, sums * calls + sent_again)
             continue
+        compiled = e.recompute == "selective" and e.compiles(routed=kind.routed, recomputed=True)
+        gathers = again if full or compiled else 0
         for width in inputs:
-            s.along("tp", "all_gather", bytes_each * width, 2 * calls + again)
+            s.along("tp", "all_gather", bytes_each * width, 2 * calls + gathers)
             s.along("tp", "reduce_scatter", bytes_each * width, calls)
+        for width in latents:
+            s.along("tp", "all_gather", bytes_each * width, again)
         if shared:
-            s.along("tp", "all_gather", bytes_each * shared, calls + again)
+            s.along("tp", "all_gather", bytes_each * shared, calls + gathers)
             s.along("tp", "reduce_scatter", bytes_each * shared, calls)
         s.along("tp", "all_gather", bytes_each * hidden, sums * calls)
-        s.along("tp", "reduce_scatter", bytes_each * hidden, sums * calls + sums_again * again)
+        s.along("tp", "reduce_scatter", bytes_each * hidden, sums * calls + sent_again)
 
 
 def replicated_shapes(s: Sender) -> list[tuple[int, ...]]:
@@ -57,7 +65,7 @@ def replicated_shapes(s: Sender) -> list[tuple[int, ...]]:
     for kind, layers, _ in s.kinds():
         whole = [one for one in weights_of(s, kind) if one.held == "whole"]
         whole = whole if e.sequence_parallel else [one for one in whole if one.name == "qk norm"]
-        shapes += [shape_on_rank(s, one) for one in whole] * layers
+        shapes += shapes_on_rank(s, whole) * layers
     return shapes
 
 
@@ -68,34 +76,50 @@ def weights_of(s: Sender, kind: Layer) -> list[Weight]:
     return [*kind.weights(model.hidden_size), *(streams.weights(model.hidden_size) if streams is not None else ())]
 
 
-def shape_on_rank(s: Sender, weight: Weight) -> tuple[int, ...]:
-    """Shape of what one rank holds of a weight, outputs first."""
-    e = s.experiment
-    outputs, inputs = weight.outputs, weight.inputs
-    if weight.held == "split" and weight.name in ROW_PARALLEL:
-        inputs //= e.tp
-    elif weight.held == "split":
-        outputs //= e.tp
-    if weight.held == "experts":
-        outputs, inputs = (outputs, inputs // e.etp) if weight.name == "expert down" else (outputs // e.etp, inputs)
-        return (
-            (outputs * weight.copies // e.ep, inputs) if weight.use == "matrix" else (outputs * weight.copies // e.ep,)
-        )
-    if weight.use == "vector":
-        return (outputs * weight.copies,)
-    return (outputs * weight.copies, inputs)
+_FUSED = (("q latent", "kv latent"), ("q", "k", "v"))
+"""Weights with the same input that are one parameter."""
+
+
+def shapes_on_rank(s: Sender, weights: Iterable[Weight]) -> list[tuple[int, ...]]:
+    """Shapes of what one rank holds of a layer's weights as parameters, outputs first."""
+    e, shapes = s.experiment, list[tuple[int, ...]]()
+    fused: dict[tuple[str, ...], int] = {}
+    for one in weights:
+        outputs, inputs, copies = one.outputs, one.inputs, one.copies
+        if one.held == "split" and one.name in ROW_PARALLEL:
+            inputs //= e.tp
+        elif one.held == "split":
+            outputs //= e.tp
+        elif one.held == "experts":
+            outputs, inputs = (outputs, inputs // e.etp) if one.name == "expert down" else (outputs // e.etp, inputs)
+            outputs, copies = outputs * copies // e.ep, 1
+        if one.use == "vector":
+            shapes += [(outputs,)] * copies
+            continue
+        names = next((names for names in _FUSED if one.name in names), (one.name,))
+        if names in fused:
+            shapes[fused[names]] = shapes[fused[names]][0] + outputs, inputs
+            continue
+        fused[names] = len(shapes)
+        shapes.append((outputs * copies, inputs))
+    return shapes
 
 
 def layer_units(s: Sender, stage: Stage) -> Iterator[Unit]:
     """FSDP's units of a stage's layers in forward order."""
-    zero3 = s.experiment.zero_stage == 3
+    zero3, precision = s.experiment.zero_stage == 3, s.experiment.precision
     for kind in s.kinds_of(stage):
         weights = weights_of(s, kind)
-        rest = tuple(shape_on_rank(s, one) for one in weights if one.held != "experts")
-        experts = tuple(shape_on_rank(s, one) for one in weights if one.held == "experts")
+        experts = tuple(shapes_on_rank(s, (one for one in weights if one.held == "experts")))
         if experts:
-            yield Unit(experts, zero3, of_experts=True)
-        yield Unit(rest, zero3, around_previous=bool(experts))
+            in_fp8 = precision.startswith("fp8")
+            yield Unit(() if in_fp8 else experts, zero3, experts if in_fp8 else (), of_experts=True)
+        rest = [one for one in weights if one.held != "experts"]
+        cast = [one for one in rest if precision == "fp8_tensorwise" and one.use == "matrix" and one.name != "router"]
+        wide = [one for one in rest if one not in cast]
+        yield Unit(
+            *(tuple(shapes_on_rank(s, wide)), zero3, tuple(shapes_on_rank(s, cast))), around_previous=bool(experts)
+        )
 
 
 def blocks_along_cp(s: Sender) -> None:

@@ -15,7 +15,6 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.mesh import coordinates, data_degrees, expert_coordinates, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
-from workloads.spec.weights import routed
 
 Link = Literal["inside_node", "between_nodes"]
 
@@ -72,12 +71,6 @@ class Stage:
     """One pipeline stage that a rank holds."""
 
     index: int
-    num_layers: int
-    num_recomputed: int
-    """Number of layers that the recompute policy covers."""
-    num_routed: int
-    """Number of layers with routed experts, the last ones of the stage."""
-    num_routed_recomputed: int
     is_first: bool
     is_last: bool
 
@@ -97,21 +90,7 @@ class Sender:
         e = self.experiment
         self.position = coordinates(e, self.rank)
         held = [stage_at(e.pp_schedule, self.position["pp"], chunk, e.pp) for chunk in range(e.virtual_stages)]
-        layers = experiment_layers(e)
-        self.stages = []
-        for stage in held:
-            recomputed = [layer for layer in layers[stage] if layer % e.recompute_every == 0]
-            self.stages.append(
-                Stage(
-                    index=stage,
-                    num_layers=len(layers[stage]),
-                    num_recomputed=len(recomputed),
-                    num_routed=sum(routed(e.model, layer) for layer in layers[stage]),
-                    num_routed_recomputed=sum(routed(e.model, layer) for layer in recomputed),
-                    is_first=stage == 0,
-                    is_last=stage == e.num_stages - 1,
-                )
-            )
+        self.stages = [Stage(stage, stage == 0, stage == e.num_stages - 1) for stage in held]
 
     def kinds_of(self, stage: Stage) -> list[Layer]:
         """The kind of each layer of a stage, in order."""
@@ -145,20 +124,13 @@ class Sender:
         return self.experiment.micro_batch_size * self.experiment.seq_len // self.experiment.cp
 
     @property
-    def num_layers(self) -> int:
-        return sum(stage.num_layers for stage in self.stages)
-
-    @property
-    def num_recomputed(self) -> int:
-        return sum(stage.num_recomputed for stage in self.stages)
-
-    @property
     def num_routed(self) -> int:
-        return sum(stage.num_routed for stage in self.stages)
+        return sum(layers for kind, layers, _ in self.kinds() if kind.routed)
 
     @property
     def num_routed_recomputed(self) -> int:
-        return sum(stage.num_routed_recomputed for stage in self.stages)
+        """Of those the ones that the recompute policy covers."""
+        return sum(recomputed for kind, _, recomputed in self.kinds() if kind.routed)
 
     def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
         """Count calls among the ranks that differ from this one on ``axis`` alone."""

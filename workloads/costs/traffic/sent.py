@@ -39,18 +39,13 @@ import math
 from collections.abc import Callable
 
 from workloads.costs.memory.activations import LOSS_CHUNK_TOKENS
-from workloads.costs.shape.flops import head_sizes
 from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.schedule import schedule_actions
-from workloads.costs.traffic.collectives import Collective
-from workloads.costs.traffic.context_parallel import context_messages
 from workloads.costs.traffic.expert_traffic import routed_experts
 from workloads.costs.traffic.fsdp import FsdpWalk, Unit
 from workloads.costs.traffic.kind_traffic import blocks_along_cp, blocks_along_tp, layer_units, replicated_shapes
 from workloads.costs.traffic.sender import Sender, SentTally, Stage, Traffic
 from workloads.spec.experiment import Experiment
-from workloads.spec.model_spec import ModelSpec
-from workloads.spec.weights import attention_parameters, experts, final_norm, fused_shape, norm
 
 __all__ = ["SentTally", "Traffic", "step_traffic"]
 
@@ -77,10 +72,7 @@ def _tensor_parallel(s: Sender) -> None:
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     activations = s.compute * s.tokens * e.model.hidden_size
-    if e.model.layers is not None:
-        blocks_along_tp(s)
-    else:
-        _blocks_along_tp(s)
+    blocks_along_tp(s)
     if e.sequence_parallel:
         s.along("tp", "all_gather", activations, ends)
         s.along("tp", "reduce_scatter", activations, ends)
@@ -93,136 +85,23 @@ def _tensor_parallel(s: Sender) -> None:
             tokens = min(size, s.tokens - start)
             for values in (1, 2):
                 s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
-    replicated = _replicated(s, has_head)
+    replicated = [*replicated_shapes(s), *([(e.model.hidden_size,)] if has_head and e.sequence_parallel else [])]
     if replicated:
         elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
         s.along("tp", "all_reduce", s.master * sum(elements))
-
-
-def _blocks_along_tp(s: Sender) -> None:
-    e = s.experiment
-    number_bytes = s.compute * s.tokens
-    activations = number_bytes * e.model.hidden_size
-    full = e.recompute == "full"
-    blocks, recomputed = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
-    # Blocks with a dense feed-forward part; `routed_experts` counts the others.
-    dense, dense_recomputed = (
-        blocks - s.num_routed * e.num_microbatches,
-        recomputed - s.num_routed_recomputed * e.num_microbatches,
-    )
-    # Inputs are gathered again by layers with full recomputation, and by compiled dense layers with selective one.
-    compiled = e.recompute == "selective" and e.compiles(routed=False, recomputed=True)
-    dense_gathers = dense_recomputed if full or compiled else 0
-    attention_gathers = recomputed if full else dense_gathers
-    widths = [(e.model.hidden_size, dense, dense_gathers)]  # inputs of column-parallel layers
-    widths += [(width, blocks, attention_gathers) for width in _attention_inputs(e.model)]
-    shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
-    if e.sequence_parallel:
-        for width, layers, repeated in widths:
-            s.along("tp", "all_gather", number_bytes * width, 2 * layers + repeated)
-            s.along("tp", "reduce_scatter", number_bytes * width, layers)
-        if e.model.mla is not None and "mla_up" in e.recomputed_operations:
-            for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
-                s.along("tp", "all_gather", number_bytes * width, recomputed if width else 0)
-        if shared:
-            s.along("tp", "all_gather", number_bytes * shared, blocks + attention_gathers)
-            s.along("tp", "reduce_scatter", number_bytes * shared, blocks)
-        s.along("tp", "all_gather", activations, blocks + dense)  # of row-parallel layers
-        s.along("tp", "reduce_scatter", activations, blocks + dense + (recomputed if full else 0))
-    else:
-        for width, layers, _ in [*widths, *([(shared, blocks, recomputed)] if shared else [])]:
-            s.along("tp", "all_reduce", number_bytes * width, layers)
-        s.along("tp", "all_reduce", activations, blocks + dense + (recomputed if full else 0))
 
 
 def _copied_heads(s: Sender, copies: int) -> None:
     """Count the sums of the gradients of key and value projections over the tp ranks that hold copies of them."""
     e = s.experiment
     if copies > 1:
-        elements = s.num_layers * s.own_rows(2 * e.model.head_dim) * e.model.hidden_size
+        elements = sum(layers for _, layers, _ in s.kinds()) * s.own_rows(2 * e.model.head_dim) * e.model.hidden_size
         s.along_copies("all_reduce", s.master * elements, copies)
 
 
-def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
-    """Widths of the inputs of an attention layer's column-parallel layers, in numbers per token."""
-    if model.mla is None:
-        return (model.hidden_size,)
-    return model.mla.q_lora_rank or model.hidden_size, model.mla.kv_lora_rank
-
-
-def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
-    """Shapes of the parameters whose gradients are summed over the tp ranks."""
-    e, model = s.experiment, s.experiment.model
-    if model.layers is not None:
-        return [*replicated_shapes(s), *([(model.hidden_size,)] if has_head and e.sequence_parallel else [])]
-    one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
-    held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
-    if s.num_routed:
-        held += [(experts(model, "layer")["router"],)] * s.num_routed
-    sp = e.sequence_parallel
-    return [fused_shape(parts) for parts in held if parts[0].placement.summed_over(tp=e.tp, sequence_parallel=sp)]
-
-
-def _context_parallel(s: Sender) -> None:
-    e, model = s.experiment, s.experiment.model
-    if model.layers is not None:
-        blocks_along_cp(s)
-        return
-    qk, v = head_sizes(model)
-    passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
-    for backward, layers in passes:
-        for sent in context_messages(
-            e.cp_kind,
-            backward=backward,
-            cp=e.cp,
-            tokens=s.tokens,
-            heads=model.num_heads // e.tp,
-            kv_heads=model.num_kv_heads // e.tp,
-            head_dim=qk,
-            value_dim=v,
-            compute_bytes=s.compute,
-            sum_bytes=s.master,
-        ):
-            op: Collective = "all_to_all" if sent.op == "send" else sent.op
-            # The other kinds exclude this rank's own part of the buffer.
-            size = sent.bytes_each if sent.op == "send" else sent.bytes_each * e.cp // (e.cp - 1)
-            s.along("cp", op, size, sent.calls * layers * e.num_microbatches)
-
-
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
-    """(the stage's own unit, with parameters of no other unit, or None; the other units in forward order).
-
-    Matrices with one scale each, such as those of experts in every kind of fp8, are gathered in fp8; routers are not.
-    """
-    e, model = s.experiment, s.experiment.model
-    if model.layers is not None:
-        return _with_ends(s, stage, list(layer_units(s, stage)))
-    d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
-    attention = tuple(fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
-
-    def block(*of_ffn: tuple[int, ...], wide: tuple[int, ...] | None = None) -> Unit:
-        shapes = ((d,), *attention, (d,), *of_ffn)
-        matrices = tuple(shape for shape in shapes if e.precision == "fp8_tensorwise" and len(shape) == 2)
-        others = tuple(shape for shape in shapes if shape not in matrices) + ((wide,) if wide else ())
-        return Unit(others, zero3, matrices, around_previous=wide is not None)
-
-    blocks = [block((2 * ffn // e.tp, d), (d, ffn // e.tp))] * (stage.num_layers - stage.num_routed)
-    if model.moe is not None:
-        moe, columns = model.moe, model.moe.expert_hidden_size
-        held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
-        of_shared = ((2 * shared, d), (d, shared)) if shared else ()
-        matrices = (held * 2 * columns // e.etp, d), (held * d, columns // e.etp)
-        in_fp8 = "fp8" in e.precision
-        shapes, fp8_shapes = ((), matrices) if in_fp8 else (matrices, ())
-        of_experts = Unit(shapes, zero3, fp8_shapes, of_experts=True)
-        rest = block(*of_shared, wide=(moe.num_experts, d))
-        blocks += [of_experts, rest] * stage.num_routed
-    return _with_ends(s, stage, blocks)
-
-
-def _with_ends(s: Sender, stage: Stage, blocks: list[Unit]) -> tuple[Unit | None, list[Unit]]:
-    """The units of a stage with those of embedding and head, as `_units` returns them."""
-    e, model = s.experiment, s.experiment.model
+    """(the stage's own unit, with parameters of no other unit, or None; the other units in forward order)."""
+    e, model, blocks = s.experiment, s.experiment.model, list(layer_units(s, stage))
     d, zero3 = model.hidden_size, e.zero_stage == 3
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
@@ -299,5 +178,5 @@ def _once(s: Sender) -> None:
 
 
 _TERMS: tuple[Callable[[Sender], None], ...] = (
-    *(_tensor_parallel, _context_parallel, _data_parallel, routed_experts, _pipeline, _once),
+    *(_tensor_parallel, blocks_along_cp, _data_parallel, routed_experts, _pipeline, _once),
 )

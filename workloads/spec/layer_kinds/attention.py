@@ -68,7 +68,7 @@ class Attention:
         if self.output_bias:
             parts += [vector("o bias", hidden)]
         if self.norm == "head":
-            parts += [vector("qk norm", 2 * self.head_dim)]
+            parts += [vector("qk norm", self.head_dim, 2, 2)]
         if self.norm == "all_heads":
             parts += [vector("qk norm", queries + keys)]
         if self.gate != "none":

@@ -34,7 +34,7 @@ class Layer:
         return f"multi-token prediction: {kind}" if self.ahead else kind
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
-        parts = [vector("norms", self.norms * hidden)]
+        parts = [vector("norms", hidden, self.norms, self.norms)]
         for part in (self.mixer, self.mlp):
             parts += part.weights(hidden) if part is not None else ()
         if self.ahead:  # norms of both inputs and of the head's

@@ -17,12 +17,15 @@ from tests.workloads.costs.shapes import (
     study_experiment,
     study_rows,
 )
-from workloads.costs.memory.activations import head_bytes, layer_bytes, layer_tensors
+from workloads.costs.memory.activations import head_bytes
 from workloads.costs.memory.estimate import estimate_memory, moments_held, peak_stage
+from workloads.costs.memory.kind_sizes import kind_bytes
+from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.params import num_params
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held, schedule_actions
 from workloads.spec.experiment import Experiment, PipelineSchedule
+from workloads.spec.model_layers import layers_of
 
 GIB = 2**30
 OPERATIONS = ("norm", "rope", "swiglu")
@@ -32,40 +35,44 @@ def experiment(**fields: object) -> Experiment:
     return Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 8, **fields})
 
 
+def tensors(e: Experiment) -> dict[str, int]:
+    """Bytes by name of what the first layer saves."""
+    return {one.name: one.bytes for one in kind_tensors(layers_of(e.model).kinds[0], Sizes.of(e, 2)).all()}
+
+
+def saved(e: Experiment) -> int:
+    return kind_bytes(e, layers_of(e.model).kinds[0], 2, recomputed=True).saved
+
+
 def test_layer_tensors_by_hand() -> None:
     # 8B, one sequence of 4096, bf16. In multiples of T h = 4096 x 4096 elements = 32 MiB:
     # input 1, norms 1 each, qkv (32 + 16) / 32 = 1.5, rotated (32 + 8) / 32 = 1.25, attention 1, residual 1,
     # gate_up 2 x 3.5, product 3.5: 18.25, and statistics.
-    t = layer_tensors(LLAMA_8B, False, 4096, 4096, 4096, 1, 2, False)
+    t = tensors(experiment())
     unit = 32 * 2**20
-    assert t.input == t.residual == t.attention_output == unit
-    assert t.projected == 1.5 * unit
-    assert t.rotated == 1.25 * unit
-    assert t.gate_up == 2 * t.product == 7 * unit
+    assert t["input"] == t["residual"] == t["attention output"] == t["mixer: norm"] == unit
+    assert t["projected"] == 1.5 * unit
+    assert t["rotated"] == 1.25 * unit
+    assert t["gate and up"] == 2 * t["product"] == 7 * unit
     statistics = 2 * 4 * 4096 + 4 * 4096 * 32
-    assert t.total == 18.25 * unit + statistics
+    assert sum(t.values()) == 18.25 * unit + statistics
 
 
 def test_tensor_and_sequence_parallel_divide_activations() -> None:
-    one = layer_bytes(experiment(), routed=False, c=2).saved
-    assert layer_bytes(experiment(tp=8), routed=False, c=2).saved * 8 == one
-    without = layer_bytes(experiment(tp=8, sequence_parallel=False), routed=False, c=2).saved
+    one = saved(experiment())
+    assert saved(experiment(tp=8)) * 8 == one
+    without = saved(experiment(tp=8, sequence_parallel=False))
     stream = 4 * 32 * 2**20 + 2 * 4 * 4096  # input, residual, two normed copies and their statistics stay whole
     assert without == (one - stream) // 8 + stream
 
 
 def test_recompute_keeps_less() -> None:
-    none, selective, full = (
-        layer_bytes(experiment(recompute=recompute), routed=False, c=2).saved
-        for recompute in ("none", "selective", "full")
-    )
+    none, selective, full = (saved(experiment(recompute=recompute)) for recompute in ("none", "selective", "full"))
     assert full == 32 * 2**20, "the block input alone"
     assert 0.6 < selective / none < 0.8
-    spared = {kind: none - layer_bytes(experiment(recompute=kind), routed=False, c=2).saved for kind in OPERATIONS}
+    spared = {kind: none - saved(experiment(recompute=kind)) for kind in OPERATIONS}
     assert sum(spared.values()) == none - selective
-    assert none - layer_bytes(experiment(recompute="norm+rope"), routed=False, c=2).saved == (
-        spared["norm"] + spared["rope"]
-    )
+    assert none - saved(experiment(recompute="norm+rope")) == (spared["norm"] + spared["rope"])
 
 
 @pytest.mark.parametrize("kind", ["full", "selective", "swiglu"])
@@ -93,8 +100,8 @@ def test_fewer_recomputed_layers_hold_more(kind: str) -> None:
 
 
 def test_math_attention_keeps_the_scores() -> None:
-    flash = layer_bytes(experiment(), routed=False, c=2).saved
-    math = layer_bytes(experiment(attention="math"), routed=False, c=2).saved
+    flash = saved(experiment())
+    math = saved(experiment(attention="math"))
     assert math - flash == 4096 * 4096 * 32 * 2 - 4096 * 32 * 4
 
 
@@ -322,20 +329,13 @@ def test_drops_most_of_the_studys_ooms_and_no_success() -> None:
 
 def test_norms_of_queries_and_keys_keep_one_number_a_head() -> None:
     # Qwen3-14B: 40 query and 8 key heads, over tp 4; 4,096 tokens. The normed heads are not kept: rotation needs none.
-    plain, normed = (
-        layer_tensors(dataclasses.replace(QWEN3_14B, qk_norm=qk_norm), False, 4096, 1024, 4096, 4, 2, False)
-        for qk_norm in (False, True)
-    )
-    assert normed.qk_statistics == 4 * 4096 * (40 + 8) / 4
-    assert normed.total - plain.total == normed.qk_statistics
+    models = [dataclasses.replace(QWEN3_14B, qk_norm=qk_norm) for qk_norm in (False, True)]
+    plain, normed = (tensors(experiment(model=model, tp=4)) for model in models)
+    statistics = normed.pop("norm of heads: statistics")
+    assert statistics == 4 * 4096 * (40 + 8) / 4 and normed == plain
     kept = {
-        recompute: [
-            layer_bytes(
-                experiment(model=dataclasses.replace(QWEN3_14B, qk_norm=q), recompute=recompute), routed=False, c=2
-            )
-            for q in (False, True)
-        ]
+        recompute: [saved(experiment(model=model, recompute=recompute)) for model in models]
         for recompute in ("none", "selective", "full")
     }
-    more = {recompute: with_norm.saved - without.saved for recompute, (without, with_norm) in kept.items()}
+    more = {recompute: with_norm - without for recompute, (without, with_norm) in kept.items()}
     assert more == {"none": 4 * 4096 * 48, "selective": 4 * 4096 * 48, "full": 0}

@@ -133,8 +133,8 @@ def test_stages_hold_the_model_once(
 
 
 def test_first_stages_take_the_dense_layers() -> None:
-    assert [s.dense_layers for s in held(DEEPSEEK_V3, 61)] == [1, 1, 1] + [0] * 58
-    assert held(DEEPSEEK_V3, 2)[0].dense_layers == 3
+    assert [s.of_kind[0] for s in held(DEEPSEEK_V3, 61)] == [1, 1, 1] + [0] * 58
+    assert held(DEEPSEEK_V3, 2)[0].of_kind[0] == 3
 
 
 def test_v_shape_puts_both_ends_on_the_first_rank() -> None:

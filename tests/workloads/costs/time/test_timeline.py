@@ -18,6 +18,8 @@ from workloads.costs.traffic.collectives import collective_time_s
 from workloads.costs.traffic.sent import step_traffic
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import Experiment, PipelineSchedule
+from workloads.spec.layer_kinds.mlp import RoutedMLP
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 
 GRID = [
@@ -276,21 +278,25 @@ def test_experts_made_again_cost_two_of_three_products_and_nothing_on_the_networ
     assert experts.compute_s == both.compute_s < full.compute_s
 
 
+def of_experts(e: Experiment, rates: Rates) -> ExpertTimes:
+    mlp = layers_of(e.model).kinds[-1].mlp
+    assert isinstance(mlp, RoutedMLP)
+    return ExpertTimes.of(e, H200, rates, mlp)
+
+
 def test_exchanges_are_exposed_but_for_shared_experts_beside_them() -> None:
     assert MIXTRAL.moe is not None
     copies = 2 * 4096 * 2
     rows = collective_time_s("all_to_all", 2.0 * copies * 4096, 8, 1, H200)
     weights = collective_time_s("all_to_all", 4.0 * copies, 8, 1, H200)
-    layer = ExpertTimes.of(
+    layer = of_experts(
         Experiment.canonical(model=MIXTRAL, dp=8, ep=8, seq_len=4096, micro_batch_size=2, global_batch_size=16),
-        H200,
         Rates(matmul=1e15, head=1e15, attention=1e15, memory=1e12),
     )
     assert (layer.dispatch_s, layer.combine_s) == (pytest.approx(rows + weights), pytest.approx(rows))
     shared = dataclasses.replace(MIXTRAL, moe=dataclasses.replace(MIXTRAL.moe, num_shared_experts=1))
-    beside = ExpertTimes.of(
+    beside = of_experts(
         Experiment.canonical(model=shared, dp=8, ep=8, seq_len=4096, micro_batch_size=2, global_batch_size=16),
-        H200,
         Rates(matmul=1e9, head=1e15, attention=1e15, memory=1e12),
     )
     assert beside.dispatch_s == pytest.approx(weights)
@@ -299,7 +305,7 @@ def test_exchanges_are_exposed_but_for_shared_experts_beside_them() -> None:
 def test_products_of_few_rows_take_as_long_as_reading_their_weights() -> None:
     rates = Rates(matmul=1e18, head=1e18, attention=1e18, memory=1e12)
     one = Experiment.canonical(model=MIXTRAL, dp=2, seq_len=128, global_batch_size=2)
-    assert ExpertTimes.of(one, H200, rates).forward_s == pytest.approx(2 * 3 * 8 * 4096 * 14336 / 1e12)
+    assert of_experts(one, rates).forward_s == pytest.approx(2 * 3 * 8 * 4096 * 14336 / 1e12)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
-"""Times of kinds: those of the engine's layers where it has them, and less for kinds that compute and send less."""
+"""Times of kinds: less for kinds that compute and send less."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from sweep.composing.conffiles import ConfFolders
 from tests.workloads.costs.published import published
 from tests.workloads.costs.shapes import H200
-from workloads.costs.time.kind_times import kind_times
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.rank_times import LayerTimes
 from workloads.costs.time.timeline import estimate_time
@@ -17,30 +13,11 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("llama8b", {"tp": 2, "recompute": "selective"}),
-        ("deepseek_v3", {"dp": 8, "ep": 8, "zero_stage": 1, "recompute": "full"}),
-        ("deepseek_v2_lite", {"tp": 2, "recompute": "norm"}),
-        ("mixtral_8x7b", {"recompute": "selective+experts"}),
-    ],
-)
-def test_kinds_that_the_engine_has_take_as_long_by_either_form(name: str, fields: dict[str, Any]) -> None:
-    e = Experiment.canonical(model=ConfFolders().model(name), global_batch_size=16, **fields)
-    rates = rates_of(e, H200)
-    assert rates is not None
-    for kind in layers_of(e.model).kinds:
-        own, engine = kind_times(e, H200, rates, kind), layer_times(e, H200, rates, routed=kind.routed)
-        for field in LayerTimes._fields:
-            assert getattr(own, field) == pytest.approx(getattr(engine, field), rel=0.01), field
-
-
 def times(name: str, **fields: Any) -> list[LayerTimes]:
     e = Experiment.canonical(model=published(name), global_batch_size=16, **fields)
     rates = rates_of(e, H200)
     assert rates is not None
-    return [kind_times(e, H200, rates, kind) for kind in layers_of(e.model).kinds]
+    return [layer_times(e, H200, rates, kind) for kind in layers_of(e.model).kinds]
 
 
 def test_windows_compute_and_send_less_than_full_attention() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.workloads.costs.published import published
-from workloads.costs.traffic.context_parallel import AttentionMessages
-from workloads.costs.traffic.kind_messages import context_messages_of
+from workloads.costs.traffic.context_parallel import AttentionMessages, context_messages_of
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
 

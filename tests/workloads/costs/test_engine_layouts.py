@@ -1,0 +1,33 @@
+"""The closed forms of models that numbers describe give what they gave before they were those of layer kinds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweep.composing.conffiles import ConfFolders
+from tests.workloads.costs.shapes import H200
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.shape.flops import hardware_flops_per_token
+from workloads.costs.time.step_times import StepTimes
+from workloads.costs.traffic.sent import step_traffic
+from workloads.spec.experiment import Experiment
+
+ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("engine_layouts.json").read_text())
+"""Layouts drawn at random, with what was predicted of them at the time: peaks of all stages, seconds of a
+step, FLOPs of a token, messages of the first rank."""
+
+
+@pytest.mark.slow
+def test_memory_times_and_traffic_of_the_engines_layers_stay() -> None:
+    folders, times = ConfFolders(), StepTimes(H200)
+    for row in ROWS:
+        e = Experiment.canonical(model=folders.model(row["model"]), **row["fields"])
+        assert [stage.peak_bytes for stage in estimate_memory(e).stages] == row["peaks"], row
+        assert float(times.seconds([e])[0]) == pytest.approx(row["step_time_s"], rel=1e-9), row
+        assert hardware_flops_per_token(e) == pytest.approx(row["flops"], rel=1e-12), row
+        sent = [[one.axis, one.op, one.calls, one.bytes] for one in step_traffic(e, 0)]
+        assert sent == row["sent"], row
