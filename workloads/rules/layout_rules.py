@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
 from workloads.rules.attention_kernels import ATTENTION_CASES
+from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.engine_support import refused
 from workloads.rules.rule_values import CLUSTER_NAMES, LAYOUT_NAMES, cluster_values, layout_values
 from workloads.spec.cluster import ClusterSpec
@@ -320,6 +321,7 @@ _CLUSTER = _rules(
         "{devices_per_node}; at most {devices_per_node}",
     ),
     *ATTENTION_CASES,
+    *CAPTURE_CASES,
     (
         "precision",
         "'fp8' in precision and precisions and 'fp8' not in precisions",
