@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import gc
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -47,6 +46,7 @@ from workloads.engine.training.build import Engine
 from workloads.engine.training.captured_step import Batches, CapturedStep, Launched, own_stream, stacked
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches
+from workloads.measuring.device_times import Pending, host_lead_s, micro_batch_s, spans_of
 from workloads.rules.captured_steps import not_captured
 from workloads.spec.errors import UnsupportedByEngine
 
@@ -58,23 +58,6 @@ EAGER_STEPS = 2
 
 class Diverged(RuntimeError):
     """The loss or the gradient norm is not finite; in fp16 at a loss scale below `loss_scale.COLLAPSED`."""
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A step that the host has launched. The device may not have computed its numbers yet."""
-
-    step: int
-    is_warmup: bool
-    launched_at: float
-    """Seconds of `time.perf_counter`."""
-    start: Any
-    end: Any
-    totals: Tensor
-    """(loss, squared gradient norm) of the global batch, and in fp16 the loss scale, on the device."""
-    launched: Launched | None
-    """The step's marks; None for a replay whose marks a later one sets again."""
-    memory: dict[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +160,7 @@ def _measure(
         )
         records += [_finish(engine, pending) for pending in warmed]
 
-    timed: list[_Pending] = []
+    timed: list[Pending] = []
     count, wall_s = _agreed(engine, spec.timed_steps_of(_quickest_s(records))), 0.0
     while len(timed) < count:
         steps = range(len(records), len(records) + count - len(timed))
@@ -188,11 +171,11 @@ def _measure(
         records += [_finish(engine, pending) for pending in ran]
         if slow:  # The run seemed slow in warm-up. If its timed steps are fast, it continues.
             count = _agreed(engine, spec.timed_steps_of(_quickest_s(records[-len(ran) :])))
-    forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
+    forward, backward = (micro_batch_s(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
     routing = routing_record(engine.chunks, engine.groups)
-    lead = _host_lead_s(engine, timed)
-    spans = _spans(engine, timed)
+    lead = host_lead_s(engine, timed)
+    spans = spans_of(engine, timed)
     if captured is not None:
         captured.release()
     ran_as: Literal["none", "step"] = "step" if captures else "none"
@@ -214,10 +197,10 @@ def run_steps(
     probe: MemoryProbe | None = None,
     counter: TorchDispatchMode | None = None,
     captured: CapturedStep | None = None,
-) -> list[_Pending]:
+) -> list[Pending]:
     """Launch the steps, or replays of ``captured``, and wait until the device has finished them. ``probe`` watches the
     last step, ``counter`` the second one (or the only one)."""
-    pending: list[_Pending] = []
+    pending: list[Pending] = []
     batches: dict[int, Any] = {step: _batches(engine, step) for step in steps}
     if captured is not None:
         batches = {step: stacked(of_step) for step, of_step in batches.items()}
@@ -281,66 +264,22 @@ def _line_up(engine: Engine) -> None:
     engine.clock.finish()
 
 
-def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | None:
-    """Time of one micro-batch's actions of these kinds, summed over this rank's chunks; medians over the timed steps.
-
-    A schedule such as DualPipeV may run the whole backward of some micro-batches at once (B) and split that of others
-    (I and W). Each kind is weighted by its share of the micro-batches.
-    """
-    spans: dict[int, dict[str, list[float]]] = {}
-    marks = (pending.launched.marks for pending in timed if pending.launched is not None)
-    for action, start, end in (span for of_step in marks for span in of_step.actions):
-        if action.kind in kinds:
-            of_chunk = spans.setdefault(action.chunk, {})
-            of_chunk.setdefault(action.kind, []).append(engine.clock.seconds(start, end))
-    if not spans:
-        return None
-    return sum(_of_one_micro_batch(of_chunk) for of_chunk in spans.values())
-
-
-def _of_one_micro_batch(times: dict[str, list[float]]) -> float:
-    """Time of one micro-batch from the times of one chunk's actions, by kind. Every micro-batch has one action that is
-    not a W, so these give the number of micro-batches."""
-    micro_batches = sum(len(seconds) for kind, seconds in times.items() if kind != "W")
-    return sum(statistics.median(seconds) * len(seconds) / micro_batches for seconds in times.values())
-
-
-def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
-    return {p.step: (_moment(engine, timed, p.start), _moment(engine, timed, p.end)) for p in timed}
-
-
-def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
-    if engine.groups.device.type != "cuda":
-        return None
-    leads = []
-    for marks in (pending.launched.marks for pending in timed if pending.launched is not None):
-        assert marks.last_backward_at is not None
-        leads.append(_moment(engine, timed, marks.last_backward) - marks.last_backward_at)
-    return statistics.median(leads)
-
-
-def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:
-    """Time at which the device reached a mark, by `time.perf_counter`. The device was idle when the first timed step
-    was launched, so the clocks of host and device are aligned there."""
-    return timed[0].launched_at + engine.clock.seconds(timed[0].start, mark)
-
-
 def _batches(engine: Engine, step: int) -> Batches:
     groups = engine.groups
     return step_batches(engine.experiment, step, groups.data_rank, groups.device, groups.position["cp"], engine.source)
 
 
-def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:
+def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> Pending:
     """Launch one optimizer step. Its times and its loss are read later, by `_finish`."""
     with _memory_of(engine) as memory:
         launched_at = time.perf_counter()
         start = engine.clock.mark()
         launched = _launch(engine, batches)
         end = engine.clock.mark()
-    return _Pending(step, is_warmup, launched_at, start, end, launched.totals, launched, memory)
+    return Pending(step, is_warmup, launched_at, start, end, launched.totals, launched, memory)
 
 
-def _replay_step(engine: Engine, captured: CapturedStep, step: int, batches: Tensor, *, is_warmup: bool) -> _Pending:
+def _replay_step(engine: Engine, captured: CapturedStep, step: int, batches: Tensor, *, is_warmup: bool) -> Pending:
     """As `run_step`, for a captured step."""
     with _memory_of(engine) as memory:
         launched_at = time.perf_counter()
@@ -348,7 +287,7 @@ def _replay_step(engine: Engine, captured: CapturedStep, step: int, batches: Ten
         totals = captured.replay(batches)
         end = engine.clock.mark()
     memory["peak_allocated_bytes"] = max(memory.get("peak_allocated_bytes") or 0, captured.peak_bytes) or None
-    return _Pending(step, is_warmup, launched_at, start, end, totals, None, memory)
+    return Pending(step, is_warmup, launched_at, start, end, totals, None, memory)
 
 
 def _launch(engine: Engine, batches: Batches) -> Launched:
@@ -393,7 +332,7 @@ def _memory_of(engine: Engine) -> Iterator[dict[str, int | None]]:
     }
 
 
-def _finish(engine: Engine, pending: _Pending) -> StepRecord:
+def _finish(engine: Engine, pending: Pending) -> StepRecord:
     clock = engine.clock
     loss, square_norm, *scale = pending.totals.tolist()
     rehearsed = engine.groups.is_rehearsal
@@ -414,7 +353,7 @@ def _finish(engine: Engine, pending: _Pending) -> StepRecord:
     )
 
 
-def _parts(clock: Clock, pending: _Pending, launched: Launched) -> dict[str, Any]:
+def _parts(clock: Clock, pending: Pending, launched: Launched) -> dict[str, Any]:
     """Times of the step's parts, in seconds, as columns of `StepRecord`."""
     marks, backward_end = launched.marks, launched.marks.last_backward
     assert backward_end is not None

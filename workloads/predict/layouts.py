@@ -246,8 +246,10 @@ def points_of(
 
 
 def _version(e: Experiment) -> str:
-    """Version as in a table. Compiled layers of another engine leave errors of their own."""
-    return f"engine {e.engine_version}" + (" compiled" if e.engine != CODEBASE and e.compile != "none" else "")
+    """Version as in a table. Compiled layers of another engine leave errors of their own, and so do captured steps,
+    which do not wait for a host."""
+    compiled = " compiled" if e.engine != CODEBASE and e.compile != "none" else ""
+    return f"engine {e.engine_version}" + compiled + (" captured" if e.cuda_graph != "none" else "")
 
 
 def _expert_factor(e: Experiment) -> float:
