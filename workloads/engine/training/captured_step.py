@@ -98,7 +98,7 @@ class CapturedStep:
         _forget_events(chunks)
         if clock.cuda:
             torch.cuda.reset_peak_memory_stats()
-        with clock.inside_graph():
+        with clock.inside_graph() as self._marks:
             self._launched = self._graph.capture(lambda: work(views))
         self.peak_bytes = torch.cuda.max_memory_allocated() if clock.cuda else 0
         """Peak of allocated memory during the capture: every replay uses the same memory, and allocates none."""
