@@ -226,15 +226,14 @@ def test_marks_inside_a_graph_live_as_long_as_it(monkeypatch: pytest.MonkeyPatch
 def test_a_captured_step_holds_the_marks_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     class Marks(list[Any]): ...
 
-    marks = Marks()
-    alive = weakref.ref(marks)
+    marks = [Marks()]
+    alive = weakref.ref(marks[0])
     monkeypatch.setattr(captured_step, "CudaGraph", lambda: SimpleNamespace(capture=lambda work: work()))
-    clock: Any = SimpleNamespace(cuda=False, inside_graph=lambda: nullcontext(marks))
+    clock: Any = SimpleNamespace(cuda=False, inside_graph=lambda: nullcontext(marks[0]))
     tokens = torch.zeros(2, dtype=torch.int64)
-    step_of_graph = CapturedStep(
-        [], clock, lambda batches: Launched(batches[0][0], PipelineMarks(), 0.0), [(tokens, tokens)]
-    )
-    del marks, clock
+    launched = Launched(tokens, PipelineMarks(), 0.0)
+    step_of_graph = CapturedStep([], clock, lambda batches: launched, [(tokens, tokens)])
+    marks.clear()
     gc.collect()
     assert alive() is not None
     del step_of_graph
