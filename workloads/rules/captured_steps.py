@@ -50,6 +50,11 @@ def _parsed() -> tuple[tuple[Expression, Template], ...]:
     )
 
 
+def is_captured(experiment: Experiment, backend: str = "cuda") -> bool:
+    """Whether the timed steps of a measured run are replays."""
+    return experiment.cuda_graph != "none" and not_captured(experiment, backend) is None
+
+
 def not_captured(experiment: Experiment, backend: str) -> str | None:
     """Why a step of this experiment cannot be captured on devices of ``backend``; None if it can."""
     names = {**dict(zip(LAYOUT_NAMES, layout_values(experiment), strict=True)), "backend": backend}
