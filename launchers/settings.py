@@ -22,6 +22,7 @@ PHASE_LIMITS_S: Mapping[str, float] = {
     "rendezvous": 180.0,
     "build": 600.0,
     "warmup": 900.0,
+    "replay": 600.0,
     "step": 600.0,
     "teardown": 10.0,
 }

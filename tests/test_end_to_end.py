@@ -132,12 +132,13 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path, capsys: pytest.
     assert "SIGKILL" in page
 
 
-def first_attempt_of_a_hang(conf: Path, *words: str) -> Any:
+def first_attempt_of_a_hang(conf: Path, *words: str, phase: str = "step", steps: int = 100) -> Any:
     """The first row of a point of two ranks of which the second was stopped while it trained."""
     folder = conf.parent / "results" / "faults"
-    running = sweep(conf, "grid.axes.kind=fits", "+launcher.phase_limits_s.step=4", "measure.timed_steps=100", *words)
+    limit = f"+launcher.phase_limits_s.{phase}=4"
+    running = sweep(conf, "grid.axes.kind=fits", limit, f"measure.timed_steps={steps}", *words)
     # Timed steps: in the first step of all a rank may compile for a while before it waits for another.
-    stopped = pid_of_training_rank(folder / "attempts", rank=1, point="dp2", phases=("step",))
+    stopped = pid_of_training_rank(folder / "attempts", rank=1, point="dp2", phases=(phase,))
     os.kill(stopped, signal.SIGSTOP)
     end = time.monotonic() + 120
     while read_attempts(folder).num_rows == 0 and time.monotonic() < end:
@@ -164,3 +165,16 @@ def test_a_hang_says_which_collective_its_ranks_wait_in_on_gpus(conf: Path) -> N
     first = first_attempt_of_a_hang(conf, f"cluster={fitting[0]}")
     print(first.evidence)
     assert re.search(r"no progress: .*; waiting: \w+ #\d+ \[\d+\].* on rank 0(;|$)", first.evidence), first.evidence
+
+
+@pytest.mark.multi_gpu
+def test_a_hang_inside_a_replay_is_named(conf: Path) -> None:
+    """NCCL knows nothing of the replays of a captured step; the heartbeats do."""
+    fitting = clusters_of_device(ConfFolders(), this_machine().gpu_name or "")
+    if not fitting:
+        pytest.skip("no cluster file describes the devices of this machine")
+    words = f"cluster={fitting[0]}", "+grid.axes.cuda_graph=step"
+    first = first_attempt_of_a_hang(conf, *words, phase="replay", steps=2000)
+    print(first.evidence)
+    assert (first.phase, first.failed_rank) == ("replay", 1)
+    assert re.search(r"no progress: .*rank 1 in the replay of step \d+", first.evidence), first.evidence

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from workloads.adapters.seam import engine_of, set_environment
+from workloads.adapters.ultrasweep import Ultrasweep
 from workloads.contract import protocol
 from workloads.contract.beats import Beat
 from workloads.contract.clock import SteadyClock
@@ -66,9 +67,10 @@ class _Progress:
     started_at: dict[str, float] = field(default_factory=dict)
     clock: SteadyClock = field(default_factory=SteadyClock)
 
-    def enter(self, phase: Phase, step: int | None = None) -> None:
+    def enter(self, phase: Phase, step: int | None = None, *, part: Phase | None = None) -> None:
+        """``part``: the part of the run whose time it counts as; None: the phase."""
         self.phase, self.step = phase, step
-        self.started_at.setdefault(phase, self.clock())
+        self.started_at.setdefault(part or phase, self.clock())
         self.beat(phase, step)
 
 
@@ -209,6 +211,13 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         if not is_warmup:
             sampler.start()
 
+    def announce_replay(step: int, is_warmup: bool) -> None:
+        progress.enter("replay", step, part="warmup" if is_warmup else "step")
+        if not is_warmup:
+            sampler.start()
+
+    if isinstance(engine, Ultrasweep):
+        engine.before_replay = announce_replay
     pace = host_pace.launch_s(device)
     measurements, traffic = engine.measure(task.measure, announce, task.devices_per_node)
     state = sampler.stop()
@@ -224,6 +233,8 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         host_launch_s=host_pace.mean_of(pace, host_pace.launch_s(device)),
         host_lead_s=measurements.host_lead_s,
         routing=measurements.routing,
+        cuda_graph=measurements.cuda_graph,
+        not_captured=measurements.not_captured,
         device_state=state,
         nccl_environment=nccl_variables,
         nccl_transports=transports_in(nccl_log),

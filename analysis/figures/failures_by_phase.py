@@ -19,6 +19,7 @@ from results.text.numbers import format_number, plural
 
 _COLUMNS = ["outcome", "phase", "points", "device_hours"]
 _UNKNOWN_PHASE = "not said"
+_ALWAYS_SHOWN = [phase for phase in PHASES if phase not in ("replay", "done")]
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
@@ -46,7 +47,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         some = (decided(frame, ["outcome"])["outcome"] != "ok").any()
         raise style.NothingToDraw("no failure has a recorded phase" if some else "no point failed")
     kinds = _ordered(table["outcome"], (*OUTCOMES, UNKNOWN_OUTCOME))
-    phases = _ordered(pd.concat([table["phase"], pd.Series(PHASES[:-1])]), PHASES)
+    phases = _ordered(pd.concat([table["phase"], pd.Series(_ALWAYS_SHOWN)]), PHASES)
     counts = np.full((len(kinds), len(phases)), np.nan)
     figure = style.new_figure(1.15 * len(phases) + 3.2, 0.55 * len(kinds) + 1.3)
     ax = figure.subplots()

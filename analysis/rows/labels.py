@@ -39,7 +39,7 @@ ROUTING = ("routing", "routing_imbalance", "capacity_factor")
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
-    *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "precision"),
+    *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
 )
 
 
@@ -123,6 +123,8 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append(f"rc {row['recompute']}" + (f" every {every}" if every > 1 else ""))
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
+    if isinstance(row.get("cuda_graph"), str) and row["cuda_graph"] != "none":
+        parts.append("graph" if row["cuda_graph"] == "step" else "graph auto")
     if isinstance(row.get("precision"), str) and row["precision"] != "bf16":
         parts.append(row["precision"].replace("_", " "))
     return ", ".join(parts)

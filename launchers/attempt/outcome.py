@@ -28,6 +28,7 @@ EVIDENCE_LIMIT = 2000
 LEAST_FREE_BYTES = 16 * 2**10
 """A disk with less free space than this counts as full."""
 _TAIL_LINES = 12
+_STEP_WORDS = {"warmup": "warmup step", "replay": "the replay of step", "step": "step"}
 
 StopReason = Literal["cancelled", "preempted", "abandoned"]
 """Why a pilot stops a running attempt: the user asked for it, the allocation ends, or (``abandoned``) the command that
@@ -374,8 +375,8 @@ def _describe(stalled: StalledRank) -> str:
 
 def where(phase: str | None, step: int | None) -> str:
     """Position in an attempt as a readable phrase: ``in step 4``, ``in build``."""
-    if step is not None and phase in ("warmup", "step"):
-        return f"in step {step}" if phase == "step" else f"in warmup step {step}"
+    if step is not None and phase in _STEP_WORDS:
+        return f"in {_STEP_WORDS[phase]} {step}"
     return f"in {phase or 'an unknown phase'}"
 
 

@@ -320,6 +320,8 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         "sm_clock_mhz": statistics.fmean(clocks) if clocks else None,
         "temperature_c": max(heat, default=None),
         "host_launch_s": max(_present(result.host_launch_s for result in every), default=None),
+        "cuda_graph_run": "+".join(sorted(set(_present(result.cuda_graph for result in every)))) or None,
+        "cuda_graph_reason": next(iter(_present(result.not_captured for result in every)), None),
         "host_lead_s": min(_present(result.host_lead_s for result in every), default=None),
         "throttle_reasons": ",".join(names) if reasons else None,
         "device_memory_bytes": first.device_memory_bytes,

@@ -41,6 +41,8 @@ are ended in time even while the file system hangs."""
 
 End = Literal["ended", "failed", "lost", "hang", "deadline", "teardown", "stopped"]
 _FINISHING = ("teardown", "done")
+STEP_PHASES = ("warmup", "replay", "step")
+"""Phases in which a rank reports the number of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +250,7 @@ def _take_heartbeats(group: RankGroup, ranks: Mapping[int, _Rank]) -> None:
         state = ranks[rank]
         if heartbeat == state.heartbeat:
             continue
-        if state.heartbeat is not None and heartbeat.phase == state.heartbeat.phase in ("warmup", "step"):
+        if state.heartbeat is not None and heartbeat.phase == state.heartbeat.phase in STEP_PHASES:
             state.longest_step_s = max(state.longest_step_s or 0.0, heartbeat.time - state.heartbeat.time)
         state.heartbeat, state.since = heartbeat, now
 
@@ -283,9 +285,9 @@ def _stalled(
 def _limit_s(rank: StalledRank, state: _Rank, settings: LaunchSettings, expected_step_s: float | None) -> float:
     """Seconds that the rank may stay without progress in its current phase."""
     limit = settings.phase_limit_s(rank.phase)
-    if rank.phase in ("warmup", "step") and expected_step_s is not None:
+    if rank.phase in STEP_PHASES and expected_step_s is not None:
         limit = max(limit, STEP_FACTOR * expected_step_s)
-    if rank.phase == "step" and state.longest_step_s is not None:
+    if rank.phase in ("replay", "step") and state.longest_step_s is not None:
         limit = min(limit, max(STEP_LIMIT_MIN_S, STEP_FACTOR * state.longest_step_s))
     return limit
 

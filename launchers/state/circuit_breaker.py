@@ -56,6 +56,7 @@ def kind_of(experiment: Experiment, nodes: int) -> str:
     parts += [experiment.pp_schedule] if experiment.pp > 1 else []
     parts += [experiment.precision] if experiment.precision != "bf16" else []
     parts += ["compiled"] if experiment.compile != "none" else []
+    parts += ["graph"] if experiment.cuda_graph != "none" else []
     return ", ".join(parts)
 
 

@@ -300,6 +300,7 @@ _IN_ALL_RUNS = {
     "etp": 1,
     "routing": "balanced",
     "routing_imbalance": 1.0,
+    "cuda_graph": "none",
     "virtual_stages": 1,
     "sequence_parallel": True,
     "precision": "bf16",

@@ -46,6 +46,8 @@ class Draft:
         self.refusals: list[str] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
+        if experiment.cuda_graph != "none":
+            self.warnings.append("cuda_graph: no whole step is captured there; a host-bound one is slower than planned")
 
     def set(self, options: Options) -> None:
         self.options.update(options)

@@ -170,6 +170,10 @@ def _held(e: Experiment) -> str:
     return f"\nlayers     by pipeline rank: {'; '.join(texts)}"
 
 
+def _graph(e: Experiment) -> str:
+    return f"CUDA graph {e.cuda_graph}, " if e.cuda_graph != "none" else ""
+
+
 def _every(e: Experiment) -> str:
     return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
 
@@ -191,7 +195,7 @@ def _configuration(experiment: Experiment) -> str:
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
             f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
             f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
-            f"engine {e.engine} {e.engine_version}",
+            f"{_graph(e)}engine {e.engine} {e.engine_version}",
             f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
             f"{hardware_flops_per_token(e):.3e} on the device",
         )

@@ -126,6 +126,8 @@ def layout(experiment: Experiment) -> str:
         parts.append(experiment.precision)
     if experiment.compile != "none":
         parts.append("compiled")
+    if experiment.cuda_graph != "none":
+        parts.append("graph" if experiment.cuda_graph == "step" else "graph auto")
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     return ", ".join(parts)

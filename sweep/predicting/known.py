@@ -17,6 +17,7 @@ from sweep.composing.config import SweepConfig
 from workloads.contract.probe_figures import ON_GPU
 from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
 from workloads.predict.probed import LAUNCH_S, probed
+from workloads.rules.captured_steps import is_captured
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment
@@ -81,7 +82,8 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayo
     """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
 
     Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
-    warm-up included, are left out: that time is not a property of the layout.
+    warm-up included, are left out: that time is not a property of the layout. So are captured steps: what is predicted
+    are eager ones.
     """
     runs: list[MeasuredLayout] = []
     smooth = (row for row in measured if not row["allocator_retries"])
@@ -90,7 +92,7 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayo
             experiment = from_dict(json.loads(row["config_json"]))
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version that this one cannot read
             continue
-        if not layout_violations(experiment):
+        if not layout_violations(experiment) and not is_captured(experiment):
             launch_s = row["host_launch_s"] or 0
             launch = launch_s / LAUNCH_S if 0 < launch_s < math.inf else None
             peak = row.get("peak_allocated_bytes")

@@ -21,6 +21,7 @@ DATA_PARALLEL = ENGINE + "training.data_parallel:apply_data_parallel"
 SYNC = ENGINE + "training.data_parallel:GradientSync.__init__"
 BATCHES = ENGINE + "training.data:step_batches"
 RUN_STEP = "workloads.measuring.step:run_step"
+LAUNCH = "workloads.measuring.step:_launch"
 HEAD = ENGINE + "layers.transformer:Head.__init__"
 TENSOR = ENGINE + "collectives.tensor_parallel:"
 CROSS_ENTROPY = ENGINE + "ops.linear_cross_entropy:"
@@ -89,8 +90,8 @@ SCALES = faults_of(
         "self.messages.give(action, x.grad / 2)",
         PP,
     ),
-    ("loss_of_every_tp_rank", "each tp rank adds its loss", RUN_STEP, 'groups.axes["tp"].rank == 0', "True", TP),
-    ("loss_not_summed", "loss and norm are each rank's own", RUN_STEP, "dist.all_reduce(totals)", "pass", DP),
+    ("loss_of_every_tp_rank", "each tp rank adds its loss", LAUNCH, 'groups.axes["tp"].rank == 0', "True", TP),
+    ("loss_not_summed", "loss and norm are each rank's own", LAUNCH, "dist.all_reduce(totals)", "pass", DP),
 )
 
 DATA = (

@@ -9,6 +9,7 @@ from tests.planted.faults import (
     DP,
     ENGINE,
     HSDP,
+    LAUNCH,
     LOSS,
     OPTIMIZER,
     PIPELINE,
@@ -250,7 +251,7 @@ NORM = [
             "pass",
             TIED,
         ),
-        ("norm_of_square", "gradients are clipped by the squared norm", RUN_STEP, "totals[1].sqrt()", "totals[1]", DP),
+        ("norm_of_square", "gradients are clipped by the squared norm", LAUNCH, "totals[1].sqrt()", "totals[1]", DP),
         ("norm_of_own_shard", "each rank clips by its own shard's norm", STEP, "(norm + 1e-6)", _OWN_NORM, CLIPPED),
         scale=2.0,
     ),
@@ -285,14 +286,11 @@ CONSTANTS = [
     ),
 ]
 
-_FINISH = (
-    "    skipped = engine.optimizer.step(totals[1].sqrt())\n        finish_routing(engine.chunks, groups, skipped)\n"
-)
-_END = f"{_FINISH}    end = clock.mark()\n"
-_SWAPPED = f"    end = clock.mark()\n    {_FINISH}"
+_LAUNCHED, _MARKED = "launched = _launch(engine, batches)\n", "end = engine.clock.mark()\n"
+_END, _SWAPPED = f"{_LAUNCHED}        {_MARKED}", f"{_MARKED}        {_LAUNCHED}"
 MARKS = faults_of(
     "clock",
-    ("end_before_optimizer", "the end is marked before the optimizer", RUN_STEP, _END, _SWAPPED, DP),
+    ("end_before_work", "the end of a step is marked before its work", RUN_STEP, _END, _SWAPPED, DP),
     (
         "reduction_in_backward",
         "the last backward ends after FSDP's wait",

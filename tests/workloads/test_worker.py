@@ -118,6 +118,19 @@ def test_two_ranks_measure_one_step_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_row_can_say_why_steps_ran_eagerly(tmp_path: Path) -> None:
+    assert run(tmp_path, experiment(cuda_graph="auto")) == [0]
+    result = protocol.read_result(tmp_path, 0)
+    assert result is not None
+    reason = "CUDA graphs need CUDA devices, not backend=cpu"
+    assert (result.cuda_graph, result.not_captured) == ("none", reason)
+    assert run(tmp_path / "refused", experiment(cuda_graph="step")) == [1]
+    error = protocol.read_error(tmp_path / "refused", 0)
+    assert error is not None
+    assert error.kind == "unsupported" and reason in error.message
+
+
+@pytest.mark.slow
 def test_a_cpu_rank_gets_the_memory_its_cluster_promises(tmp_path: Path) -> None:
     # One tensor alone is too large: among many small ones it may be native code that meets the limit, and dies of it.
     wide = experiment(micro_batch_size=4, seq_len=2**18, global_batch_size=4)

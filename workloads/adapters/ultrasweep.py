@@ -25,6 +25,8 @@ class Ultrasweep:
         self.groups = make_groups(experiment, rank, device)
         self.coordinates = {**self.groups.position, "dp": self.groups.data_rank}
         self._engine: Engine | None = None
+        self.before_replay: BeforeStep | None = None
+        """Called instead of ``before_step`` before the replay of a captured step."""
 
     @property
     def engine(self) -> Engine:
@@ -40,7 +42,7 @@ class Ultrasweep:
         self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
     ) -> tuple[Measurements, list[Traffic] | None]:
         counter = TrafficCounter(axes_of(self.groups), devices_per_node)
-        measurements = measure(self.engine, spec, before_step, counter)
+        measurements = measure(self.engine, spec, before_step, counter, self.before_replay)
         if counter.problem is not None:
             sys.stderr.write(f"the traffic of a step is not counted: {counter.problem}\n")
         return measurements, counter.traffic

@@ -25,7 +25,8 @@ from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec, cluster_from_dict
 from workloads.spec.experiment import Experiment
 
-Phase = Literal["spawn", "rendezvous", "build", "warmup", "step", "teardown", "done"]
+Phase = Literal["spawn", "rendezvous", "build", "warmup", "replay", "step", "teardown", "done"]
+"""``replay``: a warm-up step or timed step that replays a captured one. Profiled steps after it are steps again."""
 Method = Literal["measured", "rehearsed", "rehearsed_fake"]
 FailureKind = Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
 
@@ -243,6 +244,10 @@ class RankResult:
     host_lead_s: float | None = None
     """How much later than the host the device finishes a step's last backward, median over timed steps. Near 0: the
     device waited for the host, so the step is host-bound."""
+    cuda_graph: str | None = None
+    """Whether the timed steps were replays of a captured one: ``step`` or ``none``. None for other engines."""
+    not_captured: str | None = None
+    """Why they were not, although ``cuda_graph=auto`` allowed it."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None

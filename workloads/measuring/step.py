@@ -14,18 +14,22 @@ same loss and gradient norm of the global batch.
 
 The timed steps begin on all ranks together, after each has collected its garbage. Python's garbage collector is off
 until they end; otherwise one rank's collection would make all ranks wait.
+
+With ``cuda_graph`` a step is captured after all warm-up steps but one, and replayed from there on
+(`workloads.engine.training.captured_step`). The marks of a captured step are set again by every replay, so the times of
+a step's parts are those of the last timed step; the time of a step is that of every step. Peak memory is that of the
+capture, since a replay allocates nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -39,33 +43,21 @@ from workloads.engine.observing.memory import MemoryProbe
 from workloads.engine.training import loss_scale
 from workloads.engine.training.balance import finish_routing, routing_record
 from workloads.engine.training.build import Engine
+from workloads.engine.training.captured_step import Batches, CapturedStep, Launched, own_stream, stacked
+from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches
-from workloads.engine.training.pipeline import PipelineMarks
+from workloads.measuring.device_times import Pending, host_lead_s, micro_batch_s, spans_of
+from workloads.rules.captured_steps import not_captured
+from workloads.spec.errors import UnsupportedByEngine
 
-Batches = list[tuple[Tensor, Tensor]]
 BeforeStep = Callable[[int, bool], None]
 """``(step, is_warmup)``"""
+EAGER_STEPS = 2
+"""Number of steps that run before one is captured: the first makes the optimizer's state and loads kernels."""
 
 
 class Diverged(RuntimeError):
     """The loss or the gradient norm is not finite; in fp16 at a loss scale below `loss_scale.COLLAPSED`."""
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A step that the host has launched. The device may not have computed its numbers yet."""
-
-    step: int
-    is_warmup: bool
-    launched_at: float
-    """Seconds of `time.perf_counter`."""
-    start: Any
-    reduced: Any
-    end: Any
-    marks: PipelineMarks
-    totals: Tensor
-    """(loss, squared gradient norm) of the global batch, and in fp16 the loss scale, on the device."""
-    memory: dict[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +78,10 @@ class Measurements:
     """Time from when the host has launched the last backward until the device has finished it; median over the timed
     steps. Near 0: the device waited for the host. None on a CPU, which has no separate device, and for other engines.
     """
+    cuda_graph: Literal["none", "step"] | None = None
+    """Whether the timed steps were replays of a captured one; None for other engines."""
+    not_captured: str | None = None
+    """Why not, if ``cuda_graph=auto`` allowed it."""
 
 
 def measure(
@@ -93,43 +89,97 @@ def measure(
     spec: MeasureSpec,
     before_step: BeforeStep = lambda step, warm: None,
     counter: TorchDispatchMode | None = None,
+    before_replay: BeforeStep | None = None,
 ) -> Measurements:
-    """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
+    """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each, or
+    ``before_replay`` (None: the same) before a replay.
 
     The memory probe runs in the last warm-up step, or in the second one if the run may end early
     (``spec.slow_step_s``). ``counter`` counts sent messages in the second warm-up step. If there is only one, it counts
-    there, unless blocks are compiled: nothing can be compiled while a counter is active. Raises `Diverged` when a loss
-    or gradient norm is not finite: after all warm-up steps, or after all timed steps.
+    there, unless blocks are compiled: nothing can be compiled while a counter is active. With ``cuda_graph`` the last
+    warm-up step is the first replay, and "last" above means the one before it. Raises `Diverged` when a loss or
+    gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
+    reason = _not_captured(engine, spec)
+    captures = engine.experiment.cuda_graph != "none" and reason is None
+    with own_stream(engine.groups.device) if captures else nullcontext():
+        return _measure(engine, spec, before_step, counter, before_replay or before_step, reason, captures=captures)
+
+
+def _not_captured(engine: Engine, spec: MeasureSpec) -> str | None:
+    """Why steps cannot be captured; None if they can, or if ``cuda_graph=none``. Raises `UnsupportedByEngine` if the
+    experiment requires it."""
+    asked = engine.experiment.cuda_graph
+    if asked == "none":
+        return None
+    if engine.groups.is_rehearsal:
+        return "a rehearsal runs eagerly"
+    reason = not_captured(engine.experiment, engine.groups.device.type)
+    if reason is None and spec.warmup_steps <= EAGER_STEPS:
+        reason = (
+            f"{EAGER_STEPS} eager steps and a first replay come before the timed steps, but measure.warmup_steps is "
+            f"{spec.warmup_steps}; use {EAGER_STEPS + 1} or more"
+        )
+    if reason is not None and asked == "step":
+        raise UnsupportedByEngine(f"cuda_graph=step: {reason}; or use cuda_graph=none or auto")
+    return reason
+
+
+def _measure(
+    engine: Engine,
+    spec: MeasureSpec,
+    before_step: BeforeStep,
+    counter: TorchDispatchMode | None,
+    before_replay: BeforeStep,
+    reason: str | None,
+    *,
+    captures: bool,
+) -> Measurements:
     # The very first step has no optimizer state yet, so its peak is not that of later steps.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
     if spec.warmup_steps == 1 and engine.experiment.compile != "none":
         counter = None
     # If the run may turn out to be slow, step times are checked after the first of the warm-up steps.
-    first = spec.warmup_steps if spec.slow_step_s is None else min(WARM_STEPS, spec.warmup_steps)
+    eager = spec.warmup_steps - 1 if captures else spec.warmup_steps
+    first = eager if spec.slow_step_s is None else min(WARM_STEPS, eager)
     warmed = run_steps(engine, range(first), before_step, is_warmup=True, probe=probe, counter=counter)
     records = [_finish(engine, pending) for pending in warmed]
     slow = spec.slow_step_s is not None and bool(_agreed(engine, int(spec.is_slow(_quickest_s(records)))))
-    if first < spec.warmup_steps and not slow:
-        warmed = run_steps(engine, range(first, spec.warmup_steps), before_step, is_warmup=True)
+    if first < eager and not slow:
+        warmed = run_steps(engine, range(first, eager), before_step, is_warmup=True)
+        records += [_finish(engine, pending) for pending in warmed]
+    captured = None
+    if captures:
+        before_step(len(records), True)
+        captured = CapturedStep(
+            engine.chunks, engine.clock, lambda batches: _launch(engine, batches), _batches(engine, len(records))
+        )
+        before_step = before_replay
+        warmed = run_steps(
+            engine, range(len(records), len(records) + 1), before_step, is_warmup=True, captured=captured
+        )
         records += [_finish(engine, pending) for pending in warmed]
 
-    timed: list[_Pending] = []
+    timed: list[Pending] = []
     count, wall_s = _agreed(engine, spec.timed_steps_of(_quickest_s(records))), 0.0
     while len(timed) < count:
         steps = range(len(records), len(records) + count - len(timed))
         with garbage_collector_off():
-            ran = run_steps(engine, steps, before_step, is_warmup=False)
+            ran = run_steps(engine, steps, before_step, is_warmup=False, captured=captured)
         wall_s += time.perf_counter() - ran[0].launched_at
         timed += ran
         records += [_finish(engine, pending) for pending in ran]
         if slow:  # The run seemed slow in warm-up. If its timed steps are fast, it continues.
             count = _agreed(engine, spec.timed_steps_of(_quickest_s(records[-len(ran) :])))
-    forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
+    forward, backward = (micro_batch_s(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
     routing = routing_record(engine.chunks, engine.groups)
-    lead = _host_lead_s(engine, timed)
-    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing, lead)
+    lead = host_lead_s(engine, timed)
+    spans = spans_of(engine, timed)
+    if captured is not None:
+        captured.release()
+    ran_as: Literal["none", "step"] = "step" if captures else "none"
+    return Measurements(records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason)
 
 
 def _quickest_s(records: list[StepRecord]) -> float | None:
@@ -146,11 +196,14 @@ def run_steps(
     is_warmup: bool,
     probe: MemoryProbe | None = None,
     counter: TorchDispatchMode | None = None,
-) -> list[_Pending]:
-    """Launch the steps and wait until the device has finished them. ``probe`` watches the last step, ``counter`` the
-    second one (or the only one)."""
-    pending: list[_Pending] = []
-    batches = {step: _batches(engine, step) for step in steps}
+    captured: CapturedStep | None = None,
+) -> list[Pending]:
+    """Launch the steps, or replays of ``captured``, and wait until the device has finished them. ``probe`` watches the
+    last step, ``counter`` the second one (or the only one)."""
+    pending: list[Pending] = []
+    batches: dict[int, Any] = {step: _batches(engine, step) for step in steps}
+    if captured is not None:
+        batches = {step: stacked(of_step) for step, of_step in batches.items()}
     if not is_warmup:
         _line_up(engine)
     for step in steps:
@@ -158,12 +211,17 @@ def run_steps(
         watching = probe if step == steps[-1] else None
         counting = counter if step == steps[:2][-1] else None
         with record_function(STEP_RANGE), _watched(watching, counting):
-            pending.append(run_step(engine, step, batches.pop(step), is_warmup=is_warmup))
+            if captured is None:
+                pending.append(run_step(engine, step, batches.pop(step), is_warmup=is_warmup))
+            else:
+                pending.append(_replay_step(engine, captured, step, batches.pop(step), is_warmup=is_warmup))
         if watching is not None and watching.tracker is not None:
             pending[-1].memory["peak_allocated_bytes"] = watching.peak_bytes
         if len(pending) > 1:
             _wait_for(pending[-2].end)
     engine.clock.finish()
+    if captured is not None:
+        pending[-1] = replace(pending[-1], launched=captured.last())
     return pending
 
 
@@ -206,63 +264,35 @@ def _line_up(engine: Engine) -> None:
     engine.clock.finish()
 
 
-def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | None:
-    """Time of one micro-batch's actions of these kinds, summed over this rank's chunks; medians over the timed steps.
-
-    A schedule such as DualPipeV may run the whole backward of some micro-batches at once (B) and split that of others
-    (I and W). Each kind is weighted by its share of the micro-batches.
-    """
-    spans: dict[int, dict[str, list[float]]] = {}
-    for action, start, end in (span for pending in timed for span in pending.marks.actions):
-        if action.kind in kinds:
-            of_chunk = spans.setdefault(action.chunk, {})
-            of_chunk.setdefault(action.kind, []).append(engine.clock.seconds(start, end))
-    if not spans:
-        return None
-    return sum(_of_one_micro_batch(of_chunk) for of_chunk in spans.values())
-
-
-def _of_one_micro_batch(times: dict[str, list[float]]) -> float:
-    """Time of one micro-batch from the times of one chunk's actions, by kind. Every micro-batch has one action that is
-    not a W, so these give the number of micro-batches."""
-    micro_batches = sum(len(seconds) for kind, seconds in times.items() if kind != "W")
-    return sum(statistics.median(seconds) * len(seconds) / micro_batches for seconds in times.values())
-
-
-def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
-    return {p.step: (_moment(engine, timed, p.start), _moment(engine, timed, p.end)) for p in timed}
-
-
-def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
-    if engine.groups.device.type != "cuda":
-        return None
-    leads = []
-    for marks in (pending.marks for pending in timed):
-        assert marks.last_backward_at is not None
-        leads.append(_moment(engine, timed, marks.last_backward) - marks.last_backward_at)
-    return statistics.median(leads)
-
-
-def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:
-    """Time at which the device reached a mark, by `time.perf_counter`. The device was idle when the first timed step
-    was launched, so the clocks of host and device are aligned there."""
-    return timed[0].launched_at + engine.clock.seconds(timed[0].start, mark)
-
-
 def _batches(engine: Engine, step: int) -> Batches:
     groups = engine.groups
     return step_batches(engine.experiment, step, groups.data_rank, groups.device, groups.position["cp"], engine.source)
 
 
-def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:
+def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> Pending:
     """Launch one optimizer step. Its times and its loss are read later, by `_finish`."""
+    with _memory_of(engine) as memory:
+        launched_at = time.perf_counter()
+        start = engine.clock.mark()
+        launched = _launch(engine, batches)
+        end = engine.clock.mark()
+    return Pending(step, is_warmup, launched_at, start, end, launched.totals, launched, memory)
+
+
+def _replay_step(engine: Engine, captured: CapturedStep, step: int, batches: Tensor, *, is_warmup: bool) -> Pending:
+    """As `run_step`, for a captured step."""
+    with _memory_of(engine) as memory:
+        launched_at = time.perf_counter()
+        start = engine.clock.mark()
+        totals = captured.replay(batches)
+        end = engine.clock.mark()
+    memory["peak_allocated_bytes"] = max(memory.get("peak_allocated_bytes") or 0, captured.peak_bytes) or None
+    return Pending(step, is_warmup, launched_at, start, end, totals, None, memory)
+
+
+def _launch(engine: Engine, batches: Batches) -> Launched:
+    """Launch everything that a step computes."""
     groups, clock = engine.groups, engine.clock
-    cuda = groups.device.type == "cuda"
-    retries = _retries() if cuda else None
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    launched_at = time.perf_counter()
-    start = clock.mark()
     loss, marks = engine.pipeline.run(batches)
     engine.optimizer.finish_gradients()
     reduced = clock.mark()
@@ -282,18 +312,27 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
             totals = torch.cat([totals, scale.value[None]])  # a copy, because the step will change it
         skipped = engine.optimizer.step(totals[1].sqrt())
         finish_routing(engine.chunks, groups, skipped)
-    end = clock.mark()
+    return Launched(totals, marks, reduced)
+
+
+@contextmanager
+def _memory_of(engine: Engine) -> Iterator[dict[str, int | None]]:
+    """The columns of device memory of what is launched inside, once it has been; empty on a CPU."""
     memory: dict[str, int | None] = {}
-    if cuda:
-        memory = {
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-            "allocator_retries": _retries() - (retries or 0),
-        }
-    return _Pending(step, is_warmup, launched_at, start, reduced, end, marks, totals, memory)
+    if engine.groups.device.type != "cuda":
+        yield memory
+        return
+    retries = _retries()
+    torch.cuda.reset_peak_memory_stats()
+    yield memory
+    memory |= {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "allocator_retries": _retries() - retries,
+    }
 
 
-def _finish(engine: Engine, pending: _Pending) -> StepRecord:
+def _finish(engine: Engine, pending: Pending) -> StepRecord:
     clock = engine.clock
     loss, square_norm, *scale = pending.totals.tolist()
     rehearsed = engine.groups.is_rehearsal
@@ -301,24 +340,31 @@ def _finish(engine: Engine, pending: _Pending) -> StepRecord:
     if not rehearsed and not finite and (not scale or scale[0] < loss_scale.COLLAPSED):
         with_scale = f" at a loss scale of {scale[0]:g}" if scale else ""
         raise Diverged(f"step {pending.step}: loss {loss}, squared gradient norm {square_norm}{with_scale}")
-    marks, backward_end = pending.marks, pending.marks.last_backward
-    assert backward_end is not None
-    early = sum(clock.seconds(a, b) for a, b in marks.waits)
-    (sends, *sums) = [clock.seconds(a, b) for a, b in marks.late_waits]
     return StepRecord(
         step=pending.step,
         is_warmup=pending.is_warmup,
         step_time_s=clock.seconds(pending.start, pending.end),
-        forward_backward_s=clock.seconds(pending.start, backward_end) - early,
-        reduce_exposed_s=clock.seconds(backward_end, pending.reduced) - sends,
-        optimizer_s=clock.seconds(pending.reduced, pending.end) - sum(sums),
-        pipeline_idle_s=early + sends + sum(sums),
         loss=None if rehearsed or not math.isfinite(loss) else loss,
         grad_norm=None if rehearsed or not math.isfinite(square_norm) else math.sqrt(square_norm),
         loss_scale=scale[0] if scale and not rehearsed else None,
         skipped=not math.isfinite(square_norm) if scale and not rehearsed else None,
+        **(_parts(clock, pending, pending.launched) if pending.launched is not None else {}),
         **pending.memory,
     )
+
+
+def _parts(clock: Clock, pending: Pending, launched: Launched) -> dict[str, Any]:
+    """Times of the step's parts, in seconds, as columns of `StepRecord`."""
+    marks, backward_end = launched.marks, launched.marks.last_backward
+    assert backward_end is not None
+    early = sum(clock.seconds(a, b) for a, b in marks.waits)
+    (sends, *sums) = [clock.seconds(a, b) for a, b in marks.late_waits]
+    return {
+        "forward_backward_s": clock.seconds(pending.start, backward_end) - early,
+        "reduce_exposed_s": clock.seconds(backward_end, launched.reduced) - sends,
+        "optimizer_s": clock.seconds(launched.reduced, pending.end) - sum(sums),
+        "pipeline_idle_s": early + sends + sum(sums),
+    }
 
 
 def _wait_for(mark: Any) -> None:

@@ -24,6 +24,7 @@ from workloads.costs.shape.params import matmul_of
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
+from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment, Precision
 from workloads.spec.model_layers import layers_of, splits_of
@@ -246,8 +247,10 @@ def points_of(
 
 
 def _version(e: Experiment) -> str:
-    """Version as in a table. Compiled layers of another engine leave errors of their own."""
-    return f"engine {e.engine_version}" + (" compiled" if e.engine != CODEBASE and e.compile != "none" else "")
+    """Version as in a table. Compiled layers of another engine leave errors of their own, and so do captured steps,
+    which do not wait for a host."""
+    compiled = " compiled" if e.engine != CODEBASE and e.compile != "none" else ""
+    return f"engine {e.engine_version}" + compiled + (" captured" if is_captured(e) else "")
 
 
 def _expert_factor(e: Experiment) -> float:

@@ -196,15 +196,16 @@ def _measured(watch: Stopwatch, engine: Engine, at_least_s: float, *, on_host: b
     since = watch.clock.seconds
     times: dict[str, list[float]] = {name: [] for name in _NAMES}
     for index, pending in enumerate(timed):
+        assert pending.launched is not None, "these steps are not captured"
         a, b, c, d = (marks.device[place][index] for place in "abcd")
         forward, backward = (
-            next(span for span in pending.marks.actions if span[0].kind == kind) for kind in ("F", "B")
+            next(span for span in pending.launched.marks.actions if span[0].kind == kind) for kind in ("F", "B")
         )
         times["head_forward"].append(since(b, forward[2]))
         times["layers_forward"].append(since(a, b))
         times["head_backward"].append(since(backward[1], c))
         times["layers_backward"].append(since(c, d))
-        times["optimizer"].append(since(pending.reduced, pending.end))
+        times["optimizer"].append(since(pending.launched.reduced, pending.end))
         times["step"].append(since(pending.start, pending.end))
     off = _shares(copies.seconds() or (0.0, 0.0), case.model.num_layers)
     return [

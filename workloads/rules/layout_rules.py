@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from workloads.rules.attention_kernels import ATTENTION_CASES
+from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.derived_values import DERIVED, FUNCTIONS, SPLIT
 from workloads.rules.engine_support import refused
 from workloads.rules.rule_values import CLUSTER_NAMES, LAYOUT_NAMES, cluster_values, layout_values
@@ -266,6 +267,7 @@ _CLUSTER = _rules(
         "{devices_per_node}; at most {devices_per_node}",
     ),
     *ATTENTION_CASES,
+    *CAPTURE_CASES,
     (
         "precision",
         "'fp8' in precision and precisions and 'fp8' not in precisions",

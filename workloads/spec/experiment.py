@@ -36,6 +36,7 @@ Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwi
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
+CudaGraph = Literal["none", "step", "auto"]
 
 
 def _is_number(value: object, least: float = -LARGEST) -> bool:
@@ -59,6 +60,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "attention": get_args(Attention),
     "compile": get_args(Compile),
     "routing": get_args(Routing),
+    "cuda_graph": get_args(CudaGraph),
 }
 FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
@@ -139,6 +141,10 @@ class Experiment(_WithId):
     blocks (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"
+    cuda_graph: CudaGraph = "none"
+    """Whether a whole optimizer step is captured as one CUDA graph and replayed
+    (`workloads.engine.training.captured_step`): ``none`` never, ``step`` always, ``auto`` where it can be. Losses and
+    gradients are the same."""
     etp: int = 1
     """Tensor-parallel degree inside routed experts: ``tp``, or 1. With 1 each rank sends its own share of the tokens,
     and ``ep`` takes tensor-parallel ranks too."""
@@ -254,6 +260,8 @@ class Experiment(_WithId):
             parts.append(self.precision)
         if self.compile != "none":
             parts.append("compiled")
+        if self.cuda_graph != "none":
+            parts.append("graph" if self.cuda_graph == "step" else "autograph")
         if self.engine != ENGINE:
             parts.append(_slug(self.engine))
         return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
@@ -304,6 +312,8 @@ class Experiment(_WithId):
             fields["capacity_factor"] = float(fields["capacity_factor"])
         if (engine := fields.get("engine", ENGINE)) in ENGINES:
             fields.setdefault("engine_version", ENGINES[engine])
+        if engine != ENGINE and fields.get("cuda_graph") == "auto":
+            fields["cuda_graph"] = "none"  # no other engine captures whole steps here
         fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
         if fields["recompute"] == "none":
             fields["recompute_every"] = 1
@@ -373,9 +383,10 @@ LATER_FIELDS: Mapping[str, Any] = {
     "capacity_factor": None,
     "pp_stages": None,
     "pad_vocab_to": None,
+    "cuda_graph": "none",
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
-ran."""
+ran; no step was captured."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """Behaviour of engine versions 1 and 2 where later versions have a choice. (They had no context parallelism.)"""
 

@@ -85,7 +85,7 @@ const MemoryRules = (() => {
       value_size: mla ? mla.v_head_dim : model.head_dim,
       query_latent: mla ? mla.q_lora_rank : 0,
       latent: mla ? mla.kv_lora_rank : 0,
-      pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null,
+      pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null, cuda_graph: e.cuda_graph ?? "none",
       ...written(e.pp_stages),
       recurrent_heads: 0, has_layer_list: false, copies_in_layers: false,  // models with a list of layers have no rows
       ...(cluster && {

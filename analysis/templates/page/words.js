@@ -87,6 +87,7 @@ const Words = (() => {
       parts.push(`recompute ${read("recompute")}${several(read("recompute_every")) ? ` every ${read("recompute_every")}` : ""}`);
     }
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
+    if (read("cuda_graph") && read("cuda_graph") !== "none") parts.push(read("cuda_graph") === "step" ? "graph" : "graph auto");
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
     return parts;
   }

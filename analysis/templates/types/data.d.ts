@@ -203,6 +203,7 @@ interface Experiment {
   precision: string;
   attention: string;
   compile: string;
+  cuda_graph?: string;
   sequence_parallel: boolean;
   seed: number;
   engine: string;

@@ -159,5 +159,13 @@ RUN_STATE_COLUMNS: tuple[Column, ...] = (
         "project's engine",
         "s",
     ),
+    Column(
+        "cuda_graph_run",
+        TEXT,
+        "What was run: step (timed steps are replays of a captured one; times of a step's parts are those of the last "
+        "timed step, peak memory is that of the capture) or none; only for this project's engine, null in older rows "
+        "and rehearsals",
+    ),
+    Column("cuda_graph_reason", TEXT, "Why steps were not captured, although cuda_graph is auto; null if they were"),
     Column("throttle_reasons", TEXT, "NVML clock event reasons that were seen, separated by commas; empty: none"),
 )

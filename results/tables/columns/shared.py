@@ -75,6 +75,11 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("precision", TEXT, "Compute precision"),
     Column("attention", TEXT, "Requested attention backend"),
     Column("compile", TEXT, "Part of the model to which torch.compile is applied: none or block"),
+    Column(
+        "cuda_graph",
+        TEXT,
+        "Whether a whole optimizer step is captured as a CUDA graph, as asked for: none, step or auto",
+    ),
     Column("pad_vocab_to", INT, "The rows of embedding and head are a multiple of this times tp; null: not padded"),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launchers.attempt import outcome
-from launchers.attempt.outcome import Outcome, check_target_memory, classify, classify_abandoned, disk_trouble
+from launchers.attempt.outcome import Outcome, check_target_memory, classify, classify_abandoned, disk_trouble, where
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from launchers.node.fork import RankExit
 from workloads.contract import protocol
@@ -132,6 +132,11 @@ def test_a_hang_names_the_ranks_and_where_they_stand(tmp_path: Path) -> None:
         "no progress: rank 1 in step 2 for 31 s; rank 1 in all_reduce (distributed_c10d.py:2810)"
         " < finish_gradients (optimizer.py:60)"
     )
+
+
+def test_a_place_is_named_in_words() -> None:
+    words = [where(phase, 4) for phase in ("warmup", "replay", "step", "build")]
+    assert words == ["in warmup step 4", "in the replay of step 4", "in step 4", "in build"]
 
 
 def test_a_full_measurement_counts_despite_later_failures(tmp_path: Path) -> None:

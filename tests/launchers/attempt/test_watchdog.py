@@ -27,6 +27,8 @@ from workloads.contract.beats import Heartbeat
         (("step", 2), 0.5, None, 30.0),  # steps of half a second: no need to wait ten minutes
         (("step", 2), 10.0, None, 200.0),
         (("step", 2), 90.0, None, 600.0),
+        (("replay", 2), 0.5, None, 30.0),
+        (("replay", 2), None, 100.0, 2000.0),
         (("done", None), None, None, 10.0),
     ],
 )
@@ -49,6 +51,8 @@ def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None
     strict = settings(phase_limits_s={"step": 5.0, "teardown": 1.0})
     ranks = {0: rank("step", 4, 6.0), 1: rank("step", 3, 6.0), 2: rank("step", 4, 6.0)}
     assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [1]
+    ranks = {0: rank("replay", 2, 6.0), 1: rank("warmup", 2, 1.0), 2: rank("step", 3, 6.0)}
+    assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [1], "a step is captured first"
     ranks = {0: rank("step", 4, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
     # A rank that has finished may wait in teardown while another rank still makes steps.

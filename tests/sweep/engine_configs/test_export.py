@@ -87,6 +87,7 @@ CHANGES: dict[str, list[object]] = {
     "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"],
     "attention": ["auto", "cudnn", "flash", "efficient", "math"],
     "compile": ["none", "block"],
+    "cuda_graph": ["step", "auto"],
     "routing": ["balanced", "learned", "skewed"],
     "capacity_factor": [1.5],
     "seed": [7],

@@ -239,6 +239,15 @@ def test_what_is_no_launch_counts_as_unknown() -> None:
         assert found[layout_id(experiment)].launch is None
 
 
+def test_captured_steps_teach_nothing_about_eager_ones() -> None:
+    """A pipeline of 1F1B is captured where that is allowed; a layout that runs eagerly all the same is known."""
+    common = {"started_at": 0, "step_time_s": 1.0, "host_launch_s": None, "allocator_retries": None}
+    for graph, zero_bubble, taken in (("none", False, 1), ("step", False, 0), ("auto", False, 0), ("auto", True, 1)):
+        schedule = "interleaved_zero_bubble" if zero_bubble else "1f1b"
+        experiment = of(model=LLAMA_1B, pp=2, pp_schedule=schedule, cuda_graph=graph)
+        assert len(ran_layouts([{**common, "config_json": to_json(experiment)}])) == taken
+
+
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:
     short = {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]

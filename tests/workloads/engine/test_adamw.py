@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workloads.engine.op_checks import check_adamw, randn
+from workloads.engine import ops
 from workloads.engine.ops.adamw import AdamW
+
+
+class ReadsOnHost(TorchDispatchMode):
+    """Counts how often the host reads a number of the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("skip", "steps"), [(None, 1.0), (0.0, 1.0), (1.0, 0.0)])
+def test_the_host_waits_for_no_step_that_may_be_skipped(
+    skip: float | None, steps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "triton_adamw", SimpleNamespace(update=lambda *_: None), raising=False)
+    monkeypatch.setitem(sys.modules, "workloads.engine.ops.triton_adamw", ops.triton_adamw)
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer = AdamW(weights, fused=True)
+    (group,) = optimizer.param_groups
+    with ReadsOnHost() as reads:
+        optimizer._in_one_pass(group, torch.ones(()), None if skip is None else torch.tensor(skip))
+    assert reads.count == 0
+    assert [float(state["step"]) for state in optimizer.state.values()] == [steps] * 2
 
 
 @pytest.mark.gpu

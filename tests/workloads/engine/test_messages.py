@@ -35,7 +35,7 @@ def of_rank(schedule: str, rank: int, ranks: int, chunks: int) -> Messages:
         stage_of=lambda chunk: stage_at(schedule, rank, chunk, ranks),
         rank_of_stage=lambda stage: place_of(schedule, stage, ranks, chunks)[0],
     )
-    clock: Any = SimpleNamespace(mark=lambda: None)
+    clock: Any = SimpleNamespace(mark=lambda: None, captures=False)
     return Messages(groups, clock, (2, 3), torch.float32)
 
 

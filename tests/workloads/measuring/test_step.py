@@ -16,7 +16,7 @@ from workloads.contract import protocol
 from workloads.contract.protocol import MeasureSpec
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import Engine, build, choose_attention
-from workloads.measuring import step
+from workloads.measuring import device_times, step
 from workloads.measuring.step import Measurements, measure
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -190,10 +190,10 @@ def test_wall_time_around_the_timed_steps_is_kept(gloo_pool: Pool) -> None:
 
 def test_a_micro_batchs_backward_counts_whole_and_split_ones_by_their_share() -> None:
     whole, halves = {"B": [2.0, 2.2, 1.8]}, {"I": [1.2] * 4, "W": [0.8] * 4}
-    assert step._of_one_micro_batch(whole) == pytest.approx(2.0)
-    assert step._of_one_micro_batch(halves) == pytest.approx(2.0)
-    assert step._of_one_micro_batch(whole | halves) == pytest.approx(2.0)  # DualPipeV has both in one chunk
-    assert step._of_one_micro_batch({"B": [2.0], "I": [1.0], "W": [0.5]}) == pytest.approx((2.0 + 1.5) / 2)
+    assert device_times._of_one_micro_batch(whole) == pytest.approx(2.0)
+    assert device_times._of_one_micro_batch(halves) == pytest.approx(2.0)
+    assert device_times._of_one_micro_batch(whole | halves) == pytest.approx(2.0)  # DualPipeV has both in one chunk
+    assert device_times._of_one_micro_batch({"B": [2.0], "I": [1.0], "W": [0.5]}) == pytest.approx((2.0 + 1.5) / 2)
 
 
 def test_how_far_the_host_was_ahead_of_its_device() -> None:
@@ -201,10 +201,10 @@ def test_how_far_the_host_was_ahead_of_its_device() -> None:
 
     def ended(last_backward: float, host_was_there_at: float) -> Any:
         marks = SimpleNamespace(last_backward=last_backward, last_backward_at=host_was_there_at)
-        return SimpleNamespace(launched_at=100.0, start=7.0, marks=marks)
+        return SimpleNamespace(launched_at=100.0, start=7.0, launched=SimpleNamespace(marks=marks))
 
     timed_steps = [ended(8.0, 100.4), ended(10.0, 101.0), ended(12.0, 104.9)]  # the device: 101, 103 and 105 s
     for device, expected in (("cuda", 0.6), ("cpu", None)):
         groups = SimpleNamespace(device=torch.device(device))
         at = SimpleNamespace(groups=groups, clock=SimpleNamespace(seconds=lambda start, end: end - start))
-        assert step._host_lead_s(at, timed_steps) == (pytest.approx(expected) if expected else None)  # type: ignore[arg-type]
+        assert device_times.host_lead_s(at, timed_steps) == (pytest.approx(expected) if expected else None)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from tests.workloads.costs.shapes import (
 )
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.rules import layout_rules as rules
+from workloads.rules.captured_steps import not_captured
 from workloads.rules.derived_values import DERIVED, FUNCTIONS
 from workloads.rules.layout_rules import RULES, Violation, layout_violations, names_of, violations
 from workloads.spec.cluster import ClusterSpec
@@ -186,6 +187,37 @@ def test_a_kernel_that_the_device_lacks_is_refused(
     """What is refused is what torch has no kernel for (`tests.workloads.engine.test_attention`)."""
     message = broken(cluster, **fields).get("attention")
     assert message is None if says is None else message is not None and says in message
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fields", "says"),
+    [
+        (ONE_NODE, {}, "CUDA graphs need CUDA devices, not backend=cpu"),
+        (H200, {"model": QWEN3_30B, "routing": "learned"}, "with routing=learned the host waits"),
+        (H200, {"model": QWEN3_30B, "routing": "learned", "compile": "block"}, "with routing=learned the host waits"),
+        (H200, {"compile": "block"}, "(compile=block)"),
+        (H200, {}, "only pipelines without another axis have been captured on a device yet"),
+        (H200, {"model": QWEN3_30B}, "only pipelines"),
+        (H200, {"dp_replicate": 2, "pp": 4, "pp_schedule": "1f1b"}, "only pipelines without another axis"),
+        (H200, {"pp": 4, "pp_schedule": "gpipe"}, "1f1b, interleaved_1f1b or zero_bubble_v"),
+        (H200, {"pp": 4, "pp_schedule": "1f1b", "precision": "fp8_tensorwise"}, "in bf16"),
+        (H200, {"pp": 4, "pp_schedule": "1f1b", "recompute": "full"}, "without recomputation"),
+        (H200, {"pp": 4, "pp_schedule": "1f1b"}, None),
+        (H200, {"pp": 4, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2}, None),
+    ],
+    ids=str,
+)
+def test_steps_that_cannot_be_captured(cluster: ClusterSpec, fields: dict[str, Any], says: str | None) -> None:
+    """``step`` is refused in one sentence, with the reason that ``auto`` has for running eagerly."""
+    if says is None:
+        assert broken(cluster, **fields, cuda_graph="step") == {}
+        return
+    message = broken(cluster, **fields, cuda_graph="step")["cuda_graph"]
+    reason = message.removeprefix("cuda_graph=step: ").removesuffix("; use cuda_graph=none or auto")
+    assert says in reason
+    e = Experiment.canonical(**{"model": LLAMA_8B, "global_batch_size": 8, "cuda_graph": "auto", **fields})
+    assert not_captured(e, cluster.backend) == reason
+    assert "cuda_graph" not in broken(cluster, **fields, cuda_graph="auto")
 
 
 SLIM = dataclasses.replace(DEEPSEEK_V2_LITE, ffn_hidden_size=8192)

@@ -47,7 +47,10 @@ class AdamW(torch.optim.AdamW):
         seconds: list[Tensor] = []
         steps: list[Tensor] = []
         self._init_group(group, parameters, gradients, firsts, seconds, [], steps)
-        torch._foreach_add_(steps, 1.0 if skip is None else 1.0 - skip)
+        if skip is None:
+            torch._foreach_add_(steps, 1.0)
+        else:  # by its name: torch._foreach_add_ would read the scalar on the host, which waits for the device
+            torch.ops.aten._foreach_add_.Tensor(steps, 1.0 - skip)
         rates = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
         for tensors in zip(parameters, gradients, firsts, seconds, steps, strict=True):
             triton_adamw.update(*tensors, factor, skip, *rates)

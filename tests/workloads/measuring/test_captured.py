@@ -1,0 +1,306 @@
+"""Captured steps: what is copied into a graph and out of it, which step is captured, and what the row says of it.
+
+On a CPU a stand-in takes the place of CUDA's graph. Capturing it computes nothing that lasts, and a replay computes
+from the memory that was captured, as a graph does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.planted.plant import Fault, planted
+from tests.pool import Pool
+from tests.workloads.engine.parity import experts
+from tests.workloads.measuring.test_step import MODEL, engine
+from workloads.contract.protocol import MeasureSpec
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.collectives.parameters import local_shard
+from workloads.engine.training import captured_step
+from workloads.engine.training import clock as clock_module
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.engine.training.captured_step import CapturedStep, CudaGraph, Launched
+from workloads.engine.training.pipeline import PipelineMarks
+from workloads.measuring import step
+from workloads.measuring.step import Measurements, measure
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"dp": 2, "zero_stage": 1, "global_batch_size": 4},
+    {"dp": 2, "zero_stage": 3, "global_batch_size": 4},
+    {"pp": 2, "global_batch_size": 4},
+)
+REPLAY = "workloads.engine.training.captured_step:CapturedStep.replay"
+FAULTS = [
+    Fault(name=name, what=what, axis="graph", place=REPLAY, old=old, new=new)
+    for name, what, old, new in (
+        ("unseen_batch", "the graph does not see the batch of a step", "self._batches.copy_(batches)", "pass"),
+        (
+            "shared_totals",
+            "a later replay writes over the loss",
+            "self._launched.totals.clone()",
+            "self._launched.totals",
+        ),
+        (
+            "early_totals",
+            "the loss is read before the replay",
+            "self._graph.replay()\n",
+            "totals = self._launched.totals.clone(); self._graph.replay(); return totals\n",
+        ),
+    )
+]
+
+
+class StandIn:
+    """A graph on a CPU: it keeps the work, and puts the results of each replay where those of the capture were."""
+
+    engine: Engine | None = None
+    """Engine whose weights and moments a capture must leave as they are."""
+    calls: list[str]
+
+    def __init__(self) -> None:
+        StandIn.calls = self.calls = []
+
+    def capture(self, work: Callable[[], Launched]) -> Launched:
+        self.calls.append("capture")
+        self._work = work
+        with unchanged(StandIn.engine):
+            self._launched = work()
+        return self._launched
+
+    def replay(self) -> None:
+        self.calls.append("replay")
+        self._launched.totals.copy_(self._work().totals)
+
+    def reset(self) -> None:
+        assert dist.is_initialized(), "a graph has kernels of its process groups"
+        self.calls.append("reset")
+
+
+@contextmanager
+def unchanged(of: Engine | None) -> Iterator[None]:
+    """What a step changes is afterwards as it was before."""
+    assert of is not None
+    tensors = [local_shard(p.current) for p in of.optimizer.parameters] + of.optimizer.state_tensors()
+    before = [tensor.detach().clone() for tensor in tensors]
+    yield
+    for tensor, value in zip(tensors, before, strict=True):
+        tensor.detach().copy_(value)
+
+
+@contextmanager
+def stood_in_for() -> Iterator[None]:
+    usual = captured_step.CudaGraph, step.not_captured
+    captured_step.CudaGraph, step.not_captured = StandIn, lambda *_: None  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        captured_step.CudaGraph, step.not_captured = usual  # type: ignore[misc]
+
+
+def measured(rank: int, layout: dict[str, Any], graph: str, **spec: Any) -> Measurements:
+    StandIn.engine = at = engine(rank, **layout, cuda_graph=graph)
+    return measure(at, MeasureSpec(**{"timed_steps": 3, **spec}))
+
+
+def values_of(ran: Measurements) -> list[tuple[float | None, float | None]]:
+    return [(one.loss, one.grad_norm) for one in ran.steps]
+
+
+def both_ways(rank: int, layout: dict[str, Any], fault: Fault | None) -> tuple[Any, Any, list[Any], list[str]]:
+    """Losses and norms without and with a graph, what the latter's records lack, and the calls of the graph."""
+    with stood_in_for(), planted(fault):
+        eager, graphed = (measured(rank, layout, graph) for graph in ("none", "step"))
+    assert (eager.cuda_graph, graphed.cuda_graph, graphed.not_captured) == ("none", "step", None)
+    lacking = [one.optimizer_s is None for one in graphed.steps]
+    return values_of(eager), values_of(graphed), lacking, StandIn.calls
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_replays_compute_what_eager_steps_do(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    for eager, graphed, lacking, calls in gloo_pool.run(both_ways, 2, layout, None):
+        assert graphed == eager and len(set(eager)) == 6
+        assert calls == ["capture", *["replay"] * 4, "reset"], "two eager steps, a first replay, three timed ones"
+        assert lacking == [False, False, False, True, True, False], "marks are those of the last replay of a loop"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_memory_that_a_graph_does_not_share_is_noticed(gloo_pool: Pool, fault: Fault) -> None:
+    ((eager, graphed, _, _),) = gloo_pool.run(both_ways, 1, {}, fault)
+    assert graphed[:2] == eager[:2] and graphed[2:] != eager[2:]
+
+
+def reasons(rank: int) -> list[str]:
+    """Why steps run eagerly: on a CPU, and with too few steps before the timed ones."""
+    told = [measured(rank, {}, "auto").not_captured or ""]
+    with pytest.raises(UnsupportedByEngine) as refusal:
+        measured(rank, {}, "step")
+    told.append(str(refusal.value))
+    with stood_in_for():
+        few = measured(rank, {}, "auto", warmup_steps=2)
+    assert few.cuda_graph == "none" and len(few.steps) == 5
+    return [*told, few.not_captured or ""]
+
+
+def test_what_is_not_captured_says_why(gloo_pool: Pool) -> None:
+    on_cpu = "CUDA graphs need CUDA devices, not backend=cpu"
+    ((auto, refused, few),) = gloo_pool.run(reasons, 1)
+    assert auto == on_cpu
+    assert refused == f"cuda_graph=step: {on_cpu}; or use cuda_graph=none or auto"
+    assert "measure.warmup_steps is 2; use 3 or more" in few
+
+
+def phases(rank: int) -> list[tuple[int, bool, bool]]:
+    """(step, warm-up, replay) of each announcement."""
+    told: list[tuple[int, bool, bool]] = []
+    StandIn.engine = at = engine(rank, cuda_graph="step")
+    with stood_in_for():
+        measure(
+            at,
+            MeasureSpec(timed_steps=2),
+            lambda number, warm: told.append((number, warm, False)),
+            before_replay=lambda number, warm: told.append((number, warm, True)),
+        )
+    return told
+
+
+def test_replays_are_announced_as_such(gloo_pool: Pool) -> None:
+    eager = [(0, True, False), (1, True, False), (2, True, False)]  # the third one announces the capture
+    assert gloo_pool.run(phases, 1) == [[*eager, (2, True, True), (3, False, True), (4, False, True)]]
+
+
+class OutOfMemory:
+    """A graph of torch, whose capture cannot be ended in order after an error."""
+
+    def capture_begin(self, **_: Any) -> None: ...
+
+    def capture_end(self) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_an_error_inside_a_capture_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(CUDAGraph=OutOfMemory, synchronize=lambda: None, empty_cache=lambda: None)
+    monkeypatch.setattr(captured_step.torch, "cuda", cuda)
+
+    def work() -> Launched:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraph().capture(work)
+
+
+class FakeEvent:
+    """As `torch.cuda.Event`, without a device."""
+
+    def __init__(self, *, enable_timing: bool, external: bool) -> None:
+        self.external = external
+
+    def record(self) -> None: ...
+
+
+def test_marks_inside_a_graph_live_as_long_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "torch", SimpleNamespace(cuda=SimpleNamespace(Event=FakeEvent)))
+    clock = clock_module.Clock(torch.device("cuda"))
+    before = clock.mark()
+    with clock.inside_graph() as held:
+        inside = weakref.ref(clock.mark())
+    after = clock.mark()
+    mark = inside()
+    assert mark is not None and [mark] == held
+    assert [event.external for event in (before, mark, after)] == [False, True, False]  # type: ignore[union-attr]
+    del mark, held
+    assert inside() is None
+
+
+def test_a_captured_step_holds_the_marks_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Marks(list[Any]): ...
+
+    marks = [Marks()]
+    alive = weakref.ref(marks[0])
+    monkeypatch.setattr(captured_step, "CudaGraph", lambda: SimpleNamespace(capture=lambda work: work()))
+    clock: Any = SimpleNamespace(cuda=False, inside_graph=lambda: nullcontext(marks[0]))
+    tokens = torch.zeros(2, dtype=torch.int64)
+    launched = Launched(tokens, PipelineMarks(), 0.0)
+    step_of_graph = CapturedStep([], clock, lambda batches: launched, [(tokens, tokens)])
+    marks.clear()
+    gc.collect()
+    assert alive() is not None
+    del step_of_graph
+    assert alive() is None
+
+
+# GPUs
+
+LARGER = dataclasses.replace(MODEL, hidden_size=128, head_dim=32, ffn_hidden_size=256, num_layers=4)
+ROUTED = dataclasses.replace(LARGER, moe=experts(expert_hidden_size=64, num_shared_experts=0))
+ON_GPUS: tuple[dict[str, Any], ...] = (
+    {"recompute": "full"},
+    {"recompute": "selective", "precision": "fp8_tensorwise"},
+    {"precision": "fp16"},
+    *({"dp": 2, "zero_stage": stage} for stage in (0, 1, 2, 3)),
+    {"dp": 2, "zero_stage": 2, "precision": "fp8_rowwise"},
+    {"tp": 2},
+    *({"cp": 2, "zero_stage": 2, "cp_kind": kind} for kind in ("ring", "allgather", "ulysses")),
+    {"dp": 2, "ep": 2, "zero_stage": 2, "model": ROUTED},
+    {"tp": 2, "ep": 2, "model": ROUTED},
+    {"pp": 2, "pp_schedule": "gpipe"},
+    {"pp": 2, "pp_schedule": "1f1b"},
+    *(
+        {"pp": 2, "pp_schedule": schedule, "virtual_stages": 2}
+        for schedule in ("interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
+    ),
+    {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
+    {"dp": 2, "tp": 2, "zero_stage": 3},
+    {"dp": 2, "pp": 2, "zero_stage": 1},
+)
+
+
+def on_gpus(rank: int, layout: dict[str, Any], fault: Fault | None = None) -> tuple[list[Any], ...]:
+    """Losses and norms of eager steps, of the same again, and of captured ones."""
+    found = []
+    step.not_captured = lambda *_: None  # also what the planner does not let through yet
+    for graph in ("none", "none", "step"):
+        fields = {"model": LARGER, "seq_len": 256, "global_batch_size": 8, "micro_batch_size": 1}
+        case = Experiment.canonical(**{**fields, **layout, "cuda_graph": graph})
+        choose_attention(case)
+        at = build(case, make_groups(case, rank, torch.device("cuda", torch.cuda.current_device())))
+        with planted(fault) if graph == "step" else nullcontext():
+            ran = measure(at, MeasureSpec(timed_steps=5))
+        assert ran.cuda_graph == graph
+        found.append(values_of(ran))
+    return tuple(found)
+
+
+def _ranks(layout: dict[str, Any]) -> int:
+    return math.prod(layout.get(axis, 1) for axis in ("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp"))
+
+
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("layout", ON_GPUS, ids=str)
+def test_captured_steps_equal_eager_ones_to_the_bit(nccl_pool: Pool, layout: dict[str, Any]) -> None:
+    if _ranks(layout) > nccl_pool.size:
+        pytest.skip(f"needs {_ranks(layout)} devices")
+    for eager, again, graphed in nccl_pool.run(on_gpus, _ranks(layout), layout):
+        if eager == again:
+            assert graphed == eager
+        else:  # attention's backward adds in no fixed order
+            torch.testing.assert_close(torch.tensor(graphed), torch.tensor(eager), rtol=2e-3, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_of_memory_is_noticed_on_a_gpu(nccl_pool: Pool, fault: Fault) -> None:
+    ((eager, again, graphed),) = nccl_pool.run(on_gpus, 1, {}, fault)
+    assert eager == again and graphed[2:] != eager[2:]

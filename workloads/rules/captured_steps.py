@@ -1,0 +1,61 @@
+"""States which steps the engine can capture as one CUDA graph: the cases of the planner's rule ``cuda_graph``.
+
+With ``cuda_graph=step`` a layout that cannot be captured is refused at planning; with ``auto`` it runs eagerly, and its
+row has the reason. A layout is allowed once it has been captured on a device, with the losses of eager steps.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from workloads.rules.rule_values import LAYOUT_NAMES, layout_values
+from workloads.spec.experiment import Experiment
+from workloads.spec.expressions import Expression, Template, parse, parse_template
+
+_NOT_CAPTURED = (
+    ("backend != 'cuda'", "CUDA graphs need CUDA devices, not backend={backend}"),
+    (
+        "routing == 'learned'",
+        "with routing=learned the host waits in every layer for the sizes of the messages to experts",
+    ),
+    ("compile == 'block'", "compiled blocks (compile=block) have not been captured yet"),
+    (
+        "pp == 1 or dp * cp * tp > 1 or pp_schedule not in ('1f1b', 'interleaved_1f1b', 'zero_bubble_v') "
+        "or precision != 'bf16' or recompute != 'none' or has_experts or has_latent_attention",
+        "only pipelines without another axis have been captured on a device yet: dense layers in bf16 without "
+        "recomputation, pp_schedule 1f1b, interleaved_1f1b or zero_bubble_v",
+    ),
+)
+"""(condition, reason) in the language of the rules; the first that holds counts."""
+
+
+def _cases() -> tuple[tuple[str, str, str], ...]:
+    cases, others = [], "cuda_graph == 'step' and engine == 'ultrasweep'"
+    for condition, reason in _NOT_CAPTURED:
+        cases.append(
+            ("cuda_graph", f"{others} and ({condition})", f"cuda_graph=step: {reason}; use cuda_graph=none or auto")
+        )
+        others += f" and not ({condition})"
+    return tuple(cases)
+
+
+CAPTURE_CASES = _cases()
+"""(name, condition that breaks the rule, sentence); at most one is broken at a time."""
+
+
+@lru_cache(maxsize=1)
+def _parsed() -> tuple[tuple[Expression, Template], ...]:
+    return tuple(
+        (parse(condition, "cuda_graph"), parse_template(reason, "cuda_graph")) for condition, reason in _NOT_CAPTURED
+    )
+
+
+def is_captured(experiment: Experiment, backend: str = "cuda") -> bool:
+    """Whether the timed steps of a measured run are replays."""
+    return experiment.cuda_graph != "none" and not_captured(experiment, backend) is None
+
+
+def not_captured(experiment: Experiment, backend: str) -> str | None:
+    """Why a step of this experiment cannot be captured on devices of ``backend``; None if it can."""
+    names = {**dict(zip(LAYOUT_NAMES, layout_values(experiment), strict=True)), "backend": backend}
+    return next((reason.fill(names) for condition, reason in _parsed() if condition.evaluate(names)), None)
