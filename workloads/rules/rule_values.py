@@ -27,6 +27,7 @@ _OF_EXPERIMENT = (
         "engine",
         "pp_stages",
         "pad_vocab_to",
+        "gradient_accumulation_fusion",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from workloads.engine.ops.fp8 import Fp8Scaling, Operand, cast, largest, product, transposed
-from workloads.engine.ops.linear import DeferredGradients
+from workloads.engine.ops.linear import DeferredGradients, GradientSum, gradient_now, weight_gradient
 
 
 @dataclass(slots=True)
@@ -70,18 +70,24 @@ class Fp8Products:
         return product(grad.rows, self._transposed_weight(weight_OI), dtype, fast=False)
 
     def weight_gradient(
-        self, grad_for_weight: Operand | Tensor, kept: tuple[Tensor, ...], dtype: torch.dtype
-    ) -> Tensor:
-        """``dy^T x``. ``kept``: the saved tensors that `forward` returned, or the input itself."""
+        self,
+        grad_for_weight: Operand | Tensor,
+        kept: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        total: GradientSum | None = None,
+    ) -> Tensor | None:
+        """``dy^T x``, returned or added to a sum. ``kept``: the saved tensors that `forward` returned, or the input
+        itself."""
         if isinstance(grad_for_weight, Tensor):
-            return grad_for_weight.t() @ kept[0]
+            return weight_gradient(grad_for_weight, kept[0], total)
         if kept[0].dtype == dtype:
             bits = kept[1] if len(kept) > 1 else None
             _, columns = cast(kept[0], self.scaling, "activation", rows=False, bits=bits)
         else:
             columns = Operand(kept[0], kept[1], "tensor" if self.scaling == "tensorwise" else "blocks")
         assert columns is not None
-        return product(grad_for_weight, columns, dtype, fast=False)
+        computed = product(grad_for_weight, columns, dtype, fast=False)
+        return computed if total is None else total.add(computed)
 
     def _weight(self, weight: Tensor) -> Operand:
         if self.weight_factors is not None:
@@ -126,12 +132,10 @@ class _Fp8Linear(torch.autograd.Function):
         for_weight = cast_grad.for_weight
         del cast_grad
 
-        def make() -> Tensor:
-            return products.weight_gradient(for_weight, tuple(kept), dtype)
+        def make(total: GradientSum | None) -> Tensor | None:
+            return products.weight_gradient(for_weight, tuple(kept), dtype, total)
 
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
-            return grad_x, None, None, None
-        return grad_x, make(), None, None
+        return grad_x, gradient_now(ctx, make), None, None
 
 
 def fp8_linear(

@@ -24,8 +24,9 @@ from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.clock import Clock, Mark
-from workloads.engine.training.data_parallel import GradientSync, compute_dtype
+from workloads.engine.training.data_parallel import GradientSync, compute_dtype, master_dtype
 from workloads.engine.training.fp8_gather import fp8_weights
+from workloads.engine.training.gradient_sums import GradientSums
 from workloads.engine.training.messages import Messages, connect
 
 
@@ -70,8 +71,10 @@ class Pipeline:
         self.actions = schedule_actions(
             e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
-        self.deferred = [DeferredGradients() for _ in chunks] if any(a.kind == "W" for a in self.actions) else None
-        if self.deferred is not None:
+        self.deferred: list[DeferredGradients] | None = None
+        if e.gradient_accumulation_fusion or any(a.kind == "W" for a in self.actions):
+            fuses, dtype = e.gradient_accumulation_fusion, master_dtype(e)
+            self.deferred = [DeferredGradients(GradientSums(chunk, dtype) if fuses else None) for chunk in chunks]
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)
         self.tokens = e.micro_batch_size * e.seq_len // e.cp
