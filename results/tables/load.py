@@ -82,9 +82,15 @@ def _with(table: pa.Table, column: str, otherwise: pa.ChunkedArray) -> pa.Table:
     return table.set_column(place, table.schema.field(place), pc.coalesce(table[column], otherwise))
 
 
-LATER_CHOICES = {"recompute_every": 1, "etp": 1, "routing": "balanced", "routing_imbalance": 1.0}
-"""Values for rows that are older than these columns (schema 7 and 8): every layer was recomputed, or none; no experts
-ran."""
+LATER_CHOICES = {
+    "recompute_every": 1,
+    "etp": 1,
+    "routing": "balanced",
+    "routing_imbalance": 1.0,
+    "gradient_accumulation_fusion": False,
+}
+"""Values for rows that are older than these columns (schema 7, 8 and 15): every layer was recomputed, or none; no
+experts ran; this engine's products added to no sums."""
 
 
 def _with_later_choices(table: pa.Table) -> pa.Table:

@@ -166,7 +166,7 @@ STAGES = faults_of(
         "weight_gradient_twice",
         "both halves of a split backward make a weight's gradient",
         ENGINE + "ops.linear:_Linear.backward",
-        "None if deferred else grad.t() @ x",
+        "None if deferred.add(ctx.parameter, make) else make()",
         "grad.t() @ x",
         VEE,
     ),

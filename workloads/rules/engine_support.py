@@ -29,6 +29,11 @@ REFUSALS: Mapping[str, tuple[Refusal, ...]] = {
 
 _EVERYWHERE = (
     Refusal("pad_vocab_to", lambda e: e.pad_vocab_to is not None, "no adapter pads the vocabulary; use null"),
+    Refusal(
+        "gradient_accumulation_fusion",
+        lambda e: e.gradient_accumulation_fusion,
+        "its adapter decides that (with Transformer Engine products add gradients); use false",
+    ),
     Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
     Refusal(
         "pp_stages",

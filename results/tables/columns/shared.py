@@ -76,6 +76,12 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("attention", TEXT, "Requested attention backend"),
     Column("compile", TEXT, "Part of the model to which torch.compile is applied: none or block"),
     Column("pad_vocab_to", INT, "The rows of embedding and head are a multiple of this times tp; null: not padded"),
+    Column(
+        "gradient_accumulation_fusion",
+        BOOL,
+        "True: products of weight gradients add to the fp32 sum over micro-batches; false: they return a rounded gradient "
+        "for each micro-batch. Of this project's engine; others have false",
+    ),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
     Column("engine_version", TEXT, "Version of the engine's numerics and memory behaviour"),

@@ -186,9 +186,12 @@ def _normed_latents(e: Experiment, t: LayerTensors) -> int:
     return t.latent_norms - STATISTICS_BYTES * rank_tokens(e)[1] * (2 if mla and mla.q_lora_rank else 1) if mla else 0
 
 
-def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: bool = True) -> LayerBytes:
+def layer_bytes(
+    experiment: Experiment, *, routed: bool, c: int, recomputed: bool = True, w: int | None = None
+) -> LayerBytes:
     """Saved and working bytes of one layer under the experiment's recompute policy. ``recomputed``: whether the policy
-    applies to this layer (``recompute_every``).
+    applies to this layer (``recompute_every``). ``w``: bytes that an element of a dense weight's gradient takes while
+    the layer's backward runs, in place of c where products add to sums (`Shared.w`).
 
     Saved bytes by ``recompute`` (arXiv:2205.05198, section 5, for selective recomputation):
 
@@ -215,9 +218,10 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     tokens, stream_tokens = rank_tokens(e)
     t = tensors_of(e, routed, c)
     stream, gathered = c * stream_tokens * model.hidden_size, c * tokens * model.hidden_size if e.tp > 1 else 0
+    w = c if w is None else w
     if routed:
-        return _routed_bytes(e, t, c, stream, gathered, recomputed=recomputed)
-    down_weight = c * model.ffn_hidden_size // e.tp * model.hidden_size
+        return _routed_bytes(e, t, c, stream, gathered, recomputed=recomputed, w=w)
+    down_weight = w * model.ffn_hidden_size // e.tp * model.hidden_size
     steps = (
         gathered + t.product,
         t.gate_up,
@@ -228,21 +232,21 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     if in_fp8:
         recomputes_product = recomputed and "swiglu" in e.recomputed_operations
         working = fp8.working_bytes(
-            e, stream, tokens, model.ffn_hidden_size // e.tp, c, recomputes_product=recomputes_product
+            e, stream, tokens, model.ffn_hidden_size // e.tp, c, recomputes_product=recomputes_product, w=w
         )
     compiled = e.compiles(routed=False, recomputed=recomputed)
     kept = 2 * (gathered - stream) if compiled and e.tp > 1 and e.sequence_parallel else 0
     if e.recompute == "none" or not recomputed:
-        in_attention = _attention_working(e, t, c, down_weight, t.total)
+        in_attention = _attention_working(e, t, c, w, down_weight, t.total)
         return LayerBytes(saved=t.total + kept, working=max(working, in_attention))
     if e.recompute == "full":
-        in_attention = _attention_working(e, t, c, down_weight, t.input)
+        in_attention = _attention_working(e, t, c, w, down_weight, t.input)
         return LayerBytes(saved=t.input, working=max(t.total + kept - t.input + working, in_attention))
     if not compiled or e.tp == 1:  # compiled dense blocks: as measured in a run of h100x2_validation_gradients
         recomputable, named = recomputable_bytes(e, t, c), e.recomputed_operations
         saved = t.total - sum(recomputable.get(name, 0) for name in named)
         product = t.product if "swiglu" in named and not in_fp8 else 0
-        in_attention = _attention_working(e, t, c, down_weight, saved) - ("norm" in named) * (
+        in_attention = _attention_working(e, t, c, w, down_weight, saved) - ("norm" in named) * (
             recomputable["norm"] - stream
         )
         return LayerBytes(saved=saved, working=max(product + working, in_attention))
@@ -252,7 +256,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
 
 
 def _routed_bytes(
-    e: Experiment, t: LayerTensors, c: int, stream: int, gathered: int, *, recomputed: bool
+    e: Experiment, t: LayerTensors, c: int, stream: int, gathered: int, *, recomputed: bool, w: int
 ) -> LayerBytes:
     """`layer_bytes` of a layer with experts. Compilation is assumed to change nothing: experts are never compiled."""
     x = expert_tensors(e, rank_tokens(e)[1], c)
@@ -273,11 +277,11 @@ def _routed_bytes(
         elif "swiglu" in named:
             recomputed_bytes = x.product
         working = expert_working(e, x, gathered, recomputed_bytes)
-    in_attention = _attention_working(e, t, c, 0, saved)
+    in_attention = _attention_working(e, t, c, w, 0, saved)
     return LayerBytes(saved, max(stream + working, in_attention), recomputed_bytes + reducing)
 
 
-def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int, saved: int) -> int:
+def _attention_working(e: Experiment, t: LayerTensors, c: int, w: int, down_weight: int, saved: int) -> int:
     """Bytes that the backward of latent attention needs in addition to ``saved``. 0 for grouped-query attention, whose
     gradients are smaller than the tensors that the feed-forward half has freed by then.
 
@@ -288,13 +292,13 @@ def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int,
     if mla is None:
         return 0
     heads = c * tokens * e.model.num_heads // e.tp
-    out_weight = c * e.model.hidden_size * e.model.num_heads * mla.v_head_dim // e.tp
+    out_weight = w * e.model.hidden_size * e.model.num_heads * mla.v_head_dim // e.tp
     attention_tensors = t.input + t.attention_norm + t.latents + t.latent_norms + t.projected + t.rotated + t.softmax
     gradients = heads * 2 * (mla.qk_head_dim + mla.v_head_dim) + c * stream_tokens * e.model.hidden_size
     return attention_tensors + t.attention_output + gradients + 3 * down_weight + out_weight - saved
 
 
-def first_half_bytes(experiment: Experiment, c: int) -> int:
+def first_half_bytes(experiment: Experiment, c: int, w: int) -> int:
     """Extra working bytes of a dense layer in the input-gradient pass of a split backward, compared with a whole
     backward: the SwiGLU product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8
     the remaining tensor is either the fp8 copy, already counted, or the recomputed 16-bit product."""
@@ -302,7 +306,7 @@ def first_half_bytes(experiment: Experiment, c: int) -> int:
     t = tensors_of(e, False, c)
     if fp8.is_fp8(e):
         return _uncast(e, t, c, "swiglu", routed=False) + _uncast(e, t, c, "norm", routed=False) // 2
-    down_weight = c * e.model.ffn_hidden_size // e.tp * e.model.hidden_size
+    down_weight = w * e.model.ffn_hidden_size // e.tp * e.model.hidden_size
     return max(0, t.product - down_weight)
 
 
@@ -380,6 +384,8 @@ def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
     1. one chunk of logits (overwritten by their gradient) and the weight's gradient, accumulated in fp32 if there are
        several chunks;
     2. that fp32 gradient and its copy in the compute dtype, if there are several chunks.
+
+    With ``gradient_accumulation_fusion`` the weight's gradient is its sum over micro-batches, which is not counted here.
     """
     model = experiment.model
     tokens, stream_tokens = rank_tokens(experiment)
@@ -387,8 +393,8 @@ def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
     rows = model.vocab_size // experiment.tp
     chunks = -(-tokens // LOSS_CHUNK_TOKENS)
     logits = c * -(-tokens // chunks) * rows
-    gradient = c * rows * model.hidden_size
-    accumulator = gradient if chunks == 1 else max(c, STATISTICS_BYTES) * rows * model.hidden_size
+    gradient = 0 if experiment.gradient_accumulation_fusion else c * rows * model.hidden_size
+    accumulator = gradient if chunks == 1 or not gradient else max(c, STATISTICS_BYTES) * rows * model.hidden_size
     weight = max(logits + accumulator, accumulator + gradient if chunks > 1 else 0)
     norm_input = (c * model.hidden_size + STATISTICS_BYTES) * stream_tokens
     working = norm_input + full + full + weight

@@ -21,6 +21,8 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
     if x.shards > 1 and (x.zero3 or not turn.prior):
         gathering = max(x.b * x.block, x.b_experts * part.experts) if part.tied else x.c * part.head
     forward: Live = {"loss": x.head.working, "gathering": gathering}
+    if x.adds and not turn.prior:
+        forward["gradients"] = x.w * (part.head + part.tied)  # the sum that the product adds to
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
@@ -82,13 +84,14 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
     unsharded, shard = x.g * part.tied, x.g * part.tied // x.shards
     gradients = turn.prior or part.shard - shard
     if x.unsharded:
-        gradients = unsharded + part.shard - shard if turn.last else turn.prior or x.g * part.params - unsharded
+        made = x.g * part.params - (0 if x.adds else unsharded)  # the head's product adds to the sum in its forward
+        gradients = unsharded + part.shard - shard if turn.last else turn.prior or made
     changes: Live = {
         **_NOTHING_OF_LAYERS,
         "weights": x.c * part.tied if x.zero3 or turn.last else part.whole,
         "gradients": gradients,
         "stream": x.stream,
-        "end_gradient": 2 * x.c * part.tied,
+        "end_gradient": (1 if x.adds else 2) * x.c * part.tied,
         "flat": x.g * x.block if turn.reduces else 0,
     }
     return [("tied weight, backward", changes)]
@@ -124,7 +127,8 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         if turn.first_half:
             end |= {"gradients": turn.prior or x.g * first, "end_gradient": cast * first}
         else:
-            end |= {"gradients": x.g * part.params, "of_last": cast * part.first, "end_gradient": 0}
+            beside = cast if part.has_embedding or not x.adds else 0
+            end |= {"gradients": x.g * part.params, "of_last": beside * part.first, "end_gradient": 0}
         end |= {"weights": part.whole, "flat": 0}
         return [("last unit, accumulation", end)]
     if not ends_step and turn.own_deferred:

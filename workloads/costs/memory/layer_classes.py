@@ -72,8 +72,9 @@ class LayerClass(NamedTuple):
         return self.recomputed * self.size.saved + (self.layers - self.recomputed) * self.size.kept
 
 
-def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
-    """Sizes of every class of layers of the model, in the order in which the model has them."""
+def layer_sizes(e: Experiment, w: int | None = None) -> tuple[LayerSizes, ...]:
+    """Sizes of every class of layers of the model, in the order in which the model has them. ``w`` as of
+    `workloads.costs.memory.activations.layer_bytes`; layers of a list always count c."""
     if e.model.layers is not None:
         splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1
         key = _OF_SIZES(e), splits
@@ -90,8 +91,8 @@ def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
     result: list[LayerSizes] = []
     working = working_kept = 0
     for routed, (rest, experts) in zip(kinds, layers, strict=True):
-        saved = layer_bytes(e, routed=routed, c=c)
-        kept = saved if e.recompute == "none" else layer_bytes(e, routed=routed, c=c, recomputed=False)
+        saved = layer_bytes(e, routed=routed, c=c, w=w)
+        kept = saved if e.recompute == "none" else layer_bytes(e, routed=routed, c=c, recomputed=False, w=w)
         working, working_kept = max(working, saved.working), max(working_kept, kept.working)
         result.append(
             LayerSizes(
@@ -101,7 +102,7 @@ def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
                 working=working,
                 working_kept=working_kept,
                 deferred=deferred_bytes(e, routed=routed, c=c) if splits else 0,
-                first_half=first_half_bytes(e, c) if splits and not routed else 0,
+                first_half=first_half_bytes(e, c, c if w is None else w) if splits and not routed else 0,
                 block=rest if routed else block,
                 down=model.ffn_hidden_size // e.tp * model.hidden_size,
                 experts=experts,

@@ -63,7 +63,7 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
         **_AFTER_HEAD,
         "weights": _gathered(x, part, turn),
         "gradients": _prior(x, part, turn),
-        "of_tied": x.c * part.tied,
+        "of_tied": x.w * part.tied,
         "working": x.working_kept if part.kept_after else x.working,
         "flat": _flat(x, part, turn),
     }

@@ -61,13 +61,13 @@ def kept_inputs(
 
 
 def working_bytes(
-    experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, recomputes_product: bool
+    experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, recomputes_product: bool, w: int
 ) -> int:
     """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
     second half.
 
     ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``recomputes_product``:
-    whether its SwiGLU product is recomputed. The stream's gradient exists throughout, the down weight's after the first
+    whether its SwiGLU product is recomputed; ``w``: bytes of an element of a weight's gradient. The stream's gradient exists throughout, the down weight's after the first
     two moments, and also
 
     1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
@@ -84,13 +84,13 @@ def working_bytes(
     kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
     recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
     transposed = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
-    entering = c * down + c * output + gathered - kept
+    entering = w * down + c * output + gathered - kept
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
-        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,
-        c * down + 3 * c * product - kept,
+        gathered + (copies - 1) * cast_bytes(e, output) + c * product + w * down + recomputed_product,
+        w * down + 3 * c * product - kept,
         entering + copies * cast_bytes(e, 2 * product) + 2 * down,
-        entering + (copies - 1) * cast_bytes(e, 2 * product) + transposed + 2 * c * down,
+        entering + (copies - 1) * cast_bytes(e, 2 * product) + transposed + 2 * w * down,
     )
 
 

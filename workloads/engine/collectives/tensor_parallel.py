@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from workloads.engine.collectives.communication import Axis, all_reduce_async, gather_async, reduce_scatter_async, wait
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear, take_gradients_in
-from workloads.engine.ops.linear import DeferredGradients, GradientSum, linear, weight_gradient
+from workloads.engine.ops.linear import DeferredGradients, linear
 from workloads.spec.weights import Weight
 
 
@@ -64,18 +64,19 @@ class _ColumnLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
 
-        def later(total: GradientSum | None) -> Tensor | None:
-            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-            return weight_gradient(grad, full, total)
+        def product(full: Tensor) -> Tensor | None:
+            return grad.t() @ full if ctx.deferred is None else ctx.deferred.product(ctx.parameter, grad, full)
+
+        def later() -> Tensor | None:
+            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
 
         grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
             partial = _sum_async(grad @ weight, tp)
         else:
-            total = ctx.deferred.total_of(ctx.parameter) if ctx.deferred is not None else None
             gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
             partial = _sum_async(grad @ weight, tp)
-            grad_weight = weight_gradient(grad, wait(gathered) if tp.sequence_parallel else x, total)
+            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
         return wait(partial), grad_weight, None, None
 
 
@@ -107,9 +108,11 @@ class _Fp8ColumnLinear(torch.autograd.Function):
         for_weight = cast_grad.for_weight
         del grad
 
-        def later(total: GradientSum | None) -> Tensor | None:
-            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-            return products.weight_gradient(for_weight, (full,), x.dtype, total)
+        def product(full: Tensor) -> Tensor | None:
+            return products.weight_gradient(for_weight, (full,), x.dtype, ctx.parameter, ctx.deferred)
+
+        def later() -> Tensor | None:
+            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
 
         grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
@@ -118,9 +121,7 @@ class _Fp8ColumnLinear(torch.autograd.Function):
             gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
             partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
             del cast_grad
-            full = wait(gathered) if tp.sequence_parallel else x
-            total = ctx.deferred.total_of(ctx.parameter) if ctx.deferred is not None else None
-            grad_weight = products.weight_gradient(for_weight, (full,), x.dtype, total)
+            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
         return wait(partial), grad_weight, None, None, None
 
 

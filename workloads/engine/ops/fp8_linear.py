@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from workloads.engine.ops.fp8 import Fp8Scaling, Operand, cast, largest, product, transposed
-from workloads.engine.ops.linear import DeferredGradients, GradientSum, gradient_now, weight_gradient
+from workloads.engine.ops.linear import DeferredGradients
 
 
 @dataclass(slots=True)
@@ -74,20 +74,22 @@ class Fp8Products:
         grad_for_weight: Operand | Tensor,
         kept: tuple[Tensor, ...],
         dtype: torch.dtype,
-        total: GradientSum | None = None,
+        weight: Tensor | None = None,
+        deferred: DeferredGradients | None = None,
     ) -> Tensor | None:
-        """``dy^T x``, returned or added to a sum. ``kept``: the saved tensors that `forward` returned, or the input
-        itself."""
+        """``dy^T x``. ``kept``: the saved tensors that `forward` returned, or the input itself. A product in bf16 may
+        be added to the sum of ``weight`` (`DeferredGradients.product`); those in fp8 cannot add to fp32."""
         if isinstance(grad_for_weight, Tensor):
-            return weight_gradient(grad_for_weight, kept[0], total)
+            if deferred is not None and weight is not None:
+                return deferred.product(weight, grad_for_weight, kept[0])
+            return grad_for_weight.t() @ kept[0]
         if kept[0].dtype == dtype:
             bits = kept[1] if len(kept) > 1 else None
             _, columns = cast(kept[0], self.scaling, "activation", rows=False, bits=bits)
         else:
             columns = Operand(kept[0], kept[1], "tensor" if self.scaling == "tensorwise" else "blocks")
         assert columns is not None
-        computed = product(grad_for_weight, columns, dtype, fast=False)
-        return computed if total is None else total.add(computed)
+        return product(grad_for_weight, columns, dtype, fast=False)
 
     def _weight(self, weight: Tensor) -> Operand:
         if self.weight_factors is not None:
@@ -132,10 +134,12 @@ class _Fp8Linear(torch.autograd.Function):
         for_weight = cast_grad.for_weight
         del cast_grad
 
-        def make(total: GradientSum | None) -> Tensor | None:
-            return products.weight_gradient(for_weight, tuple(kept), dtype, total)
+        def make() -> Tensor | None:
+            return products.weight_gradient(for_weight, tuple(kept), dtype, ctx.parameter, ctx.deferred)
 
-        return grad_x, gradient_now(ctx, make), None, None
+        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
+            return grad_x, None, None, None
+        return grad_x, make(), None, None
 
 
 def fp8_linear(

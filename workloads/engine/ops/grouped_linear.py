@@ -19,7 +19,7 @@ from torch import Tensor
 from workloads.engine.ops.backend import Backend, backend_of
 from workloads.engine.ops.fp8_grouped import rows_by_weights
 from workloads.engine.ops.fp8_linear import take_gradients_in
-from workloads.engine.ops.linear import DeferredGradients, GradientSum, gradient_now
+from workloads.engine.ops.linear import DeferredGradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class _GroupedLinear(torch.autograd.Function):
         else:
             grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
 
-        def gradient(total: GradientSum | None) -> Tensor | None:
-            computed = _weight_gradients(grad, x, groups).flatten(0, 1)
-            return computed if total is None else total.add(computed)
+        def gradient() -> Tensor:
+            return _weight_gradients(grad, x, groups).flatten(0, 1)
 
-        return grad_x, gradient_now(ctx, gradient), None, None, None
+        deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
+        return grad_x, None if deferred else gradient(), None, None, None
 
 
 def _has_kernel(x: Tensor) -> bool:

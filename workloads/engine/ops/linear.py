@@ -29,17 +29,6 @@ class GradientSum:
     is_empty: bool
     """Whether nothing was added yet: the content is then overwritten."""
 
-    def add_product(self, grad_TO: Tensor, x_TI: Tensor) -> None:
-        """``total += grad^T x``."""
-        accumulate(self.total_OI, grad_TO, x_TI, first=self.is_empty)
-
-    def add(self, gradient_OI: Tensor) -> None:
-        """Add the result of a product that cannot add to a wider dtype."""
-        if self.is_empty:
-            self.total_OI.copy_(gradient_OI)
-        else:
-            self.total_OI.add_(gradient_OI)
-
 
 def accumulate(total_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool) -> None:
     """``total (+)= grad^T @ x``; the old content of ``total`` is ignored if ``first``."""
@@ -56,8 +45,8 @@ def accumulate(total_OI: Tensor, grad_TO: Tensor, x_TI: Tensor, *, first: bool) 
 
 SumOf = Callable[[Tensor], GradientSum]
 """Returns the sum of a weight's gradients so far."""
-Make = Callable[[GradientSum | None], Tensor | None]
-"""Computes a weight's gradient, and adds it to the sum, or returns it if there is none."""
+Make = Callable[[], Tensor | None]
+"""Computes a weight's gradient; None if it was added to a `GradientSum`."""
 AfterGradient = Callable[[Tensor, int], None]
 """Callback ``(weight, missing)`` for each weight whose gradient has been computed; ``missing``: gradients still to
 come."""
@@ -81,17 +70,19 @@ class DeferredGradients:
         self._open = None
 
     def add(self, weight: Tensor, make: Make) -> bool:
-        """Defer the gradient that ``make`` computes. False if the caller has to compute it now, with `total_of` the
-        weight."""
+        """Defer the gradient that ``make`` computes. False if the caller has to compute it now."""
         if self._open is None:
             return False
         self._open.append((weight, make))
         return True
 
-    def total_of(self, weight: Tensor) -> GradientSum | None:
-        """Sum that takes the weight's gradient; None if the gradient is one micro-batch's, for autograd or
-        ``weight.grad``."""
-        return None if self.sum_of is None else self.sum_of(weight)
+    def product(self, weight: Tensor, grad_TO: Tensor, x_TI: Tensor) -> Tensor | None:
+        """A weight's gradient, ``grad^T x``; None if it was added to the weight's sum."""
+        if self.sum_of is None:
+            return grad_TO.t() @ x_TI
+        so_far = self.sum_of(weight)
+        accumulate(so_far.total_OI, grad_TO, x_TI, first=so_far.is_empty)
+        return None
 
     def weights(self, microbatch: int) -> list[Tensor]:
         """Weights whose gradients of a micro-batch are still to be computed."""
@@ -105,27 +96,11 @@ class DeferredGradients:
         waiting.reverse()
         while waiting:  # each frees its activations before the next one needs memory
             weight, make = waiting.pop()
-            gradient = make(self.total_of(weight))
+            gradient = make()
             if gradient is not None:
                 weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
             del make, gradient  # free their tensors before the gradient is passed on
             after_gradient(weight, len(waiting))
-
-
-def weight_gradient(grad_TO: Tensor, x_TI: Tensor, total: GradientSum | None) -> Tensor | None:
-    """``grad^T x``, returned or added to a sum, as a `Make` does."""
-    if total is None:
-        return grad_TO.t() @ x_TI
-    total.add_product(grad_TO, x_TI)
-    return None
-
-
-def gradient_now(ctx: Any, make: Make) -> Tensor | None:
-    """What the backward of a product returns to autograd for its weight, ``ctx.parameter``: the gradient, or None if
-    ``ctx.deferred`` has it."""
-    if ctx.deferred is None:
-        return make(None)
-    return None if ctx.deferred.add(ctx.parameter, make) else make(ctx.deferred.total_of(ctx.parameter))
 
 
 class _Linear(torch.autograd.Function):
@@ -140,7 +115,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         grad_x = grad @ weight
-        return grad_x, gradient_now(ctx, lambda total: weight_gradient(grad, x, total)), None
+        deferred: DeferredGradients = ctx.deferred
+
+        def make() -> Tensor | None:
+            return deferred.product(ctx.parameter, grad, x)
+
+        return grad_x, None if deferred.add(ctx.parameter, make) else make(), None
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, deferred: DeferredGradients | None = None) -> Tensor:

@@ -84,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunks = list(_chunks(x.shape[0], chunk_tokens))
         lse = x.new_empty(x.shape[0], dtype=accumulation_dtype(x.dtype))
         losses = torch.empty_like(lse)
-        ctx.parameter, ctx.sum_of = weight, sum_of
+        ctx.parameter, ctx.sum_of = weight if sum_of is not None else None, sum_of
         gradients = _Gradients.of(ctx, x, weight, len(chunks)) if grads_in_forward else None
         buffer = _logits_buffer(x, weight, chunks)
         for chunk in chunks:
