@@ -43,7 +43,9 @@ def test_the_layouts_are_allowed_and_fused() -> None:
 
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 6), CASES))
-def test_sums_of_products_equal_a_single_process(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
+def test_sums_of_products_equal_a_single_process(
+    request: pytest.FixtureRequest, backend: str, case: Experiment
+) -> None:
     """Losses, gradient norms, gradients and weights in float64. A sum that starts with the last step's content, a
     product that overwrites, or a reduction before the last micro-batch is off by more than half of a gradient."""
     pool: Pool = request.getfixturevalue(f"{backend}_pool")

@@ -19,7 +19,7 @@ from tests.workloads.engine.op_checks import (
     randn,
     rope_tables,
 )
-from workloads.engine.ops import linear_cross_entropy as ops_linear_cross_entropy
+from workloads.engine.ops.linear import accumulate
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope

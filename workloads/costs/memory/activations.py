@@ -385,7 +385,7 @@ def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
        several chunks;
     2. that fp32 gradient and its copy in the compute dtype, if there are several chunks.
 
-    With ``gradient_accumulation_fusion`` the weight's gradient is its sum over micro-batches, which is not counted here.
+    With ``gradient_accumulation_fusion`` the weight's gradient is its sum over micro-batches, not counted here.
     """
     model = experiment.model
     tokens, stream_tokens = rank_tokens(experiment)

@@ -252,9 +252,7 @@ class Turn(NamedTuple):
             return x
         made = Shared.of(e, makes_sums=True)
         if self.first_half:
-            return made._replace(
-                w_blocks=x.w_blocks, sizes=x.sizes, working=x.working, working_kept=x.working_kept
-            )
+            return made._replace(w_blocks=x.w_blocks, sizes=x.sizes, working=x.working, working_kept=x.working_kept)
         return made
 
     def first_gradient(self, x: Shared, part: Part) -> int:

@@ -67,8 +67,8 @@ def working_bytes(
     second half.
 
     ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``recomputes_product``:
-    whether its SwiGLU product is recomputed; ``w``: bytes of an element of a weight's gradient. The stream's gradient exists throughout, the down weight's after the first
-    two moments, and also
+    whether its SwiGLU product is recomputed; ``w``: bytes of an element of a weight's gradient. The stream's gradient
+    exists throughout, the down weight's after the first two moments, and also
 
     1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
     2. the product's gradient, one fp8 copy of the output's, and the down weight's;
