@@ -31,6 +31,7 @@ from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
+from tests.planted.faults_of_sums import SUMS
 from tests.planted.faults_of_times import TIMES
 from tests.planted.plant import Fault
 
@@ -316,6 +317,7 @@ FAULTS: list[Fault] = [
     *LATENTS,
     *EXPERTS,
     *SHARDING,
+    *SUMS,
     *STAGES,
     *RECOMPUTATION,
     *NORM,

@@ -79,8 +79,8 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column(
         "gradient_accumulation_fusion",
         BOOL,
-        "True: products of weight gradients add to the fp32 sum over micro-batches; false: they return a rounded gradient "
-        "for each micro-batch. Of this project's engine; others have false",
+        "True: products of weight gradients add to the fp32 sum over micro-batches; false: each gradient is "
+        "rounded and cast first. Of this project's engine; others have false",
     ),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
