@@ -56,7 +56,7 @@ def timelines_of_chunks(e: Experiment, x: Shared, stage: int, always: Live) -> l
                 first_half=kind == "I",
                 second_half=kind == "W",
             )
-            x = turn.sizes(e, shared)
+            x = turn.adapted(e, shared)
             start = turn.start(x, part, always)
             others = [holds[other][state] for other, state in enumerate(at) if other != number]
             for place, key in enumerate(("other_weights", "other_gradients", "other_flat")):
@@ -118,8 +118,9 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
     if chunk.has_embedding and not turn.prior:
         start["of_last"] = x.g * chunk.first if x.unsharded else x.shard(chunk.first, 0)
     if chunk.head and turn.last and x.zero01:
-        flat = x.g * chunk.head
-        after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "reducing": flat, "received": 0}
+        flat = x.flat * chunk.head
+        after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "received": 0}
+        after["reducing"] = 0 if x.adds else flat
         end.append(("head, reduction", after | dict.fromkeys(("end_gradient", "new_shard", "left", "stream"), 0)))
     return [*layers, *end]
 

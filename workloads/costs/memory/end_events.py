@@ -41,8 +41,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The reduction of the head's gradient after its backward. With ZeRO 3 FSDP has gathered the last block ahead."""
     if not part.head or not turn.reduces:
         return []
-    flat = x.g * part.head
-    shard = flat // x.shards
+    flat, shard = x.flat * part.head, x.g * part.head // x.shards
     resharded = x.zero3 or (turn.last and not turn.own_deferred)
     changes: Live = {
         "loss": 0,
@@ -50,10 +49,10 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "weights": x.b * x.block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
         "gradients": turn.prior or shard,
         "stream": x.stream,
-        "flat": flat,
+        "flat": 0 if x.adds else flat,
     }
     if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists
-        changes["new_shard"] = shard
+        changes["new_shard"] = shard if x.flat else 0
     else:
         changes |= _reduced(x, turn, part.head)
     return [("head, reduction", changes)]
@@ -66,7 +65,7 @@ def _reduced(x: Shared, turn: Turn, unit: int) -> Live:
     variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
     the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
     """
-    flat = x.g * unit
+    flat = x.flat * unit
     if x.shards == 1 or x.unsharded:
         return {"flat": flat, "reducing": flat, "end_gradient": 0, "new_shard": 0}
     new_shard = flat // x.shards if turn.prior else 0
@@ -92,7 +91,7 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "gradients": gradients,
         "stream": x.stream,
         "end_gradient": (1 if x.adds else 2) * x.c * part.tied,
-        "flat": x.g * x.block if turn.reduces else 0,
+        "flat": x.flat * x.block if turn.reduces else 0,
     }
     return [("tied weight, backward", changes)]
 

@@ -33,6 +33,9 @@ class Shared(NamedTuple):
     g: int
     adds: bool
     """Whether products add weight gradients to sums over micro-batches (``gradient_accumulation_fusion``)."""
+    flat: int
+    """Bytes per element of a unit from its reduction to the next one, besides its gradient: g, of FSDP's flat copy, or
+    with ``adds`` of the sums that are read; 0 where the sums become the gradients."""
     w: int
     """Bytes that an element of a dense weight's gradient takes beside earlier sums over micro-batches: c; with ``adds``
     none, but g in the first backward, which makes the sums."""
@@ -91,6 +94,7 @@ class Shared(NamedTuple):
             c=c,
             g=g,
             adds=e.gradient_accumulation_fusion,
+            flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else g,
             w=w,
             w_blocks=w_blocks,
             sizes=sizes,
@@ -245,8 +249,8 @@ class Turn(NamedTuple):
             "flat": self.pending(x, part),
         }
 
-    def sizes(self, e: Experiment, x: Shared) -> Shared:
-        """Sizes in this turn: a first backward makes the sums of gradients; blocks have none in an input-gradient
+    def adapted(self, e: Experiment, x: Shared) -> Shared:
+        """``x`` for this turn: a first backward makes the sums of gradients; blocks have none in an input-gradient
         pass."""
         if self.prior or not x.adds:
             return x

@@ -71,10 +71,10 @@ class Pipeline:
         self.actions = schedule_actions(
             e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
+        self.sums = GradientSums(chunks, master_dtype(e)) if e.gradient_accumulation_fusion else None
         self.deferred: list[DeferredGradients] | None = None
-        if e.gradient_accumulation_fusion or any(a.kind == "W" for a in self.actions):
-            fuses, dtype = e.gradient_accumulation_fusion, master_dtype(e)
-            self.deferred = [DeferredGradients(GradientSums(chunk, dtype) if fuses else None) for chunk in chunks]
+        if self.sums is not None or any(a.kind == "W" for a in self.actions):
+            self.deferred = [DeferredGradients(self.sums) for _ in chunks]
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)
         self.tokens = e.micro_batch_size * e.seq_len // e.cp
@@ -151,6 +151,8 @@ class _Step:
             weights.find_scales()
         for action in self.actions:
             self._run(action)
+        if self.pipeline.sums is not None:
+            self.pipeline.sums.finish()
 
     def _run(self, action: Action) -> None:
         pipeline, clock = self.pipeline, self.pipeline.clock
