@@ -88,6 +88,7 @@ const Words = (() => {
     }
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
+    if (read("gradient_accumulation_fusion") === "yes") parts.push("fused accumulation");
     return parts;
   }
 
