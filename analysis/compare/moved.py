@@ -40,6 +40,7 @@ AXES = (
     *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "num_microbatches"),
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
     "cuda_graph",
+    "gradient_accumulation_fusion",
     *ROUTING,
 )
 """Axes by which changes are grouped."""

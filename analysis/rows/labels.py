@@ -40,6 +40,7 @@ _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
+    "gradient_accumulation_fusion",
 )
 
 
@@ -127,6 +128,8 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append("graph" if row["cuda_graph"] == "step" else "graph auto")
     if isinstance(row.get("precision"), str) and row["precision"] != "bf16":
         parts.append(row["precision"].replace("_", " "))
+    if str(row.get("gradient_accumulation_fusion")) == "True":  # of Python or NumPy; null is another word
+        parts.append("fused accumulation")
     return ", ".join(parts)
 
 

@@ -88,9 +88,10 @@ LATER_CHOICES = {
     "routing": "balanced",
     "routing_imbalance": 1.0,
     "cuda_graph": "none",
+    "gradient_accumulation_fusion": False,
 }
 """Values for rows that are older than these columns (schema 7, 8 and 15): every layer was recomputed, or none; no
-experts ran; no step was captured."""
+experts ran; no step was captured, and this engine's products added to no sums."""
 
 
 def _with_later_choices(table: pa.Table) -> pa.Table:

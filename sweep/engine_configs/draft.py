@@ -63,9 +63,14 @@ class Draft:
             shown = str(value).lower() if isinstance(value, bool) else value
             self.refusals.append(f"{name}={shown} ({why})")
 
-    def refuse_sizes(self, *, pads_vocabulary: bool = False, copies_heads: bool = False) -> None:
-        """Record refusals of what few targets have: padded rows, copied heads, multi-token modules."""
+    def refuse_sizes(
+        self, *, pads_vocabulary: bool = False, copies_heads: bool = False, adds_gradients: bool = False
+    ) -> None:
+        """Record refusals of what few targets have: padded rows, copied heads, multi-token modules; and a warning about
+        gradients that products do not add up."""
         e = self.experiment
+        if e.gradient_accumulation_fusion and not adds_gradients:
+            self.warnings.append("gradient_accumulation_fusion: it rounds each micro-batch's gradient before adding it")
         if e.pad_vocab_to is not None and not pads_vocabulary:
             self.refuse("pad_vocab_to", "it does not pad the vocabulary; null would work")
         if copies_of_heads(e) > 1 and not copies_heads:

@@ -142,7 +142,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file of flags."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True)
+    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True, adds_gradients=True)
     _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})
@@ -163,7 +163,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
     draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
     draft.notes.append("pretrain_gpt.py, and the Makefile that it starts with, are in Megatron-LM's repository alone")
-    draft.notes.append(f"without Apex: {WITHOUT_APEX}" if e.zero_stage < 2 else "it does not need Apex")
+    apex = f"without Apex: {WITHOUT_APEX}" if e.zero_stage < 2 else "it does not need Apex"
+    draft.notes.append("it needs Apex or Transformer Engine" if e.gradient_accumulation_fusion else apex)
     draft.notes.append(_without_transformer_engine(e))
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
     start = f"{e.world_size} ranks: {_environment(e)}torchrun ... pretrain_gpt.py $(grep -v '^#' {FILE})"

@@ -123,6 +123,7 @@ def random_experiment(draw: random.Random) -> Experiment:
         pp_split=draw.choice(["balanced", "even", "ends_count"]),
         pp_stages=written_stages(draw, pp * virtual, model.num_layers) if pp > 1 and draw.random() < 0.3 else None,
         pad_vocab_to=draw.choice([None, None, 1, 1000]),
+        gradient_accumulation_fusion=draw.random() < 0.3,
         cp_kind=draw.choice(["ring", "allgather", "ulysses"]),
         sequence_parallel=draw.random() < 0.8,
         precision=draw.choice(["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]),

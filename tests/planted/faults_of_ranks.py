@@ -32,6 +32,7 @@ from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
+from tests.planted.faults_of_sums import SUMS
 from tests.planted.faults_of_times import TIMES
 from tests.planted.plant import Fault
 
@@ -167,7 +168,7 @@ STAGES = faults_of(
         "weight_gradient_twice",
         "both halves of a split backward make a weight's gradient",
         ENGINE + "ops.linear:_Linear.backward",
-        "None if deferred else grad.t() @ x",
+        "None if deferred.add(ctx.parameter, make) else make()",
         "grad.t() @ x",
         VEE,
     ),
@@ -314,6 +315,7 @@ FAULTS: list[Fault] = [
     *LATENTS,
     *EXPERTS,
     *SHARDING,
+    *SUMS,
     *STAGES,
     *RECOMPUTATION,
     *NORM,

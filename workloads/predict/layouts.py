@@ -82,6 +82,7 @@ def is_plain(e: Experiment) -> bool:
         and (e.zero_stage == 0 or e.dp_replicate == 1)
         and e.recompute in RECOMPUTE
         and e.recompute_every == 1
+        and not e.gradient_accumulation_fusion
     )
 
 
@@ -123,6 +124,7 @@ def plain(e: Experiment) -> Experiment:
         sequence_parallel=True,
         recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
         recompute_every=1,
+        gradient_accumulation_fusion=False,
     )
 
 

@@ -34,6 +34,11 @@ _EVERYWHERE = (
         lambda e: e.cuda_graph == "step",
         "only engine=ultrasweep captures whole steps here; use none or auto",
     ),
+    Refusal(
+        "gradient_accumulation_fusion",
+        lambda e: e.gradient_accumulation_fusion,
+        "its adapter decides that (with Transformer Engine products add gradients); use false",
+    ),
     Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
     Refusal(
         "pp_stages",

@@ -210,6 +210,18 @@ _LAYOUT = _rules(
         "recompute={recompute}, but {model} has no routed experts to recompute; leave experts out",
     ),
     (
+        "fusion_zero",
+        "gradient_accumulation_fusion and zero_stage > 1",
+        "gradient_accumulation_fusion=true with zero_stage={zero_stage}: gradients are reduced with every micro-batch, "
+        "so no product has a sum to add to; use zero_stage=0 or 1, or gradient_accumulation_fusion=false",
+    ),
+    (
+        "compile_fusion",
+        "gradient_accumulation_fusion and compile == 'block'",
+        "compile=block with gradient_accumulation_fusion=true: a compiled backward returns gradients and cannot add "
+        "them to sums; use compile=none, or gradient_accumulation_fusion=false",
+    ),
+    (
         "compile_fp8",
         "engine == 'ultrasweep' and compile == 'block' and 'fp8' in precision",
         "compile=block with precision={precision}: fp8 products use separate kernels for casts, which a compiled block "

@@ -28,6 +28,7 @@ _OF_EXPERIMENT = (
         "pp_stages",
         "pad_vocab_to",
         "cuda_graph",
+        "gradient_accumulation_fusion",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")

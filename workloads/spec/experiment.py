@@ -68,6 +68,7 @@ FIELDS: Mapping[str, Values] = {
     **{field: one_of(*words) for field, words in _CHOICES.items()},
     "recompute": dataclasses.replace(one_of(*get_args(Recompute)), must=MUST),
     "sequence_parallel": one_of(True, False),
+    "gradient_accumulation_fusion": one_of(True, False),
     "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
     "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
     "capacity_factor": Values(
@@ -160,6 +161,9 @@ class Experiment(_WithId):
     pad_vocab_to: int | None = None
     """Embedding and head have rows up to the next multiple of this number times ``tp``, as with Megatron-LM's
     ``--make-vocab-size-divisible-by``. None: as many as the vocabulary, which ``tp`` must then divide."""
+    gradient_accumulation_fusion: bool = False
+    """Products of weight gradients add to the fp32 sum over micro-batches themselves (Megatron-LM's option of this
+    name), instead of a rounded gradient of each micro-batch. No effect with one micro-batch."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -262,6 +266,8 @@ class Experiment(_WithId):
             parts.append("compiled")
         if self.cuda_graph != "none":
             parts.append("graph" if self.cuda_graph == "step" else "autograph")
+        if self.gradient_accumulation_fusion:
+            parts.append("fused")
         if self.engine != ENGINE:
             parts.append(_slug(self.engine))
         return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
@@ -319,7 +325,10 @@ class Experiment(_WithId):
             fields["recompute_every"] = 1
         elif fields.get("recompute_every", 1) > fields["model"].num_layers:
             fields["recompute_every"] = fields["model"].num_layers  # only the first layer is recomputed
-        return cls(**fields)
+        experiment = cls(**fields)
+        if experiment.gradient_accumulation_fusion and experiment.num_microbatches == 1:
+            return experiment.replace(gradient_accumulation_fusion=False)
+        return experiment
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
@@ -384,6 +393,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "pp_stages": None,
     "pad_vocab_to": None,
     "cuda_graph": "none",
+    "gradient_accumulation_fusion": False,
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
 ran; no step was captured."""

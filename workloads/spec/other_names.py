@@ -65,6 +65,7 @@ _SAME: Mapping[str, str] = {
     "axes.pp_split": "account_for_loss_in_pipeline_split account_for_embedding_in_pipeline_split",
     "axes.pp_stages": "pipeline_model_parallel_layout module_fqns_per_model_part",
     "axes.pad_vocab_to": "make_vocab_size_divisible_by",
+    "axes.gradient_accumulation_fusion": "fuse_wgrad_accumulation no_gradient_accumulation_fusion",
     "axes.cp_kind": "cp_comm_type context_parallel_rotate_method",
     "axes.sequence_parallel": "enable_sequence_parallel tp_mode",
     "axes.precision": "torch_dtype dtype params_dtype mixed_precision mixed_precision_param fp8_format fp8_recipe "

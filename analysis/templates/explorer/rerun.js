@@ -5,7 +5,7 @@ const Rerun = (() => {
   const ALWAYS = ["dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute"];
   const DEFAULTS = { cp: 1, ep: 1, pp_schedule: "none", virtual_stages: 1, sequence_parallel: "yes", precision: "bf16", attention: "auto", compile: "none", seed: 42 };
   /** Fields that rows of engines before version 3 lack, with the behaviour of those engines. */
-  const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1], etp: [1, 1], routing: ["balanced", "balanced"], routing_imbalance: [1, 1], capacity_factor: ["null", "null"], pp_stages: ["null", "null"], pad_vocab_to: ["null", "null"], cuda_graph: ["none", "none"] };
+  const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1], etp: [1, 1], routing: ["balanced", "balanced"], routing_imbalance: [1, 1], capacity_factor: ["null", "null"], pp_stages: ["null", "null"], pad_vocab_to: ["null", "null"], cuda_graph: ["none", "none"], gradient_accumulation_fusion: ["no", "no"] };
   const FLAGS = { yes: "true", no: "false" };
 
   /** {words, notes} or {missing: the reason}. `read(name)` is the row's value of a column, null if unknown. */
@@ -25,7 +25,7 @@ const Rerun = (() => {
     }
     for (const [name, [usual, before]] of Object.entries(SINCE)) {
       const value = read(name) ?? (read(name === "pp_split" ? "pp" : "cp") > 1 ? before : usual);
-      if (String(value) !== String(usual)) words.push(`grid.axes.${name}=${hydra(value)}`);
+      if (String(value) !== String(usual)) words.push(`grid.axes.${name}=${FLAGS[value] ?? hydra(value)}`);
     }
     for (const name of ["warmup_steps", "timed_steps"]) if (read(name) !== null) words.push(`measure.${name}=${read(name)}`);
     // The point must run even if it is predicted not to fit; under a new sweep name it has no row yet.

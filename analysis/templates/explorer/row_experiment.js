@@ -49,6 +49,7 @@ const RowExperiment = (() => {
     const sharded = TRUTH[read("sequence_parallel")] ?? null;
     experiment.sequence_parallel = sharded ?? true;
     if (sharded !== null) config.sequence_parallel = sharded;
+    experiment.gradient_accumulation_fusion = config.gradient_accumulation_fusion = TRUTH[read("gradient_accumulation_fusion")] ?? false;
     return { experiment, config: sorted(config), exact: shape.known };
   }
 

@@ -89,6 +89,7 @@ const Words = (() => {
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
     if (read("cuda_graph") && read("cuda_graph") !== "none") parts.push(read("cuda_graph") === "step" ? "graph" : "graph auto");
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
+    if (read("gradient_accumulation_fusion") === "yes") parts.push("fused accumulation");
     return parts;
   }
 

@@ -199,6 +199,7 @@ interface Experiment {
   pp_split: string;
   pp_stages?: string | null;
   pad_vocab_to?: number | null;
+  gradient_accumulation_fusion?: boolean;
   cp_kind: string;
   precision: string;
   attention: string;

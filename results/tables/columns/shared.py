@@ -81,6 +81,12 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
         "Whether a whole optimizer step is captured as a CUDA graph, as asked for: none, step or auto",
     ),
     Column("pad_vocab_to", INT, "The rows of embedding and head are a multiple of this times tp; null: not padded"),
+    Column(
+        "gradient_accumulation_fusion",
+        BOOL,
+        "True: products of weight gradients add to the fp32 sum over micro-batches; false: each gradient is "
+        "rounded and cast first. Of this project's engine; others have false",
+    ),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
     Column("engine_version", TEXT, "Version of the engine's numerics and memory behaviour"),

@@ -82,6 +82,7 @@ CHANGES: dict[str, list[object]] = {
     "pp_split": ["balanced", "even", "ends_count"],
     "pp_stages": ["Et*20|t*12L"],
     "pad_vocab_to": [4096],
+    "gradient_accumulation_fusion": [True],
     "cp_kind": ["ring", "allgather", "ulysses"],
     "sequence_parallel": [True, False],
     "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"],

@@ -19,7 +19,7 @@ from tests.workloads.engine.op_checks import (
     randn,
     rope_tables,
 )
-from workloads.engine.ops import linear_cross_entropy as ops_linear_cross_entropy
+from workloads.engine.ops.linear import accumulate
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -154,7 +154,7 @@ def test_a_fake_gradient_is_neither_computed_nor_given_memory_of_its_own() -> No
         dz, x = torch.empty(3, 7, dtype=torch.bfloat16), torch.empty(3, 5, dtype=torch.bfloat16)
         with Allocations() as seen:
             for first in (True, False):
-                ops_linear_cross_entropy._accumulate(total, dz, x, first=first)
+                accumulate(total, dz, x, first=first)
     assert seen.names == []
 
 

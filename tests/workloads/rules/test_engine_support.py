@@ -53,6 +53,7 @@ def of(**fields: Any) -> Experiment:
         ({"pp": 2}, "pp=2"),
         ({"dp": 2, "zero_stage": 2, "pad_vocab_to": 100}, "pad_vocab_to=100"),
         ({"dp": 2, "zero_stage": 2, "cuda_graph": "step"}, "cuda_graph=step: only engine=ultrasweep captures"),
+        ({"gradient_accumulation_fusion": True}, "gradient_accumulation_fusion=True"),
         ({"dp": 2, "tp": 4, "zero_stage": 2}, "no adapter copies key and value heads"),
         ({"dp": 2, "pp": 2, "zero_stage": 1, "pp_stages": "E|ttttL"}, "pp_stages=E|t*4L"),
         ({"dp": 2, "tp": 2}, "zero_stage=0"),

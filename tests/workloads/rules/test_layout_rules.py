@@ -132,6 +132,16 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "use compile=none, or pp_schedule=1f1b",
         ),
         (
+            {"gradient_accumulation_fusion": True, "dp_shard": 2, "zero_stage": 2},
+            "fusion_zero",
+            "gradient_accumulation_fusion=true with zero_stage=2",
+        ),
+        (
+            {"gradient_accumulation_fusion": True, "compile": "block"},
+            "compile_fusion",
+            "use compile=none, or gradient_accumulation_fusion=false",
+        ),
+        (
             {"cp": 8, "tp": 2, "cp_kind": "ulysses"},
             "cp_num_kv_heads",
             "cp=8 does not divide the 4 of num_kv_heads=8 that each of tp=2 ranks has; use cp_kind=ring or allgather",

@@ -45,6 +45,8 @@ def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
     1. one chunk of logits (overwritten by their gradient) and the weight's gradient, accumulated in fp32 if there are
        several chunks;
     2. that fp32 gradient and its copy in the compute dtype, if there are several chunks.
+
+    With ``gradient_accumulation_fusion`` the weight's gradient is its sum over micro-batches, not counted here.
     """
     model = experiment.model
     tokens, stream_tokens = rank_tokens(experiment)
@@ -52,8 +54,8 @@ def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
     rows = model.vocab_size // experiment.tp
     chunks = -(-tokens // LOSS_CHUNK_TOKENS)
     logits = c * -(-tokens // chunks) * rows
-    gradient = c * rows * model.hidden_size
-    accumulator = gradient if chunks == 1 else max(c, STATISTICS_BYTES) * rows * model.hidden_size
+    gradient = 0 if experiment.gradient_accumulation_fusion else c * rows * model.hidden_size
+    accumulator = gradient if chunks == 1 or not gradient else max(c, STATISTICS_BYTES) * rows * model.hidden_size
     weight = max(logits + accumulator, accumulator + gradient if chunks > 1 else 0)
     norm_input = (c * model.hidden_size + STATISTICS_BYTES) * stream_tokens
     working = norm_input + full + full + weight

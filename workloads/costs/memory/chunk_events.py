@@ -31,7 +31,7 @@ def timelines_of_chunks(e: Experiment, x: Shared, stage: int, always: Live) -> l
     saved, deferred = [one.saved + one.of_head for one in chunks], [one.deferred for one in chunks]
     holds = [[_others_hold(e, x, one, at) for at in ChunkState] for one in chunks]
     second = _in_second_half(e, x) if x.splits else x
-    timelines = []
+    timelines, shared = [], x
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
         later = chunk
@@ -56,12 +56,13 @@ def timelines_of_chunks(e: Experiment, x: Shared, stage: int, always: Live) -> l
                 first_half=kind == "I",
                 second_half=kind == "W",
             )
+            x = turn.adapted(e, shared)
             start = turn.start(x, part, always)
             others = [holds[other][state] for other, state in enumerate(at) if other != number]
             for place, key in enumerate(("other_weights", "other_gradients", "other_flat")):
                 start[key] = sum(held[place] for held in others)
             if kind == "W":
-                steps = _weight_gradients(second, part, turn, start)
+                steps = _weight_gradients(second if x is shared else _in_second_half(e, x), part, turn, start)
             elif kind == "F":
                 # In other chunks the backward that follows holds more.
                 steps = head_forward(x, part, turn, chunks=True) if part.has_head else []
@@ -95,7 +96,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     sizes: list[LayerSizes] = []
     working = 0
     for size in x.sizes:
-        working, reducing = x.c * max(x.block, size.experts), 0
+        working, reducing = max(x.w_blocks * x.block, x.c * size.experts), 0
         if size.experts:
             of_experts = routed_tensors(e, x.c)
             reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
@@ -117,8 +118,9 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
     if chunk.has_embedding and not turn.prior:
         start["of_last"] = x.g * chunk.first if x.unsharded else x.shard(chunk.first, 0)
     if chunk.head and turn.last and x.zero01:
-        flat = x.g * chunk.head
-        after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "reducing": flat, "received": 0}
+        flat = x.flat * chunk.head
+        after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "received": 0}
+        after["reducing"] = 0 if x.adds else flat
         end.append(("head, reduction", after | dict.fromkeys(("end_gradient", "new_shard", "left", "stream"), 0)))
     return [*layers, *end]
 

@@ -21,6 +21,8 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
     if x.shards > 1 and (x.zero3 or not turn.prior):
         gathering = max(x.b * x.block, x.b_experts * part.experts) if part.tied else x.c * part.head
     forward: Live = {"loss": x.head.working, "gathering": gathering}
+    if x.adds and not turn.prior:
+        forward["gradients"] = x.w * (part.head + part.tied)  # the sum that the product adds to
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
@@ -39,8 +41,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The reduction of the head's gradient after its backward. With ZeRO 3 FSDP has gathered the last block ahead."""
     if not part.head or not turn.reduces:
         return []
-    flat = x.g * part.head
-    shard = flat // x.shards
+    flat, shard = x.flat * part.head, x.g * part.head // x.shards
     resharded = x.zero3 or (turn.last and not turn.own_deferred)
     changes: Live = {
         "loss": 0,
@@ -48,10 +49,10 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "weights": x.b * x.block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
         "gradients": turn.prior or shard,
         "stream": x.stream,
-        "flat": flat,
+        "flat": 0 if x.adds else flat,
     }
     if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists
-        changes["new_shard"] = shard
+        changes["new_shard"] = shard if x.flat else 0
     else:
         changes |= _reduced(x, turn, part.head)
     return [("head, reduction", changes)]
@@ -64,7 +65,7 @@ def _reduced(x: Shared, turn: Turn, unit: int) -> Live:
     variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
     the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
     """
-    flat = x.g * unit
+    flat = x.flat * unit
     if x.shards == 1 or x.unsharded:
         return {"flat": flat, "reducing": flat, "end_gradient": 0, "new_shard": 0}
     new_shard = flat // x.shards if turn.prior else 0
@@ -82,14 +83,15 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
     unsharded, shard = x.g * part.tied, x.g * part.tied // x.shards
     gradients = turn.prior or part.shard - shard
     if x.unsharded:
-        gradients = unsharded + part.shard - shard if turn.last else turn.prior or x.g * part.params - unsharded
+        made = x.g * part.params - (0 if x.adds else unsharded)  # the head's product adds to the sum in its forward
+        gradients = unsharded + part.shard - shard if turn.last else turn.prior or made
     changes: Live = {
         **_NOTHING_OF_LAYERS,
         "weights": x.c * part.tied if x.zero3 or turn.last else part.whole,
         "gradients": gradients,
         "stream": x.stream,
-        "end_gradient": 2 * x.c * part.tied,
-        "flat": x.g * x.block if turn.reduces else 0,
+        "end_gradient": (1 if x.adds else 2) * x.c * part.tied,
+        "flat": x.flat * x.block if turn.reduces else 0,
     }
     return [("tied weight, backward", changes)]
 
@@ -124,7 +126,8 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         if turn.first_half:
             end |= {"gradients": turn.prior or x.g * first, "end_gradient": cast * first}
         else:
-            end |= {"gradients": x.g * part.params, "of_last": cast * part.first, "end_gradient": 0}
+            beside = cast if part.has_embedding or not x.adds else 0
+            end |= {"gradients": x.g * part.params, "of_last": beside * part.first, "end_gradient": 0}
         end |= {"weights": part.whole, "flat": 0}
         return [("last unit, accumulation", end)]
     if not ends_step and turn.own_deferred:

@@ -182,7 +182,9 @@ def timelines_of(e: Experiment, x: Shared, stage: int, held: StageParams) -> lis
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
     timelines = []
+    shared = x
     for name, turn in _turns(x, part, int(in_flight), int(deferred * part.deferred)):
+        x = turn.adapted(e, shared)
         steps = head_forward(x, part, turn, chunks=False) if part.has_head else []
         steps += [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *tied_step(x, part, turn)]
         timelines.append(Timeline(name, turn.start(x, part, always), [*steps, *last_unit(x, part, turn)]))

@@ -45,7 +45,7 @@ TENSORS: Mapping[str, Tensor] = {
     "received": Tensor(ACTIVATIONS, "gradient received from the next stage", "training/messages.py Messages.take"),
     "end_gradient": Tensor(ACTIVATIONS, "gradient of an end, not yet reduced", "ops/linear_cross_entropy.py"),
     "gathering": Tensor(ACTIVATIONS, "FSDP's buffer to gather a unit", "training/data_parallel.py apply_data_parallel"),
-    "flat": Tensor(ACTIVATIONS, "FSDP's flat copy to reduce", "training/gradient_memory.py InMemoryOfActivations"),
+    "flat": Tensor(ACTIVATIONS, "flat copy or sums to reduce", "training/gradient_memory.py InMemoryOfActivations"),
     "reducing": Tensor(ACTIVATIONS, "gradients being reduced", "ops/linear.py"),
     "new_shard": Tensor(ACTIVATIONS, "new shard, to be added", "training/gradient_memory.py InMemoryOfActivations"),
     "other_flat": Tensor(ACTIVATIONS, "other chunks' flat copies", "training/gradient_memory.py InMemoryOfActivations"),

@@ -53,7 +53,7 @@ def _prior(x: Shared, part: Part, turn: Turn) -> int:
 def _flat(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes of the flat copy of the unit that was reduced before the last layer."""
     of_head = part.head > 0 and turn.reduces and not turn.second_half
-    return x.g * part.head if of_head else turn.pending(x, part)
+    return x.flat * part.head if of_head else turn.pending(x, part)
 
 
 def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
@@ -63,7 +63,7 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
         **_AFTER_HEAD,
         "weights": _gathered(x, part, turn),
         "gradients": _prior(x, part, turn),
-        "of_tied": x.c * part.tied,
+        "of_tied": x.w * part.tied,
         "working": x.working_kept if part.kept_after else x.working,
         "flat": _flat(x, part, turn),
     }
@@ -76,7 +76,7 @@ def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
     g bytes per element by then.
     """
-    size, flat = part.classes[-1].size, x.g * x.block
+    size, flat = part.classes[-1].size, 0 if x.adds else x.g * x.block
     each = x.g if x.splits else x.c
     changes: Live = {
         "working": 0,
@@ -92,6 +92,7 @@ def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         changes["gradients"] = _prior(x, part, turn) + (0 if turn.prior else flat)
         return [(unit, changes)]
     if x.unsharded:
+        changes["new_shard"] = x.g * x.block // x.shards if x.adds else 0  # the sum stays while it is read
         return [(unit, changes)]
     changes["reducing"] = each * x.block
     return [(unit, changes), (unit, {"reducing": each * size.down, "new_shard": flat // x.shards})]
@@ -119,7 +120,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int) -> Step:
         gradients -= of_done - shard
     flat = _flat(x, part, turn)
     if turn.reduces:
-        flat = 0 if turn.first_half else x.g * layers[-1][0].block
+        flat = 0 if turn.first_half else x.flat * layers[-1][0].block
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
         **_AFTER_REDUCTION,
@@ -158,7 +159,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
         "gradients": _gradients(x, turn, done, of_others),
         "received": 0 if part.has_head else x.stream,
         "working": working + (size.first_half if turn.first_half else 0),
-        "flat": x.g * size.block if turn.reduces and not turn.first_half else turn.pending(x, part),
+        "flat": x.flat * size.block if turn.reduces and not turn.first_half else turn.pending(x, part),
     }
 
 
@@ -246,8 +247,8 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     FSDP holds a unit's last gradient, the down weight's: a third of the experts. All gradients exist while the flat
     copy is created, before the new shard. In a split backward they have g bytes per element.
     """
-    size, flat = part.experts, x.g * part.experts
-    shard = flat // x.expert_shards
+    size, flat = part.experts, 0 if x.adds and turn.reduces else x.g * part.experts
+    shard = x.g * size // x.expert_shards
     if not turn.reduces:
         # The first gradients are cast weight by weight; one weight is two thirds. Those in the master dtype are
         # accumulated as is.

@@ -31,6 +31,16 @@ class Shared(NamedTuple):
 
     c: int
     g: int
+    adds: bool
+    """Whether products add weight gradients to sums over micro-batches (``gradient_accumulation_fusion``)."""
+    flat: int
+    """Bytes per element of a unit from its reduction to the next one, besides its gradient: g, of FSDP's flat copy, or
+    with ``adds`` of the sums that are read; 0 where the sums become the gradients."""
+    w: int
+    """Bytes that an element of a dense weight's gradient takes beside earlier sums over micro-batches: c; with ``adds``
+    none, but g in the first backward, which makes the sums."""
+    w_blocks: int
+    """The same of weights of the blocks, whose fp8 products cannot add to fp32 sums."""
     sizes: tuple[LayerSizes, ...]
     """Sizes of each class of layers of the model."""
     working: int
@@ -72,13 +82,21 @@ class Shared(NamedTuple):
     """Whether layers that are recomputed and layers that are not take turns."""
 
     @classmethod
-    def of(cls, e: Experiment) -> Shared:
-        model, c = e.model, COMPUTE_BYTES[e.precision]
+    def of(cls, e: Experiment, *, makes_sums: bool = False) -> Shared:
+        """``makes_sums``: for a first backward with ``adds``."""
+        model, c, g = e.model, COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
         tokens, stream_tokens = rank_tokens(e)
-        sizes = layer_sizes(e)
+        w = w_blocks = (g if makes_sums else 0) if e.gradient_accumulation_fusion else c
+        if e.precision in ("fp8_tensorwise", "fp8_blockwise"):
+            w_blocks = c
+        sizes = layer_sizes(e, w_blocks)
         return cls(
             c=c,
-            g=MASTER_BYTES[e.precision],
+            g=g,
+            adds=e.gradient_accumulation_fusion,
+            flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else g,
+            w=w,
+            w_blocks=w_blocks,
             sizes=sizes,
             working=max(size.working for size in sizes),
             working_kept=max(size.working_kept for size in sizes),
@@ -230,6 +248,16 @@ class Turn(NamedTuple):
             "gradients": self.prior,
             "flat": self.pending(x, part),
         }
+
+    def adapted(self, e: Experiment, x: Shared) -> Shared:
+        """``x`` for this turn: a first backward makes the sums of gradients; blocks have none in an input-gradient
+        pass."""
+        if self.prior or not x.adds:
+            return x
+        made = Shared.of(e, makes_sums=True)
+        if self.first_half:
+            return made._replace(w_blocks=x.w_blocks, sizes=x.sizes, working=x.working, working_kept=x.working_kept)
+        return made
 
     def first_gradient(self, x: Shared, part: Part) -> int:
         """Bytes of the head's gradient after its backward, unless added to an earlier one."""

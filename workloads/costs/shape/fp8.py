@@ -61,7 +61,7 @@ def working_bytes(
     kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
     recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
     transposed = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
-    entering = c * down + c * output + gathered - kept
+    entering = w * down + c * output + gathered - kept
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
         gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,

@@ -107,6 +107,8 @@ class Setting(NamedTuple):
     """Number of ranks that split one copy of the experts' weights: ``ep etp``."""
     compute_bytes: Ints
     master_bytes: Ints
+    accumulated_bytes: Ints
+    """Bytes read and written per element that a gradient is added to others."""
     gathered_bytes: Ints
     """Bytes per element of a block's matrices when gathered."""
     gathered_expert_bytes: Ints
@@ -160,11 +162,11 @@ class ChunkTimes(NamedTuple):
 
 
 def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
-    c, g = x.compute_bytes, x.master_bytes
+    g = x.master_bytes
     params, experts = _held_params(x, held)
 
     # Adding a gradient to the accumulated one, or copying it for reduction: read c, read and write g.
-    accumulating = (c + 2 * g) * params / x.memory
+    accumulating = x.accumulated_bytes * params / x.memory
     weight = x.layers.weight_s + accumulating
     has_head = held.has_head.astype(np.float64)
     forward = x.layers.forward_s + has_head * x.ends.head_forward_s

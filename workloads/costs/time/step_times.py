@@ -146,7 +146,10 @@ class StepTimes:
         c = COMPUTE_BYTES[e.precision]
         times = [layer_times(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
-        numbers = e.tp, e.ep * e.etp, c, MASTER_BYTES[e.precision], *gathered, e.model.tie_embeddings
+        g = MASTER_BYTES[e.precision]
+        # A product that adds to a sum reads and writes g where it would write c.
+        accumulated = 2 * g - c if e.gradient_accumulation_fusion else c + 2 * g
+        numbers = e.tp, e.ep * e.etp, c, g, accumulated, *gathered, e.model.tie_embeddings
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)
         return _OfLayers((*numbers, rates.memory), np.array(times), ends)
@@ -218,6 +221,7 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 _OF_LAYER = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "cp_kind", "sequence_parallel"),
     *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
+    "gradient_accumulation_fusion",
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")
@@ -269,7 +273,7 @@ class _Kinds(NamedTuple):
         )
 
 
-_WHOLE = 7
+_WHOLE = 8
 _RECOMPUTE = LayerTimes._fields.index("recompute_s")
 _MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
 _SHARDS = _MESSAGE + 1

@@ -64,20 +64,19 @@ class _ColumnLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
 
-        def later() -> Tensor:
-            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-            return grad.t() @ full
+        def product(full: Tensor) -> Tensor | None:
+            return grad.t() @ full if ctx.deferred is None else ctx.deferred.product(ctx.parameter, grad, full)
+
+        def later() -> Tensor | None:
+            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
 
         grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
             partial = _sum_async(grad @ weight, tp)
-        elif tp.sequence_parallel:
-            gathered = gather_async(x, tp.axis)
-            partial = reduce_scatter_async(grad @ weight, tp.axis)
-            grad_weight = grad.t() @ wait(gathered)
         else:
-            partial = all_reduce_async(grad @ weight, tp.axis)
-            grad_weight = grad.t() @ x
+            gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
+            partial = _sum_async(grad @ weight, tp)
+            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
         return wait(partial), grad_weight, None, None
 
 
@@ -109,9 +108,11 @@ class _Fp8ColumnLinear(torch.autograd.Function):
         for_weight = cast_grad.for_weight
         del grad
 
-        def later() -> Tensor:
-            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-            return products.weight_gradient(for_weight, (full,), x.dtype)
+        def product(full: Tensor) -> Tensor | None:
+            return products.weight_gradient(for_weight, (full,), x.dtype, ctx.parameter, ctx.deferred)
+
+        def later() -> Tensor | None:
+            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
 
         grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
@@ -120,8 +121,7 @@ class _Fp8ColumnLinear(torch.autograd.Function):
             gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
             partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
             del cast_grad
-            full = wait(gathered) if tp.sequence_parallel else x
-            grad_weight = products.weight_gradient(for_weight, (full,), x.dtype)
+            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
         return wait(partial), grad_weight, None, None, None
 
 

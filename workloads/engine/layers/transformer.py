@@ -33,7 +33,7 @@ from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.ops.fp8_linear import Fp8Products
-from workloads.engine.ops.linear import DeferredGradients
+from workloads.engine.ops.linear import DeferredGradients, SumOf
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -160,6 +160,8 @@ class Head(nn.Module):
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
         self.loss_scale: Tensor | None = None
         """Factor on all gradients from the loss on, but not on the loss itself."""
+        self.sum_of: SumOf | None = None
+        """As of `DeferredGradients`. The gradient is never deferred."""
 
     def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
         """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs), a scalar."""
@@ -172,6 +174,7 @@ class Head(nn.Module):
             grads_in_forward=self.grads_in_forward,
             gradient_scale=self.loss_scale,
             vocabulary=self.vocabulary,
+            sum_of=self.sum_of,
         )
 
 
@@ -239,7 +242,9 @@ class Chunk(nn.Module):
         return x
 
     def defer_to(self, deferred: DeferredGradients) -> None:
-        """Make split backwards leave the weight gradients of this chunk's products to ``deferred``."""
+        """Leave the weight gradients of this chunk's products to ``deferred``."""
+        if self.head is not None:
+            self.head.sum_of = deferred.sum_of
         for module in self.modules():
             if hasattr(module, "deferred"):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors

@@ -70,10 +70,18 @@ class Fp8Products:
         return product(grad.rows, self._transposed_weight(weight_OI), dtype, fast=False)
 
     def weight_gradient(
-        self, grad_for_weight: Operand | Tensor, kept: tuple[Tensor, ...], dtype: torch.dtype
-    ) -> Tensor:
-        """``dy^T x``. ``kept``: the saved tensors that `forward` returned, or the input itself."""
+        self,
+        grad_for_weight: Operand | Tensor,
+        kept: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        weight: Tensor | None = None,
+        deferred: DeferredGradients | None = None,
+    ) -> Tensor | None:
+        """``dy^T x``. ``kept``: the saved tensors that `forward` returned, or the input itself. A product in bf16 may
+        be added to the sum of ``weight`` (`DeferredGradients.product`); those in fp8 cannot add to fp32."""
         if isinstance(grad_for_weight, Tensor):
+            if deferred is not None and weight is not None:
+                return deferred.product(weight, grad_for_weight, kept[0])
             return grad_for_weight.t() @ kept[0]
         if kept[0].dtype == dtype:
             bits = kept[1] if len(kept) > 1 else None
@@ -126,8 +134,8 @@ class _Fp8Linear(torch.autograd.Function):
         for_weight = cast_grad.for_weight
         del cast_grad
 
-        def make() -> Tensor:
-            return products.weight_gradient(for_weight, tuple(kept), dtype)
+        def make() -> Tensor | None:
+            return products.weight_gradient(for_weight, tuple(kept), dtype, ctx.parameter, ctx.deferred)
 
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
             return grad_x, None, None, None

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workloads.engine.ops.backend import ROW_ALIGNMENT, Backend, accumulation_dtype, backend_of, row_blocks
+from workloads.engine.ops.linear import GradientSum, SumOf, accumulate
 
 
 def linear_cross_entropy(
@@ -34,6 +35,7 @@ def linear_cross_entropy(
     grads_in_forward: bool = True,
     gradient_scale: Tensor | None = None,
     vocabulary: int | None = None,
+    sum_of: SumOf | None = None,
 ) -> Tensor:
     """``scale * sum_t cross_entropy(x_t @ W^T, target_t)`` as a 0-dim fp32 tensor (fp64 for fp64 inputs).
 
@@ -52,10 +54,13 @@ def linear_cross_entropy(
 
     ``vocabulary``: number of rows of the full matrix that stand for tokens, the first ones; None for all. The loss is
     that of these rows, and the other rows get gradients of 0.
+
+    ``sum_of``: the gradient of ``weight`` is added to its sum, as soon as it is computed, instead of being returned to
+    autograd. The result must then not be scaled by its user: a gradient of the result other than 1 comes too late.
     """
     in_forward = grads_in_forward and torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(
-        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale, vocabulary
+        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale, vocabulary, sum_of
     )
 
 
@@ -72,13 +77,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grads_in_forward: bool,
         gradient_scale: Tensor | None,
         vocabulary: int | None,
+        sum_of: SumOf | None,
     ) -> Tensor:
         first_row = 0 if group is None else dist.get_rank(group) * weight.shape[0]
         tokens_held = None if vocabulary is None else max(0, vocabulary - first_row)
         chunks = list(_chunks(x.shape[0], chunk_tokens))
         lse = x.new_empty(x.shape[0], dtype=accumulation_dtype(x.dtype))
         losses = torch.empty_like(lse)
-        gradients = _Gradients(x, weight, ctx.needs_input_grad, len(chunks)) if grads_in_forward else None
+        ctx.parameter, ctx.sum_of = weight if sum_of is not None else None, sum_of
+        gradients = _Gradients.of(ctx, x, weight, len(chunks)) if grads_in_forward else None
         buffer = _logits_buffer(x, weight, chunks)
         for chunk in chunks:
             logits = _logits(x, weight, chunk, buffer, tokens_held)
@@ -104,7 +111,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dx, dweight = ctx.saved_tensors
         else:
             x, weight, targets, lse = ctx.saved_tensors
-            gradients = _Gradients(x, weight, ctx.needs_input_grad, len(ctx.chunks))
+            gradients = _Gradients.of(ctx, x, weight, len(ctx.chunks))
             buffer = _logits_buffer(x, weight, ctx.chunks)
             for chunk in ctx.chunks:
                 logits = _logits(x, weight, chunk, buffer, ctx.tokens_held)
@@ -115,42 +122,43 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (dx, dweight):
             if gradient is not None:
                 _multiply_(gradient, grad)
-        return dx, dweight, None, None, None, None, None, None, None
+        return dx, dweight, *[None] * 8
 
 
 class _Gradients:
     """Gradients of ``x`` and ``weight``, filled chunk by chunk. Products accumulate over tokens in fp32."""
 
-    def __init__(self, x: Tensor, weight: Tensor, needed: tuple[bool, ...], chunks: int) -> None:
-        self.x, self.weight = x, weight
+    def __init__(
+        self, x: Tensor, weight: Tensor, needed: tuple[bool, ...], chunks: int, total: GradientSum | None
+    ) -> None:
+        """``total``: takes the gradient of ``weight``, and `finish` returns none."""
+        self.x, self.weight, self.total = x, weight, total
         self.dx = x.new_empty(x.shape) if needed[0] else None
+        if total is not None:
+            self.dweight: Tensor | None = total.total_OI
+            return
         # One chunk is one matmul, which accumulates in fp32 by itself.
         dtype = weight.dtype if chunks == 1 else accumulation_dtype(weight.dtype)
         self.dweight = weight.new_empty(weight.shape, dtype=dtype) if needed[1] else None
+
+    @classmethod
+    def of(cls, ctx: Any, x: Tensor, weight: Tensor, chunks: int) -> _Gradients:
+        total = None if ctx.sum_of is None else ctx.sum_of(ctx.parameter)
+        return cls(x, weight, ctx.needs_input_grad, chunks, total)
 
     def add(self, dz: Tensor, chunk: slice) -> None:
         if self.dx is not None:
             torch.mm(dz, self.weight, out=self.dx[chunk])
         if self.dweight is not None:
-            _accumulate(self.dweight, dz, self.x[chunk], first=chunk.start == 0)
+            first = chunk.start == 0 and (self.total is None or self.total.is_empty)
+            accumulate(self.dweight, dz, self.x[chunk], first=first)
 
     def finish(self) -> tuple[Tensor | None, Tensor | None]:
         dx, dweight = self.dx, self.dweight
         self.dweight = None  # frees the accumulator as soon as it is rounded
+        if self.total is not None:
+            return dx, None
         return dx, dweight if dweight is None else dweight.to(self.weight.dtype)
-
-
-def _accumulate(total_VD: Tensor, dz_CV: Tensor, x_CD: Tensor, *, first: bool) -> None:
-    """``total (+)= dz^T @ x``; the old content of ``total`` is ignored if ``first``."""
-    beta, backend = 0.0 if first else 1.0, backend_of(dz_CV)
-    if total_VD.dtype == dz_CV.dtype:
-        torch.addmm(total_VD, dz_CV.t(), x_CD, beta=beta, out=total_VD)
-    elif backend is Backend.TRITON:
-        torch.ops.aten.addmm.dtype_out(total_VD, dz_CV.t(), x_CD, total_VD.dtype, beta=beta, out=total_VD)
-    elif backend is Backend.TORCH:  # no CPU matmul accumulates into a wider dtype
-        for rows in row_blocks(*total_VD.shape):
-            product = dz_CV[:, rows].t() @ x_CD
-            total_VD[rows] = product if first else total_VD[rows] + product
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:

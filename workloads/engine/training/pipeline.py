@@ -24,8 +24,9 @@ from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.clock import Clock, Mark
-from workloads.engine.training.data_parallel import GradientSync, compute_dtype
+from workloads.engine.training.data_parallel import GradientSync, compute_dtype, master_dtype
 from workloads.engine.training.fp8_gather import fp8_weights
+from workloads.engine.training.gradient_sums import GradientSums
 from workloads.engine.training.messages import Messages, connect
 
 
@@ -70,8 +71,10 @@ class Pipeline:
         self.actions = schedule_actions(
             e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
-        self.deferred = [DeferredGradients() for _ in chunks] if any(a.kind == "W" for a in self.actions) else None
-        if self.deferred is not None:
+        self.sums = GradientSums(chunks, master_dtype(e)) if e.gradient_accumulation_fusion else None
+        self.deferred: list[DeferredGradients] | None = None
+        if self.sums is not None or any(a.kind == "W" for a in self.actions):
+            self.deferred = [DeferredGradients(self.sums) for _ in chunks]
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)
         self.tokens = e.micro_batch_size * e.seq_len // e.cp
@@ -148,6 +151,8 @@ class _Step:
             weights.find_scales()
         for action in self.actions:
             self._run(action)
+        if self.pipeline.sums is not None:
+            self.pipeline.sums.finish()
 
     def _run(self, action: Action) -> None:
         pipeline, clock = self.pipeline, self.pipeline.clock

@@ -33,6 +33,13 @@ CASES = {
     "ZeRO 1": experiment(dp=8, zero_stage=1, microbatches=2),
     "ZeRO 2": experiment(dp=8, zero_stage=2, microbatches=3, micro_batch_size=2),
     "ZeRO 3": experiment(dp=8, zero_stage=3, microbatches=2),
+    "fused accumulation": experiment(microbatches=2, gradient_accumulation_fusion=True),
+    "fused accumulation, ZeRO 1": experiment(
+        dp=8, zero_stage=1, microbatches=3, micro_batch_size=2, gradient_accumulation_fusion=True
+    ),
+    "fused accumulation, tp, full": experiment(
+        tp=4, micro_batch_size=4, microbatches=3, recompute="full", gradient_accumulation_fusion=True
+    ),
     "HSDP": Experiment(
         model=shortened(LLAMA_1B), dp_replicate=2, dp_shard=4, zero_stage=2, global_batch_size=8, seq_len=4096
     ),

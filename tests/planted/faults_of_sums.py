@@ -1,0 +1,57 @@
+"""Faults of weight gradients that products add to sums over micro-batches."""
+
+from __future__ import annotations
+
+from tests.planted.faults import CROSS_ENTROPY, DP, ENGINE, PIPELINE, SYNC, faults_of
+
+_FUSED = {**DP, "zero_stage": 1, "gradient_accumulation_fusion": True}
+_SUM_OF = ENGINE + "training.gradient_sums:GradientSums.__call__"
+SUMS = [
+    *faults_of(
+        "dp",
+        (
+            "sum_not_zeroed",
+            "a sum begins with what was in its memory",
+            _SUM_OF,
+            "GradientSum(total, is_empty=True)",
+            "GradientSum(total.fill_(1.0), is_empty=False)",
+            _FUSED,
+        ),
+        (
+            "product_overwrites_sum",
+            "a product replaces the sum of earlier micro-batches",
+            ENGINE + "ops.linear:DeferredGradients.product",
+            "first=so_far.is_empty",
+            "first=True",
+            _FUSED,
+        ),
+        (
+            "head_overwrites_sum",
+            "the head's product replaces the sum of earlier micro-batches",
+            CROSS_ENTROPY + "_Gradients.add",
+            "chunk.start == 0 and (self.total is None or self.total.is_empty)",
+            "chunk.start == 0",
+            _FUSED,
+        ),
+        (
+            "sum_of_first_micro_batch",
+            "sums are reduced with the first micro-batch",
+            PIPELINE + "__init__",
+            "action for action in backwards}",
+            "action for action in reversed(backwards)}",
+            _FUSED,
+        ),
+    ),
+    *faults_of(
+        "dp",
+        (
+            "sums_reduced_early",
+            "sums are reduced with every micro-batch",
+            SYNC,
+            "experiment.zero_stage >= 2",
+            "experiment.zero_stage >= 1",
+            _FUSED,
+        ),
+        check="traffic",
+    ),
+]

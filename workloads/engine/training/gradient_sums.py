@@ -1,0 +1,154 @@
+"""Sums of weight gradients over micro-batches, which products add to and collectives read.
+
+FSDP casts a micro-batch's gradient to the dtype of reductions, adds those of later micro-batches, concatenates a unit's
+gradients with the last one, and reduces the copy. Here a product finds the sum where FSDP keeps it, and the sum itself
+is reduced: nothing is cast, copied or concatenated between the two. Gradients without such a product (of norms, of the
+embedding, of products that cannot add to fp32) are still accumulated by FSDP, and join the reduction of their unit.
+
+A sum is allocated by the first product of a step, which overwrites it, and freed after its reduction; so no sum is ever
+zeroed. On one rank without replicas the sum is the gradient. Used with ZeRO 0 and 1, which reduce with the last
+micro-batch only. True of torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, TrainingState
+from torch.nn import functional as F
+
+from workloads.engine.ops.linear import GradientSum
+from workloads.engine.training.data_parallel import param_groups_of
+
+
+class GradientSums:
+    """Sums of the weight gradients of one rank's chunks, by weight."""
+
+    def __init__(self, chunks: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        modules = (module for chunk in chunks for module in chunk.modules())
+        self._groups = [group for one in modules if isinstance(one, FSDPModule) for group in param_groups_of(one)]
+        for group in self._groups:
+            group.post_backward = partial(self._post_backward, group, group.post_backward)
+        self._dtype = dtype
+        self._parameters: dict[int, Any] = {}
+        """FSDP's parameters by the ids of their gathered weights."""
+        self._reading: tuple[list[Tensor], Any] = [], None
+        """Sums that the last reduction reads, and the event of its end."""
+        self._reduced: list[Any] = []
+        """Events of the ends of all reductions that compute has not waited for."""
+
+    def __call__(self, weight: Tensor) -> GradientSum:
+        """Sum of a weight, given as the tensor that FSDP gathers: the same one in every step."""
+        parameter = self._parameter_of(weight)
+        total = parameter.unsharded_accumulated_grad
+        if total is not None:
+            return GradientSum(total, is_empty=False)
+        total = torch.empty(weight.shape, dtype=self._dtype, device=weight.device)
+        parameter.unsharded_accumulated_grad = total
+        return GradientSum(total, is_empty=True)
+
+    def finish(self) -> None:
+        """Make compute wait for all reductions; call it before gradients are read."""
+        for event in self._reduced:
+            self._groups[0].device_handle.current_stream().wait_event(event)
+        self._reduced.clear()
+        self._reading = [], None
+
+    def _parameter_of(self, weight: Tensor) -> Any:
+        if id(weight) not in self._parameters:  # the weights of a group exist once it was gathered
+            self._parameters |= {
+                id(parameter._unsharded_param): parameter
+                for group in self._groups
+                for parameter in group.fsdp_params
+                if hasattr(parameter, "_unsharded_param")
+            }
+        return self._parameters[id(weight)]
+
+    @torch.no_grad()
+    def _post_backward(self, group: Any, of_fsdp: Callable[..., None], *args: Any) -> None:
+        """Do what FSDP's ``post_backward`` of a group does, ``of_fsdp``, which accumulates; but reduce the sums."""
+        if not group.reduce_grads:
+            of_fsdp(*args)
+            return
+        group._training_state = TrainingState.POST_BACKWARD
+        summed = []
+        for parameter in group.fsdp_params:
+            if not hasattr(parameter, "_unsharded_param"):
+                continue
+            parameter.accumulate_unsharded_grad_if_needed()
+            parameter.to_accumulated_grad_if_needed()
+            total = parameter.unsharded_accumulated_grad
+            if total is None:  # without mixed precision autograd accumulates in the dtype of reductions
+                total = parameter._unsharded_param.grad
+            parameter.unsharded_accumulated_grad = parameter._unsharded_param.grad = None
+            if total is not None:
+                summed.append((parameter, total))
+        if group.reshard_after_backward:
+            group.reshard()
+        if summed:
+            shards = self._reduce(group, [total for _, total in summed])
+            for (parameter, _), shard in zip(summed, shards, strict=True):
+                local = shard[: parameter.sharded_size.numel()].view(parameter.sharded_size)
+                parameter.sharded_param.grad = parameter.to_sharded_dtensor(local)
+
+    def _reduce(self, group: Any, totals: list[Tensor]) -> list[Tensor]:
+        """Start to sum a unit's gradients over ranks. Returns this rank's shard of each, flat and padded.
+
+        All memory is that of the compute stream. The sums that a reduction reads stay until the next one starts, as
+        FSDP's copies would.
+        """
+        shards = group._reduce_scatter_process_group.size()
+        replicas = group._all_reduce_process_group if isinstance(group.mesh_info, DDPMeshInfo) else None
+        flat = [_padded(total, shards).view(-1) for total in totals]
+        if shards == 1 and replicas is None:
+            return flat
+        handle, context = group.device_handle, group.comm_ctx
+        compute = handle.current_stream()
+        if self._reading[1] is not None:
+            compute.wait_event(self._reading[1])
+        self._reading = [], None
+        results, stream, parts = flat, compute, flat
+        if shards > 1:
+            sizes = [one.numel() // shards for one in flat]
+            result = torch.empty(sum(sizes), dtype=self._dtype, device=flat[0].device)
+            results, parts, stream = [result], list(result.split(sizes)), context.reduce_scatter_stream
+            stream.wait_stream(compute)
+            with handle.stream(stream), _in_one_message(group._reduce_scatter_process_group):
+                for part, one in zip(parts, flat, strict=True):
+                    group._reduce_scatter_comm(
+                        output_tensor=part,
+                        input_tensor=one,
+                        group=group._reduce_scatter_process_group,
+                        op=dist.ReduceOp.SUM,
+                    )
+            self._reading = flat, stream.record_event()
+        if replicas is not None:
+            context.all_reduce_stream.wait_stream(stream)
+            stream = context.all_reduce_stream
+            with handle.stream(stream), _in_one_message(replicas):
+                for one in results:
+                    dist.all_reduce(one, group=replicas)
+        self._reduced.append(stream.record_event())
+        return parts
+
+
+def _in_one_message(group: dist.ProcessGroup) -> AbstractContextManager[Any]:
+    """Send the collectives of the block together. A group of a rehearsal sends nothing and knows no such call."""
+    if dist.get_backend(group) == "fake":
+        return nullcontext()
+    manager: AbstractContextManager[Any] = _coalescing_manager(group=group)
+    return manager
+
+
+def _padded(total: Tensor, shards: int) -> Tensor:
+    """The sum with as many rows as all shards together, which is a copy only where ``shards`` does not divide them."""
+    missing = -total.shape[0] % shards
+    return F.pad(total, [0, 0] * (total.dim() - 1) + [0, missing]) if missing else total
