@@ -39,6 +39,8 @@ class _Layer(NamedTuple):
 
     e: Experiment
     kind: Layer
+    w: int
+    """Bytes that an element of a dense weight's gradient takes while the backward runs."""
     recompute: str
     """The word of ``recompute`` that counts for this layer."""
     s: Sizes
@@ -46,10 +48,11 @@ class _Layer(NamedTuple):
     x: ExpertTensors | None
 
     @classmethod
-    def of(cls, e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> _Layer:
+    def of(cls, e: Experiment, kind: Layer, c: int, w: int, *, recomputed: bool) -> _Layer:
         s = Sizes.of(e, c)
         x = expert_tensors(e, kind.mlp, c) if isinstance(kind.mlp, RoutedMLP) else None
-        return cls(e, kind, e.recompute if recomputed else "none", s, kind_tensors(kind, s, e.model.streams), x)
+        recompute = e.recompute if recomputed else "none"
+        return cls(e, kind, w, recompute, s, kind_tensors(kind, s, e.model.streams), x)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -77,8 +80,9 @@ class _Layer(NamedTuple):
         return len(self.named) > 0 and self.compiled and self.s.tp > 1
 
 
-def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> KindBytes:
-    """``recomputed``: whether the policy of ``e`` applies to this layer.
+def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int | None = None) -> KindBytes:
+    """``recomputed``: whether the policy of ``e`` applies to this layer. ``w``: bytes that an element of a dense
+    weight's gradient takes while the layer's backward runs, in place of c where products add to sums (`Shared.w`).
 
     Saved bytes by ``recompute`` (arXiv:2205.05198, section 5, for selective recomputation):
 
@@ -91,7 +95,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> KindB
                T) stay until they are used.
     full       the block input.
     """
-    one = _Layer.of(e, kind, c, recomputed=recomputed)
+    one = _Layer.of(e, kind, c, c if w is None else w, recomputed=recomputed)
     s, t, x = one.s, one.t, one.x
     saved, stream = sum(_parts(one).values()), e.model.streams * s.own(s.hidden)
     total = _sum(t.all()) + (0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product)
@@ -116,7 +120,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> KindB
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
     """The saved bytes of `kind_bytes` by the part of the layer that saves them."""
-    return _parts(_Layer.of(e, kind, c, recomputed=recomputed))
+    return _parts(_Layer.of(e, kind, c, c, recomputed=recomputed))
 
 
 def _parts(one: _Layer) -> dict[str, int]:
@@ -156,7 +160,7 @@ def _sum(tensors: Iterable[Tensor]) -> int:
 
 def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     """Bytes that the backward needs in the feed-forward half, where it peaks, without what is recomputed. It holds the
-    gradients of the stream (``c T_s h``) and of the down weight (``c h F / tp``), and in turn
+    gradients of the stream (``c T_s h``) and of the down weight (``w h F / tp``), and in turn
 
     1. the gathered stream (``c T h``, tp > 1) and the product's gradient;
     2. the gradient of gate_up, while the product's gradient takes the place of the product;
@@ -167,8 +171,9 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
     if fp8.is_fp8(one.e):
         columns, again = mlp.width // s.tp, "swiglu" in one.named
-        return fp8.working_bytes(one.e, stream, s.tokens, columns, inputs * columns, s.c, recomputes_product=again)
-    down_weight = s.c * mlp.width // s.tp * s.hidden
+        sizes = stream, s.tokens, columns, inputs * columns, s.c
+        return fp8.working_bytes(one.e, *sizes, recomputes_product=again, w=one.w)
+    down_weight = one.w * mlp.width // s.tp * s.hidden
     up_weight = down_weight * inputs
     return stream + down_weight + max(one.gathered + product, up, 2 * one.gathered + up_weight - product)
 
@@ -185,9 +190,9 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
     if isinstance(mixer, LatentAttention):  # keys are whole then, and latents have no gradients yet
         there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
     weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]
-    there += s.c * sum(weight.parameters for weight in weights) // s.tp
+    there += one.w * sum(weight.parameters for weight in weights) // s.tp
     if isinstance(kind.mlp, DenseMLP):
-        there += (3 if kind.mlp.gated else 2) * (s.c * kind.mlp.width // s.tp * s.hidden)
+        there += (3 if kind.mlp.gated else 2) * (one.w * kind.mlp.width // s.tp * s.hidden)
         if "norm" in one.named:
             norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
             there -= _sum(norms) - stream
@@ -216,7 +221,7 @@ def _first_half(one: _Layer) -> int:
         return 0
     if fp8.is_fp8(one.e):
         return _uncast(one, "swiglu") + _uncast(one, "norm") // 2
-    return max(0, one.t.mlp[1].bytes - s.c * mlp.width // s.tp * s.hidden)
+    return max(0, one.t.mlp[1].bytes - one.w * mlp.width // s.tp * s.hidden)
 
 
 def _deferred(one: _Layer) -> int:

@@ -64,14 +64,16 @@ class LayerClass(NamedTuple):
         return self.recomputed * self.size.saved + (self.layers - self.recomputed) * self.size.kept
 
 
-def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
-    """Sizes of every class of layers of the model, in the order in which the model has them."""
+def layer_sizes(e: Experiment, w: int | None = None) -> tuple[LayerSizes, ...]:
+    """Sizes of every class of layers of the model, in the order in which the model has them. ``w`` as of
+    `workloads.costs.memory.kind_sizes.kind_bytes`; layers of a list always count c."""
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
-    key = _OF_SIZES(e), splits
+    w = None if e.model.layers is not None else w
+    key = _OF_SIZES(e), splits, w
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_KEPT:
             _KEPT.clear()
-        _KEPT[key] = _sizes_of_kinds(e, splits=splits)
+        _KEPT[key] = _sizes_of_kinds(e, w, splits=splits)
     return _KEPT[key]
 
 
@@ -106,14 +108,14 @@ _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
 _MOST_KEPT = 20_000
 
 
-def _sizes_of_kinds(e: Experiment, *, splits: bool) -> tuple[LayerSizes, ...]:
+def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[LayerSizes, ...]:
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
     elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
     block, working, working_kept = max(rest for rest, _ in elements), 0, 0
     sizes: list[LayerSizes] = []
     for kind, (rest, experts) in zip(layers.kinds, elements, strict=True):
-        saved = kind_bytes(e, kind, c, recomputed=True)
-        kept = saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False)
+        saved = kind_bytes(e, kind, c, recomputed=True, w=w)
+        kept = saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w)
         working, working_kept = max(working, saved.working), max(working_kept, kept.working)
         name = kind.label if e.model.layers is not None else "layer with experts" if experts else "layer"
         sizes.append(

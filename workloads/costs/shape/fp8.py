@@ -38,14 +38,15 @@ def cast_bytes(experiment: Experiment, elements: int) -> int:
 
 
 def working_bytes(
-    experiment: Experiment, stream: int, tokens: int, columns: int, up: int, c: int, *, recomputes_product: bool
+    experiment: Experiment, stream: int, tokens: int, columns: int, up: int, c: int, *, recomputes_product: bool, w: int
 ) -> int:
     """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
     second half.
 
     ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``up``: of the product
-    before its activation, 2 F / tp with a gate; ``recomputes_product``: whether the activation's output is recomputed.
-    The stream's gradient exists throughout, the down weight's after the first two moments, and also
+    before its activation, 2 F / tp with a gate; ``recomputes_product``: whether the activation's output is recomputed;
+    ``w``: bytes of an element of a weight's gradient. The stream's gradient exists throughout, the down weight's after
+    the first two moments, and also
 
     1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
     2. the product's gradient, one fp8 copy of the output's, and the down weight's;
@@ -64,10 +65,10 @@ def working_bytes(
     entering = w * down + c * output + gathered - kept
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
-        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,
-        c * down + c * (product + tokens * up) - kept,
+        gathered + (copies - 1) * cast_bytes(e, output) + c * product + w * down + recomputed_product,
+        w * down + c * (product + tokens * up) - kept,
         entering + copies * cast_bytes(e, tokens * up) + of_up,
-        entering + (copies - 1) * cast_bytes(e, tokens * up) + transposed + c * of_up,
+        entering + (copies - 1) * cast_bytes(e, tokens * up) + transposed + w * of_up,
     )
 
 
