@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -82,11 +83,22 @@ MOST_MODULES = 25
 SOURCES = sorted(p for room in PACKAGES for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement of a file: an import is never a part of an expression, and most of a tree is expressions."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            below = getattr(node, field, ())
+            waiting += below if isinstance(below, list) else ()
+
+
 @cache
 def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports anywhere, also inside functions and for annotations alone."""
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -57,6 +57,7 @@ def test_what_the_study_says_stands_apart_from_our_audits(page: Path) -> None:
     assert "These are not the study's rows: the question is whether the claims hold here too." in said
 
 
+@pytest.mark.slow
 def test_every_claim_says_what_was_computed_what_was_found_and_when_it_holds(checked: pd.DataFrame, page: Path) -> None:
     said = text_of(page)
     for row in checked.to_dict("records"):

@@ -308,6 +308,7 @@ def test_wide_sweeps_and_long_names_fit() -> None:
         assert_texts_fit(figure)
 
 
+@pytest.mark.slow
 def test_figures_of_many_models_show_those_with_most_runs_and_say_so(
     frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

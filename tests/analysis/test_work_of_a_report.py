@@ -30,6 +30,7 @@ def rows() -> pd.DataFrame:
     return frame_of(synthetic.attempts(POINTS))
 
 
+@pytest.mark.slow
 def test_a_report_leaves_out_only_lists_that_its_page_does_not_show(tmp_path: Path) -> None:
     shown = {*row_data._LISTS, *row_series.BY_STAGE.values(), *row_series.BY_STEP.values()}
     assert all(pa.types.is_list(ATTEMPTS.field(name).type) for name in report._UNREAD)
@@ -44,6 +45,7 @@ def test_a_report_leaves_out_only_lists_that_its_page_does_not_show(tmp_path: Pa
     pd.testing.assert_frame_equal(whole.drop(columns=list(report._UNREAD)), part)
 
 
+@pytest.mark.slow
 def test_rows_of_our_own_are_ranked_once_for_all_figures(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     of_layouts = ranking.of_layouts

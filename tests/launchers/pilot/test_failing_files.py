@@ -200,6 +200,7 @@ def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
     assert list(attempts.runs.values()) == [2]
 
 
+@pytest.mark.slow
 def test_a_failed_call_is_repeated_and_no_pass_over_the_queue(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first open of every waiting point fails, and so does the first look at each folder of the queue: no point is
     read twice, no claim is given back, and the folder of waiting points is listed for each claim and once more."""

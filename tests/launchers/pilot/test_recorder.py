@@ -56,6 +56,7 @@ def test_a_pilot_copies_its_records_into_one_file_after_many_and_at_its_end(
     assert merged == [0, 2, 2] and len(read_merged(sweep.history)) == 3
 
 
+@pytest.mark.slow
 def test_few_attempts_have_files_of_rows_of_their_own_while_pilots_run(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

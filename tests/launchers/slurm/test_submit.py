@@ -82,6 +82,7 @@ def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir)
     assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
 
 
+@pytest.mark.slow
 def test_a_filesystem_that_fails_for_minutes_is_waited_out(
     fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_an_upgrade_that_stood_still_does_not_undo_a_later_compaction(
     assert store.read_attempts(sweep)["attempt_id"].to_pylist() == ["a1"]
 
 
+@pytest.mark.slow
 def test_the_shipped_rows_have_todays_columns() -> None:
     """After new columns: ``python -m results.upgrade results/recorded``."""
     for name, schema in (("attempts", ATTEMPTS), ("steps", STEPS), ("ledger", LEDGER)):

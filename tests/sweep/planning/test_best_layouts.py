@@ -148,6 +148,7 @@ def test_a_wrong_order_is_one_line(text: str, told: str) -> None:
     assert told in str(error.value)
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_shown_on_request_with_its_reason() -> None:
     plan = plan_of([*SMALL, "cluster=h100_efa", "grid.axes.tp=[1,2,16]", "grid.axes.world_size=16"])
     assert plan.counts["invalid"] and plan.counts["predicted_oom"]

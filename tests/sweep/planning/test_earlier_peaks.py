@@ -63,6 +63,7 @@ def test_the_same_plan_takes_its_peaks_from_the_ledger_and_leaves_it(
     assert ledger.stat().st_ino != written, "another deadline is another price"
 
 
+@pytest.mark.slow
 def test_peaks_of_other_code_are_not_used(
     run: Callable[..., Plan], computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ def test_peaks_of_other_code_are_not_used(
     assert sorted(computed) == sorted(predicted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"PAR1 cut"])
 def test_a_damaged_ledger_is_written_again(tmp_path: Path, run: Callable[..., Plan], content: bytes) -> None:
     first = run()

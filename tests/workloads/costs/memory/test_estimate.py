@@ -205,6 +205,7 @@ def test_fp32_has_no_second_dtype() -> None:
     assert fp64.optimizer_bytes == 16 * n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in get_args(PipelineSchedule) if name != "none"])
 def test_the_highest_stage_alone_is_what_all_stages_say(name: str) -> None:
     draw = random.Random(name)
