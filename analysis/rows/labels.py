@@ -85,10 +85,9 @@ def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as dicts by column name, with native Python values."""
     names = [str(name) for name in frame.columns]
-    columns = (frame.iloc[:, place] for place in range(len(names)))
     values = [
         (column.to_numpy() if isinstance(column.dtype, np.dtype) else column.to_numpy(dtype=object)).tolist()
-        for column in columns
+        for _, column in frame.items()
     ]
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
@@ -136,9 +135,10 @@ ORDERED_BY = ("workload", "world_size", "num_params", "seq_len", "tp", "cp")
 def workload_order(frame: pd.DataFrame) -> list[str]:
     """Workloads from the smallest model to the largest, then by sequence length, then by tp and cp where they
     distinguish workloads."""
-    first = {"params": ("num_params", "max"), "seq": ("seq_len", "max"), "tp": ("tp", "min"), "cp": ("cp", "min")}
-    size = frame.groupby("workload").agg(**first)
-    return list(size.reset_index().sort_values([*first, "workload"])["workload"])
+    groups = frame.groupby("workload")
+    first = {"params": groups["num_params"].max(), "seq": groups["seq_len"].max()}
+    first |= {"tp": groups["tp"].min(), "cp": groups["cp"].min()}
+    return list(pd.DataFrame(first).reset_index().sort_values([*first, "workload"])["workload"])
 
 
 def study_label(frame: pd.DataFrame) -> pd.Series:
@@ -168,6 +168,7 @@ def world_sizes(frame: pd.DataFrame) -> list[int]:
     return sorted(int(value) for value in frame["world_size"].dropna().unique())
 
 
+@cache_per_frame
 def device_noun(frame: pd.DataFrame) -> str:
     """Plural noun for what a rank runs on: ``GPUs``, unless every row with a ``backend`` has ``cpu``."""
     backends = frame["backend"].dropna()
