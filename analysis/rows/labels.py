@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.rows.frame_cache import cache_per_frame
 from results.tables.schema import UNKNOWN_OUTCOME
@@ -49,10 +50,7 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     A workload is the model, its sequence length if the model has several, and its routing if that is not balanced.
     """
     frame = attempts.assign(workload=workloads(attempts, lengths_of=attempts))
-    # Many rows share a layout: each text is made once.
-    layouts = frame[[*_LABELLED_BY]]
-    number = layouts.groupby(list(_LABELLED_BY), dropna=False, sort=False).ngroup().to_numpy()
-    rows = records(layouts[~pd.Series(number, index=layouts.index).duplicated()])
+    number, rows = _kinds(frame, [*_LABELLED_BY])
     texts = pd.DataFrame({"degrees": [degrees(row) for row in rows], "batching": [batching(row) for row in rows]})
     texts["layout"] = texts["degrees"] + " · " + texts["batching"]
     return frame.assign(**{str(name): texts[name].array.take(number) for name in texts})
@@ -62,12 +60,20 @@ def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
     """Workload name of each row; the sequence length is included if ``lengths_of`` has several for that model."""
     several = lengths_of.groupby("model")["seq_len"].nunique()
     several_lengths = set(several[several > 1].index)
-    names = [
-        f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
-        for model, seq in zip(rows["model"].to_list(), rows["seq_len"].to_list(), strict=True)
-    ]
-    routings = [name_routing(*row.values()) for row in records(rows[[*ROUTING]])]
-    return [f"{name}, {routing}" if routing else name for name, routing in zip(names, routings, strict=True)]
+    number, kinds = _kinds(rows, ["model", "seq_len", *ROUTING])
+    names = []
+    for kind in kinds:
+        model, seq, *routed = kind.values()
+        name = f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
+        names.append(f"{name}, {routing}" if (routing := name_routing(*routed)) else name)
+    return [names[place] for place in number.tolist()]
+
+
+def _kinds(rows: pd.DataFrame, columns: list[str]) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
+    """The number of each row's combination of values, and these combinations: many rows share one, and texts of it."""
+    kinds = rows[columns]
+    number = kinds.groupby(columns, dropna=False, sort=False).ngroup().to_numpy()
+    return number, records(kinds[~pd.Series(number, index=kinds.index).duplicated()])
 
 
 def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:

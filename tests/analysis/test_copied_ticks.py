@@ -18,6 +18,8 @@ def fill(figure: Figure) -> None:
     left.set(xscale="log", xlabel="turned labels")
     left.tick_params(axis="x", rotation=40, labelsize=7, colors="#D55E00")
     left.grid(axis="y")
+    left.grid(axis="x", which="both")
+    left.tick_params(axis="x", which="minor", length=6)
     right.set_xticks([0, 1, 2, 3], ["a", "b", "c", "d"])
     right.get_xticklabels()[1].set_fontweight("bold")
     beside = right.twinx()
