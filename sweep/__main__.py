@@ -6,6 +6,7 @@ commands are listed in `sweep.cli.commands`.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from results.errors import UltrasweepError
 from results.text.printable import OneLineFormatter, one_line
 
 USAGE, INTERRUPTED = 2, 130
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # a full disk, no permission, a missing folder: not a bug
         what = f"use {error.filename}" if error.filename else "go on"
-        print(one_line(f"ultrasweep: cannot {what}: {error.strerror or error}"), file=sys.stderr)
+        cure = "; nothing is lost: free some and give the command again" if error.errno in _FULL else ""
+        print(one_line(f"ultrasweep: cannot {what}: {error.strerror or error}{cure}"), file=sys.stderr)
         return USAGE
 
 

@@ -6,7 +6,7 @@ is short: reading a line for each rank and step of a large sweep would take long
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from analysis.rows.labels import records
 from results.errors import InvalidResults
@@ -46,35 +47,45 @@ def series(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, list[float | 
     """
     if frame.empty or "outcome" not in frame:  # a plan: nothing has run
         return {}
-    list_columns = [name for name in (*BY_STAGE.values(), *BY_STEP.values()) if name in frame]
-    order = frame["tokens_per_s_per_gpu"].reset_index(drop=True).sort_values(ascending=False, kind="stable").index
-    columns = {name: frame[name].to_list() for name in list_columns}
-    lacking = frame if len(list_columns) == 0 else frame[frame[list_columns].isna().all(axis=1)]
-    steps = _from_steps(path, lacking)
-    ids, stages = frame["attempt_id"].to_list(), frame["pp"].to_numpy(dtype=float, na_value=np.nan)
-    lists_of_row: dict[int, dict[str, list[float | int | None]]] = {}
-    left = MOST_VALUES
-    for position in order:
-        lists = dict(steps.get(ids[position], {}))
-        for names in (BY_STAGE, BY_STEP):
-            for name, column in names.items():
-                value = columns[column][position] if column in columns else None
-                if isinstance(value, list | np.ndarray):
-                    lists[name] = list(value)
-        kept = {name: _short(name, values) for name, values in lists.items() if name in BY_STEP or stages[position] > 1}
-        left -= sum(map(len, kept.values()))
-        if left < 0:
-            break
-        if kept:
-            lists_of_row[position] = kept
-    return lists_of_row
+    columns = {name: column for name, column in (BY_STAGE | BY_STEP).items() if column in frame}
+    lists = {name: frame[column].to_list() for name, column in columns.items()}
+    lacks = frame[[*columns.values()]].isna().all(axis=1).to_numpy()
+    steps = _from_steps(path, frame[lacks])
+    for position in np.flatnonzero(lacks).tolist() if steps else ():
+        for name, values in steps.get(frame["attempt_id"].iloc[position], {}).items():
+            lists.setdefault(name, [None] * len(frame))[position] = values
+    several_stages = frame["pp"].to_numpy(dtype=float, na_value=np.nan) > 1
+    sizes = np.zeros(len(frame), np.int64)
+    known: dict[str, NDArray[np.bool_]] = {}
+    for name, of_rows in lists.items():
+        has_list = np.array([isinstance(values, list | np.ndarray) for values in of_rows], bool)
+        known[name] = has_list if name in BY_STEP else has_list & several_stages
+        places = np.flatnonzero(known[name])
+        sizes[places] += np.fromiter((len(of_rows[place]) for place in places.tolist()), np.int64, len(places))
+    fastest = frame["tokens_per_s_per_gpu"].reset_index(drop=True).sort_values(ascending=False, kind="stable").index
+    order = fastest.to_numpy()
+    order = order[np.cumsum(sizes[order]) <= MOST_VALUES]
+    lists_of_row: dict[int, dict[str, list[float | int | None]]] = {position: {} for position in order.tolist()}
+    for name, of_rows in lists.items():
+        positions = order[known[name][order]].tolist()
+        for position, values in zip(positions, _short(name, [of_rows[at] for at in positions]), strict=True):
+            lists_of_row[position][name] = values
+    return {position: of_row for position, of_row in lists_of_row.items() if of_row}
 
 
-def _short(name: str, values: Sequence[Any]) -> list[float | int | None]:
-    known = [None if value is None or value != value else float(value) for value in values]
+def _short(name: str, lists: Sequence[Any]) -> Iterator[list[float | int | None]]:
+    """The lists, rounded together: bytes as whole MiB, times to `_DIGITS` digits; an unknown number is None."""
+    values = np.concatenate([np.zeros(0), *lists]).astype(float)
+    finite = np.isfinite(values)
+    short: list[float | int | None]
     if name in BY_STEP:
-        return [None if value is None else round(value / 2**20) for value in known]
-    return [None if value is None else float(f"{value:.{_DIGITS}g}") for value in known]
+        short = np.rint(np.where(finite, values, 0) / 2**20).astype(np.int64).tolist()
+    else:
+        short = [float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
+    for place in np.flatnonzero(~finite).tolist():
+        short[place] = None
+    ends = np.cumsum([len(of_row) for of_row in lists]).tolist()
+    yield from (short[start:end] for start, end in zip([0, *ends], ends, strict=False))
 
 
 def _from_steps(path: Path, frame: pd.DataFrame) -> dict[str, dict[str, list[Any]]]:

@@ -28,11 +28,12 @@ def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:
     here = page_folder.resolve()
     address_of_row: dict[int, str] = {}
     named = frame["trace_file"].notna().to_numpy().nonzero()[0].tolist()
+    names, files = frame["sweep"].to_list(), frame["trace_file"].to_list()
     for position in named:
-        sweep = sweeps.get(frame["sweep"].iloc[position])
+        sweep = sweeps.get(names[position])
         if sweep is None:
             continue
-        trace = (sweep / str(frame["trace_file"].iloc[position])).resolve()
+        trace = (sweep / str(files[position])).resolve()
         if trace.is_relative_to(sweep) and trace.is_file():
             address_of_row[position] = quote(Path(os.path.relpath(trace, here)).as_posix())
     return address_of_row

@@ -86,13 +86,14 @@ def _profiled(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _families(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    return [family for axis in AXES if len(family := _family(rows, axis)) > 1]
+    matching = pairs.Matching(rows)
+    return [family for axis in AXES if len(family := _family(rows, matching, axis)) > 1]
 
 
-def _family(rows: pd.DataFrame, axis: str) -> pd.DataFrame:
+def _family(rows: pd.DataFrame, matching: pairs.Matching, axis: str) -> pd.DataFrame:
     if rows.empty or rows[axis].nunique() < 2:
         return rows.head(0)
-    codes = pairs.Matching(rows).codes(_FREE[axis])
+    codes = matching.codes(_FREE[axis])
     members = rows.assign(axis=axis, degree=rows[axis].astype(int), _code=codes)
     if axis != "dp":  # one stage has no schedule; several must have 1F1B
         members = members[(members["pp"] == 1) | (members["pp_schedule"] == "1f1b")]

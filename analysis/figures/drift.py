@@ -111,8 +111,13 @@ def _node(rows: pd.DataFrame) -> pd.Series:
         names = sorted({str(name) for name in value}) if hasattr(value, "__iter__") and len(list(value)) else []
         return "+".join(names) or None
 
-    nodes = rows["nodes"].map(named)
-    return nodes.where(nodes.notna(), rows["hosts"].map(named))
+    def names_of(lists: pd.Series) -> pd.Series:
+        one_of_each = {id(value): value for value in lists}  # most rows share a list
+        names = {place: named(value) for place, value in one_of_each.items()}
+        return pd.Series([names[id(value)] for value in lists], index=lists.index, dtype=object)
+
+    nodes = names_of(rows["nodes"])
+    return nodes.where(nodes.notna(), names_of(rows["hosts"])) if nodes.isna().any() else nodes
 
 
 @style.styled

@@ -145,9 +145,9 @@ def _within_noise(rows: pd.DataFrame, one: Places, two: Places) -> float | None:
     """Share of pairs that differ by no more than noise; None if no pair's noise is known."""
     if not rows["noise"].notna().any():
         return None
-    kept = [metrics.RANK_BY, *noise.COLUMNS]
-    sides = [rows[kept].iloc[places].reset_index(drop=True) for places in (one, two)]
-    within = pairs.within_noise(sides[0].add_suffix("_one").join(sides[1].add_suffix("_two"))).dropna()
+    kept = rows[[metrics.RANK_BY, *pairs.NOISE]]
+    sides = [kept.iloc[places].reset_index(drop=True) for places in (one, two)]
+    within = pairs.sides_within_noise(*sides).dropna()
     return float(within.mean()) if len(within) else None
 
 

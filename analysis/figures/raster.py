@@ -172,17 +172,21 @@ def _coarse(pixels: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def _few_colours(pixels: NDArray[np.uint32]) -> Image.Image | None:
     """Picture with a palette in the order of the colours; None if there are too many."""
     height, width = pixels.shape
-    keys = np.empty(pixels.shape, np.uint16)
     seen = np.zeros(1 << 3 * _CHANNEL_BITS, bool)
+    runs = []  # most neighbours in a row are equal
     for band in _bands(pixels):
-        keys[band] = _keys(pixels[band])
-        seen[keys[band]] = True
+        flat = pixels[band].reshape(-1)
+        starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
+        keys = _keys(flat[starts])
+        seen[keys] = True
         if np.count_nonzero(seen) > _MOST_COLOURS:
             return None
+        runs.append((keys, np.diff(starts, append=flat.size).astype(np.int32)))
     used = np.flatnonzero(seen)
     places = np.zeros(1 << 3 * _CHANNEL_BITS, np.uint8)
     places[used] = np.arange(len(used))
-    image = Image.frombuffer("P", (width, height), places[keys], "raw", "P", 0, 1)
+    indices = np.concatenate([np.repeat(places[keys], lengths) for keys, lengths in runs])
+    image = Image.frombuffer("P", (width, height), indices, "raw", "P", 0, 1)
     channels = np.stack([used >> shift * _CHANNEL_BITS & 0x1F for shift in range(3)], axis=1)
     image.putpalette((channels << 3 | channels >> 2).astype(np.uint8).tobytes())
     return image

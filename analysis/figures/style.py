@@ -23,6 +23,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import ArrayLike
 
 from analysis.figures import both, raster
+from analysis.figures.copied_ticks import FigureOfCopiedTicks
 from results.tables.schema import UNKNOWN_OUTCOME
 
 P = ParamSpec("P")
@@ -163,7 +164,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    figure = FigureOfCopiedTicks(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     raster.new_canvas(figure)
     return figure
 

@@ -21,11 +21,28 @@ def write(frame: pd.DataFrame, path: Path) -> None:
     if frame.shape[1] < 2:  # a row of one empty value is written in quotes
         frame.to_csv(path, index=False)
         return
-    columns = [_coded(frame.iloc[:, place]) for place in range(frame.shape[1])]
+    columns = _joined([_coded(column) for _, column in frame.items()])
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(_quoted(str(name)) for name in frame.columns) + "\n")
         for first in range(0, len(frame), _CHUNK):
             file.writelines(_lines(columns, slice(first, first + _CHUNK)))
+
+
+def _joined(
+    columns: list[tuple[NDArray[np.object_], NDArray[np.int32]]],
+) -> list[tuple[NDArray[np.object_], NDArray[np.int32]]]:
+    """The columns, with neighbours that have one text each as one column; of a sweep's columns these are most."""
+    joined: list[tuple[NDArray[np.object_], NDArray[np.int32]]] = []
+    before = False
+    for texts, codes in columns:
+        equal = bool(len(codes)) and bool((codes == codes[0]).all())
+        if equal:
+            texts, codes = texts[codes[:1]], np.zeros_like(codes)
+            if before:
+                texts = joined.pop()[0] + "," + texts
+        joined.append((texts, codes))
+        before = equal
+    return joined
 
 
 def _lines(columns: list[tuple[NDArray[np.object_], NDArray[np.int32]]], rows: slice) -> Iterator[str]:

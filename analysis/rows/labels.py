@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.rows.frame_cache import cache_per_frame
 from results.tables.schema import UNKNOWN_OUTCOME
@@ -50,10 +51,7 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     A workload is the model, its sequence length if the model has several, and its routing if that is not balanced.
     """
     frame = attempts.assign(workload=workloads(attempts, lengths_of=attempts))
-    # Many rows share a layout: each text is made once.
-    layouts = frame[[*_LABELLED_BY]]
-    number = layouts.groupby(list(_LABELLED_BY), dropna=False, sort=False).ngroup().to_numpy()
-    rows = records(layouts[~pd.Series(number, index=layouts.index).duplicated()])
+    number, rows = _kinds(frame, [*_LABELLED_BY])
     texts = pd.DataFrame({"degrees": [degrees(row) for row in rows], "batching": [batching(row) for row in rows]})
     texts["layout"] = texts["degrees"] + " · " + texts["batching"]
     return frame.assign(**{str(name): texts[name].array.take(number) for name in texts})
@@ -63,12 +61,20 @@ def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
     """Workload name of each row; the sequence length is included if ``lengths_of`` has several for that model."""
     several = lengths_of.groupby("model")["seq_len"].nunique()
     several_lengths = set(several[several > 1].index)
-    names = [
-        f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
-        for model, seq in zip(rows["model"].to_list(), rows["seq_len"].to_list(), strict=True)
-    ]
-    routings = [name_routing(*row.values()) for row in records(rows[[*ROUTING]])]
-    return [f"{name}, {routing}" if routing else name for name, routing in zip(names, routings, strict=True)]
+    number, kinds = _kinds(rows, ["model", "seq_len", *ROUTING])
+    names = []
+    for kind in kinds:
+        model, seq, *routed = kind.values()
+        name = f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
+        names.append(f"{name}, {routing}" if (routing := name_routing(*routed)) else name)
+    return [names[place] for place in number.tolist()]
+
+
+def _kinds(rows: pd.DataFrame, columns: list[str]) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
+    """The number of each row's combination of values, and these combinations: many rows share one, and texts of it."""
+    kinds = rows[columns]
+    number = kinds.groupby(columns, dropna=False, sort=False).ngroup().to_numpy()
+    return number, records(kinds[~pd.Series(number, index=kinds.index).duplicated()])
 
 
 def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
@@ -86,10 +92,9 @@ def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as dicts by column name, with native Python values."""
     names = [str(name) for name in frame.columns]
-    columns = (frame.iloc[:, place] for place in range(len(names)))
     values = [
         (column.to_numpy() if isinstance(column.dtype, np.dtype) else column.to_numpy(dtype=object)).tolist()
-        for column in columns
+        for _, column in frame.items()
     ]
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
@@ -141,9 +146,10 @@ ORDERED_BY = ("workload", "world_size", "num_params", "seq_len", "tp", "cp")
 def workload_order(frame: pd.DataFrame) -> list[str]:
     """Workloads from the smallest model to the largest, then by sequence length, then by tp and cp where they
     distinguish workloads."""
-    first = {"params": ("num_params", "max"), "seq": ("seq_len", "max"), "tp": ("tp", "min"), "cp": ("cp", "min")}
-    size = frame.groupby("workload").agg(**first)
-    return list(size.reset_index().sort_values([*first, "workload"])["workload"])
+    groups = frame.groupby("workload")
+    first = {"params": groups["num_params"].max(), "seq": groups["seq_len"].max()}
+    first |= {"tp": groups["tp"].min(), "cp": groups["cp"].min()}
+    return list(pd.DataFrame(first).reset_index().sort_values([*first, "workload"])["workload"])
 
 
 def study_label(frame: pd.DataFrame) -> pd.Series:
@@ -173,6 +179,7 @@ def world_sizes(frame: pd.DataFrame) -> list[int]:
     return sorted(int(value) for value in frame["world_size"].dropna().unique())
 
 
+@cache_per_frame
 def device_noun(frame: pd.DataFrame) -> str:
     """Plural noun for what a rank runs on: ``GPUs``, unless every row with a ``backend`` has ``cpu``."""
     backends = frame["backend"].dropna()

@@ -207,8 +207,13 @@ def _pairs_of(rows: pd.DataFrame, column: str) -> Iterator[tuple[Any, Any]]:
 def waiting(results: LoadedResults) -> pd.DataFrame:
     """Ledger rows that should run and have no deciding attempt yet."""
     to_run = results.ledger[results.ledger["verdict"] == "run"]
-    attempts = results.attempts
-    ended = decided(attempts[[name for name in DECIDING if name in attempts]])
-    done = set(_pairs_of(ended.fillna({"sweep": ""}), "experiment_id"))
+    done = _ended(results.attempts)
     points = _pairs_of(to_run[["sweep", "experiment_id"]].fillna({"sweep": ""}), "experiment_id")
     return to_run[[point not in done for point in points]]
+
+
+@cache_per_frame
+def _ended(attempts: pd.DataFrame) -> set[tuple[Any, Any]]:
+    """Sweep and experiment of each point that has a deciding attempt."""
+    ended = decided(attempts[[name for name in DECIDING if name in attempts]])
+    return set(_pairs_of(ended.fillna({"sweep": ""}), "experiment_id"))

@@ -40,7 +40,8 @@ MAKE_ROOM = ("dp", "num_microbatches")
 step."""
 
 
-_NOISE = ("noise", "noise_freedom", "repeats")
+NOISE = ("noise", "noise_freedom", "repeats")
+"""Columns of a run that `within_noise` reads, besides its throughput."""
 _CELL = ["workload", "world_size", "tokens_per_step", "network_regime"]
 """Columns within which the fastest run before a choice is compared with the fastest after it."""
 _MOST_CODES = 2**62
@@ -107,12 +108,11 @@ def best_against_best(rows: pd.DataFrame, column: str, before: object, after: ob
     All other choices are free: this is the effect for a user who tunes them anew. `matched` gives the effect of the one
     choice alone.
     """
-    kept = list(dict.fromkeys([*_CELL, column, metrics.RANK_BY, *_NOISE]))
+    kept = list(dict.fromkeys([*_CELL, column, metrics.RANK_BY, *NOISE]))
     sorted_rows = _fastest_first(rows)[[*kept, "_cell"]]
-    one, two = (
-        sorted_rows[sorted_rows[column].isin([value])].drop_duplicates("_cell")[kept] for value in (before, after)
-    )
-    return one.merge(two, on=_CELL, suffixes=("_one", "_two"))
+    one, two = (sorted_rows[sorted_rows[column].isin([value])].drop_duplicates("_cell") for value in (before, after))
+    both = one.merge(two.drop(columns=_CELL), on="_cell", suffixes=("_one", "_two"))
+    return both.drop(columns="_cell")
 
 
 @cache_per_frame
@@ -129,10 +129,16 @@ def _fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
 def within_noise(pairs: pd.DataFrame) -> pd.Series:
     """Which pairs (of `matched` or `best_against_best`) differ in throughput by no more than noise explains in 95 % of
     pairs without a true difference; NA if the noise is unknown."""
-    one, two = (pairs[[f"{name}{end}" for name in _NOISE]].set_axis([*_NOISE], axis=1) for end in ("_one", "_two"))
-    level = np.full(len(pairs), (1 + noise.CONFIDENCE) / 2)
+    names = [metrics.RANK_BY, *NOISE]
+    one, two = (pairs[[f"{name}{end}" for name in names]].set_axis(names, axis=1) for end in ("_one", "_two"))
+    return sides_within_noise(one, two)
+
+
+def sides_within_noise(one: pd.DataFrame, two: pd.DataFrame) -> pd.Series:
+    """As `within_noise`, of the first and the second runs of the pairs, with `NOISE` and the throughput."""
+    level = np.full(len(one), (1 + noise.CONFIDENCE) / 2)
     reach = noise.pair_spread(one, two) * noise.quantiles(level, noise.fewest_freedom(one, two))
-    apart = noise.log(pairs[f"{metrics.RANK_BY}_two"] / pairs[f"{metrics.RANK_BY}_one"]).abs()
+    apart = noise.log(two[metrics.RANK_BY] / one[metrics.RANK_BY]).abs()
     return (apart <= reach).astype("boolean").mask(reach.isna())
 
 

@@ -37,10 +37,18 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         with create(temporary, private=private) as file:
             yield file
         temporary.replace(path)
-    except (Exception, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        _name(error, path, str(temporary))
         raise
+
+
+def _name(error: BaseException, path: Path, temporary: str) -> None:
+    """Let an error of the system name the file that a user knows: a write that fails names none, others the hidden
+    name."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename in (None, temporary):
+        error.filename, error.filename2 = str(path), None
 
 
 def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
@@ -55,9 +63,10 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
             with create(temporary, private=private) as file:
                 file.write(data)
             os.replace(temporary, path)  # noqa: PTH105
-        except (Exception, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt) as error:
             with suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108
+            _name(error, path, temporary)
             raise
 
     repeated(write)

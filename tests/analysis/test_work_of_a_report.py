@@ -13,10 +13,11 @@ import pytest
 
 from analysis import report
 from analysis.explorer import row_data, row_series
-from analysis.page import embed
+from analysis.figures import drift
+from analysis.page import csv_file, embed
 from analysis.rows import answer, pairs
 from analysis.rows.cohorts import split
-from analysis.rows.load import decided, load
+from analysis.rows.load import decided, load, waiting
 from results.statistics import noise, ranking
 from results.tables.schema import ATTEMPTS
 from tests.analysis import synthetic
@@ -103,3 +104,41 @@ def test_answers_as_the_page_opens_are_those_of_the_same_limits(rows: pd.DataFra
         for name in ("points", "out_of_memory", "failed", "finished", "fits", "tokens_per_step", "faster_at"):
             assert getattr(opened, name) == getattr(limited, name), name
         assert [one["attempt_id"] for one in opened.layouts] == [one["attempt_id"] for one in limited.layouts]
+
+
+def test_lists_of_all_rows_are_rounded_together(rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = pd.Series([np.array([index * 2**19, np.nan, 3 * 2**20]) for index in range(len(rows))])
+    frame = rows.drop(columns=[*row_series.BY_STAGE.values(), *row_series.BY_STEP.values()], errors="ignore").assign(
+        peak_allocated_by_step_bytes=lists
+    )
+    short = mock.Mock(wraps=row_series._short)
+    monkeypatch.setattr(row_series, "_short", short)
+    found = row_series.series(Path("no_folder"), frame)
+    assert short.call_count == 1
+    assert found == {index: {"allocated": [round(index / 2), None, 3]} for index in range(len(rows))}
+
+
+def test_neighbours_with_one_text_are_one_column_of_a_csv_file(rows: pd.DataFrame, tmp_path: Path) -> None:
+    columns = csv_file._joined([csv_file._coded(column) for _, column in rows.items()])
+    varying = sum(rows[name].astype(str).nunique() > 1 for name in rows)
+    assert varying <= len(columns) <= 2 * varying + 1
+    assert len(columns) < rows.shape[1] - 40
+    csv_file.write(rows, tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text() == rows.to_csv(index=False)
+
+
+def test_names_of_nodes_are_made_once_for_rows_that_share_a_list(rows: pd.DataFrame) -> None:
+    shared = ["b", "a"]
+    nodes = pd.Series([shared] * (len(rows) - 1) + [None], dtype=object)
+    assert list(drift._node(pd.DataFrame({"nodes": nodes, "hosts": [["h"]] * len(rows)}))) == [
+        *["a+b"] * (len(rows) - 1),
+        "h",
+    ]
+
+
+def test_ended_points_are_found_once_for_page_and_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = load(synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3])))
+    calls = mock.Mock(wraps=decided)
+    monkeypatch.setattr("analysis.rows.load.decided", calls)
+    assert len(waiting(results)) == len(waiting(results))
+    assert calls.call_count == 1

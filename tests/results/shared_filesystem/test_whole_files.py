@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -57,6 +58,27 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         file.write(b"new")
         raise RuntimeError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_file_that_a_user_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(Path, "replace", full)
+    for path, write in (
+        (tmp_path / "a", write_whole),
+        (tmp_path / "no" / "b", write_whole),
+        (tmp_path / "c", in_block),
+    ):
+        with pytest.raises(OSError) as error:
+            write(path, b"1")
+        assert (error.value.filename, error.value.filename2) == (str(path), None)
+
+
+def in_block(path: Path, data: bytes) -> None:
+    with whole_file(path) as file:
+        file.write(data)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])

@@ -232,4 +232,7 @@ def test_what_the_machine_refuses_is_one_line(
 
     monkeypatch.setattr("results.tables.store.write_ledger", full)
     assert main(["run", "+grid=tiny"]) == 2
-    assert capsys.readouterr().err == "ultrasweep: cannot use results/tiny/ledger.parquet: No space left on device\n"
+    assert capsys.readouterr().err == (
+        "ultrasweep: cannot use results/tiny/ledger.parquet: No space left on device; nothing is lost: free some and "
+        "give the command again\n"
+    )
