@@ -1,4 +1,7 @@
-"""The table of docs/accuracy.md on other engines: each predicted from nothing, and from ten of its own rows."""
+"""Grades predictions of other engines: each from nothing, from ten of its own rows, and from rows of other models.
+
+``python -m docs.tools.accuracy_of_engines`` prints the table of docs/accuracy.md.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def layouts_of_engines() -> dict[tuple[str, str], dict[str, MeasuredLayout]]:
     found = {}
     for (engine, version, cluster), own in rows.groupby(["engine", "engine_version", "cluster"], sort=True):
         values = own[READ].astype(object).where(own[READ].notna(), None).to_dict("records")
-        if len(ran := ran_layouts({str(name): value for name, value in row.items()} for row in values)) > TEN:
-            found[key_of_engine(str(engine), str(version)), str(cluster)] = ran
+        ran = ran_layouts({str(name): value for name, value in row.items()} for row in values)
+        found[key_of_engine(str(engine), str(version)), str(cluster)] = ran
     return found
 
 
@@ -71,22 +74,29 @@ def section() -> str:
     lines = []
     for (engine, cluster), ran in layouts_of_engines().items():
         names = sorted(ran)
-        rest: list[Pair] = []
+        grades = {f"{engine} on {cluster}, nothing measured": graded(cluster, ran, [], names)}
+        if len(names) > TEN:
+            grades[f"{engine}, {TEN} rows, {DRAWS} draws"] = of_draws(cluster, ran, names, names)
         others: list[Pair] = []
-        for drawn in draws(names, TEN):
-            rest += graded(cluster, ran, drawn, [name for name in names if name not in drawn])
+        left_out: list[Pair] = []
         for model in sorted({one.experiment.model.name for one in ran.values()}):
-            mine = [name for name in names if ran[name].experiment.model.name == model]
-            rows = [name for name in names if name not in mine]
-            for drawn in draws(rows, TEN) if len(rows) >= TEN else ():
-                others += graded(cluster, ran, drawn, mine)
-        grades = {
-            f"{engine} on {cluster}, nothing measured": graded(cluster, ran, [], names),
-            f"{engine}, {TEN} rows, {DRAWS} draws": rest,
-            f"{engine}, {TEN} rows of the other models, {DRAWS} draws": others,
-        }
+            asked = [name for name in names if ran[name].experiment.model.name == model]
+            rest = [name for name in names if name not in asked]
+            left_out += graded(cluster, ran, rest, asked) if rest else []
+            others += of_draws(cluster, ran, rest, asked) if len(rest) >= TEN else []
+        grades[f"{engine}, {TEN} rows of the other models, {DRAWS} draws"] = others
+        grades[f"{engine}, all rows of the other models"] = left_out
         lines += [(of, _scores(pairs)) for of, pairs in grades.items() if pairs]
     return table(lines, "engine, predicted from")
+
+
+def of_draws(cluster: str, ran: Mapping[str, MeasuredLayout], given: Sequence[str], asked: Sequence[str]) -> list[Pair]:
+    """Predictions from every draw of ten of the rows ``given``, of the layouts ``asked`` that are not drawn."""
+    return [
+        pair
+        for drawn in draws(given, TEN)
+        for pair in graded(cluster, ran, drawn, [name for name in asked if name not in drawn])
+    ]
 
 
 def _scores(pairs: Sequence[Pair]) -> dict[str, str]:
@@ -100,3 +110,7 @@ def _scores(pairs: Sequence[Pair]) -> dict[str, str]:
         "largest": percent(memory.max()),
         "memory inside 90 %": percent(np.mean([one.in_memory for one in pairs])),
     }
+
+
+if __name__ == "__main__":
+    print(section())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sweep.predicting.codebases import key_of_engine
-from workloads.costs.memory.other_engines import Moment, moments_of
+from workloads.costs.memory.other_engines import Moment, counts_layers, moments_of
 from workloads.predict.fit import fit
 from workloads.predict.parameters import Parameter
 from workloads.predict.points import Floats
@@ -56,14 +56,14 @@ class EngineMemory:
         """``measured``: layouts of other engines with the allocated bytes at their peaks."""
         rows: dict[str, list[tuple[list[Moment], float]]] = defaultdict(list)
         for experiment, peak in measured:
-            if covers(experiment):
+            if counts_layers(experiment):
                 key = key_of_engine(experiment.engine, experiment.engine_version)
                 rows[key].append((moments_of(experiment), float(peak - workspace_bytes)))
         return cls({key: _fitted(of_engine) for key, of_engine in rows.items()})
 
     def peak(self, experiment: Experiment) -> EnginePeak | None:
         """None: the closed form does not know the model."""
-        if not covers(experiment):
+        if not counts_layers(experiment):
             return None
         key = key_of_engine(experiment.engine, experiment.engine_version)
         values, spread = self.fits.get(key, _Fit({}, UNFITTED_SPREAD))
@@ -73,13 +73,6 @@ class EngineMemory:
         wide = float(np.exp(NORMAL_90 * spread))
         peak = totals[most]
         return EnginePeak(round(peak), moments[most].stage, round(peak / wide), round(peak * wide))
-
-
-def covers(experiment: Experiment) -> bool:
-    """Whether the closed forms know the experiment's layers and numbers: dense ones in 16 bits or fp8."""
-    model, precision = experiment.model, experiment.precision
-    flat = model.moe is None and model.mla is None and model.layers is None
-    return flat and (precision == "bf16" or precision.startswith("fp8"))
 
 
 def _total(moment: Moment, values: Mapping[str, float]) -> float:

@@ -49,6 +49,9 @@ per micro-batch, fitted to 103 recorded device-bound rows of three models, R fro
 EXPERTS_ALONE = 40.0
 """Number of experts on a rank whose products, launched one by one, take the host as long as the rest of a layer's
 routing: from one recorded row, DeepSeek-V2-Lite in fp16."""
+ONE_BY_ONE = ("megatron",)
+"""Engines whose grouped products launch every expert's product by itself, after the host has read how many tokens each
+has, as Transformer Engine's do."""
 EXCHANGED = 0.3
 """Share that sending tokens to other ranks and back adds to the host's part of routing: from 33 recorded host-bound
 rows with ep > 1 and known launch times."""
@@ -291,15 +294,17 @@ def host_work_of_experts(e: Experiment) -> float:
     launched separately, or if tokens go to other ranks; 0 without experts."""
     if e.model.moe is None:
         return 0.0
-    grouped = e.precision == "bf16" or e.precision.startswith("fp8")
+    grouped = e.engine not in ONE_BY_ONE and (e.precision == "bf16" or e.precision.startswith("fp8"))
     work = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
     return work if grouped else work + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
 
 
 def host_waits_of_experts(e: Experiment) -> float:
     """Number of times per layer and micro-batch that the host waits for the token counts of ranks: once per forward of
-    learned routing over several ranks without a capacity factor."""
-    if e.model.moe is None or e.routing != "learned" or e.ep == 1 or e.capacity_factor is not None:
+    learned routing over several ranks without a capacity factor, and of every routing where the host divides the
+    experts' products."""
+    learned = e.routing == "learned" and e.ep > 1 and e.capacity_factor is None
+    if e.model.moe is None or not (learned or e.engine in ONE_BY_ONE):
         return 0.0
     return 1.0 + (1 / e.recompute_every if e.recompute == "full" else 0.0)
 

@@ -15,7 +15,7 @@ memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; t
 host        a layer never takes less time than the host needs to launch it, plus a part once a step; casts to fp8,
             routed experts and latent attention add a share of kernels; tensor parallelism, ZeRO 3, recomputation and
             each turn of a ring of keys and values add seconds; the sum is multiplied by the host's pace, which follows
-            from the launch time of one operation
+            from the launch time of one operation; of passes that are a CUDA graph there is none
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest; no fill if the pace is that
             of a host that runs ahead of messages; the fill is divided by v chunks if m is p or more, with fewer
@@ -77,6 +77,10 @@ class Facts:
     slow_messages: Floats
     autocasts: Floats
     """1: weights are in fp32, and every product casts its operands."""
+    compiled: Floats
+    """1: a compiler has fused the small operations of layers and of the loss."""
+    captured: Floats
+    """1: forward and backward are a CUDA graph, which no host launches."""
 
 
 def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
@@ -89,6 +93,8 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
     limit = array([np.nan if one.slow_host_below is None else one.slow_host_below for one in of_rows])
     with np.errstate(invalid="ignore"):
         slow_host = (points.intra_measured < limit).astype(float)
+    graphs = array([one.captures == "block" for one in of_rows])
+    unpipelined = array([one.captures == "unpipelined" for one in of_rows])
     slow = [one.has_slow_messages(str(version)) for one, version in zip(of_rows, points.version, strict=True)]
     return Facts(
         stages=stages_of(points, {name: profile.partition for name, profile in profiles.items()}),
@@ -104,6 +110,8 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         slow_host=slow_host,
         slow_messages=array(slow),
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
+        compiled=points.compiled * (1 - graphs),
+        captured=points.compiled * graphs + unpipelined * (points.pp == 1),
     )
 
 
@@ -161,7 +169,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     head = head_flops / (x.clock * x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
     loss = p["loss"] * tokens * x.vocab / tp / memory
     if "compiled_loss" in p:
-        loss = loss * np.where(x.compiled > 0, p["compiled_loss"], 1.0)
+        loss = loss * np.where(facts.compiled > 0, p["compiled_loss"], 1.0)
     # Factors that scale the whole step afterwards are for its layers only, so the head is divided by them here. In a
     # pipeline the head is not, since stages were divided according to its actual work.
     scaled = np.where(x.pp == 1, x.scaled, 1.0)
@@ -239,9 +247,9 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     )
     moved = 3 * 2 * values * (1 + np.where(kind == 1, 0.5 * x.recomputed, whole) / 3)
     if "passes" in p:
-        moved = moved * np.where(x.compiled > 0, p["compiled_passes"], p["passes"])
+        moved = moved * np.where(facts.compiled > 0, p["compiled_passes"], p["passes"])
         # A residual stream in fp32 is twice as large, and eager layers cast the input of every product by itself.
-        wide = np.where(x.compiled > 0, WIDE_COMPILED, WIDE_EAGER) * facts.autocasts * tokens * h / shared
+        wide = np.where(facts.compiled > 0, WIDE_COMPILED, WIDE_EAGER) * facts.autocasts * tokens * h / shared
         moved = moved + 3 * wide * (1 + whole / 3)
     # Scores, probabilities and dropout of unfused attention: five passes forward, ten backward.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
@@ -250,22 +258,24 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     more = p["host_fp8"] * fp8 + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * fp8 * (x.routed > 0)
     exchanges = np.where(x.ring > 0, x.cp - 1, x.cp > 1)
-    host = (
-        p["host"] * (1 + more)
-        + p["host_tp"] * (tp > 1)
+    kernels = (
+        p["host"] * (1 + more) + p["host_selective"] * (kind == 1) * x.again + p["host_full"] * (kind == 2) * x.again
+    )
+    around = (
+        p["host_tp"] * (tp > 1)
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
         + p["host_cp"] * exchanges
-        + p["host_selective"] * (kind == 1) * x.again
-        + p["host_full"] * (kind == 2) * x.again
         + p["host_waits"] * x.waits
         + p["host_step"] / x.micro_batches
     )
     if "compiled_host" in p:
+        # A compiler fuses the kernels of a layer; collectives and what follows them are launched as before.
+        kernels = kernels * np.where(facts.compiled > 0, p["compiled_host"], 1.0)
         scaling = p["fp8_sharded"] * ((x.fp8 > 0) & (x.zero > 0))
-        host = host * np.where(x.compiled > 0, p["compiled_host"], 1.0) + scaling
+        around = around + scaling
         device = device + scaling
-    pace = x.pace * x.launch ** p["host_launch"]
-    return device, matmul + attention, pace * host / x.scaled
+    pace = x.pace * x.launch ** p["host_launch"] * (1 - facts.captured)
+    return device, matmul + attention, pace * (kernels + around) / x.scaled
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

@@ -21,7 +21,7 @@ from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINES, Experiment
 from workloads.spec.model_spec import ModelSpec
 
 H200 = read_clusters()["h200"]
@@ -302,6 +302,16 @@ def host_of_layer(**fields: Any) -> float:
     points = layouts.points_of([of(**fields)], H200, None, np.ones(1))
     quantities = {name: one.value for name, one in time_parameters(PROFILES[layouts.CODEBASE]).items()}
     return 1e3 * float(time_terms._layer(points, time_terms.facts_of(points, PROFILES), quantities)[2][0])
+
+
+def test_an_engine_that_launches_experts_one_by_one_takes_its_host_longer() -> None:
+    routed = {"model": MIXTRAL, "ep": 2, "dp": 2}
+    ours = columns_of(**routed)
+    theirs = columns_of(**routed, engine="megatron", engine_version=ENGINES["megatron"], zero_stage=1)
+    assert (ours["waits"], theirs["waits"]) == (0, 1)
+    assert MIXTRAL.moe is not None
+    alone = MIXTRAL.moe.num_experts / 2 / layouts.EXPERTS_ALONE
+    assert theirs["routed"] == pytest.approx(ours["routed"] + alone)
 
 
 def test_products_in_fp16_are_slower_on_this_engine() -> None:

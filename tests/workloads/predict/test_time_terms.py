@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.predicting.codebases import read_profiles
+from sweep.predicting.codebases import profiles_with, read_profiles
 from tests.workloads.predict.tables import row
 from tests.workloads.predict.test_predictor import points
 from workloads.costs.time.pipeline import pipeline_time_s
@@ -74,6 +74,34 @@ def test_what_the_host_does_once_a_step_is_shared_by_its_micro_batches() -> None
     rows = [row(grad_accum=m, vocab=1) for m in (1, 4)]
     found = parts(rows, {**HOST, "host_step": 0.5}).pipeline
     assert found == pytest.approx([32 * 1.5, 32 * 4.5], rel=0.02)
+
+
+def test_passes_that_are_a_graph_take_no_host_time() -> None:
+    rows = [row(grad_accum=4, vocab=1)]
+    launched, captured = (parts(rows, HOST, captured=one) for one in (0.0, 1.0))
+    on_device = parts(rows, BARE)
+    assert launched.pipeline.item() == pytest.approx(32 * 4, rel=0.02)
+    assert captured.pipeline.item() == pytest.approx(on_device.pipeline.item(), rel=1e-6)
+    assert captured.issued.item() < 0.01 * launched.issued.item()
+
+
+def test_a_compiler_spares_launches_of_kernels_but_not_of_collectives() -> None:
+    rows, values = [row(cp=2, dp=4, vocab=1)], {**HOST, "compiled_host": 0.5, "fp8_sharded": NOTHING, "host_cp": 1.0}
+    eager, compiled = (parts(rows, values, compiled=one).issued.item() for one in (0.0, 1.0))
+    assert eager / compiled == pytest.approx(2 / 1.5, rel=1e-3)
+
+
+def test_a_profile_says_which_steps_are_graphs() -> None:
+    known = profiles_with([("torchtitan", "0.2.2+2"), ("torchtitan", "0.3.0+1"), ("megatron", "0.16.1+2 with TE")])
+    rows = points([row(), row(gpus=16, pp=2)])
+    columns = {"compiled": np.ones(2)}
+    for name, compiled, captured in (
+        ("torchtitan 0.2.2+2", [1, 1], [0, 0]),
+        ("torchtitan 0.3.0+1", [1, 1], [1, 0]),
+        ("megatron 0.16.1+2 with TE", [0, 0], [1, 1]),
+    ):
+        facts = facts_of(dataclasses.replace(rows, codebase=np.array([name] * 2), **columns), known)
+        assert (facts.compiled.tolist(), facts.captured.tolist()) == (compiled, captured)
 
 
 def test_profiles_say_which_code_bases_wait_for_messages_and_recompute_everything() -> None:

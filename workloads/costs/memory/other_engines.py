@@ -2,10 +2,12 @@
 structure, as named terms.
 
 Symbols as in `workloads.costs.memory.estimate`: P parameters of a rank, S ranks over which ZeRO shards, h hidden size,
-K columns of the keys, F feed-forward columns, V vocabulary, T tokens of a micro-batch on a rank. A stage holds
+Q columns of the queries, K of the keys, F feed-forward columns, V vocabulary, T tokens of a micro-batch on a rank, M
+copies of tokens that its experts receive. A stage holds
 
     states      `EngineMemory.held` P, `EngineMemory.sharded` P / S, and the copy that FSDP or autocast computes with
-    layers      of every micro-batch in flight and every layer, T times the bytes of `Saved`
+    layers      of every micro-batch in flight and every layer, T times the bytes of `Saved`; of routed experts M times
+                those of `EngineMemory.row`
     loss        T V times the bytes of a logit at the peak, which is the backward of the loss
 
 and peaks in the backward of the loss, in the forward of the loss, or in the last layer's recomputation. The numbers
@@ -20,9 +22,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workloads.costs.memory.estimate import moments_held
+from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.partition import StageParams, experiment_stages
 from workloads.spec.experiment import Experiment
-from workloads.spec.mesh import data_degrees
+from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.model_spec import ModelSpec
 
 BETWEEN = 1.0
 """Share of a layer's tensors that are kept for the weight gradients, in torch's split backwards."""
@@ -32,11 +36,17 @@ class Saved(NamedTuple):
     """Bytes that a layer saves for its backward, a token and unit."""
 
     hidden: float
+    queries: float
     keys: float
     ffn: float
 
+    def of(self, model: ModelSpec, columns: int) -> float:
+        """Bytes a token of a layer with so many feed-forward columns."""
+        queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        return self.hidden * model.hidden_size + self.queries * queries + self.keys * keys + self.ffn * columns
 
-NOTHING = Saved(0, 0, 0)
+
+NOTHING = Saved(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +85,10 @@ class EngineMemory:
     """Whether the copy to compute with covers all weights until the loss is computed, even if layers recompute."""
     forward_logit: float = 0.0
     """Bytes of a logit in the forward of the loss."""
+    row: Saved | None = None
+    """Bytes that a layer's routed experts save, a copy of a token that they receive; None: not counted."""
+    scores: float = 0.0
+    """Bytes of a token and expert that routing saves."""
 
 
 TORCHTITAN = EngineMemory(
@@ -87,13 +101,13 @@ TORCHTITAN = EngineMemory(
     held=0,
     gradients=4,
     copied=2,
-    eager=Saved(12, 4, 8),
-    compiled=Saved(12, 4, 6),
+    eager=Saved(8, 4, 4, 8),
+    compiled=Saved(8, 4, 4, 6),
     logit=12,
     compiled_logit=4,
     gathered=4,
     ring=2,
-    fp8=Saved(2, 0, 1),
+    fp8=Saved(2, 0, 0, 1),
     copies_tied_twice=True,
 )
 TORCHTITAN_AUTOCAST = EngineMemory(
@@ -106,13 +120,13 @@ TORCHTITAN_AUTOCAST = EngineMemory(
     held=0,
     gradients=4,
     copied=2,
-    eager=Saved(22, 4, 8),
-    compiled=Saved(14, 4, 6),
+    eager=Saved(16, 6, 4, 8),
+    compiled=Saved(10, 4, 4, 6),
     logit=12,
     compiled_logit=4,
     ends=6,
     residual=4,
-    fp8=Saved(4, 0, 2),
+    fp8=Saved(4, 0, 0, 2),
     buckets=4,
     casts_in_forward=True,
     forward_logit=10,
@@ -127,24 +141,27 @@ MEGATRON_LOCAL = EngineMemory(
     held=6,
     gradients=0,
     copied=0,
-    eager=Saved(14, 6, 6),
-    compiled=Saved(14, 6, 6),
+    eager=Saved(8, 6, 6, 6),
+    compiled=Saved(8, 6, 6, 6),
     logit=6,
     compiled_logit=6,
 )
 MEGATRON_TE = EngineMemory(
     source=(
         "megatron-core with transformer-engine: as the local layers, with the gradient of the loss written over the "
-        "logits (2 V)"
+        "logits (2 V); a copy of a token at the experts: its row (2 h), gate, up and their product (6 F); the router's "
+        "scores in fp32"
     ),
     sharded=12,
     held=6,
     gradients=0,
     copied=0,
-    eager=Saved(13, 6, 6),
-    compiled=Saved(13, 6, 6),
+    eager=Saved(7, 6, 6, 6),
+    compiled=Saved(7, 6, 6, 6),
     logit=2,
     compiled_logit=2,
+    row=Saved(2, 0, 0, 6),
+    scores=4,
 )
 TRANSFORMERS = EngineMemory(
     source=(
@@ -155,8 +172,8 @@ TRANSFORMERS = EngineMemory(
     held=0,
     gradients=4,
     copied=2,
-    eager=Saved(20, 4, 8),
-    compiled=Saved(12, 4, 6),
+    eager=Saved(16, 4, 4, 8),
+    compiled=Saved(8, 4, 4, 6),
     logit=12,
     compiled_logit=12,
     ends=10,
@@ -177,6 +194,14 @@ def terms_of(e: Experiment) -> EngineMemory:
     return TORCHTITAN
 
 
+def counts_layers(e: Experiment) -> bool:
+    """Whether the terms of the experiment's engine know its layers and numbers: dense layers, and experts where they
+    are counted, in 16 bits or fp8."""
+    model, precision = e.model, e.precision
+    known = model.mla is None and model.layers is None and (model.moe is None or terms_of(e).row is not None)
+    return known and (precision == "bf16" or precision.startswith("fp8"))
+
+
 class Moment(NamedTuple):
     """Bytes of one stage at one moment."""
 
@@ -192,18 +217,20 @@ class Moment(NamedTuple):
 
 def moments_of(e: Experiment) -> list[Moment]:
     """Moments of all stages at one of which the step's memory peaks. The experiment must break no rule of
-    `workloads.rules.layout_rules` and have a dense model."""
+    `workloads.rules.layout_rules`; `counts_layers` is true for it."""
     terms = terms_of(e)
     return [one for stage, held in enumerate(experiment_stages(e)) for one in _of_stage(e, terms, stage, held)]
 
 
 def _of_stage(e: Experiment, terms: EngineMemory, stage: int, held: StageParams) -> list[Moment]:
     tokens = e.micro_batch_size * e.seq_len / e.cp
-    layer, kept = _layer(e, terms)
+    layers = held.dense_layers * _layer(e, terms, routed=False) + held.moe_layers * _layer(e, terms, routed=True)
+    kept = held.num_layers * tokens * terms.residual * e.model.hidden_size / e.tp
     compiled, whole = e.compile != "none", e.recompute == "full"
     flights = [live + BETWEEN * between for live, between in moments_held(e, stage)]
-    activations = tokens * held.num_layers * (kept if whole else layer) * max(flights)
-    working = tokens * layer if whole else 0.0
+    activations = (kept if whole else layers) * max(flights)
+    layer = _layer(e, terms, routed=held.moe_layers > 0)
+    working = layer if whole else 0.0
     begun = e.num_microbatches > 1 or e.pp > 1
     states = _states(e, terms, held, begun, casts_all=not whole or not terms.casts_in_forward)
     if not held.has_head:
@@ -213,7 +240,7 @@ def _of_stage(e: Experiment, terms: EngineMemory, stage: int, held: StageParams)
     logit = terms.compiled_logit if compiled else terms.logit
     moments = [
         Moment(stage, states, activations + ends, logit * of_logits),
-        Moment(stage, _states(e, terms, held, True, casts_all=not whole), tokens * layer, 0.0),
+        Moment(stage, _states(e, terms, held, True, casts_all=not whole), layer, 0.0),
     ]
     if terms.casts_in_forward:
         cast = _states(e, terms, held, begun, casts_all=True)
@@ -222,25 +249,31 @@ def _of_stage(e: Experiment, terms: EngineMemory, stage: int, held: StageParams)
     return moments
 
 
-def _layer(e: Experiment, terms: EngineMemory) -> tuple[float, float]:
-    """Bytes that a layer saves a token, and those of its input alone."""
+def _layer(e: Experiment, terms: EngineMemory, *, routed: bool) -> float:
+    """Bytes that a layer saves of a micro-batch."""
     model, saved = e.model, terms.compiled if e.compile != "none" else terms.eager
     if e.precision.startswith("fp8"):
         saved = Saved(*(a - b for a, b in zip(saved, terms.fp8, strict=True)))
-    keys = model.hidden_size * model.num_kv_heads / model.num_heads
-    split = saved.hidden * model.hidden_size + saved.keys * keys + saved.ffn * model.ffn_hidden_size
+    tokens = e.micro_batch_size * e.seq_len / e.cp
     whole = (terms.gathered if e.tp > 1 else 0.0) + (terms.ring if e.cp > 1 else 0.0)
-    return split / e.tp + whole * model.hidden_size, terms.residual * model.hidden_size / e.tp
+    moe = model.moe if routed else None
+    columns = model.ffn_hidden_size if moe is None else moe.num_shared_experts * moe.expert_hidden_size
+    layer = tokens * (saved.of(model, columns) / e.tp + whole * model.hidden_size)
+    if moe is None or terms.row is None:
+        return layer
+    row = terms.row.hidden * model.hidden_size + terms.row.ffn * moe.expert_hidden_size / e.etp
+    return layer + received_rows(e) * row + tokens * terms.scores * moe.num_experts / e.tp
 
 
 def _states(e: Experiment, terms: EngineMemory, held: StageParams, begun: bool, *, casts_all: bool) -> float:
     """Bytes of weights, gradients and optimizer. ``begun``: whether a backward has left gradients; ``casts_all``:
     whether layers keep their copy to compute with."""
-    params = held.total / e.tp
-    layers = held.layers.total / e.tp
+    experts = held.layers.experts / (e.ep * e.etp)
+    layers = (held.layers.total - held.layers.experts) / e.tp + experts
+    params = layers + (held.total - held.layers.total) / e.tp
     replicas, shards = data_degrees(e)
-    divided = shards if e.zero_stage else 1
-    gradients = terms.gradients * params / (divided if e.zero_stage >= 2 else 1) if begun else 0.0
+    divided = (params - experts) / shards + experts / expert_degrees(e)[1] if e.zero_stage else params
+    gradients = terms.gradients * (divided if e.zero_stage >= 2 else params) if begun else 0.0
     copied = terms.copied
     of_layers = copied * layers * (0.5 if e.precision.startswith("fp8") else 1.0)
     twice = held.embedding / e.tp if terms.copies_tied_twice and e.model.tie_embeddings and held.has_head else 0.0
@@ -252,4 +285,4 @@ def _states(e: Experiment, terms: EngineMemory, held: StageParams, begun: bool, 
     if e.zero_stage == 3:
         of_layers = of_ends = 0.0
     buckets = terms.buckets * params if replicas * shards > 1 and not e.zero_stage else 0.0
-    return terms.sharded * params / divided + terms.held * params + gradients + of_layers + of_ends + buckets
+    return terms.sharded * divided + terms.held * params + gradients + of_layers + of_ends + buckets
