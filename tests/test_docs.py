@@ -396,7 +396,9 @@ def test_the_qwen_example_is_qwen(tmp_path: Path) -> None:
 # The guide to adding an axis
 
 
-@pytest.mark.parametrize("field", ["recompute_every", "cp_kind", "pp_split", "pp_stages", "pad_vocab_to", "gradient_accumulation_fusion"])
+@pytest.mark.parametrize(
+    "field", ["recompute_every", "cp_kind", "pp_split", "pp_stages", "pad_vocab_to", "gradient_accumulation_fusion"]
+)
 def test_the_guide_names_every_file_that_an_axis_touches(field: str) -> None:
     """Each product file in which an existing field stands is named in the guide, by itself or by its folder."""
     section = (DOCS / "guides.md").read_text().partition("## An axis")[2].partition("\n## ")[0]
