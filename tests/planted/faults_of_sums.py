@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted.faults import CROSS_ENTROPY, DP, ENGINE, PIPELINE, SYNC, faults_of
+from tests.planted.faults import CROSS_ENTROPY, DP, ENGINE, SYNC, faults_of
 
 _FUSED = {**DP, "zero_stage": 1, "gradient_accumulation_fusion": True}
 _SUM_OF = ENGINE + "training.gradient_sums:GradientSums.__call__"
@@ -34,11 +34,11 @@ SUMS = [
             _FUSED,
         ),
         (
-            "sum_of_first_micro_batch",
-            "sums are reduced with the first micro-batch",
-            PIPELINE + "__init__",
-            "action for action in backwards}",
-            "action for action in reversed(backwards)}",
+            "sum_of_last_micro_batch",
+            "sums are dropped after every micro-batch but the last",
+            ENGINE + "training.gradient_sums:GradientSums._post_backward",
+            "of_fsdp(*args)",
+            'of_fsdp(*args) or [setattr(p, "unsharded_accumulated_grad", None) for p in group.fsdp_params]',
             _FUSED,
         ),
     ),

@@ -73,10 +73,13 @@ class _ColumnLinear(torch.autograd.Function):
         grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
             partial = _sum_async(grad @ weight, tp)
+        elif tp.sequence_parallel:
+            gathered = gather_async(x, tp.axis)
+            partial = reduce_scatter_async(grad @ weight, tp.axis)
+            grad_weight = product(wait(gathered))
         else:
-            gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
-            partial = _sum_async(grad @ weight, tp)
-            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
+            partial = all_reduce_async(grad @ weight, tp.axis)
+            grad_weight = product(x)
         return wait(partial), grad_weight, None, None
 
 

@@ -55,12 +55,18 @@ class GradientSums:
         parameter.unsharded_accumulated_grad = total
         return GradientSum(total, is_empty=True)
 
+    def release(self) -> None:
+        """Make compute wait until no reduction reads sums, and free them; call it after the last backward of a chunk,
+        as FSDP does. Otherwise the next reduction does it."""
+        if self._reading[1] is not None:
+            self._groups[0].device_handle.current_stream().wait_event(self._reading[1])
+        self._reading = [], None
+
     def finish(self) -> None:
         """Make compute wait for all reductions; call it before gradients are read."""
         for event in self._reduced:
             self._groups[0].device_handle.current_stream().wait_event(event)
         self._reduced.clear()
-        self._reading = [], None
 
     def _parameter_of(self, weight: Tensor) -> Any:
         if id(weight) not in self._parameters:  # the weights of a group exist once it was gathered
@@ -112,9 +118,7 @@ class GradientSums:
             return flat
         handle, context = group.device_handle, group.comm_ctx
         compute = handle.current_stream()
-        if self._reading[1] is not None:
-            compute.wait_event(self._reading[1])
-        self._reading = [], None
+        self.release()
         results, stream, parts = flat, compute, flat
         if shards > 1:
             sizes = [one.numel() // shards for one in flat]

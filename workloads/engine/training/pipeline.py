@@ -166,6 +166,8 @@ class _Step:
             self._weight_gradients(action)
         else:
             self._backward(action, chunk, received)
+        if pipeline.sums is not None and action == self.last_of_chunk[action.chunk]:
+            pipeline.sums.release()
         # After the last backward FSDP waits for the gradient reduction, which is timed separately.
         end = self.marks.last_backward if action is self.actions[-1] else clock.mark()
         assert end is not None
