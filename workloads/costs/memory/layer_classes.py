@@ -74,17 +74,19 @@ class LayerClass(NamedTuple):
 
 def layer_sizes(e: Experiment) -> tuple[LayerSizes, ...]:
     """Sizes of every class of layers of the model, in the order in which the model has them."""
-    if e.model.layers is not None:
-        splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1
-        key = _OF_SIZES(e), splits
-        if key not in _KEPT:
-            if len(_KEPT) >= _MOST_KEPT:
-                _KEPT.clear()
-            _KEPT[key] = _sizes_of_kinds(e, splits=splits)
-        return _KEPT[key]
+    splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
+    key = _OF_SIZES(e), splits
+    if key not in _KEPT:
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[key] = _sizes(e, splits=splits) if e.model.layers is None else _sizes_of_kinds(e, splits=splits)
+    return _KEPT[key]
+
+
+def _sizes(e: Experiment, *, splits: bool) -> tuple[LayerSizes, ...]:
+    """`layer_sizes` of a model without a list of layers."""
     model, c = e.model, COMPUTE_BYTES[e.precision]
     kinds = [routed for routed, there in ((False, num_dense_layers(model) > 0), (True, model.moe is not None)) if there]
-    splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
     layers = [local_params(e, moe_layer(model) if routed else dense_layer(model)) for routed in kinds]
     block = max(rest for rest, _ in layers)
     result: list[LayerSizes] = []
@@ -136,9 +138,9 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
 
 _OF_SIZES = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
-    *("attention", "routing", "routing_imbalance", "capacity_factor"),
+    *("attention", "routing", "routing_imbalance", "capacity_factor", "recompute_every", "compile", "cp_kind"),
 )
-"""Fields on which the sizes of kinds depend."""
+"""Fields on which the sizes of layers depend."""
 _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
 _MOST_KEPT = 20_000
 
