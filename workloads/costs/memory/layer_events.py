@@ -143,14 +143,11 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
 
     It exceeds the last layer's if a layer's gradient takes more than the layer had saved.
     """
-    size, _, _, recomputed, before = part.classes[number]
-    block, experts, deferred = size.block, size.experts, size.deferred
-    saved = size.saved if recomputed else size.kept
-    for one in before:
-        block += one.layers * one.size.block
-        experts += one.layers * one.size.experts
-        deferred += one.layers * one.size.deferred
-        saved += one.saved
+    of_class = part.classes[number]
+    size, recomputed = of_class.size, of_class.first_recomputed
+    block, experts = size.block + of_class.block_before, size.experts + of_class.experts_before
+    deferred = size.deferred + of_class.deferred_before
+    saved = (size.saved if recomputed else size.kept) + of_class.saved_before
     done, of_others = part.head, 0
     if not turn.first_half:
         of_others = part.all_experts - experts
@@ -223,21 +220,20 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
 def _experts_of_first_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The same of the first layer with experts: all layers after it and the head have their gradients."""
     number = next(number for number, one in enumerate(part.classes) if one.size.experts)
-    size, _, _, recomputed, before = part.classes[number]
-    rest = part.head - size.block + sum(one.layers * one.size.block for one in part.classes)
-    rest -= sum(one.layers * one.size.block for one in before)
-    block = size.block + sum(one.layers * one.size.block for one in before)
+    of_class = part.classes[number]
+    size, block = of_class.size, of_class.size.block + of_class.block_before
+    rest = part.head - block + sum(one.layers * one.size.block for one in part.classes)
     if x.zero3:
         weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
-        if part.has_embedding and not before:
+        if part.has_embedding and not number:
             weights = x.b * x.block + (x.c * part.tied or part.first_copy)
     else:
         weights = _gathered_first(x, part, turn, number, block, 0)
-    saved = size.saved + size.reducing if recomputed else size.kept + size.reducing_kept
+    saved = size.saved + size.reducing if of_class.first_recomputed else size.kept + size.reducing_kept
     changes: Live = {
         "working": 0,
         "left": 0,
-        "saved": saved + sum(one.saved for one in before),
+        "saved": saved + of_class.saved_before,
         "weights": weights,
         "gradients": _gradients(x, turn, rest, part.all_experts - part.experts),
         "received": 0 if part.has_head else x.stream,
