@@ -11,6 +11,7 @@ ends      the embedding and the loss count as layers, and all chunks get equally
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,43 +22,54 @@ from workloads.predict.points import Floats, Points
 
 
 class Stages(NamedTuple):
-    """Arrays of shape (rows, widest pipeline), zero where a row has fewer stages."""
+    """Stages of each row; those that hold as much as each other are one column. Arrays of shape (rows, most columns of
+    a row), zero where a row has fewer. The first column has the embedding."""
 
     layers: Floats
     head: Floats
     """1 on the stage with the head."""
     first: Floats
     """1 on the stage with the embedding."""
-    exists: Floats
+    count: Floats
+    """Number of stages in the column."""
     in_flight: Floats
-    """Maximum number of micro-batches whose activations a stage holds under 1F1B, ``min(pp - stage, m)``. With v > 1
-    chunks a stage (interleaved 1F1B, arXiv:2104.04473) runs ``2 (pp - stage - 1) + (v - 1) pp`` chunks ahead and holds
-    one more, each 1 / v of its layers, and never more than those of all m micro-batches."""
+    """Maximum number of micro-batches whose activations the column's first stage holds under 1F1B,
+    ``min(pp - stage, m)``; later ones hold fewer. With v > 1 chunks a stage (interleaved 1F1B, arXiv:2104.04473) runs
+    ``2 (pp - stage - 1) + (v - 1) pp`` chunks ahead and holds one more, each 1 / v of its layers, and never more than
+    those of all m micro-batches."""
 
 
 def stages_of(points: Points, partition: dict[str, str]) -> Stages:
     """`Stages` of all rows. ``partition``: rule by name of the code base."""
-    widest = int(points.pp.max(initial=1))
-    layers = np.zeros((len(points), widest))
     ratio = np.where(points.pp > 1, points.vocabulary_params / points.layer_params, 0.0)
     head = ratio if np.isfinite(ratio).all() else np.nan_to_num(ratio)
     of_head = np.round(head, 9)
-    for row, (count, pp, vpp, ends, share, name) in enumerate(
-        zip(points.layers, points.pp, points.vpp, points.ends, of_head, points.codebase, strict=True)
+    rows: list[int] = []
+    numbers: dict[tuple[int, ...], int] = {}
+    for count, pp, vpp, ends, share, name in zip(
+        points.layers, points.pp, points.vpp, points.ends, of_head, points.codebase, strict=True
     ):
         if ends > 0:
             held = with_ends(int(count), int(pp), int(vpp))
         else:
             held = split(partition[str(name)], int(count), int(pp), float(share))
-        layers[row, : len(held)] = held
-    stage = np.arange(widest)[None, :]
-    last = points.pp[:, None] - 1
-    exists = (stage <= last).astype(float)
+        rows.append(numbers.setdefault(held, len(numbers)))
+    kinds = [_alike(held) for held in numbers]
+    table = np.zeros((5, len(kinds), max(map(len, kinds), default=1)))
+    for number, columns in enumerate(kinds):
+        table[:, number, : len(columns)] = np.transpose(columns)
+    layers, of_end, first, count, stage = table[:, rows]
     chunks, behind = points.vpp[:, None], points.pp[:, None] - stage
     ahead = np.where(chunks > 1, (2 * (behind - 1) + (chunks - 1) * points.pp[:, None] + 1) / chunks, behind)
-    in_flight = np.minimum(ahead, points.micro_batches[:, None]) * exists
-    first = np.broadcast_to(stage == 0, layers.shape).astype(float)
-    return Stages(layers, (stage == last).astype(float), first, exists, in_flight)
+    in_flight = np.minimum(ahead, points.micro_batches[:, None]) * (count > 0)
+    return Stages(layers, of_end, first, count, in_flight)
+
+
+def _alike(held: tuple[int, ...]) -> list[tuple[int, bool, bool, int, int]]:
+    """(layers, whether it has the head, the embedding, how many stages are equal, the first of them) of stages."""
+    kinds = [(layers, stage == len(held) - 1, stage == 0) for stage, layers in enumerate(held)]
+    counts = Counter(kinds)
+    return [(*kind, counts[kind], kinds.index(kind)) for kind in counts]
 
 
 @lru_cache(maxsize=65536)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.predict.stages import RULES, split, with_ends
+from workloads.predict.stages import RULES, _alike, split, with_ends
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
@@ -22,6 +22,16 @@ def test_greedy_stages_overshoot() -> None:
     assert split("greedy", 16, 2, 4.0) == (11, 5)
     assert split("equal", 16, 2, 4.0) == (8, 8)
     assert split("balanced", 16, 2, 4.0) == (10, 6)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_stages_that_hold_as_much_are_one_column(rule: str) -> None:
+    held = split(rule, 126, 64, 2.5)
+    columns = _alike(held)
+    assert len(columns) <= 5 and columns[0][2] and [last for _, last, *_ in columns].count(True) == 1
+    assert sum(count for *_, count, _ in columns) == 64
+    assert sum(layers * count for layers, _, _, count, _ in columns) == 126
+    assert all(held[stage] == layers for layers, *_, stage in columns)
 
 
 def test_ends_count_as_layers() -> None:

@@ -9,67 +9,106 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
+from typing import NamedTuple
 
 from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit
-from workloads.costs.memory.events import Live, Step, Timeline
+from workloads.costs.memory.events import Live, Step, Timeline, highest
 from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
-from workloads.costs.shape.partition import experiment_chunks
-from workloads.costs.shape.schedule import Backwards, ChunkState, Held, held_by_chunk
+from workloads.costs.shape.partition import StageParams, experiment_chunks
+from workloads.costs.shape.schedule import Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
 
 ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
 
 
-def timelines_of_chunks(e: Experiment, x: Shared, stage: int, always: Live) -> list[Timeline]:
-    """Timelines of every chunk's backwards, with what all chunks hold when they start. ``always``: what exists all the
-    time."""
-    held_chunks = experiment_chunks(e)[stage]
-    chunks = [Part.of(e, x, held) for held in held_chunks]
-    saved, deferred = [one.saved + one.of_head for one in chunks], [one.deferred for one in chunks]
-    holds = [[_others_hold(e, x, one, at) for at in ChunkState] for one in chunks]
+class Chunk(NamedTuple):
+    """A chunk that one or several ranks hold, and its backwards as far as they are known."""
+
+    part: Part
+    later: Part
+    """The part in a weight-gradient pass."""
+    holds: list[tuple[int, int, int]]
+    """`_others_hold` by state."""
+    backwards: dict[tuple[Kind, bool, bool, int], tuple[Live, list[Step], int]]
+    """By kind, `Backwards.last`, `Backwards.forward_follows` and the bytes of earlier gradients: what exists at the
+    start, the steps and their highest bytes, all without what the rank holds besides this backward."""
+
+    @classmethod
+    def of(cls, e: Experiment, x: Shared, second: Shared, held: StageParams) -> Chunk:
+        part = later = Part.of(e, x, held)
+        if x.splits:
+            later = Part.of(e, second, held)._replace(saved=part.deferred)
+        return cls(part, later, [_others_hold(e, x, part, at) for at in ChunkState], {})
+
+
+def timelines_of_chunks(
+    e: Experiment, x: Shared, stage: int, always: Live, known: dict[StageParams, Chunk]
+) -> list[Timeline]:
+    """The timeline of the first of the highest backwards of a rank's chunks, with what all chunks hold when it starts.
+    ``always``: what exists all the time. ``known``: the chunks of earlier ranks, to which this rank's are added."""
     second = _in_second_half(e, x) if x.splits else x
-    timelines, shared = [], x
+    chunks: list[Chunk] = []
+    for held in experiment_chunks(e)[stage]:
+        if held not in known:
+            known[held] = Chunk.of(e, x, second, held)
+        chunks.append(known[held])
+    saved, deferred = [one.part.saved + one.part.of_head for one in chunks], [one.part.deferred for one in chunks]
+    most, timelines = -1, []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
-        later = chunk
-        if x.splits:
-            later = Part.of(e, second, held_chunks[number])._replace(saved=chunk.deferred)
         for kind, last, forward_follows, at, held_at_start in of_chunk:
             activations = max(
                 sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, deferred))
                 for held in held_at_start
             )
+            activations -= chunk.part.deferred if kind == "W" else saved[number]
+            others = [one.holds[at[other]] for other, one in enumerate(chunks) if other != number]
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
-            prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else holds[number][at[number]][1]
-            part = later if kind == "W" else chunk
-            turn = Turn(
-                in_flight=1,
-                deferred=activations - (chunk.deferred if kind == "W" else saved[number]),
-                prior=prior,
-                last=last,
-                forward_follows=forward_follows,
-                reduces=last or not x.unsharded,
-                own_deferred=chunk.deferred if x.splits and kind in ("F", "I") else 0,
-                first_half=kind == "I",
-                second_half=kind == "W",
-            )
-            x = turn.adapted(e, shared)
-            start = turn.start(x, part, always)
-            others = [holds[other][state] for other, state in enumerate(at) if other != number]
-            for place, key in enumerate(("other_weights", "other_gradients", "other_flat")):
-                start[key] = sum(held[place] for held in others)
-            if kind == "W":
-                steps = _weight_gradients(second if x is shared else _in_second_half(e, x), part, turn, start)
-            elif kind == "F":
-                # In other chunks the backward that follows holds more.
-                steps = head_forward(x, part, turn, chunks=True) if part.has_head else []
-            else:
-                steps = [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *last_unit(x, part, turn)]
-            timelines.append(Timeline(f"{ACTIONS[kind]} of chunk {number + 1}", start, steps))
+            prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else chunk.holds[at[number]][1]
+            key = kind, last, forward_follows, prior
+            evaluated = chunk.backwards
+            if key not in evaluated:
+                evaluated[key] = _backward(e, x, second, chunk, kind, last, forward_follows, prior)
+            start, steps, total = evaluated[key]
+            total += activations + sum(map(sum, others))
+            if total > most:
+                most = total
+                start = always | start | {"deferred": activations}
+                for place, tensor in enumerate(("other_weights", "other_gradients", "other_flat")):
+                    start[tensor] = sum(held[place] for held in others)
+                timelines = [Timeline(f"{ACTIONS[kind]} of chunk {number + 1}", start, steps)]
     return timelines
+
+
+def _backward(
+    e: Experiment, x: Shared, second: Shared, chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, prior: int
+) -> tuple[Live, list[Step], int]:
+    """An entry of `Chunk.backwards`. ``second``: ``x`` in a weight-gradient pass."""
+    part = chunk.later if kind == "W" else chunk.part
+    turn = Turn(
+        in_flight=1,
+        deferred=0,
+        prior=prior,
+        last=last,
+        forward_follows=forward_follows,
+        reduces=last or not x.unsharded,
+        own_deferred=chunk.part.deferred if x.splits and kind in ("F", "I") else 0,
+        first_half=kind == "I",
+        second_half=kind == "W",
+    )
+    shared, x = x, turn.adapted(e, x)
+    start = turn.start(x, part, {})
+    if kind == "W":
+        steps = _weight_gradients(second if x is shared else _in_second_half(e, x), part, turn, start)
+    elif kind == "F":
+        # In other chunks the backward that follows holds more.
+        steps = head_forward(x, part, turn, chunks=True) if part.has_head else []
+    else:
+        steps = [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *last_unit(x, part, turn)]
+    return start, steps, highest([Timeline("", start, steps)])[2]
 
 
 def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple[int, int, int]:

@@ -25,10 +25,12 @@ Not included (see `ClusterSpec.reserved_bytes`): device context, NCCL's buffers,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
-from workloads.costs.memory.chunk_events import covers, timelines_of_chunks
+from workloads.costs.memory.chunk_events import Chunk, covers, timelines_of_chunks
 from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit, tied_step
 from workloads.costs.memory.events import Live, Timeline, by_category, highest, live_at
 from workloads.costs.memory.layer_classes import layer_classes
@@ -72,31 +74,30 @@ class MemoryEstimate:
         return self.stages[self.peak_stage].peak_bytes
 
 
+_Peak = tuple[int, int, Timeline, int]
+"""(bytes, pipeline rank, action, step)"""
+
+
 def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     """Returns the peak allocated bytes of each stage. The experiment must break no rule of
     `workloads.rules.layout_rules`."""
     e = as_held(experiment)
-    shared = Shared.of(e)
-    result = [_stage_memory(e, shared, rank, held) for rank, held in enumerate(experiment_stages(e))]
-    peaks = [memory.peak_bytes for memory in result]
-    return MemoryEstimate(stages=tuple(result), peak_stage=peaks.index(max(peaks)))
+    peaks = _peaks(e, range(e.pp))
+    return MemoryEstimate(tuple(map(_memory_at, peaks)), peak_stage=max(peaks, key=itemgetter(0))[1])
 
 
 def peak_stage(experiment: Experiment) -> StageMemory:
     """Returns the stage with the highest peak, as `estimate_memory`, but evaluates only one of several equal ranks."""
     e = as_held(experiment)
-    shared, held = Shared.of(e), experiment_stages(e)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
-    return max((_stage_memory(e, shared, rank, held[rank]) for rank in ranks), key=lambda one: one.peak_bytes)
+    return _memory_at(max(_peaks(e, ranks), key=itemgetter(0)))
 
 
 def peak_timeline(experiment: Experiment) -> tuple[int, Timeline, int]:
     """(stage, action, step) of the highest peak of all stages, as `estimate_memory`."""
     e = as_held(experiment)
-    stage = estimate_memory(e).peak_stage
-    timelines = timelines_of(e, Shared.of(e), stage, experiment_stages(e)[stage])
-    number, place = highest(timelines)
-    return stage, timelines[number], place
+    _, stage, timeline, place = max(_peaks(e, range(e.pp)), key=itemgetter(0))
+    return stage, timeline, place
 
 
 @lru_cache(maxsize=4096)
@@ -104,7 +105,7 @@ def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int
     """Ranks of which one has the highest peak. ``alike``: equal numbers for ranks that hold equal parts of the model.
 
     Ranks with equal layers and equal moments need equal memory. Without split backwards a moment is a number of
-    micro-batches in flight, and every term of `_stage_memory` is non-decreasing in it, provided that the same rounds
+    micro-batches in flight, and every term of `timelines_of` is non-decreasing in it, provided that the same rounds
     are followed by a forward (`MicroBatchBackward.forward_follows`). So only the rank with most micro-batches in flight
     is evaluated. Earlier ranks never have fewer in flight than later ones.
     """
@@ -165,20 +166,31 @@ def saved_bytes(experiment: Experiment, held: StageParams) -> int:
     return sum(one.saved for one in layer_classes(experiment, held))
 
 
-def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> StageMemory:
-    """Memory at the first of the highest steps of a rank."""
-    timelines = timelines_of(e, x, stage, held)
-    number, place = highest(timelines)
-    parameters, gradients, optimizer, activations = by_category(live_at(timelines[number], place))
+def _peaks(e: Experiment, ranks: Iterable[int]) -> list[_Peak]:
+    """The first of the highest steps of each of these ranks."""
+    shared, held, peaks = Shared.of(e), experiment_stages(e), []
+    chunks: dict[StageParams, Chunk] = {}
+    for rank in ranks:
+        timelines = timelines_of(e, shared, rank, held[rank], chunks)
+        number, place, total = highest(timelines)
+        peaks.append((total, rank, timelines[number], place))
+    return peaks
+
+
+def _memory_at(peak: _Peak) -> StageMemory:
+    _, stage, timeline, place = peak
+    parameters, gradients, optimizer, activations = by_category(live_at(timeline, place))
     return StageMemory(stage, parameters, gradients, optimizer, activations)
 
 
-def timelines_of(e: Experiment, x: Shared, stage: int, held: StageParams) -> list[Timeline]:
-    """Actions of a rank in one of which it peaks."""
+def timelines_of(
+    e: Experiment, x: Shared, stage: int, held: StageParams, chunks: dict[StageParams, Chunk] | None = None
+) -> list[Timeline]:
+    """Actions of a rank in one of which it peaks. ``chunks``: see `timelines_of_chunks`."""
     part = Part.of(e, x, held)
     always: Live = {"master": part.master, "optimizer": ADAMW.state_bytes(part.master), "inputs": x.inputs}
     if e.virtual_stages > 1:
-        return timelines_of_chunks(e, x, stage, always)
+        return timelines_of_chunks(e, x, stage, always, {} if chunks is None else chunks)
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
     timelines = []

@@ -81,8 +81,8 @@ class Event(NamedTuple):
     """What exists afterwards."""
 
 
-def highest(timelines: Iterable[Timeline]) -> tuple[int, int]:
-    """(timeline, step) of the first of the highest steps."""
+def highest(timelines: Iterable[Timeline]) -> tuple[int, int, int]:
+    """(timeline, step, bytes) of the first of the highest steps."""
     most = at = place = -1
     for number, (_, start, steps) in enumerate(timelines):
         live = start.copy()
@@ -91,7 +91,7 @@ def highest(timelines: Iterable[Timeline]) -> tuple[int, int]:
             total = sum(live.values())
             if total > most:
                 most, at, place = total, number, count
-    return at, place
+    return at, place, most
 
 
 def live_at(timeline: Timeline, place: int) -> Live:

@@ -55,8 +55,11 @@ class LayerClass(NamedTuple):
     """How many of them the recompute policy covers."""
     first_recomputed: bool
     """Whether the first of them is recomputed; backward reaches it last."""
-    before: tuple[LayerClass, ...] = ()
-    """Layers of other classes before the first of them."""
+    block_before: int
+    """Elements of the blocks of other classes before the first of them."""
+    experts_before: int
+    deferred_before: int
+    saved_before: int
 
     @property
     def saved(self) -> int:
@@ -83,19 +86,16 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
     for kind, size in enumerate(sizes):
         if not held.of_kind[kind]:
             continue
-        before = held.before_kind[kind]
-        classes.append(
-            (
-                sum(count for count, _ in before),
-                LayerClass(
-                    size,
-                    held.of_kind[kind],
-                    held.recomputed_of_kind[kind],
-                    held.first_of_kind_recomputed[kind],
-                    tuple(LayerClass(sizes[at], *counts, False) for at, counts in enumerate(before) if counts[0]),
-                ),
-            )
-        )
+        place = block = experts = deferred = saved = 0
+        for at, (count, recomputed) in enumerate(held.before_kind[kind]):
+            other = sizes[at]
+            place += count
+            block += count * other.block
+            experts += count * other.experts
+            deferred += count * other.deferred
+            saved += recomputed * other.saved + (count - recomputed) * other.kept
+        counts = held.of_kind[kind], held.recomputed_of_kind[kind], held.first_of_kind_recomputed[kind]
+        classes.append((place, LayerClass(size, *counts, block, experts, deferred, saved)))
     return tuple(one for _, one in sorted(classes, key=itemgetter(0)))
 
 
@@ -103,7 +103,7 @@ _OF_SIZES = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
     *("attention", "routing", "routing_imbalance", "capacity_factor", "cp_kind", "compile", "recompute_every"),
 )
-"""Fields on which the sizes of kinds depend."""
+"""Fields on which the sizes of layers depend."""
 _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
 _MOST_KEPT = 20_000
 

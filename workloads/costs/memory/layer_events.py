@@ -16,14 +16,15 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """Steps from the last layer to the first; none in a stage without layers."""
     if not part.classes:
         return []
-    steps = [_last_layer(x, part, turn)]
+    last_layer = _last_layer(x, part, turn)
+    steps: list[Step] = [("last layer, backward", last_layer)]
     if part.experts and not turn.first_half:
-        steps += _experts_of_last_layer(x, part, turn)
+        steps += _experts_of_last_layer(x, part, turn, last_layer)
     elif turn.reduces and not turn.first_half:
-        steps += _reduction(x, part, turn)
+        steps += _reduction(x, part, turn, last_layer)
     done = part.kept_after if 0 < part.kept_after < part.num_layers else 1
     if done < part.num_layers:
-        steps.append(_next_layer(x, part, turn, done))
+        steps.append(_next_layer(x, part, turn, done, last_layer))
     if part.experts and not turn.first_half:
         steps += _experts_of_first_layer(x, part, turn)
     last = len(part.classes) - 1
@@ -56,9 +57,9 @@ def _flat(x: Shared, part: Part, turn: Turn) -> int:
     return x.flat * part.head if of_head else turn.pending(x, part)
 
 
-def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
+def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
     """The last layer's backward: its gradients, recomputed tensors and the head's gradient exist."""
-    return "last layer, backward", {
+    return {
         **_AFTER_REDUCTION,
         **_AFTER_HEAD,
         "weights": _gathered(x, part, turn),
@@ -69,7 +70,7 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Step:
     }
 
 
-def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
+def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
     """The reduction of the last layer's gradient.
 
     The layer's saved tensors are free. With several shards FSDP frees the layer's gradients once the flat copy exists,
@@ -81,7 +82,7 @@ def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     changes: Live = {
         "working": 0,
         "saved": part.saved - (size.kept if part.kept_after else size.saved),
-        "weights": _gathered(x, part, turn) - (x.b * x.block if x.zero3 or turn.last else 0),
+        "weights": last_layer["weights"] - (x.b * x.block if x.zero3 or turn.last else 0),
         "received": 0 if part.has_head else x.stream,
         "stream": x.stream,
         "flat": flat,
@@ -89,7 +90,7 @@ def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     unit = "last layer, reduction"
     if x.shards == 1:
         changes["reducing"] = flat
-        changes["gradients"] = _prior(x, part, turn) + (0 if turn.prior else flat)
+        changes["gradients"] = last_layer["gradients"] + (0 if turn.prior else flat)
         return [(unit, changes)]
     if x.unsharded:
         changes["new_shard"] = x.g * x.block // x.shards if x.adds else 0  # the sum stays while it is read
@@ -98,7 +99,7 @@ def _reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     return [(unit, changes), (unit, {"reducing": each * size.down, "new_shard": flat // x.shards})]
 
 
-def _next_layer(x: Shared, part: Part, turn: Turn, done: int) -> Step:
+def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) -> Step:
     """The backward after ``done`` layers, which are the last one, or those after the last recomputed one.
 
     Their saved tensors are free, their gradients exist, and the last of them is being reduced; a stage other than the
@@ -106,10 +107,14 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int) -> Step:
     embedding.
     """
     kept, layers = part.kept_after, part.last_layers(done)
-    rest = sum(count * size.block for size, count in layers)
-    experts = sum(count * size.experts for size, count in layers)
+    rest = experts = saved = deferred = 0
+    for size, count in layers:
+        rest += count * size.block
+        experts += count * size.experts
+        saved += count * (size.kept if kept else size.saved)
+        deferred += count * size.deferred
     of_done, shard = x.g * (rest + experts), x.shard(rest, experts)
-    weights, gradients = _gathered(x, part, turn), _prior(x, part, turn)
+    weights, gradients = last_layer["weights"], last_layer["gradients"]
     if x.zero3 and part.has_embedding and done == part.num_layers - 1:
         weights = x.b * x.block + x.c * part.first
     elif not x.zero3 and turn.last:
@@ -118,14 +123,14 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int) -> Step:
         gradients += shard if turn.reduces else of_done
     elif not turn.first_half and x.unsharded and turn.last:
         gradients -= of_done - shard
-    flat = _flat(x, part, turn)
+    flat = last_layer["flat"]
     if turn.reduces:
         flat = 0 if turn.first_half else x.flat * layers[-1][0].block
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
         **_AFTER_REDUCTION,
-        "saved": part.saved - sum(count * (size.kept if kept else size.saved) for size, count in layers),
-        "left": sum(count * size.deferred for size, count in layers) if turn.first_half else 0,
+        "saved": part.saved - saved,
+        "left": deferred if turn.first_half else 0,
         "weights": weights,
         "gradients": gradients,
         "received": 0 if part.has_head else x.stream,
@@ -139,22 +144,20 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
 
     It exceeds the last layer's if a layer's gradient takes more than the layer had saved.
     """
-    size, _, _, recomputed, before = part.classes[number]
-    block = size.block + sum(one.layers * one.size.block for one in before)
-    experts = size.experts + sum(one.layers * one.size.experts for one in before)
+    of_class = part.classes[number]
+    size, recomputed = of_class.size, of_class.first_recomputed
+    block, experts = size.block + of_class.block_before, size.experts + of_class.experts_before
+    deferred = size.deferred + of_class.deferred_before
+    saved = (size.saved if recomputed else size.kept) + of_class.saved_before
     done, of_others = part.head, 0
     if not turn.first_half:
         of_others = part.all_experts - experts
         done = max(0, part.params - part.all_experts - block - (part.first if part.has_embedding else 0))
-    left = 0
-    if turn.first_half:  # what the other layers hold for their weight-gradient passes
-        left = turn.own_deferred - size.deferred - sum(one.layers * one.size.deferred for one in before)
     working = size.working if recomputed else size.working_kept
-    saved = (size.saved if recomputed else size.kept) + sum(one.saved for one in before)
     return f"first {size.name}, backward", {
         **_AFTER_REDUCTION,
         "saved": saved,
-        "left": left,
+        "left": turn.own_deferred - deferred if turn.first_half else 0,  # for the others' weight-gradient passes
         "weights": _gathered_first(x, part, turn, number, block, experts),
         "gradients": _gradients(x, turn, done, of_others),
         "received": 0 if part.has_head else x.stream,
@@ -182,14 +185,14 @@ def _gradients(x: Shared, turn: Turn, rest: int, experts: int) -> int:
     return gradients - (unsharded - shard if x.unsharded and turn.last else 0)
 
 
-def _experts_of_last_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
+def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
     """The reduction of the expert gradients of the last layer with experts, which comes before the rest of the layer.
 
     The saved tensors of the layer's experts are free; the rest of the layer is not. With ZeRO 3 the rest of this layer
     and of the previous one are gathered.
     """
     size = part.experts
-    weights = _gathered(x, part, turn) - (x.b_experts * size if turn.last else 0)
+    weights = last_layer["weights"] - (x.b_experts * size if turn.last else 0)
     if x.zero3:
         weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
@@ -218,21 +221,20 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
 def _experts_of_first_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The same of the first layer with experts: all layers after it and the head have their gradients."""
     number = next(number for number, one in enumerate(part.classes) if one.size.experts)
-    size, _, _, recomputed, before = part.classes[number]
-    rest = part.head - size.block + sum(one.layers * one.size.block for one in part.classes)
-    rest -= sum(one.layers * one.size.block for one in before)
-    block = size.block + sum(one.layers * one.size.block for one in before)
+    of_class = part.classes[number]
+    size, block = of_class.size, of_class.size.block + of_class.block_before
+    rest = part.head - block + sum(one.layers * one.size.block for one in part.classes)
     if x.zero3:
         weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
-        if part.has_embedding and not before:
+        if part.has_embedding and not number:
             weights = x.b * x.block + (x.c * part.tied or part.first_copy)
     else:
         weights = _gathered_first(x, part, turn, number, block, 0)
-    saved = size.saved + size.reducing if recomputed else size.kept + size.reducing_kept
+    saved = size.saved + size.reducing if of_class.first_recomputed else size.kept + size.reducing_kept
     changes: Live = {
         "working": 0,
         "left": 0,
-        "saved": saved + sum(one.saved for one in before),
+        "saved": saved + of_class.saved_before,
         "weights": weights,
         "gradients": _gradients(x, turn, rest, part.all_experts - part.experts),
         "received": 0 if part.has_head else x.stream,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, LLAMA_8B, MIXTRAL
+from workloads.costs.memory import chunk_events
+from workloads.costs.memory.chunk_events import Chunk
 from workloads.costs.memory.estimate import estimate_memory, peak_timeline, timelines_of
 from workloads.costs.memory.events import TENSORS, Timeline, by_category, events_of, highest, live_at
-from workloads.costs.memory.layer_classes import layer_classes
-from workloads.costs.memory.sizes import Shared
+from workloads.costs.memory.layer_classes import layer_classes, layer_sizes
+from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.shape.partition import experiment_stages
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -97,7 +102,9 @@ def test_what_is_freed_in_a_step_goes_before_what_is_allocated() -> None:
         (0, "working", 7, 10),
         (1, "flat", 3, 13),
     ]
-    assert highest([timeline, Timeline("later", {"saved": 13}, [("unit", {})])]) == (0, 1), "the first of equal peaks"
+    assert highest([timeline, Timeline("later", {"saved": 13}, [("unit", {})])]) == (0, 1, 13), (
+        "the first of equal peaks"
+    )
     assert by_category(live_at(timeline, 0)) == [2, 0, 0, 8]
 
 
@@ -106,6 +113,32 @@ def test_every_tensor_says_where_the_engine_makes_it() -> None:
         place, *names = tensor.made_in.split()
         code = (ENGINE / place).read_text(encoding="utf-8")
         assert all(part in code for name in names for part in name.split(".")), tensor
+
+
+def test_equal_chunks_of_all_ranks_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = layout(pp=8, pp_schedule="interleaved_1f1b", virtual_stages=4, microbatches=16, dp=2, zero_stage=2)
+    evaluated: Counter[tuple[Part, Any]] = Counter()
+    backward = chunk_events._backward
+
+    def counted(x: Shared, chunk: Chunk, *key: Any) -> Any:
+        evaluated[chunk.part, key] += 1
+        return backward(x, chunk, *key)
+
+    monkeypatch.setattr(chunk_events, "_backward", counted)
+    estimate_memory(e)
+    assert len({part for part, _ in evaluated}) == 3, "the first, the last and those between, of 32"
+    assert max(evaluated.values()) == 1
+
+
+def test_sizes_of_layers_are_kept_for_layouts_that_differ_elsewhere() -> None:
+    e = layout(tp=2, dp=8, zero_stage=2, microbatches=4)
+    sizes = layer_sizes(e)
+    assert layer_sizes(dataclasses.replace(e, dp_shard=4, zero_stage=3, global_batch_size=64, seed=1)) is sizes
+    for field, value in {"compile": "block", "recompute": "full", "precision": "fp32", "seq_len": 2048}.items():
+        assert layer_sizes(dataclasses.replace(e, **{field: value})) != sizes, field
+    again = [dataclasses.replace(e, recompute="swiglu", precision="fp8_tensorwise", recompute_every=n) for n in (1, 2)]
+    again = [dataclasses.replace(one, pp=2, pp_schedule="interleaved_zero_bubble") for one in again]
+    assert layer_sizes(again[0]) != layer_sizes(again[1])
 
 
 def test_layers_come_by_class_in_the_order_of_the_model() -> None:
