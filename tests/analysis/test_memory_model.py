@@ -129,6 +129,7 @@ def random_experiment(draw: random.Random) -> Experiment:
         precision=draw.choice(["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]),
         attention=draw.choice(["auto", "auto", "flash", "cudnn", "math"]),
         compile=draw.choice(["none", "none", "block"]),
+        cuda_graph=draw.choice(["none", "none", "none", "step", "auto"]),
         **fields,
     )
 

@@ -171,8 +171,8 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
     if fp8.is_fp8(one.e):
         columns, again = mlp.width // s.tp, "swiglu" in one.named
-        up = inputs * columns
-        return fp8.working_bytes(one.e, stream, s.tokens, columns, up, s.c, recomputes_product=again, w=one.w)
+        of_up = inputs * columns
+        return fp8.working_bytes(one.e, stream, s.tokens, columns, of_up, s.c, recomputes_product=again, w=one.w)
     down_weight = one.w * mlp.width // s.tp * s.hidden
     up_weight = down_weight * inputs
     return stream + down_weight + max(one.gathered + product, up, 2 * one.gathered + up_weight - product)
