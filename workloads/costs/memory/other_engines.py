@@ -26,6 +26,7 @@ from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.partition import StageParams, experiment_stages
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 
 BETWEEN = 1.0
@@ -224,12 +225,13 @@ def moments_of(e: Experiment) -> list[Moment]:
 
 def _of_stage(e: Experiment, terms: EngineMemory, stage: int, held: StageParams) -> list[Moment]:
     tokens = e.micro_batch_size * e.seq_len / e.cp
-    layers = held.dense_layers * _layer(e, terms, routed=False) + held.moe_layers * _layer(e, terms, routed=True)
+    of_kind = [(count, kind.routed) for count, kind in zip(held.of_kind, layers_of(e.model).kinds, strict=True) if count]
+    layers = sum(count * _layer(e, terms, routed=routed) for count, routed in of_kind)
     kept = held.num_layers * tokens * terms.residual * e.model.hidden_size / e.tp
     compiled, whole = e.compile != "none", e.recompute == "full"
     flights = [live + BETWEEN * between for live, between in moments_held(e, stage)]
     activations = (kept if whole else layers) * max(flights)
-    layer = _layer(e, terms, routed=held.moe_layers > 0)
+    layer = _layer(e, terms, routed=any(routed for _, routed in of_kind))
     working = layer if whole else 0.0
     begun = e.num_microbatches > 1 or e.pp > 1
     states = _states(e, terms, held, begun, casts_all=not whole or not terms.casts_in_forward)
