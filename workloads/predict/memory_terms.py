@@ -66,7 +66,7 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     logits = p["loss"] * tokens * x.vocab / x.tp + p["head"] * tokens * x.hidden
     embedding = p["embedding"] * tokens * x.hidden
     total = state + activations + stages.head * logits[:, None] + embedding[:, None]
-    total = np.where(stages.count > 0, total, 0.0)
+    total = np.where(stages.number > 0, total, 0.0)
     return total[:, 0], total.max(axis=1)
 
 

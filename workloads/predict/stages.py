@@ -30,7 +30,7 @@ class Stages(NamedTuple):
     """1 on the stage with the head."""
     first: Floats
     """1 on the stage with the embedding."""
-    count: Floats
+    number: Floats
     """Number of stages in the column."""
     in_flight: Floats
     """Maximum number of micro-batches whose activations the column's first stage holds under 1F1B,
@@ -56,13 +56,13 @@ def stages_of(points: Points, partition: dict[str, str]) -> Stages:
         rows.append(numbers.setdefault(held, len(numbers)))
     kinds = [_alike(held) for held in numbers]
     table = np.zeros((5, len(kinds), max(map(len, kinds), default=1)))
-    for number, columns in enumerate(kinds):
-        table[:, number, : len(columns)] = np.transpose(columns)
-    layers, of_end, first, count, stage = table[:, rows]
+    for place, columns in enumerate(kinds):
+        table[:, place, : len(columns)] = np.transpose(columns)
+    layers, of_end, first, number, stage = table[:, rows]
     chunks, behind = points.vpp[:, None], points.pp[:, None] - stage
     ahead = np.where(chunks > 1, (2 * (behind - 1) + (chunks - 1) * points.pp[:, None] + 1) / chunks, behind)
-    in_flight = np.minimum(ahead, points.micro_batches[:, None]) * (count > 0)
-    return Stages(layers, of_end, first, count, in_flight)
+    in_flight = np.minimum(ahead, points.micro_batches[:, None]) * (number > 0)
+    return Stages(layers, of_end, first, number, in_flight)
 
 
 def _alike(held: tuple[int, ...]) -> list[tuple[int, bool, bool, int, int]]:

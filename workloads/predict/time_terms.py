@@ -190,9 +190,9 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
         """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others."""
         seconds = stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + per_stage
-        seconds = seconds * (stages.count > 0)
+        seconds = seconds * (stages.number > 0)
         slowest: Floats = seconds.max(axis=1)
-        return slowest, ((seconds * stages.count).sum(axis=1) - slowest) * chunked
+        return slowest, ((seconds * stages.number).sum(axis=1) - slowest) * chunked
 
     slowest, fill = of_stages(device, head)
     faster = (m * slowest / (m * slowest + fill)) ** p["rest"]
