@@ -225,7 +225,8 @@ def moments_of(e: Experiment) -> list[Moment]:
 
 def _of_stage(e: Experiment, terms: EngineMemory, stage: int, held: StageParams) -> list[Moment]:
     tokens = e.micro_batch_size * e.seq_len / e.cp
-    of_kind = [(count, kind.routed) for count, kind in zip(held.of_kind, layers_of(e.model).kinds, strict=True) if count]
+    kinds = layers_of(e.model).kinds
+    of_kind = [(count, kind.routed) for count, kind in zip(held.of_kind, kinds, strict=True) if count]
     layers = sum(count * _layer(e, terms, routed=routed) for count, routed in of_kind)
     kept = held.num_layers * tokens * terms.residual * e.model.hidden_size / e.tp
     compiled, whole = e.compile != "none", e.recompute == "full"
