@@ -73,7 +73,7 @@ def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
 def _kinds(rows: pd.DataFrame, columns: list[str]) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
     """The number of each row's combination of values, and these combinations: many rows share one, and texts of it."""
     kinds = rows[columns]
-    number = kinds.groupby(columns, dropna=False, sort=False).ngroup().to_numpy(dtype=np.int64)
+    number: NDArray[np.int64] = np.asarray(kinds.groupby(columns, dropna=False, sort=False).ngroup(), dtype=np.int64)
     return number, records(kinds[~pd.Series(number, index=kinds.index).duplicated()])
 
 
