@@ -24,7 +24,7 @@ from launchers.status.retry import retry
 from launchers.status.status import sweep_status
 from results.shared_filesystem import packed_folder, patience
 from results.tables import compaction, store
-from tests.launchers import test_local
+from tests.launchers import local_runs
 from tests.launchers.failing_calls import Death, FailingFiles
 from tests.launchers.failing_files import FakeAttempts, run_pilot
 from tests.launchers.local_runs import start_pilot
@@ -146,7 +146,7 @@ def test_real_pilots_on_failing_files_run_each_point_exactly_once(
     """Two pilots with agents and ranks; every thirtieth file call of the pilots fails."""
     sweep.add_points(points(*["ok"] * 10))
     pilot = (sys.executable, "-m", "tests.launchers.failing_files")
-    monkeypatch.setattr(test_local, "SCRIPTED", pilot)
+    monkeypatch.setattr(local_runs, "SCRIPTED", pilot)
     pilots = [start_pilot(sweep, name, settings(lease_s=60.0)) for name in ("p1", "p2")]
     assert [one.wait(120) for one in pilots] == [0, 0]
     assert sweep_status(sweep).done == {"ok": 10}
