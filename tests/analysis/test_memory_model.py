@@ -296,11 +296,17 @@ def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any,
 def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
     draw = random.Random(7)
     experiments = [random_experiment(draw) for _ in range(1000)]
-    # What the draws seldom meet: a schedule where it cannot be, sharding nothing, shards without ZeRO.
+    # What the draws seldom meet: a schedule where it cannot be, sharding nothing, shards without ZeRO, captured steps.
     experiments += [
         dataclasses.replace(experiments[i], **changes)
         for i, changes in enumerate(
-            [{"pp": 1, "pp_schedule": "1f1b"}, {"pp": 4, "pp_schedule": "none"}, {"zero_stage": 0, "dp_shard": 3}]
+            [
+                {"pp": 1, "pp_schedule": "1f1b"},
+                {"pp": 4, "pp_schedule": "none"},
+                {"zero_stage": 0, "dp_shard": 3},
+                {"cuda_graph": "step"},
+                {"cuda_graph": "step", "compile": "block"},
+            ]
         )
     ]
     experiments += [dataclasses.replace(one, gradient_accumulation_fusion=True) for one in experiments[:50]]
