@@ -29,7 +29,6 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from workloads.adapters import megatron_local, megatron_te
@@ -40,7 +39,7 @@ from workloads.adapters.megatron_config import (
     virtual_stages,
 )
 from workloads.adapters.megatron_graph import StepGraph, is_graphed, require_warm_up
-from workloads.adapters.megatron_weights import fill, fill_masters
+from workloads.adapters.megatron_weights import fill
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
@@ -100,8 +99,6 @@ class Megatron:
         config.finalize_model_grads_func = finalize_model_grads
         settings = optimizer_config(e)
         self.optimizer = get_megatron_optimizer(settings, self.chunks, use_gloo_process_groups=False)
-        for chunk in self.chunks:
-            fill_masters(self.optimizer, unwrap_model(chunk), e, self.device)
         if not with_te:
             megatron_local.use_fused_adamw(self.optimizer)
 

@@ -6,8 +6,6 @@ shapes than ours: queries, keys and values of one group lie beside each other, g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,34 +16,12 @@ from workloads.engine.collectives.parameters import initial_part
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment
 
-Put = Callable[[Tensor, Tensor], object]
-"""Takes a parameter and this rank's part of its value, in fp32."""
-
-
-def fill_masters(optimizer: Any, model: Any, e: Experiment, device: torch.device) -> None:
-    """Set the fp32 weights of a chunk's optimizer to our seed's values, which it has taken from the rounded ones."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    fill(model, e, device, partial(_put_master, parts))
-
-
-def _put_master(optimizers: Sequence[Any], parameter: Tensor, value: Tensor) -> None:
-    """Set a parameter's fp32 weights, or the shard of them that this rank has. A parameter in fp32 has no others."""
-    master = getattr(parameter, "main_param", None)
-    if master is None:
-        return
-    whole = value.float().reshape(-1)
-    if getattr(parameter, "main_param_sharded", False):
-        holder = next(one for one in optimizers if parameter in one.model_param_gbuf_map)
-        held = holder._get_model_param_range_map(parameter)["param"]
-        whole = whole[held.start : held.end]
-    master.copy_(whole.view_as(master))
-
 
 @torch.no_grad()
-def fill(model: Any, e: Experiment, device: torch.device, put: Put = Tensor.copy_) -> None:
+def fill(model: Any, e: Experiment, device: torch.device) -> None:
     """Set a chunk's parameters to this rank's part of our seed's values."""
     if model.pre_process:
-        put(model.embedding.word_embeddings.weight, _rows(_value(e, weights.embedding(e.model), device), e))
+        model.embedding.word_embeddings.weight.copy_(_rows(_value(e, weights.embedding(e.model), device), e))
     for layer in model.decoder.layers:
         index = layer.layer_number - 1
         prefix, routed = f"layers.{index}", weights.routed(e.model, index)
@@ -53,51 +29,51 @@ def fill(model: Any, e: Experiment, device: torch.device, put: Put = Tensor.copy
             weight.name.removeprefix(f"{prefix}."): _value(e, weight, device)
             for weight in weights.block(e.model, prefix, routed=routed)
         }
-        _fill_attention(layer, value, e, put)
+        _fill_attention(layer, value, e)
         if routed:
-            put(layer.pre_mlp_layernorm.weight, value["ffn_norm"])
-            _fill_experts(layer.mlp, value, e, put)
+            layer.pre_mlp_layernorm.weight.copy_(value["ffn_norm"])
+            _fill_experts(layer.mlp, value, e)
         else:
-            put(_norm_before(layer.mlp.linear_fc1, layer.pre_mlp_layernorm), value["ffn_norm"])
-            _fill_feed_forward(layer.mlp, [value[f"ffn.{name}"] for name in ("gate", "up", "down")], e, put)
+            _norm_before(layer.mlp.linear_fc1, layer.pre_mlp_layernorm).copy_(value["ffn_norm"])
+            _fill_feed_forward(layer.mlp, [value[f"ffn.{name}"] for name in ("gate", "up", "down")], e)
     if model.post_process:
-        put(model.decoder.final_layernorm.weight, _value(e, weights.final_norm(e.model), device))
+        model.decoder.final_layernorm.weight.copy_(_value(e, weights.final_norm(e.model), device))
         head = weights.embedding(e.model) if e.model.tie_embeddings else weights.head(e.model)
         if not (e.model.tie_embeddings and model.pre_process):  # a single stage has no separate head weight
-            put(model.output_layer.weight, _rows(_value(e, head, device), e))
+            model.output_layer.weight.copy_(_rows(_value(e, head, device), e))
 
 
-def _fill_attention(layer: Any, value: dict[str, Tensor], e: Experiment, put: Put) -> None:
+def _fill_attention(layer: Any, value: dict[str, Tensor], e: Experiment) -> None:
     attention = layer.self_attention
     q, k, v = (value[f"attention.{name}"].unflatten(0, (e.model.num_kv_heads, -1)) for name in "qkv")
-    put(attention.linear_qkv.weight, _rows(torch.cat([q, k, v], dim=1), e).flatten(0, 1))
-    put(attention.linear_proj.weight, _columns(value["attention.o"], e))
+    attention.linear_qkv.weight.copy_(_rows(torch.cat([q, k, v], dim=1), e).flatten(0, 1))
+    attention.linear_proj.weight.copy_(_columns(value["attention.o"], e))
     if e.model.qk_norm:
-        put(attention.q_layernorm.weight, value["attention.q_norm"])
-        put(attention.k_layernorm.weight, value["attention.k_norm"])
-    put(_norm_before(attention.linear_qkv, layer.input_layernorm), value["attention_norm"])
+        attention.q_layernorm.weight.copy_(value["attention.q_norm"])
+        attention.k_layernorm.weight.copy_(value["attention.k_norm"])
+    _norm_before(attention.linear_qkv, layer.input_layernorm).copy_(value["attention_norm"])
 
 
-def _fill_feed_forward(mlp: Any, gate_up_down: list[Tensor], e: Experiment, put: Put) -> None:
+def _fill_feed_forward(mlp: Any, gate_up_down: list[Tensor], e: Experiment) -> None:
     gate, up, down = gate_up_down
-    put(mlp.linear_fc1.weight, torch.cat([_rows(gate, e), _rows(up, e)]))
-    put(mlp.linear_fc2.weight, _columns(down, e))
+    mlp.linear_fc1.weight.copy_(torch.cat([_rows(gate, e), _rows(up, e)]))
+    mlp.linear_fc2.weight.copy_(_columns(down, e))
 
 
-def _fill_experts(mlp: Any, value: dict[str, Tensor], e: Experiment, put: Put) -> None:
+def _fill_experts(mlp: Any, value: dict[str, Tensor], e: Experiment) -> None:
     """The router, this rank's experts (their part of it, if they are divided) and the shared experts."""
     assert e.model.moe is not None
-    put(mlp.router.weight, value["experts.router"])
+    mlp.router.weight.copy_(value["experts.router"])
     held = e.model.moe.num_experts // e.ep
     first = parallel_state.get_expert_model_parallel_rank() * held
     part = parallel_state.get_expert_tensor_parallel_rank()
     for local in range(held):
         gate, up, down = (value[f"experts.{name}"][first + local] for name in ("gate", "up", "down"))
         fused = torch.cat([whole.chunk(e.etp, dim=0)[part] for whole in (gate, up)])
-        put(getattr(mlp.experts.linear_fc1, f"weight{local}"), fused)
-        put(getattr(mlp.experts.linear_fc2, f"weight{local}"), down.chunk(e.etp, dim=1)[part])
+        getattr(mlp.experts.linear_fc1, f"weight{local}").copy_(fused)
+        getattr(mlp.experts.linear_fc2, f"weight{local}").copy_(down.chunk(e.etp, dim=1)[part])
     if e.model.moe.num_shared_experts:
-        _fill_feed_forward(mlp.shared_experts, [value[f"shared.{name}"] for name in ("gate", "up", "down")], e, put)
+        _fill_feed_forward(mlp.shared_experts, [value[f"shared.{name}"] for name in ("gate", "up", "down")], e)
 
 
 def _norm_before(product: Any, norm: Any) -> Tensor:

@@ -128,30 +128,6 @@ def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(ours: Callable[.
             assert [loss for loss, _ in theirs] == pytest.approx([loss for loss, _ in ours(experiment)], rel=3e-4)
 
 
-def masters(experiment: Experiment, rank: int) -> list[bool]:
-    """Of every parameter in 16 bits: whether this rank's fp32 weights are those that were rounded, not the result."""
-    with cuda_on_cpu():
-        engine: Any = engine_of(experiment, rank, torch.device("cpu"))
-        engine.build()
-        found = []
-        for chunk in engine.chunks:
-            for parameter in chunk.parameters():
-                master = getattr(parameter, "main_param", None)
-                if master is not None and not (parameter == 1).all():  # norms begin with ones
-                    found.append(not torch.equal(master, master.bfloat16().float()))
-        return found
-
-
-@pytest.mark.slow(seconds=9)
-@pytest.mark.timeout(300)
-def test_the_optimizer_starts_from_weights_in_32_bits() -> None:
-    """Updates of a first step are smaller than half a bf16 unit of most weights: added to rounded weights, they would
-    not be seen in the next forward."""
-    for fields in ({"pp": 2}, {"dp": 2, "zero_stage": 1, "tied": True}):
-        for found in on_ranks(partial(masters, of(precision="bf16", **fields)), 2, "cpu", timeout_s=240):
-            assert len(found) > 4 and all(found)
-
-
 def check_settings(rank: int) -> None:
     from workloads.adapters import megatron_config as megatron
 
