@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from launchers.attempt import outcome as oc
 from launchers.attempt.attempt import START, Attempt, attempt_prefix, reopen_attempt
-from launchers.attempt.execute import Execution, internal_error
+from launchers.attempt.execute import Execution
 from launchers.attempt.outcome import Outcome
+from launchers.pilot.late_results import execution_of, needed_ranks
 from launchers.pilot.recorder import AttemptRecorder, record_of_row
 from launchers.state import pilot_state, queue
 from launchers.state.history import HistoryReader
@@ -19,7 +20,6 @@ from results.shared_filesystem.patience import repeated
 from results.tables import store
 from results.tables.schema import OUTCOMES
 from workloads.contract.protocol import read_attempt_json
-from workloads.contract.stages import assemble, rehearsed_ranks
 from workloads.contract.typed import typed
 
 
@@ -116,9 +116,7 @@ class DeadPilots:
 
 def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
     """The result of an attempt whose pilot died before recording it, from the attempt's folder."""
-    results = attempt.results()
-    measured = attempt.task.method == "measured"
-    ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
+    ranks, results = needed_ranks(attempt), attempt.results()
     try:
         outcome = typed(Outcome, read_attempt_json(attempt.folder / "outcome.json"))
         if outcome.outcome not in OUTCOMES:
@@ -128,12 +126,7 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
     if outcome.outcome == "cancelled" and ranks and all(rank in results for rank in ranks):
         # all ranks were measured before the attempt was cancelled
         outcome = oc.classify_abandoned(ranks, results, why, None, None)
-    try:
-        complete = not measured and all(rank in results for rank in ranks)
-        rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
-    except Exception as error:
-        return internal_error(error)
-    return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
+    return execution_of(attempt, outcome, results)
 
 
 def _last_position(sweep: SweepDir, attempt: Attempt) -> tuple[str | None, int | None]:

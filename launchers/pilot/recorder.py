@@ -18,6 +18,7 @@ from launchers.attempt.attempt import Attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
 from launchers.attempt.packing import Packer
+from launchers.pilot.late_results import late_result, was_late
 from launchers.pilot.patience import Patience
 from launchers.settings import LaunchSettings
 from launchers.state import history, queue
@@ -89,13 +90,19 @@ class AttemptRecorder:
         except Exception as error:  # the results cannot be interpreted
             comparison, done = None, internal_error(error)
 
+        late = self._patience.until_done(
+            lambda: self._record_late(claim, attempt, done.outcome), f"look for earlier results of {claim.stem}"
+        )
+        if late is None:
+            return False
+
         def write() -> AttemptRecord:
             try:
-                return self._write(claim, attempt, done, ended_at, gap_s, still_held, comparison)
+                return self._write(claim, attempt, done, ended_at, gap_s, still_held, comparison, late)
             except OSError:
                 raise
             except Exception as error:  # the results do not make a row
-                return self._write(claim, attempt, internal_error(error), ended_at, None, still_held, None)
+                return self._write(claim, attempt, internal_error(error), ended_at, None, still_held, None, late)
 
         record = self._patience.until_done(write, f"write the row of {attempt.attempt_id}")
         if record is None or not self._write_record(claim.stem, record) or not self.move(claim, record):
@@ -117,12 +124,13 @@ class AttemptRecorder:
         gap_s: float | None,
         still_held: str | None,
         comparison: loss_check.LossComparison | None,
+        late: str,
     ) -> AttemptRecord:
         """Write the row, and return the record to write. Raises `OSError`; it may then be called again."""
         held = claim.held
         if not held:  # the pilot that took over the claim may have recorded an attempt
             self._records.refresh()
-        outcome = _with_notes(done, still_held, held)
+        outcome = _with_notes(done, still_held, held, late)
         if outcome != _PLAIN_OK:
             with contextlib.suppress(OSError):  # the file only helps a later pilot; the row matters more
                 protocol.write_json(attempt.folder / "outcome.json", outcome)
@@ -138,10 +146,49 @@ class AttemptRecorder:
             gap_s=gap_s,
             comparison=comparison,
             rehearsed=done.rehearsed,
-            repeat_of=answered_meanwhile(before, attempt),
+            repeat_of=late or answered_meanwhile(before, attempt),
         )
         store.write_attempt(self._sweep.path, row, rows.step_rows(attempt, done.results))
         return record_of_row(row, attempt, outcome, claim, ended_at)
+
+    def _record_late(self, claim: Claim, attempt: Attempt, outcome: Outcome) -> str:
+        """If the point would end with a failure of the infrastructure: write the row and the record of an earlier
+        attempt that was measured in full after it had been recorded as failed, and return its id. Else ``""``. Raises
+        `OSError`."""
+        before = [one for one in self._records.of(claim.stem) if one.attempt_id != attempt.attempt_id]
+        if not outcome.infrastructure or wants_retry(outcome, before, self._settings):
+            return ""
+        if known := next((one.attempt_id for one in before if was_late(one.outcome, one.evidence)), ""):
+            return known
+        try:
+            late = late_result(self._sweep, claim.point, before)
+            if late is None:
+                return ""
+            earlier, done = late.attempt, late.execution
+            row = store.find_attempt(self._sweep.path, earlier.attempt_id)
+            if row is not None and row["outcome"] == "ok":  # its pilot, or one that was interrupted here, wrote it
+                return earlier.attempt_id if was_late(row["outcome"], row["evidence"]) else ""
+            row = rows.attempt_row(
+                earlier,
+                self._context,
+                done.outcome,
+                done.results,
+                ended_at=late.ended_at,
+                will_retry=False,
+                gap_s=late.record.gap_s,
+                comparison=self._compare(earlier, done),
+                rehearsed=done.rehearsed,
+            )
+            store.write_attempt(self._sweep.path, row, rows.step_rows(earlier, done.results))
+            record = record_of_row(row, earlier, done.outcome, claim, late.ended_at)
+        except OSError:
+            raise
+        except Exception as error:  # the results do not make a row; that of the failure stays
+            self._report(f"earlier results of {claim.stem} are left out: {error}")
+            return ""
+        self.write_record(claim.stem, record)
+        self._report(describe(record))
+        return record.attempt_id
 
     def _write_record(self, stem: str, record: AttemptRecord) -> bool:
         """Write the record of an attempt whose row is written. False when the pilot had to stop before that."""
@@ -161,12 +208,18 @@ class AttemptRecorder:
         """Move the point of a recorded attempt to where it belongs. False when the pilot had to stop before that."""
 
         def move() -> bool:
-            if not (queue.release(claim) if record.will_retry else queue.finish(claim, record.outcome)):
+            if not (queue.release(claim) if record.will_retry else queue.finish(claim, self._ends_as(record))):
                 self._report(f"{record.attempt_id}: its claim had been taken over; the point may run twice")
             return True
 
         # The row is written: from here on a filesystem error must not lead to a second row.
         return self._patience.until_done(move, f"move the point of {record.attempt_id}") is not None
+
+    def _ends_as(self, record: AttemptRecord) -> str:
+        """The outcome of the point of a last attempt: ``ok`` after a failure of the infrastructure if another attempt
+        has measured the point. Raises `OSError`."""
+        row = store.find_attempt(self._sweep.path, record.attempt_id) if record.infrastructure else None
+        return "ok" if row is not None and row["repeat_of"] else record.outcome
 
     def compact(self) -> None:
         """Pack the last folders, merge the table's parts into one file, and copy the records into one. The parts stay
@@ -215,7 +268,8 @@ def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: Lau
     if outcome.outcome == "hang":
         return 1 + sum(record.outcome == "hang" for record in before) < _HANG_ATTEMPTS
     if outcome.infrastructure:
-        return 1 + sum(record.infrastructure for record in before) < settings.max_attempts
+        failed = sum(record.infrastructure or was_late(record.outcome, record.evidence) for record in before)
+        return 1 + failed < settings.max_attempts
     return False
 
 
@@ -226,12 +280,14 @@ def answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str
     return next((record.attempt_id for record in good), None)
 
 
-def _with_notes(done: Execution, still_held: str | None, held: bool) -> Outcome:
+def _with_notes(done: Execution, still_held: str | None, held: bool, late: str) -> Outcome:
     notes = [still_held] if still_held is not None else []
     if done.survivors:
         notes.append(f"processes {', '.join(done.survivors)} could not be killed")
     if not held:
         notes.append("the claim on this point was taken over meanwhile: it may have run twice")
+    if late:
+        notes.append(f"{late} had measured this point in full: it may have run twice")
     if not notes:
         return done.outcome
     evidence = "; ".join([*([done.outcome.evidence] if done.outcome.evidence else []), *notes])

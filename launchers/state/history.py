@@ -1,5 +1,6 @@
-"""Records of ended attempts: one small file for each under ``queue/history``, never changed once it is written, and a
-file with a copy of many (`launchers.state.merged_history`)."""
+"""Records of ended attempts: one small file for each under ``queue/history``, written anew only when its attempt is
+recorded again, and a file with a copy of many, without failures of the infrastructure
+(`launchers.state.merged_history`)."""
 
 from __future__ import annotations
 
@@ -108,9 +109,12 @@ class HistoryReader:
             merge(self._sweep.history, {name: record for name, record in self._records.items() if record is not None})
 
     def note(self, stem: str, record: AttemptRecord) -> None:
-        """Add a record that this process has written, without reading it."""
+        """Add a record that this process has written, without reading it; it replaces an earlier one of the attempt."""
         name = _file_name(stem, record)
-        if self._records.get(name) is None:
+        if (known := self._records.get(name)) is not None:
+            self._records[name] = record
+            self._by_stem[stem] = [record if one is known else one for one in self._by_stem[stem]]
+        else:
             self._apart += 1
             self.damaged.pop(name, None)
             self._add(name, record)
