@@ -3,7 +3,7 @@ taken for dead, went on, and ended before it wrote the row again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from launchers.attempt import outcome as oc
@@ -60,7 +60,7 @@ def needed_ranks(attempt: Attempt) -> Sequence[int]:
     return attempt.ranks() if attempt.task.method == "measured" else rehearsed_ranks(attempt.point.experiment)
 
 
-def execution_of(attempt: Attempt, outcome: Outcome, results: Mapping[int, RankResult]) -> Execution:
+def execution_of(attempt: Attempt, outcome: Outcome, results: dict[int, RankResult]) -> Execution:
     """What an attempt gave that this process did not run, with its stages put together if it is a whole rehearsal."""
     try:
         complete = attempt.task.method != "measured" and all(rank in results for rank in needed_ranks(attempt))
