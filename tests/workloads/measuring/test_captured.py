@@ -180,6 +180,22 @@ def test_replays_are_announced_as_such(gloo_pool: Pool) -> None:
     assert gloo_pool.run(phases, 1) == [[*eager, (2, True, True), (3, False, True), (4, False, True)]]
 
 
+def bytes_of_moments(rank: int, graph: str) -> list[int]:
+    """Bytes of the optimizer's state before each of the first two steps."""
+    StandIn.engine = at = engine(rank, cuda_graph=graph)
+    told: list[int] = []
+    with stood_in_for():
+        measure(at, MeasureSpec(timed_steps=1), lambda number, warm: told.append(at.optimizer.state_bytes()))
+    return told[:2]
+
+
+def test_moments_are_allocated_before_a_step_that_leaves_them_between_activations(gloo_pool: Pool) -> None:
+    ((eager, (before, after)),) = zip(
+        *(gloo_pool.run(bytes_of_moments, 1, graph) for graph in ("none", "step")), strict=True
+    )
+    assert before == after > 0 and eager == [0, after]
+
+
 class OutOfMemory:
     """A graph of torch, whose capture cannot be ended in order after an error."""
 
