@@ -27,6 +27,18 @@ ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE
 """Engines that a user can choose, with the version that is used if none is chosen."""
 
 
+_EAGER_BY_DEFAULT = ("1", "2", "3")
+"""Versions of this engine whose steps were eager unless a graph was asked for."""
+
+
+def capture_word(cuda_graph: str | None, engine: str | None, version: str | None) -> str:
+    """Word of a label for a choice of ``cuda_graph`` that is not the usual one: ``graph`` or ``eager``; else empty."""
+    if cuda_graph == "step":
+        return "graph"
+    usual = cuda_graph != "none" or engine != ENGINE or version in _EAGER_BY_DEFAULT
+    return "" if usual else "eager"
+
+
 def limits_of(version: str) -> str:
     """The part of an engine's version that says what it ran without, such as ``without Transformer Engine``.
 

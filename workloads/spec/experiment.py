@@ -22,6 +22,7 @@ from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_n
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
+from workloads.spec.engine_versions import capture_word
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
 from workloads.spec.pipeline_stages import canonical_stages, mistake_in, stages_texts
@@ -142,7 +143,7 @@ class Experiment(_WithId):
     blocks (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"
-    cuda_graph: CudaGraph = "none"
+    cuda_graph: CudaGraph = "auto"
     """Whether a whole optimizer step is captured as one CUDA graph and replayed
     (`workloads.engine.training.captured_step`): ``none`` never, ``step`` always, ``auto`` where it can be. Losses and
     gradients are the same."""
@@ -264,8 +265,8 @@ class Experiment(_WithId):
             parts.append(self.precision)
         if self.compile != "none":
             parts.append("compiled")
-        if self.cuda_graph != "none":
-            parts.append("graph" if self.cuda_graph == "step" else "autograph")
+        if word := capture_word(self.cuda_graph, self.engine, self.engine_version):
+            parts.append(word)
         if self.gradient_accumulation_fusion:
             parts.append("fused")
         if self.engine != ENGINE:
@@ -318,7 +319,7 @@ class Experiment(_WithId):
             fields["capacity_factor"] = float(fields["capacity_factor"])
         if (engine := fields.get("engine", ENGINE)) in ENGINES:
             fields.setdefault("engine_version", ENGINES[engine])
-        if engine != ENGINE and fields.get("cuda_graph") == "auto":
+        if engine != ENGINE and fields.get("cuda_graph", "auto") == "auto":
             fields["cuda_graph"] = "none"  # no other engine captures whole steps here
         fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
         if fields["recompute"] == "none":

@@ -137,7 +137,7 @@ const MemoryForm = (() => {
       [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS, EXPERT_TP].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as given, including edits
-    const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "none", gradient_accumulation_fusion: null }; // of the experiment at the start: they have no controls
+    const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "auto", gradient_accumulation_fusion: null }; // of the experiment at the start: they have no controls
     const ofStages = new Set(["model", "num_layers", "pp", "pp_schedule", "virtual_stages", "pp_split"]);
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
 

@@ -87,7 +87,9 @@ const Words = (() => {
       parts.push(`recompute ${read("recompute")}${several(read("recompute_every")) ? ` every ${read("recompute_every")}` : ""}`);
     }
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
-    if (read("cuda_graph") && read("cuda_graph") !== "none") parts.push(read("cuda_graph") === "step" ? "graph" : "graph auto");
+    if (read("cuda_graph") === "step") parts.push("graph");
+    const eager = read("cuda_graph") === "none" && read("engine") === "ultrasweep" && !["1", "2", "3"].includes(String(read("engine_version")));
+    if (eager) parts.push("eager"); // as in workloads.spec.engine_versions: not the usual choice
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
     if (read("gradient_accumulation_fusion") === "yes") parts.push("fused accumulation");
     return parts;
