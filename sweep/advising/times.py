@@ -58,7 +58,8 @@ class Times:
             for start in range(0, len(rows), _CHUNK):
                 part = slice(start, min(start + _CHUNK, len(rows)))
                 count = part.stop - part.start
-                captured = self.engine[0] == ENGINE and cluster.backend == "cuda"  # with the usual cuda_graph=auto
+                asked = self.engine[0] == ENGINE and space.question.cuda_graph != "none"
+                captured = asked and cluster.backend == "cuda"  # at best: a bound
                 version = f"engine {self.engine[1]}" + (CAPTURED if captured else "")
                 versions = np.array([version] * count, dtype=np.str_)
                 choices = {"ring": np.full(count, float(ring)), "captured": np.full(count, float(captured))}

@@ -184,7 +184,7 @@ def _every(e: Experiment) -> str:
     return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
 
 
-def _configuration(experiment: Experiment, backend: str) -> str:
+def _configuration(experiment: Experiment, backend: str = "cuda") -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
     degrees += f", etp {e.etp}" if e.etp > 1 else ""
