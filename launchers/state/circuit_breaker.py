@@ -58,7 +58,7 @@ def kind_of(experiment: Experiment, nodes: int) -> str:
     parts += [experiment.precision] if experiment.precision != "bf16" else []
     parts += ["compiled"] if experiment.compile != "none" else []
     word = capture_word(experiment.cuda_graph, experiment.engine, experiment.engine_version)
-    parts += [word] if word else []
+    parts += [word for word in (word, experiment.fusion_word) if word]
     return ", ".join(parts)
 
 

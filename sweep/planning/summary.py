@@ -129,6 +129,8 @@ def layout(experiment: Experiment) -> str:
         parts.append("compiled")
     if word := capture_word(experiment.cuda_graph, experiment.engine, experiment.engine_version):
         parts.append(word)
+    if word := experiment.fusion_word:
+        parts.append(word)
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     return ", ".join(parts)
