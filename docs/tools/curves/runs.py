@@ -96,7 +96,10 @@ def layouts_of(model: ModelSpec) -> Mapping[str, Mapping[str, Any]]:
 def run_of(model: ModelSpec, precision: Precision, layout: str = REFERENCE, batch: Mapping[str, int] = BATCH) -> Run:
     """The run of one model, precision and layout. Experts are chosen by the learned router."""
     fields = layouts_of(model)[layout]
-    return Run(layout, Experiment.canonical(model=model, precision=precision, routing="learned", **batch, **fields))
+    return Run(
+        layout,
+        Experiment.canonical(model=model, precision=precision, routing="learned", cuda_graph="none", **batch, **fields),
+    )
 
 
 def all_runs() -> list[Run]:
