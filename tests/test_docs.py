@@ -215,7 +215,7 @@ def table(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("kind", "title", "derived"),
     [
-        (Experiment, "The fields of a point", {}),
+        (Experiment, "The fields of a point", {"gradient_accumulation_fusion": "null"}),
         (ModelSpec, "Model files", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
         (ClusterSpec, "Cluster files", {"inter_node": "null"}),
         (LinkSpec, "Cluster files", {}),

@@ -115,7 +115,8 @@ def overrides_of(experiment: Experiment, row: Mapping[str, Any]) -> list[str]:
     experiment, usual = canonical(experiment), Experiment(model=experiment.model, global_batch_size=1)
     for name in FIELDS:
         value = getattr(experiment, name)
-        if name not in _NOT_ON_THE_COMMAND_LINE and value != getattr(usual, name):
+        differs = value != getattr(usual, name) or (name == "gradient_accumulation_fusion" and not value)
+        if name not in _NOT_ON_THE_COMMAND_LINE and differs:
             words.append(f"grid.axes.{name}={_hydra(value)}")
     steps = [f"measure.{name}={row[name]}" for name in ("warmup_steps", "timed_steps")]
     return [*words, *steps, "plan.run_predicted_oom=true"]

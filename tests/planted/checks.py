@@ -231,8 +231,8 @@ def traffic(pool: Pool, fault: Fault | None) -> None:
     of `workloads.engine.training.data_parallel`."""
     layers, rounds = experiment().model.num_layers, 4
     wanted = {
-        0: {"allreduce_": layers},
-        1: {"_allgather_base_": layers, "_reduce_scatter_base_": layers},
+        0: {"allreduce_coalesced_": layers},
+        1: {"_allgather_base_": layers, "reduce_scatter_tensor_coalesced_": layers},
         2: {"_allgather_base_": layers, "_reduce_scatter_base_": layers * rounds},
         3: {"_allgather_base_": 2 * layers * rounds, "_reduce_scatter_base_": layers * rounds},
     }
@@ -273,7 +273,7 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            flat = torch.utils._pytree.tree_leaves(args)
-            if max((leaf.numel() for leaf in flat if isinstance(leaf, Tensor)), default=0) == self.elements:
+            sides = (torch.utils._pytree.tree_leaves(arg) for arg in args)
+            if max(sum(leaf.numel() for leaf in side if isinstance(leaf, Tensor)) for side in sides) == self.elements:
                 self.count[func._schema.name.split("::")[1]] += 1
         return func(*args, **(kwargs or {}))

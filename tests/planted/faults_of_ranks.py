@@ -122,7 +122,7 @@ SHARDING = [
             SYNC,
             "experiment.zero_stage >= 2",
             "True",
-            ZERO1,
+            {**ZERO1, "gradient_accumulation_fusion": False},
         ),
         check="traffic",
     ),
@@ -162,7 +162,7 @@ STAGES = faults_of(
         _COMPUTE,
         "weight.grad.add_(gradient)",
         "gradient",
-        {**ZERO_BUBBLE, "micro_batch_size": 1},
+        {**ZERO_BUBBLE, "micro_batch_size": 1, "gradient_accumulation_fusion": False},
     ),
     (
         "weight_gradient_twice",

@@ -59,7 +59,17 @@ def test_sums_of_products_equal_a_single_process(
 def test_one_micro_batch_has_nothing_to_add_to() -> None:
     assert not experiment(rounds=1, **FUSED).gradient_accumulation_fusion
     assert experiment(rounds=1, **FUSED).id == experiment(rounds=1).id
-    assert experiment(rounds=2, **FUSED).id != experiment(rounds=2).id
+
+
+def test_sums_are_the_default_where_they_can_be() -> None:
+    unfused = {"gradient_accumulation_fusion": False}
+    assert experiment(rounds=2).id == experiment(rounds=2, **FUSED).id != experiment(rounds=2, **unfused).id
+    assert not experiment(rounds=2, dp=2, zero_stage=2).gradient_accumulation_fusion
+    assert not experiment(rounds=2, compile="block").gradient_accumulation_fusion
+    assert not experiment(rounds=2, engine="torchtitan").gradient_accumulation_fusion
+    assert "unfused" in experiment(rounds=2, **unfused).id
+    assert "fused" not in experiment(rounds=2, engine_version="3").id
+    assert "fused" in experiment(rounds=2, engine_version="3", **FUSED).id
 
 
 def test_only_rows_that_shards_do_not_divide_are_copied() -> None:

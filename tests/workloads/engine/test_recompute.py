@@ -271,7 +271,7 @@ def test_hardware_flops_are_those_of_the_products_that_the_engine_computes(
     """Of one token in the first step. Attention is left out on both sides, since its kernels count scores in their own
     ways."""
     monkeypatch.setattr(latent_attention, "attention", two_sizes)
-    case = experiment(seq_len=4, global_batch_size=2, precision="fp32", **layout)
+    case = experiment(seq_len=4, global_batch_size=2, precision="fp32", gradient_accumulation_fusion=False, **layout)
     model = case.model
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:

@@ -13,14 +13,12 @@ micro-batch only. True of torch 2.11 and 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, TrainingState
 from torch.nn import functional as F
@@ -125,31 +123,52 @@ class GradientSums:
             result = torch.empty(sum(sizes), dtype=self._dtype, device=flat[0].device)
             results, parts, stream = [result], list(result.split(sizes)), context.reduce_scatter_stream
             stream.wait_stream(compute)
-            with handle.stream(stream), _in_one_message(group._reduce_scatter_process_group):
-                for part, one in zip(parts, flat, strict=True):
-                    group._reduce_scatter_comm(
-                        output_tensor=part,
-                        input_tensor=one,
-                        group=group._reduce_scatter_process_group,
-                        op=dist.ReduceOp.SUM,
-                    )
+            with handle.stream(stream):
+                _reduce_scatter(parts, flat, group._reduce_scatter_process_group)
             self._reading = flat, stream.record_event()
         if replicas is not None:
             context.all_reduce_stream.wait_stream(stream)
             stream = context.all_reduce_stream
-            with handle.stream(stream), _in_one_message(replicas):
-                for one in results:
-                    dist.all_reduce(one, group=replicas)
+            with handle.stream(stream):
+                _all_reduce(results, replicas)
         self._reduced.append(stream.record_event())
         return parts
 
 
-def _in_one_message(group: dist.ProcessGroup) -> AbstractContextManager[Any]:
-    """Send the collectives of the block together. A group of a rehearsal sends nothing and knows no such call."""
+def _reduce_scatter(parts: list[Tensor], totals: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Sum tensors over ranks in one message."""
     if dist.get_backend(group) == "fake":
-        return nullcontext()
-    manager: AbstractContextManager[Any] = _coalescing_manager(group=group)
-    return manager
+        _rehearse(parts, totals, group)
+        return
+    options = dist.ReduceScatterOptions()
+    options.reduceOp, options.asyncOp = dist.ReduceOp.SUM, False
+    _wait(group.reduce_scatter_tensor_coalesced(parts, totals, options))
+
+
+def _rehearse(parts: list[Tensor], totals: list[Tensor], group: dist.ProcessGroup) -> None:
+    """The same without other ranks: this rank's own part stands for the sum. Traffic is counted by one operation that
+    FakeTensors know, on tensors without memory."""
+    shapes = [torch.empty_like(total, device="meta") for total in totals]
+    torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(shapes, "sum", group.size(), group.group_name)
+    for part, total in zip(parts, totals, strict=True):
+        part.copy_(total[: part.numel()])
+
+
+def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Sum tensors over replicas in one message; in a rehearsal only count it."""
+    if dist.get_backend(group) == "fake":
+        shapes = [torch.empty_like(one, device="meta") for one in tensors]
+        torch.ops._c10d_functional.all_reduce_coalesced(shapes, "sum", group.group_name)
+        return
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp, options.asyncOp = dist.ReduceOp.SUM, False
+    _wait(group.allreduce_coalesced(tensors, options))
+
+
+def _wait(work: dist.Work | None) -> None:
+    """Let the current stream wait for a collective; without a work object the backend has done so."""
+    if work is not None:
+        work.wait()
 
 
 def _padded(total: Tensor, shards: int) -> Tensor:
