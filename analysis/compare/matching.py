@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.compare.facts import DEVICE_STATE, FACTS
 from analysis.rows import winners
 from analysis.rows.canonical import with_canonical_models
-from analysis.rows.labels import add_labels
+from analysis.rows.labels import add_labels, with_usual_ways
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
 from results.statistics import noise
@@ -108,7 +108,7 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     timed = rows[(rows["outcome"] == "ok") & rows[_RATE].notna()].assign(_layout=rows["experiment_id"])
     rows = rows.drop(index=timed.index[~noise.independent(timed, _RATE)])
     rows = rows.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
-    rows = add_labels(rows.reset_index(drop=True))
+    rows = with_usual_ways(add_labels(rows.reset_index(drop=True)))
     rows[REST] = [_rest_of(text) for text in rows["config_json"]]
     rows["node_count"] = winners.node_count(rows).astype(float)
     runs = _run_intervals(rows, step_times or {})

@@ -75,5 +75,7 @@ def _possible(base: Experiment, same_batch: bool = False, **changes: Any) -> Exp
         fields["dp_replicate"], fields["dp_shard"] = (replicas, dp // replicas) if fields["zero_stage"] else (dp, 1)
     if not same_batch:
         fields["global_batch_size"] = dp * fields["micro_batch_size"] * base.num_microbatches
+    if base.gradient_accumulation_fusion:
+        fields["gradient_accumulation_fusion"] = None  # where the variant can have it
     e = Experiment.canonical(**fields)
     return None if layout_violations(e) else e

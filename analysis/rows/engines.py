@@ -42,7 +42,7 @@ def side_by_side(attempts: pd.DataFrame) -> pd.DataFrame:
     table_rows = []
     for rows in _shared(attempts):
         final = decided(rows)
-        final = final.assign(_layout=final["config_json"].map(_layout_of))
+        final = final.assign(_layout=[_layout_of(row) for row in labels.records(final)])
         final = final[final["_layout"].notna()]
         final = final.drop_duplicates(["_layout", *_OF_ENGINE], keep="last").drop_duplicates(
             ["_layout", "engine"], keep="last"
@@ -87,8 +87,9 @@ def _engines(rows: pd.DataFrame) -> list[str]:
     return sorted(names, key=lambda name: name != ENGINE)
 
 
-def _layout_of(config_json: object) -> str | None:
-    """Stored configuration without its engine, as JSON text; None if it is not stored."""
+def _layout_of(row: dict[str, Any]) -> str | None:
+    """Stored configuration without its engine and what that does by itself, as JSON text; None if it is not stored."""
+    config_json = row["config_json"]
     if not isinstance(config_json, str):
         return None
     try:
@@ -97,6 +98,7 @@ def _layout_of(config_json: object) -> str | None:
         return None
     if not isinstance(fields, dict):
         return None
+    fields |= labels.usual_ways(row)
     return json.dumps({name: value for name, value in fields.items() if name not in _OF_ENGINE}, sort_keys=True)
 
 

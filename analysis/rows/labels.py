@@ -47,15 +47,36 @@ _LABELLED_BY = (
 
 
 def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Copy of the frame with the text columns ``workload``, ``degrees``, ``batching`` and ``layout``.
+    """Copy of the frame with the text columns ``workload``, ``degrees``, ``batching``, ``layout`` and ``accumulation``,
+    which is empty for gradients that are added in the usual way of the layout.
 
     A workload is the model, its sequence length if the model has several, and its routing if that is not balanced.
     """
     frame = attempts.assign(workload=workloads(attempts, lengths_of=attempts))
     number, rows = _kinds(frame, [*_LABELLED_BY])
     texts = pd.DataFrame({"degrees": [degrees(row) for row in rows], "batching": [batching(row) for row in rows]})
+    texts["accumulation"] = [_fusion(row) for row in rows]
     texts["layout"] = texts["degrees"] + " · " + texts["batching"]
     return frame.assign(**{str(name): texts[name].array.take(number) for name in texts})
+
+
+def with_usual_ways(rows: pd.DataFrame) -> pd.DataFrame:
+    """Copy with ``usual`` in ``cuda_graph`` and ``gradient_accumulation_fusion`` of runs that did what their engine's
+    version does unless it is asked not to, so that the same layout of another engine or version has the same values."""
+    number, kinds = _kinds(rows, [*_LABELLED_BY])
+    ways = pd.DataFrame([usual_ways(kind) for kind in kinds], columns=list(WAYS), dtype=object)
+    return rows.assign(**{name: ways[name].array.take(number) for name in WAYS})
+
+
+WAYS = ("cuda_graph", "gradient_accumulation_fusion")
+"""Columns that say how an engine runs a layout, not which layout."""
+
+
+def usual_ways(row: Mapping[str, Any]) -> dict[str, Any]:
+    """`WAYS` of a row, ``usual`` where they are what its engine's version does by itself."""
+    captured = capture_word(row.get("cuda_graph"), row.get("engine"), row.get("engine_version"))
+    words = {"cuda_graph": captured, "gradient_accumulation_fusion": _fusion(row)}
+    return {name: row.get(name) if words[name] else "usual" for name in WAYS}
 
 
 def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:

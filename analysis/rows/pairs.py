@@ -29,7 +29,7 @@ SETTINGS = (
         "zero_stage",
     ),
     *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
-    *("cuda_graph", "engine_version", "gradient_accumulation_fusion"),
+    *("cuda_graph", "engine_version", "accumulation"),
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )

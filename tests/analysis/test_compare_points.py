@@ -67,12 +67,13 @@ def test_of_several_engine_versions_of_one_configuration_the_last_one_counts() -
 
 @pytest.mark.slow
 def test_partners_may_differ_in_an_axis_when_asked() -> None:
-    eager, compiled = POINTS[0], POINTS[0].replace(compile="block")
+    eager = POINTS[0]
+    compiled = eager.replace(compile="block", gradient_accumulation_fusion=False)
     a, b = points_of(run(eager, 100.0)), points_of(run(compiled, 120.0))
     assert matching.match(a, b).pairs.empty
     assert matching.why_unmatched(a, b) == {"compile": 1}
     assert len(matching.match(a, b, across=("compile",)).pairs) == 1
-    both = points_of(run(eager, 100.0), run(eager.replace(compile="block", engine_version="1"), 120.0, 1))
+    both = points_of(run(eager, 100.0), run(compiled.replace(engine_version="1"), 120.0, 1))
     with pytest.raises(InvalidResults, match="A has 1 configurations with several values of compile"):
         matching.match(both, points_of(run(eager.replace(engine_version="9"), 1.0)), across=("compile",))
     with pytest.raises(InvalidResults, match="'colour' is not an axis"):
@@ -238,3 +239,14 @@ def test_the_axis_that_explains_what_moved_is_found() -> None:
     assert rows["ratio"].to_dict() == pytest.approx(gain)
     assert rows["faster"].tolist() == [rows["points"]["full"], 0]
     assert moved.leading_axes(moved.by_axis(judged(a, a))) == []
+
+
+@pytest.mark.slow
+def test_what_an_engine_does_by_itself_makes_no_other_layout() -> None:
+    """Steps were eager and gradients rounded before version 4, and are in other engines."""
+    fused = POINTS[0].replace(gradient_accumulation_fusion=POINTS[0].num_microbatches > 1)
+    before = fused.replace(engine_version="3", cuda_graph="none", gradient_accumulation_fusion=False)
+    found = matching.match(points_of(run(before, 100.0)), points_of(run(fused, 120.0)))
+    assert found.pairs["matched_by"].tolist() == ["configuration"]
+    eager = points_of(run(fused.replace(cuda_graph="none"), 110.0))
+    assert matching.why_unmatched(points_of(run(before, 100.0)), eager) == {"cuda_graph": 1}

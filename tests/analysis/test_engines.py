@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -31,7 +32,9 @@ POINTS = [point for point in synthetic.experiments(synthetic.MODELS[:2], (4,), (
 
 def by(point: Experiment, engine: str) -> Experiment:
     version = WITHOUT_TRANSFORMER_ENGINE if engine == "megatron" else ENGINES[engine]
-    return point.replace(engine=engine, engine_version=version)
+    fields = {field.name: getattr(point, field.name) for field in dataclasses.fields(point)}
+    fields |= {"engine": engine, "engine_version": version, "gradient_accumulation_fusion": None}
+    return Experiment.canonical(**fields)
 
 
 def rows_of(*rates: tuple[int, str, float], **columns: object) -> list[dict[str, object]]:

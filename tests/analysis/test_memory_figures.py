@@ -368,4 +368,6 @@ def _fields(experiment: Experiment) -> dict[str, Any]:
 
 
 def _plain(experiment: Experiment) -> dict[str, Any]:
-    return {name: value for name, value in _fields(experiment).items() if name not in ("dp_replicate", "dp_shard")}
+    """Fields of a layout from which others are made: gradients are added as each usually does."""
+    fields = _fields(experiment) | {"gradient_accumulation_fusion": None}
+    return {name: value for name, value in fields.items() if name not in ("dp_replicate", "dp_shard")}
