@@ -19,9 +19,15 @@ def _status_arguments(parser: Parser) -> None:
         default=RESULTS,
         help="a sweep or a folder of sweeps (default: results)",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON document, see docs/json.md")
 
 
 def _status(options: Namespace) -> int:
+    if options.json:
+        from sweep.inspecting.status_json import status_json
+
+        print(status_json(options.path))
+        return 0
     from sweep.inspecting.status import print_status
 
     print_status(options.path, open_console())

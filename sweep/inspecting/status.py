@@ -42,17 +42,7 @@ def print_status(path: Path, console: Console) -> None:
 
     Raises `InvalidResults` if there is none.
     """
-    folders = sweep_dirs(path)
-    sweeps, unread = [], []
-    for folder in folders:
-        try:
-            sweeps.append(SweepDir.open(folder))
-        except InvalidResults as error:
-            if len(folders) == 1:
-                raise
-            unread.append(str(error))
-    if not sweeps:
-        raise InvalidResults(unread[0])
+    sweeps, unread = open_sweeps(path)
     for why in unread:
         _print_line(console, f"not shown: {why}")
     for sweep in sweeps:
@@ -60,7 +50,7 @@ def print_status(path: Path, console: Console) -> None:
             _print_line(console, rebuilt)
     if only_shipped(path):
         _print_line(console, f"no sweep of your own in {path} yet; sweeps that ship with the program:")
-    if len(folders) == 1:
+    if len(sweeps) + len(unread) == 1:
         _print_one(sweeps[0], console)
         return
     hours = console.width >= _WIDE
@@ -75,7 +65,7 @@ def print_status(path: Path, console: Console) -> None:
     )
     table = _make_table(f"sweep in {one_line(str(path))}", *columns)
     for sweep in sweeps:
-        status, _ = _read(sweep)
+        status, _ = read_status(sweep)
         failed = sum(count for outcome, count in status.done.items() if outcome != "ok")
         left = [shape.device_hours_left for shape in status.shapes]
         table.add_row(
@@ -87,11 +77,30 @@ def print_status(path: Path, console: Console) -> None:
     console.print(table)
 
 
+def open_sweeps(path: Path) -> tuple[list[SweepDir], list[str]]:
+    """The sweeps below ``path``, and one line for each that cannot be read.
+
+    Raises `InvalidResults` if none can be read.
+    """
+    folders = sweep_dirs(path)
+    sweeps, unread = [], []
+    for folder in folders:
+        try:
+            sweeps.append(SweepDir.open(folder))
+        except InvalidResults as error:
+            if len(folders) == 1:
+                raise
+            unread.append(str(error))
+    if not sweeps:
+        raise InvalidResults(unread[0])
+    return sweeps, unread
+
+
 def _sum_known(hours: Sequence[float | None]) -> float | None:
     return None if None in hours else sum(value or 0.0 for value in hours)
 
 
-def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
+def read_status(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
     """The status, and the jobs of the sweep's pilots: None if Slurm does not answer, empty without submissions."""
     if sweep.archived:
         return archived_status(sweep), []
@@ -107,7 +116,7 @@ def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
 
 
 def _print_one(sweep: SweepDir, console: Console) -> None:
-    status, jobs = _read(sweep)
+    status, jobs = read_status(sweep)
     counts = f"{status.finished:,} of {status.total:,} points have ended"
     _print_line(console, f"{sweep.path}: {counts}; {_expected_end(sweep, status)}")
     outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(status.done.items(), key=lambda i: -i[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +95,12 @@ def test_a_parameter_without_an_option_of_ours_reaches_the_batch_file() -> None:
     options = options_from_dict(in_our_options({"slurm_dependency": "after:1", "slurm_mail_user": "a@b.c"}, DEFAULTS))
     written = parameters(submission_text(job(), options))
     assert (written["dependency"], written["mail-user"]) == ("after:1", "a@b.c")
+
+
+def test_the_table_of_options_says_what_is_taken() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]+\|[^|]*\| `launcher\.(\w+)` \|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} > {"timeout_min", "slurm_partition", "slurm_array_parallelism"}
+    for name, ours in rows:
+        value = {"slurm_setup": ["module load x"], "slurm_additional_parameters": {"wckey": "k"}}.get(name, 7)
+        assert set(in_our_options({name: value}, {})) == {ours}, name
