@@ -78,12 +78,12 @@ def _plan(options: Namespace) -> int:
     from results.tables.schema import VERDICTS
     from sweep.composing.conffiles import ConfFolders
     from sweep.composing.config import compose_sweep
-    from sweep.composing.machine import Machine, default_launcher, method_of
+    from sweep.composing.machine import Machine, default_launcher, method_of, this_machine
     from sweep.planning.assemble import plan_sweep
     from sweep.planning.best_layouts import parse_order, print_best
     from sweep.planning.ledger import check_ledger_path, write_ledger_file
     from sweep.planning.plan import refuse_if_nothing_can_run
-    from sweep.planning.summary import print_plan
+    from sweep.planning.summary import cannot_run_here, print_plan
     from sweep.running.launch import launch_options
     from workloads.spec.checks import suggest
 
@@ -105,6 +105,8 @@ def _plan(options: Namespace) -> int:
         refuse_if_nothing_can_run(plan)
     console = open_console()
     print_plan(plan, console)
+    if (note := cannot_run_here(plan, this_machine().num_gpus)) is not None:
+        console.print(note, highlight=False, markup=False)
     verdicts = VERDICTS if "all" in options.show else options.show
     print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:
