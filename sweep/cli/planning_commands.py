@@ -76,6 +76,7 @@ def _plan_arguments(parser: Parser) -> None:
 
 def _plan(options: Namespace) -> int:
     from results.tables.schema import VERDICTS
+    from results.text.secrets import hide_in_arguments
     from sweep.composing.conffiles import ConfFolders
     from sweep.composing.config import compose_sweep
     from sweep.composing.machine import Machine, default_launcher, method_of, this_machine
@@ -100,7 +101,10 @@ def _plan(options: Namespace) -> int:
     _, slurm = launch_options(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
     plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
     if options.out is not None:
-        write_ledger_file(options.out, plan)
+        conf = [word for folder in options.conf for word in ("--conf", str(folder))]
+        where = [word for condition in options.where for word in ("--where", condition)]
+        words = hide_in_arguments([*conf, *where, *options.overrides])
+        write_ledger_file(options.out, plan, words)
     if not options.show:
         refuse_if_nothing_can_run(plan)
     console = open_console()
