@@ -80,7 +80,7 @@ _UNIT_IN_LABEL = frozenset(
 _UNIT_ENDINGS = frozenset({"s", "bytes", "w", "c", "mhz"})
 _FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu"})
 _FILTERS = (
-    *(COHORT, "verdict", "rule", "outcome", "phase", "model", "world_size", "tp", "pp", "dp", "cp", "ep"),
+    *(COHORT, "verdict", "fit", "rule", "outcome", "phase", "model", "world_size", "tp", "pp", "dp", "cp", "ep"),
     *("micro_batch_size", "num_microbatches", "zero_stage", "recompute", "recompute_every", "global_batch_size"),
     *("seq_len", "network_regime", "engine_version", "pp_schedule", "virtual_stages", "pp_split", "cp_kind"),
     *("pp_stages", "pad_vocab_to", "gradient_accumulation_fusion"),
@@ -94,7 +94,7 @@ _TABLE = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "sweep"),
 )
 _PLAN_TABLE = (
-    *("model", "world_size", "layout", "verdict", "predicted_tokens_per_s_per_gpu", "predicted_step_time_s"),
+    *("model", "world_size", "layout", "verdict", "fit", "predicted_tokens_per_s_per_gpu", "predicted_step_time_s"),
     *("predicted_peak_bytes", "limit_bytes", "expected_gpu_hours", "rule", "detail"),
 )
 

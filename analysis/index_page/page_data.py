@@ -13,9 +13,10 @@ import pandas as pd
 
 from analysis.explorer import plan_rows
 from analysis.figures import effects
+from analysis.index_page import next_runs
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import LoadedResults, last_attempts, not_run_yet, waiting
+from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
 
 _DIGITS = 7
 """Significant digits of a stored number, as in the rows."""
@@ -29,7 +30,7 @@ def of_parts(results: LoadedResults, parts: Sequence[Cohort], price: float | Non
     for part in parts:
         made.append(_part(part, first, results))
         first += len(part.frame)
-    return {"parts": made, "price": price}
+    return {"parts": made, "price": price, "command": next_runs.command(results)}
 
 
 def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
         "points": _points(last_attempts(frame), first),
         "ranked": _ranked(frame, first),
         "effects": effects_of(frame),
-        "waiting": _waiting(results, frame) if about["method"] == "measured" else [],
+        "waiting": next_runs.of_cells(results, frame) if about["method"] == "measured" else [],
     }
 
 
@@ -101,29 +102,6 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     table = table[table["enough"].eq(True)]
     columns = {name: numbers(table[name]) if name not in ("effect", "held") else list(table[name]) for name in _EFFECT}
     return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
-
-
-def _waiting(results: LoadedResults, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Number of points without a result, by model and size, with the layout predicted to be fastest. Sweeps of this
-    part and sweeps without any row count."""
-    rows = waiting(results)
-    if rows.empty:
-        return []
-    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
-    if rows.empty:
-        return []
-    rows = labels.add_labels(rows.reset_index(drop=True))
-    rows["workload"] = labels.workloads(rows, lengths_of=frame)
-    rate = "predicted_tokens_per_s_per_gpu"
-    rows = rows.sort_values(rate, ascending=False, na_position="last", kind="stable")
-    groups = rows.groupby(["workload", "world_size"], sort=True)
-    first = groups[["layout", rate]].first().assign(points=groups.size()).reset_index()
-    return [
-        {"workload": row["workload"]}
-        | {"world_size": int(row["world_size"]), "points": int(row["points"]), "layout": row["layout"]}
-        | {"predicted": None if pd.isna(row[rate]) else _short(row[rate])}
-        for row in labels.records(first)
-    ]
 
 
 def numbers(values: pd.Series) -> list[float | int | None]:

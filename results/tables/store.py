@@ -55,6 +55,8 @@ __all__ = [
     "write_ledger",
     "write_steps",
 ]
+RUN_WORDS = b"ultrasweep.run"
+"""Key of a plan file's metadata: the arguments of the command that runs the plan, as one line for a shell."""
 _MAX_DEPTH = 5
 """Largest depth of a sweep below the given folder."""
 _log = logging.getLogger(__name__)

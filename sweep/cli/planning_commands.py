@@ -76,14 +76,15 @@ def _plan_arguments(parser: Parser) -> None:
 
 def _plan(options: Namespace) -> int:
     from results.tables.schema import VERDICTS
+    from results.text.secrets import hide_in_arguments
     from sweep.composing.conffiles import ConfFolders
     from sweep.composing.config import compose_sweep
-    from sweep.composing.machine import Machine, default_launcher, method_of
+    from sweep.composing.machine import Machine, default_launcher, method_of, this_machine
     from sweep.planning.assemble import plan_sweep
     from sweep.planning.best_layouts import parse_order, print_best
     from sweep.planning.ledger import check_ledger_path, write_ledger_file
     from sweep.planning.plan import refuse_if_nothing_can_run
-    from sweep.planning.summary import print_plan
+    from sweep.planning.summary import cannot_run_here, print_plan
     from sweep.running.launch import launch_options
     from workloads.spec.checks import suggest
 
@@ -100,11 +101,16 @@ def _plan(options: Namespace) -> int:
     _, slurm = launch_options(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
     plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
     if options.out is not None:
-        write_ledger_file(options.out, plan)
+        conf = [word for folder in options.conf for word in ("--conf", str(folder))]
+        where = [word for condition in options.where for word in ("--where", condition)]
+        words = hide_in_arguments([*conf, *where, *options.overrides])
+        write_ledger_file(options.out, plan, words)
     if not options.show:
         refuse_if_nothing_can_run(plan)
     console = open_console()
     print_plan(plan, console)
+    if (note := cannot_run_here(plan, this_machine().num_gpus)) is not None:
+        console.print(note, highlight=False, markup=False)
     verdicts = VERDICTS if "all" in options.show else options.show
     print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,11 +16,11 @@ from results.text.terminal import plain_table
 from sweep.grids.columns import POINT_NAMES, PREDICTED_NAMES, value_of
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.plan import Plan
-from sweep.planning.point_verdict import PlannedPoint
+from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.summary import layout, workload
 from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import layout_id
+from workloads.spec.experiment import Experiment, canonical_model
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of the points that are listed when nothing else is asked for."""
@@ -30,6 +30,11 @@ _MOST_ROWS = 40
 _RATE = "predicted_tokens_per_s_per_gpu"
 _SHOWN = {_RATE, "predicted_peak_bytes", "world_size", "model"}
 """Columns that the table always has."""
+_VARIES = ("dp_replicate", "zero_stage", "recompute", "recompute_every")
+"""Fields in which the variants of a layout differ."""
+_FAMILY = tuple(
+    field.name for field in dataclasses.fields(Experiment) if field.name not in ("model", "dp_shard", "seed", *_VARIES)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ def print_best(
     ``order``: print the first ``top`` points by this column. Without it, print the ``top`` predicted fastest of each
     model and world size. ``verdicts``: print only points with these verdicts, with the reason of each; by default,
     points that can run. A point whose peak lies between the device limit and ``plan.oom_margin`` times that limit can
-    run, and is marked "may not fit".
+    run, is marked "may not fit", and without ``order`` stands after every layout of its model and size that fits.
     """
     shown = [point for point in plan.points if point.verdict in (verdicts or CAN_RUN)]
     if not shown:
@@ -77,13 +82,16 @@ def print_best(
         console.print(_without_times(plan, shown), highlight=False, markup=False)
         if top is None and order is None and not verdicts:
             return
+    variants: Mapping[str, Sequence[PlannedPoint]] = {}
     if order is not None:
         rows = _ordered(shown, order)[: top or DEFAULT_TOP]
         title = f"by {order.column}, {'largest' if order.descending else 'smallest'} first"
     else:
-        rows = fastest(shown, top)
+        families = fastest(shown, top, together=not verdicts)  # each refused point has its own reason
+        rows = [first for first, *_ in families]
+        variants = {first.experiment.id: others for first, *others in families}
         title = "fastest predicted of each model and size"
-    console.print(_table(plan, rows, title, order, bool(verdicts)))
+    console.print(_table(plan, rows, title, order, bool(verdicts), variants))
     timed = any(point.time is not None for point in rows)
     if timed and (note := mfu_note((point.experiment.precision for point in rows), plan.config.cluster)):
         console.print(note, highlight=False, markup=False)
@@ -91,11 +99,17 @@ def print_best(
         console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
 
 
-def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[PlannedPoint]:
-    """The ``top`` points with the most predicted tokens/s/GPU of every model and world size, best first.
+def fastest(
+    points: Iterable[PlannedPoint], top: int | None = None, *, together: bool = True
+) -> list[list[PlannedPoint]]:
+    """The ``top`` layouts with the most predicted tokens/s/GPU of every model and world size, best first, each with
+    its variants.
 
-    A different routing counts as a different model, and a layout counts once however many seeds it has. ``top`` None:
-    10, or fewer if there are many models and sizes. Points whose speed is not predicted come last.
+    A different routing counts as a different model. The variants of a layout differ from it in what is sharded and
+    recomputed alone (see `_family`); they follow it in its list, best first, and one layout counts once however many
+    seeds it has. With ``together`` False each variant is a layout of its own. ``top`` None: 10, or fewer if there are
+    many models and sizes. Layouts that may not fit follow all that fit, and layouts whose speed is not predicted come
+    last of either.
     """
     cells: dict[tuple[str, int], list[PlannedPoint]] = defaultdict(list)
     models: dict[str, int] = {}
@@ -105,17 +119,31 @@ def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[Plan
         cells[name, point.experiment.world_size].append(point)
     each = top if top is not None else max(1, min(DEFAULT_TOP, _MOST_ROWS // max(1, len(cells))))
     order = Order(_RATE, True)
-    places = sorted(cells, key=lambda cell: (models[cell[0]], cell[1]))
-    return [point for cell in places for point in islice(_layouts(_ordered(cells[cell], order)), each)]
+    result = []
+    for cell in sorted(cells, key=lambda cell: (models[cell[0]], cell[1])):
+        ordered = sorted(_ordered(cells[cell], order), key=may_not_fit)
+        result += list(_families(ordered, together).values())[:each]
+    return result
 
 
-def _layouts(points: Iterable[PlannedPoint]) -> Iterator[PlannedPoint]:
-    """The first point of each layout."""
-    seen: set[str] = set()
+def _families(points: Iterable[PlannedPoint], together: bool) -> dict[tuple[object, ...], list[PlannedPoint]]:
+    """Points by layout, in the order of the points, without those that differ from an earlier one in the seed alone."""
+    families: dict[tuple[object, ...], list[PlannedPoint]] = defaultdict(list)
+    seen: set[tuple[object, ...]] = set()
     for point in points:
-        if (name := layout_id(point.experiment)) not in seen:
-            seen.add(name)
-            yield point
+        family = _family(point.experiment)
+        one = (*family, *(getattr(point.experiment, name) for name in _VARIES))
+        if one not in seen:
+            seen.add(one)
+            families[family if together else one].append(point)
+    return families
+
+
+def _family(experiment: Experiment) -> tuple[object, ...]:
+    """What the variants of a layout have in common: every field but the seed, the ZeRO stage, the sharding of the data
+    parallel ranks, and recomputation."""
+    same = (getattr(experiment, name) for name in _FAMILY)
+    return (canonical_model(experiment.model), experiment.dp, *same)
 
 
 def _ordered(points: Sequence[PlannedPoint], order: Order) -> list[PlannedPoint]:
@@ -126,7 +154,14 @@ def _ordered(points: Sequence[PlannedPoint], order: Order) -> list[PlannedPoint]
     return [point for _, point in known] + [point for value, point in values if value is None]
 
 
-def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | None, reasons: bool) -> Table:
+def _table(
+    plan: Plan,
+    rows: Sequence[PlannedPoint],
+    title: str,
+    order: Order | None,
+    reasons: bool,
+    variants: Mapping[str, Sequence[PlannedPoint]],
+) -> Table:
     table = plain_table(title=f"\n{title}")
     table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
@@ -151,7 +186,7 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
             *([_cell(value_of(point, extra))] if extra else []),
             layout(experiment),
             experiment.hash,
-            _remark(point, reasons),
+            "; ".join(filter(None, [_remark(point, reasons), _also(experiment, variants.get(experiment.id, ()))])),
         )
         table.add_row(*map(escape, cells))
         last = name
@@ -177,10 +212,26 @@ def _remark(point: PlannedPoint, reasons: bool) -> str:
     parts = [] if point.verdict == "run" and not reasons else [point.verdict]
     if reasons and point.detail is not None:
         parts.append(f"{point.rule}: {point.detail}" if point.rule is not None else point.detail)
-    if point.verdict in CAN_RUN and point.peak_bytes is not None and point.limit_bytes:
-        share = point.peak_bytes / point.limit_bytes
-        parts += [f"may not fit ({100 * share:.0f} %)"] if share > 1 else []
+    if point.verdict in CAN_RUN and may_not_fit(point) and point.peak_bytes and point.limit_bytes:
+        parts.append(f"may not fit ({100 * point.peak_bytes / point.limit_bytes:.0f} %)")
     return "; ".join(parts)
+
+
+def _also(first: Experiment, variants: Sequence[PlannedPoint]) -> str:
+    """Number of variants of a layout, and in what the best of them differs, with its rate; empty if there is none."""
+    if not variants:
+        return ""
+    best, rate = variants[0].experiment, variants[0].tokens_per_s_per_gpu
+    differs = []
+    if best.dp_replicate != first.dp_replicate:
+        differs.append(f"dp {best.dp_replicate}x{best.dp_shard}")
+    if best.zero_stage != first.zero_stage:
+        differs.append(f"ZeRO {best.zero_stage}")
+    if (best.recompute, best.recompute_every) != (first.recompute, first.recompute_every):
+        every = f" every {best.recompute_every}" if best.recompute_every > 1 else ""
+        differs.append(f"recompute {best.recompute}{every}")
+    count = f"+{plural(len(variants), 'variant')}"
+    return f"{count}: {', '.join(differs)}" + (f" {rate:,.0f}" if rate is not None else "")
 
 
 def _how_to_see_more(shown: int, of: int, order: Order | None) -> str:

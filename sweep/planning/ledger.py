@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from results.shared_filesystem.whole_files import output_file
+from results.tables.store import RUN_WORDS
 from sweep.grids.columns import PREDICTED
 from sweep.planning.earlier_peaks import MEMORY_MODEL, memory_model
 from sweep.planning.plan import Plan
@@ -68,8 +71,10 @@ def check_ledger_path(path: Path) -> None:
         raise InvalidSweep(f"--out {path}: there is no folder {path.parent}")
 
 
-def write_ledger_file(path: Path, plan: Plan) -> None:
+def write_ledger_file(path: Path, plan: Plan, words: Sequence[str] = ()) -> None:
     """Write the ledger, every point of the plan, as Parquet or CSV according to the ending of ``path``.
+
+    ``words``: arguments after ``run`` of the command that runs this plan, which the Parquet file keeps in its metadata.
 
     The Parquet file has the schema of a sweep's ``ledger.parquet``, `results.tables.schema.LEDGER`. In CSV an unknown
     value is an empty cell. Raises `InvalidSweep` if the file cannot be written.
@@ -82,6 +87,8 @@ def write_ledger_file(path: Path, plan: Plan) -> None:
 
     check_ledger_path(path)
     table = table_from_rows(ledger_rows(plan), LEDGER)
+    if words:
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), RUN_WORDS: shlex.join(words)})
     try:
         with output_file(path) as file:
             if path.suffix == ".csv":

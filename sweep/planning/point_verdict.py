@@ -50,6 +50,11 @@ class PlannedPoint:
         return self.experiment.tokens_per_step / self.time.step_time_s / self.experiment.world_size
 
 
+def may_not_fit(point: PlannedPoint) -> bool:
+    """Whether the predicted peak exceeds what a device can hold; with `plan.oom_margin` above 1 such points can run."""
+    return point.peak_bytes is not None and bool(point.limit_bytes) and point.peak_bytes > (point.limit_bytes or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceLimit:
     """The most devices that one point can get."""

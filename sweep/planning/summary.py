@@ -14,7 +14,7 @@ from results.text.numbers import format_hours, name_routing, plural
 from results.text.terminal import plain_table
 from sweep.grids.expand import ruled_out
 from sweep.planning.plan import Plan
-from sweep.planning.point_verdict import PlannedPoint
+from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
@@ -69,6 +69,23 @@ def print_plan(plan: Plan, console: Console) -> None:
 def print_jobs(plan: Plan, console: Console) -> None:
     """Print the points to run by the size of their allocations, with their price."""
     console.print(_shapes(plan))
+
+
+def cannot_run_here(plan: Plan, devices: int) -> str | None:
+    """One line if a machine with this many GPUs cannot run all points of a plan for the local launcher, otherwise
+    None."""
+    config = plan.config
+    if config.launcher_kind != "local" or plan.method != "measured" or config.cluster.backend != "cuda":
+        return None
+    sizes = [point.experiment.world_size for point in plan.to_run]
+    able = sum(size <= devices for size in sizes)
+    if able == len(sizes):
+        return None
+    has = plural(devices, "GPU") if devices else "no GPU"
+    least, most = min(sizes), max(sizes)
+    needed = plural(most, "GPU") if least == most else f"{least:,} to {most:,} GPUs"
+    share = f"{able:,} of {plural(len(sizes), 'point')}" if able else "none of them"
+    return f"this machine has {has} and can run {share} ({needed} each); launcher=slurm or launcher=rehearse can"
 
 
 def rehearsals_of(plan: Plan) -> str | None:
@@ -161,6 +178,10 @@ def _verdicts(plan: Plan) -> Table:
             refused = verdict == "run" and lacking
             meaning = f"keep the rules and fit, but run refuses {', '.join(lacking)}" if refused else MEANING[verdict]
             table.add_row(verdict, f"{counts[verdict]:,}", meaning)
+            if verdict == "run" and (tight := sum(map(may_not_fit, plan.to_run))):
+                margin = f"within plan.oom_margin={plan.config.plan.oom_margin:g}"
+                table.add_row("", f"{counts[verdict] - tight:,}", "  should fit", style="dim")
+                table.add_row("", f"{tight:,}", f"  may not fit: above the memory of a device, {margin}", style="dim")
             if verdict == "invalid":
                 for rule, count in rules.most_common():
                     table.add_row("", f"{count:,}", f"  {rule}", style="dim")

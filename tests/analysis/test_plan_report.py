@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from analysis import report
+from analysis.index_page import next_runs
+from analysis.rows import cohorts
 from analysis.rows.load import load
 from results.tables import store
 from results.tables.schema import LEDGER
@@ -14,8 +17,10 @@ from sweep.__main__ import main as sweep_main
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser
 from tests.analysis.pages import POINTS, QUICK, text_of
+from workloads.spec.experiment import from_dict
 
 pytestmark = pytest.mark.slow
+RATE = "predicted_tokens_per_s_per_gpu"
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +47,18 @@ def test_a_plan_alone_opens_as_predictions(plan: Path, tmp_path: Path, browser: 
     ]
     fits = chosen[(chosen["verdict"] == "run") & (chosen["predicted_peak_bytes"] <= ledger["limit_bytes"].min())]
     assert f"{len(fits)} of {len(chosen)}" in browser.text("#winner .funnel")
-    assert "make no winner" in browser.text("#winner")
+    assert "None of these points has run." in browser.text("#winner")
+    assert "python -m sweep run +grid=llama_node_limits cluster=h200" in browser.text("#command")
     assert "a prediction, not a ranking" in browser.text("#h-ten")
     first = fits.sort_values("predicted_tokens_per_s_per_gpu").iloc[-1]
     assert f"{first['predicted_tokens_per_s_per_gpu']:,.0f}" in browser.text("#ten tbody tr")
     low, high = browser.text("#ten tbody tr td:nth-child(4)").split(" to ")
-    assert float(low) == pytest.approx(first["predicted_step_time_low_s"], rel=0.01)
-    assert float(high) == pytest.approx(first["predicted_step_time_high_s"], rel=0.01)
+    tokens = first["tokens_per_step"] / first["world_size"]
+    assert float(low.replace(",", "")) == pytest.approx(tokens / first["predicted_step_time_high_s"], rel=0.01)
+    assert float(high.replace(",", "")) == pytest.approx(tokens / first["predicted_step_time_low_s"], rel=0.01)
+    assert len(browser.all("#ten .trk .span")) == min(10, len(fits))
+    shown = browser.js("Report.runs.order().map((row) => Report.state.part.value('fit', row))")
+    assert shown == ["fits"] * len(fits)  # what may not fit is one click away
     assert browser.js("document.getElementById('why').hidden && document.getElementById('cost').hidden")
     assert "predicted tokens/s/GPU" in browser.text("#runs-table")
     names = set(browser.js("[...window.Report.state.part.columns.keys()]"))
@@ -85,6 +95,32 @@ def test_a_sweep_of_which_nothing_has_run_has_the_same_page(tmp_path: Path) -> N
     index = report.build(sweep, tmp_path / "out", QUICK)
     assert "The page shows what the plan predicts." in text_of(index)
     assert 'id="finder"' in index.read_text()
+
+
+def test_measured_points_leave_the_list_of_what_to_run(plan: Path, tmp_path: Path, browser: Browser) -> None:
+    ledger = [row for row in store.read_ledger(plan).to_pylist() if row["verdict"] == "run"]
+    ledger = sorted((row for row in ledger if row["model"] == "llama1b"), key=lambda row: -row[RATE])
+    points = [from_dict(json.loads(row["config_json"])) for row in ledger]
+    assert len(points) >= 3
+    for measured in ([points[-1]], [points[-1], points[0]]):
+        sweep = synthetic.make_sweep(tmp_path / str(len(measured)), synthetic.attempts(measured, outcome="ok"))
+        store.write_ledger(sweep, [row | {"sweep": sweep.name} for row in ledger])
+        words = {"settings": {"command": ["run", "+grid=llama_node_limits"]}}
+        (sweep / "sweep.json").write_text(json.dumps(words))
+        results = load(sweep)
+        assert next_runs.command(results) == "python -m sweep run +grid=llama_node_limits"
+        [cell] = next_runs.of_cells(results, cohorts.split(results.attempts)[0].frame)
+        rest = [row for row, point in zip(ledger, points, strict=True) if point not in measured]
+        assert cell["points"] == len(rest)
+        assert cell["hours"] == pytest.approx(sum(row["expected_gpu_hours"] for row in rest), rel=1e-3)
+        assert [one["rate"] for one in cell["first"]] == pytest.approx([row[RATE] for row in rest][:10], rel=1e-3)
+        assert all(one["low"] < one["rate"] < one["high"] for one in cell["first"])
+    browser.open(report.build(sweep, tmp_path / "out", QUICK))
+    browser.wait("window.Report?.ready")
+    assert f"{len(rest)} of {len(rest)} points without a result" in browser.text("#h-next")
+    assert len(browser.all("#next .span")) == len(rest)
+    assert "Copy the command that goes on" in browser.text("#winner")
+    assert browser.console() == []
 
 
 def second_sweep(folder: Path) -> Path:

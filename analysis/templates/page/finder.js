@@ -28,7 +28,7 @@ const Finder = (() => {
       if (document.activeElement !== field) field.value = String(value ?? "");
     }
     by("f-mem").closest("label").hidden = part.capacity === null && !part.ranked.row.some((row) => part.value(part.memory, row) !== null);
-    for (const id of ["f-price", "f-tok"]) by(id).closest("label").hidden = part.isPlan || part.noun !== "GPUs";
+    for (const id of ["f-price", "f-tok"]) by(id).closest("label").hidden = part.noun !== "GPUs";
     by("f-price-label").textContent = `$ per ${Words.one(part.noun)}-hour`;
     by("f-gpus-label").textContent = part.noun;
   }
@@ -50,22 +50,23 @@ const Finder = (() => {
    * @param {Found} found
    * @param {Act} act
    * @param {(row: number) => Command} command
+   * @param {string|null} whole The command that runs the plan, or goes on with the sweep.
    */
-  function showAnswer(state, found, act, command) {
+  function showAnswer(state, found, act, command, whole) {
     const { part, cell } = state;
     const where = `${cell.workload} on ${cell.size}${part.gpuName ? ` × ${part.gpuName}` : ` ${part.noun}`}`;
     const box = by("winner");
-    if (part.isPlan) return Planned.show(state, by("h-answer"), box, where);
+    if (part.isPlan) return Planned.show(state, by("h-answer"), box, where, whole);
     if (!found.best) {
       by("h-answer").textContent = where;
-      box.replaceChildren(element("p", { class: "layout" }, nothing(found)), funnel(state, found, act), element("p", { class: "callout calm" }, ...wayOut(state, found, act)), ...toRunNext(cell));
+      box.replaceChildren(element("p", { class: "layout" }, nothing(found)), funnel(state, found, act), element("p", { class: "callout calm" }, ...wayOut(state, found, act)), ...toRunNext(cell, null, whole));
       return undefined;
     }
     const how = part.method === "measured" ? "" : part.method === "rehearsed" ? " (rehearsed, not measured)" : " (estimated, not measured)";
     by("h-answer").textContent = `Fastest for ${where}${how}`;
     box.replaceChildren(
       layoutLine(part, found.best.row), stats(state, found.best), funnel(state, found, act),
-      ...notes(state, found, act, command), commandLine(command(found.best.row), part));
+      ...notes(state, found, act, command, whole), commandLine(command(found.best.row)));
     return undefined;
   }
 
@@ -106,6 +107,11 @@ const Finder = (() => {
       list.push([`${Words.days(hours / cell.size / 24)} days`, `for ${state.trillions} T tokens`]);
       list.push(state.price ? [Words.money(hours * state.price), `${Words.fixed(hours)} GPU-hours`] : [Words.fixed(hours), "GPU-hours; no price given"]);
     }
+    return definitions(list);
+  }
+
+  /** Values with their names, in one row. @param {string[][]} list */
+  function definitions(list) {
     return element("dl", { class: "stats" }, ...list.map(([value, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   }
 
@@ -116,7 +122,6 @@ const Finder = (() => {
    * @param {Act} act
    */
   function funnel(state, found, act) {
-    const step = (name, count, of, ...small) => element("div", {}, element("span", { class: "k" }, name), element("br"), element("b", {}, Words.fixed(count)), ` of ${Words.fixed(of)}`, element("small", {}, ...small));
     const lost = [];
     if (found.outOfMemory) lost.push(`${Words.fixed(found.outOfMemory)} out of memory`);
     if (found.failed) lost.push(`${Words.fixed(found.failed)} failed otherwise`);
@@ -133,6 +138,7 @@ const Finder = (() => {
       step("3 Throughput", found.ties.length, found.list.length, close));
   }
 
+  const step = (name, count, of, ...small) => element("div", {}, element("span", { class: "k" }, name), element("br"), element("b", {}, Words.fixed(count)), ` of ${Words.fixed(of)}`, element("small", {}, ...small));
   const button = (text, onclick) => element("button", { type: "button", class: "more", onclick }, text);
   const callout = (calm, ...words) => element("p", { class: calm ? "callout calm" : "callout" }, ...words);
   const code = (text) => element("span", { class: "lay" }, text);
@@ -144,8 +150,9 @@ const Finder = (() => {
    * @param {Found} found
    * @param {Act} act
    * @param {Commander} command
+   * @param {string|null} whole
    */
-  function notes(state, found, act, command) {
+  function notes(state, found, act, command, whole) {
     const { part } = state, [best, next] = found.list, told = [];
     if (next) {
       const behind = `${Words.percent(next.behind)} slower`;
@@ -169,22 +176,34 @@ const Finder = (() => {
         : [strong("Engine versions differ."), ` This run has ${own}, ${others.length} of the ${found.list.length} compared have another one. `];
       told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
     }
-    told.push(...toRunNext(state.cell));
+    told.push(...toRunNext(state.cell, best, whole));
     if (part.stamp) told.push(callout(false, `${part.stamp[0].toUpperCase()}${part.stamp.slice(1)}.`));
     return told;
   }
 
   /**
-   * Points of the plan that a cell still has to run.
+   * Points of the plan that a cell still has to run, and whether one of them may be faster than the best so far.
    * @param {Cell} cell
+   * @param {Layout|null} best
+   * @param {string|null} whole
    */
-  function toRunNext({ next }) {
+  function toRunNext({ next }, best, whole) {
     if (!next) return [];
-    const predicted = next.predicted !== null;
+    const [first] = next.first, predicted = first.rate !== null;
     const which = predicted ? "the fastest by prediction is " : "one of them is ";
-    const rate = predicted ? ` (${Words.short(next.predicted)} tokens/s predicted)` : "";
+    const range = first.low === null ? "" : `, 90 % of it ${Words.short(first.low)} to ${Words.short(first.high)}`;
+    const rate = predicted ? ` (${Words.short(first.rate)} tokens/s predicted${range})` : "";
+    const faster = best ? next.first.filter(({ high }) => high !== null && high > best.rate).length : 0;
+    const may = faster ? ` By their intervals ${faster === next.first.length && faster > 1 ? "all of the first" : "of the first ten"} ${faster} may be faster than the best so far.` : "";
     const points = `${Words.plural(next.points, "point")} of the plan ${next.points === 1 ? "has" : "have"} no result here`;
-    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's command continues with them.`)];
+    const goOn = whole ? [" ", copier("Copy the command that goes on", whole), "."] : [" The sweep's command continues with them."];
+    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(first.layout), `${rate}.${may}`, ...goOn)];
+  }
+
+  /** A button that copies a text. */
+  function copier(label, text) {
+    const copy = button(label, () => copied(copy, text));
+    return copy;
   }
 
   /**
@@ -195,8 +214,7 @@ const Finder = (() => {
   function settle(found, command) {
     const lines = found.ties.map(({ row }) => command(row)).filter(({ words }) => words).map(({ words }) => Rerun.line(words));
     if (!lines.length) return [];
-    const copy = button(`Copy the ${lines.length} commands`, () => copied(copy, lines.join("\n")));
-    return [" To settle it, run them again: ", copy, "."];
+    return [" To settle it, run them again: ", copier(`Copy the ${lines.length} commands`, lines.join("\n")), "."];
   }
 
   /**
@@ -221,14 +239,14 @@ const Finder = (() => {
   }
 
   /**
-   * The command that measures the layout, with a button that copies it, or the reason why there is none.
-   * @param {Command} found
-   * @param {Part} part
+   * A command with a button that copies it, or the reason why there is none.
+   * @param {Command & {text?: string}} found `text`: the whole line, instead of its words.
+   * @param {string} [label]
    */
-  function commandLine(found, part) {
+  function commandLine(found, label = "Command that measures this layout") {
     if (found.missing) return element("p", { class: "note" }, found.missing);
-    const text = Rerun.line(found.words);
-    const shown = element("code", { id: "command", tabindex: "0", "aria-label": "Command that measures this layout" }, text);
+    const text = found.text ?? Rerun.line(found.words);
+    const shown = element("code", { id: "command", tabindex: "0", "aria-label": label }, text);
     const copy = element("button", { type: "button", onclick: () => copied(copy, text) }, "Copy command");
     const rest = found.notes.length ? element("p", { class: "note" }, found.notes.join(" ")) : "";
     return element("div", {}, element("div", { class: "cmd" }, shown, copy), rest);
@@ -254,5 +272,5 @@ const Finder = (() => {
     setTimeout(() => (copy.textContent = label), 1500);
   }
 
-  return { showForm, showAnswer, layoutLine };
+  return { showForm, showAnswer, layoutLine, commandLine, definitions, step, callout, strong };
 })();

@@ -65,7 +65,7 @@
 
   function top() {
     Finder.showForm(state);
-    Finder.showAnswer(state, found(state.cell), act, command);
+    Finder.showAnswer(state, found(state.cell), act, command, data.page.command);
     CellMap.show(state, found, act);
   }
 
@@ -97,7 +97,8 @@
   }
 
   function focusRuns() {
-    runs?.focus({ cohort: state.part.title, workload: state.cell.workload, world_size: state.cell.size });
+    const fit = state.part.isPlan ? { fit: "fits" } : {};
+    runs?.focus({ cohort: state.part.title, workload: state.cell.workload, world_size: state.cell.size, ...fit });
   }
 
   // ---- controls ------------------------------------------------------------------------------------------------

@@ -109,8 +109,9 @@ class Part {
     return this.number(this.memory, this.row(place));
   }
 
-  layoutName(place) {
-    return this.text("layout", this.row(place));
+  /** The short name of a ranked layout, or of a row. */
+  layoutName(place, row = this.row(place)) {
+    return this.text("layout", row);
   }
 
   /** GPU-hours for this many tokens at the speed of the timed steps. */

@@ -10,7 +10,8 @@ const TopTen = (() => {
    * @param {(row: number) => void} open
    */
   function show(state, found, open) {
-    if (state.part.isPlan) return planned(Planned.table(state), open);
+    waiting(state, found, open);
+    if (state.part.isPlan) return undefined;
     const { part } = state, list = found.list.slice(0, 10), best = list[0];
     by("h-ten").textContent = list.length > 1 ? `Top ${list.length} of ${found.list.length}` : "";
     if (list.length < 2) return by("ten").replaceChildren();
@@ -42,14 +43,18 @@ const TopTen = (() => {
       element("tbody", {}, ...list.map(line))));
   }
 
-  /** `narrow`: columns that fit on a phone. */
-  function planned({ head, cells, title, narrow }, open) {
-    by("h-ten").textContent = title;
-    const hide = (place) => (narrow.includes(place) ? "" : "hide");
-    const cell = ({ text, row }, place) => (row === undefined ? element("td", { class: hide(place) }, text) : element("td", { class: "l" }, element("button", { type: "button", class: "open lay", onclick: () => open(row) }, text)));
-    by("ten").replaceChildren(...(cells.length ? [element("table", {},
-      element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place ? hide(place) : "l" }, name)))),
-      element("tbody", {}, ...cells.map((row) => element("tr", {}, ...row.map(cell)))))] : []));
+  /**
+   * The predictions of what has not run: a plan's own ten, or below the measured ten those of a half-finished sweep.
+   * @param {PageState} state
+   * @param {Found} found
+   * @param {(row: number) => void} open
+   */
+  function waiting(state, found, open) {
+    const { isPlan } = state.part, { title } = Planned.table(state);
+    by(isPlan ? "h-ten" : "h-next").textContent = title;
+    by("h-next").hidden = isPlan || !title;
+    by(isPlan ? "ten" : "next").replaceChildren(...Planned.list(state, found.best?.rate ?? null, open));
+    if (isPlan) by("next").replaceChildren();
   }
 
   return { show };

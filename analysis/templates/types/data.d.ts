@@ -80,7 +80,7 @@ interface RunsData {
   /** Lists of a row, by the row's number. */
   series?: Record<string, RowSeries>;
   widget: Widget;
-  page?: { parts: PackedPart[]; price: number | null };
+  page?: { parts: PackedPart[]; price: number | null; command: string | null };
 }
 
 /** Shapes, devices and rules of the memory view: analysis/explorer/model_data.py. */
@@ -237,13 +237,27 @@ interface PackedPart {
   waiting: WaitingPoints[];
 }
 
-/** Points of the plan without a result, with layout and tokens per second of the one predicted fastest. */
+/** Points of the plan without a result: analysis/index_page/next_runs.py. `tight`: how many may not fit. */
 interface WaitingPoints {
   workload: string;
   world_size: number;
   points: number;
+  tight: number;
+  hours: number | null;
+  /** The measurements that the predictions used, in words. */
+  basis: string | null;
+  first: WaitingPoint[];
+}
+
+/** A point that has not run: predicted tokens per second and device with its 90 % interval, peak in bytes. */
+interface WaitingPoint {
   layout: string;
-  predicted: number | null;
+  rate: number | null;
+  low: number | null;
+  high: number | null;
+  peak: number | null;
+  tight: boolean;
+  hours: number | null;
 }
 
 /** The layouts that have a rank, as columns: row number, pooled tokens per second and device, and noise. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -19,8 +20,9 @@ from sweep.planning.best_layouts import fastest, parse_order, print_best
 from sweep.planning.ledger import ledger_rows
 from sweep.planning.mfu import mfu_cell
 from sweep.planning.plan import Plan, make_plan
+from sweep.planning.point_verdict import may_not_fit
 from sweep.planning.price import information_order
-from sweep.planning.summary import workload
+from sweep.planning.summary import cannot_run_here, workload
 from tests.sweep.helpers import plan_of
 from workloads.spec.errors import InvalidSweep
 
@@ -51,9 +53,12 @@ def listed(text: str) -> list[str]:
 
 def test_ten_best_layouts_by_default_with_their_ids(plan: Plan) -> None:
     able = [point for point in plan.points if point.verdict == "run"]
-    best = sorted(able, key=lambda point: -(point.tokens_per_s_per_gpu or 0))
-    assert listed(printed(plan)) == [point.experiment.hash for point in best[:10]]
-    assert listed(printed(plan, top=3)) == [point.experiment.hash for point in best[:3]]
+    best: dict[tuple[object, ...], str] = {}
+    for point in sorted(able, key=lambda point: (may_not_fit(point), -(point.tokens_per_s_per_gpu or 0))):
+        one = point.experiment
+        best.setdefault((one.dp, one.tp, one.pp, one.micro_batch_size, one.pp_schedule, one.virtual_stages), one.hash)
+    assert listed(printed(plan)) == [*best.values()][:10]
+    assert listed(printed(plan, top=3)) == [*best.values()][:3]
     assert f"10 of {len(able):,} points shown; --top N for more of each model and size" in printed(plan)
 
 
@@ -69,34 +74,36 @@ def test_a_rate_stands_beside_its_interval(plan: Plan) -> None:
 @pytest.mark.slow
 def test_every_model_and_size_has_its_best_layouts() -> None:
     plan = plan_of(["+grid=playbook", "grid.axes.nodes=[1,4]", "grid.axes.model=[llama3.57b,llama80b]"])
-    best = fastest([point for point in plan.points if point.verdict == "run"], 2)
+    best = [first for first, *_ in fastest([point for point in plan.points if point.verdict == "run"], 2)]
     assert [(p.experiment.model.name, p.experiment.world_size) for p in best] == [
         *[("llama3.57b", 8)] * 2,
         *[("llama3.57b", 32)] * 2,
         *[("llama80b", 32)] * 2,  # a node holds no layout of it, as in the study
     ]
     for first, second in zip(best[::2], best[1::2], strict=True):
-        rates = sorted(
+        rates = [
             p.tokens_per_s_per_gpu or 0
             for p in plan.points
             if p.verdict == "run"
+            and not may_not_fit(p)
             and (p.experiment.model, p.experiment.world_size) == (first.experiment.model, first.experiment.world_size)
-        )
-        assert [first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu] == rates[:-3:-1]
+        ]
+        assert first.tokens_per_s_per_gpu == max(rates)
+        assert (second.tokens_per_s_per_gpu or 0) <= (first.tokens_per_s_per_gpu or 0)
     assert len(fastest(plan.points)) == 40  # 4 models and sizes with 10 each
 
 
 def test_a_layout_with_several_seeds_is_listed_once() -> None:
     plan = plan_of(["+grid=one_point", "cluster=h200", "grid.axes.seed=[1,2,3]", "grid.axes.micro_batch_size=[1,2]"])
     assert len(plan.points) == 6
-    assert sorted(point.experiment.micro_batch_size for point in fastest(plan.points)) == [1, 2]
+    assert sorted(one.experiment.micro_batch_size for [one] in fastest(plan.points)) == [1, 2]
 
 
 @pytest.mark.slow
 def test_every_routing_has_its_best_layouts_and_is_run_early() -> None:
     plan = plan_of(["+grid=moe_2gpu", "grid.axes.model=deepseek_v2_lite_10_layers"])
     able = [point for point in plan.points if point.verdict == "run"]
-    best = fastest(able, 1)
+    best = [first for first, *_ in fastest(able, 1)]
     assert [point.experiment.routing for point in best] == ["balanced", "learned"]
     lines = printed(plan, top=1).splitlines()
     named = [line for line in lines if line.startswith("deepseek_v2_lite_10_layers")]
@@ -118,8 +125,41 @@ def test_points_between_the_limit_and_the_margin_are_shown_and_marked(plan: Plan
     ]
     assert tight
     text = printed(plan_of([*SMALL, "plan.oom_margin=3"]), top=1000)
-    assert set(listed(text)) >= {point.experiment.hash for point in tight}
-    assert len(re.findall(r"may not fit \(\d{3} %\)", text)) == len(tight)
+    marked = [line for line in text.splitlines() if re.search(r"may not fit \(\d{3} %\)", line)]
+    assert marked
+    assert {listed(line)[0] for line in marked} <= {point.experiment.hash for point in tight}
+    lines = [line for line in text.splitlines() if listed(line)]
+    assert lines[-len(marked) :] == marked  # after every layout that fits
+
+
+def test_a_layout_that_may_not_fit_follows_those_that_fit_and_variants_share_a_row() -> None:
+    asked = ["grid.axes.zero_stage=[1,2]", "grid.axes.recompute=[none,selective]", "plan.oom_margin=3"]
+    plan = plan_of(["+grid=one_point", "cluster=h200", "grid.axes.dp_shard=2", "grid.axes.global_batch_size=2", *asked])
+    [[first, *others]] = fastest(plan.points)
+    assert len(others) == 3
+    assert first.tokens_per_s_per_gpu == max(point.tokens_per_s_per_gpu or 0 for point in plan.points)
+    tight = [dataclasses.replace(first, limit_bytes=(first.peak_bytes or 0) - 1), *others]
+    [[now, *_]] = fastest(tight)
+    assert now.experiment.id == others[0].experiment.id
+    assert "+3 variants: " in printed(plan)
+
+
+def test_a_machine_without_the_devices_is_named() -> None:
+    plan = plan_of(
+        [
+            "+grid=one_point",
+            "cluster=h200",
+            "grid.axes.dp_shard=[1,2]",
+            "grid.axes.global_batch_size=2",
+            "grid.axes.zero_stage=[0,1]",
+        ]
+    )
+    assert cannot_run_here(plan, 2) is None
+    line = (
+        "this machine has 1 GPU and can run 1 of 2 points (1 to 2 GPUs each); launcher=slurm or launcher=rehearse can"
+    )
+    assert cannot_run_here(plan, 1) == line
+    assert "has no GPU and can run none of them" in (cannot_run_here(plan, 0) or "")
 
 
 def test_any_column_can_be_the_order(plan: Plan) -> None:
@@ -268,5 +308,5 @@ def test_the_reasons_are_listed_also_where_nothing_can_run(capsys: pytest.Captur
 
 def test_every_engine_has_its_best_layouts() -> None:
     found = plan_of(["grid=tiny", "grid.axes.world_size=[1]", "+grid.axes.engine=[ultrasweep,torchtitan]"])
-    names = [workload(point.experiment) for point in fastest(found.points, 1)]
+    names = [workload(point.experiment) for point, *_ in fastest(found.points, 1)]
     assert names == ["tiny", "tiny, torchtitan"]
