@@ -147,7 +147,7 @@ class StepTimes:
         times = [layer_times(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         g = MASTER_BYTES[e.precision]
-        # Adding reads c, and reads and writes g. A product that adds to a sum reads and writes g where it would write c.
+        # Adding reads c, and reads and writes g. A product that adds to a sum reads and writes g, not c.
         added = c + 2 * g
         of_head = 2 * g - c if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_fp8(e) else of_head  # fp8 products cannot add to fp32
