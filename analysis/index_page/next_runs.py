@@ -41,12 +41,12 @@ def of_cells(results: LoadedResults, frame: pd.DataFrame) -> list[dict[str, Any]
     rows["tight"] = rows["predicted_peak_bytes"].gt(rows["limit_bytes"]).fillna(False).astype(bool)
     rows = rows.sort_values(["tight", _RATE], ascending=[True, False], na_position="last", kind="stable")
     cells = []
-    for (workload, size), group in rows.groupby(["workload", "world_size"], sort=True):
+    for (workload, _), group in rows.groupby(["workload", "world_size"], sort=True):
         hours = group["expected_gpu_hours"]
         cells.append(
             {
                 "workload": workload,
-                "world_size": int(size),
+                "world_size": int(group["world_size"].iloc[0]),
                 "points": len(group),
                 "tight": int(group["tight"].sum()),
                 "hours": None if hours.isna().any() else _short(hours.sum()),

@@ -42,7 +42,8 @@ def side_by_side(attempts: pd.DataFrame) -> pd.DataFrame:
     table_rows = []
     for rows in _shared(attempts):
         final = decided(rows)
-        final = final.assign(_layout=[_layout_of(row) for row in labels.records(final)])
+        layouts = [_layout_of(row) for row in labels.records(final)]
+        final = final.assign(_layout=pd.Series(layouts, index=final.index, dtype=object))
         final = final[final["_layout"].notna()]
         final = final.drop_duplicates(["_layout", *_OF_ENGINE], keep="last").drop_duplicates(
             ["_layout", "engine"], keep="last"

@@ -20,7 +20,8 @@ from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.summary import layout, workload
 from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import Experiment, canonical_model
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import canonical_model
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of the points that are listed when nothing else is asked for."""

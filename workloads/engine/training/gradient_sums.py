@@ -141,7 +141,7 @@ def _reduce_scatter(parts: list[Tensor], totals: list[Tensor], group: dist.Proce
         _rehearse(parts, totals, group)
         return
     options = dist.ReduceScatterOptions()
-    options.reduceOp, options.asyncOp = dist.ReduceOp.SUM, False
+    options.reduceOp, options.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
     _wait(group.reduce_scatter_tensor_coalesced(parts, totals, options))
 
 
@@ -161,7 +161,7 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
         torch.ops._c10d_functional.all_reduce_coalesced(shapes, "sum", group.group_name)
         return
     options = dist.AllreduceCoalescedOptions()
-    options.reduceOp, options.asyncOp = dist.ReduceOp.SUM, False
+    options.reduceOp, options.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
     _wait(group.allreduce_coalesced(tensors, options))
 
 
