@@ -51,6 +51,8 @@ derive:
   global_batch_size: 8
   precision: "'fp32'"
 """
+STEPS_OF_REPLAYS = 2000
+"""Timed steps that last for seconds on a GPU, since a pilot says once a second what its ranks do."""
 
 
 @pytest.fixture
@@ -75,11 +77,19 @@ def sweep(conf: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def pid_of_training_rank(
-    attempts: Path, rank: int, point: str = "pp2", phases: tuple[str, ...] = ("warmup", "step"), limit_s: float = 200.0
+    running: subprocess.Popen[str],
+    attempts: Path,
+    rank: int,
+    point: str = "pp2",
+    phases: tuple[str, ...] = ("warmup", "step"),
+    limit_s: float = 200.0,
 ) -> int:
-    """Process of ``rank`` of the point with ``point`` in its id, once it is in one of ``phases``."""
+    """Process of ``rank`` of the point with ``point`` in its id, once it is in one of ``phases``. ``running``: the
+    command of the sweep."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
+        if running.poll() is not None:
+            raise AssertionError(f"{point} did not start training: {running.communicate()[0]}")
         for state in pilot_state.all_states(SweepDir(attempts.parent)) if attempts.is_dir() else ():
             for one in state.running:
                 pid = rank_pids(attempts / one.attempt_id).get(rank)
@@ -92,7 +102,7 @@ def pid_of_training_rank(
 def test_every_outcome_is_a_row_and_the_report_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = conf.parent / "results" / "faults"
     running = sweep(conf)
-    os.kill(pid_of_training_rank(folder / "attempts", rank=1), signal.SIGKILL)
+    os.kill(pid_of_training_rank(running, folder / "attempts", rank=1), signal.SIGKILL)
     output, _ = running.communicate(timeout=120)
     assert "points by outcome" in output, output
 
@@ -138,7 +148,7 @@ def first_attempt_of_a_hang(conf: Path, *words: str, phase: str = "step", steps:
     limit = f"+launcher.phase_limits_s.{phase}=4"
     running = sweep(conf, "grid.axes.kind=fits", limit, f"measure.timed_steps={steps}", *words)
     # Timed steps: in the first step of all a rank may compile for a while before it waits for another.
-    stopped = pid_of_training_rank(folder / "attempts", rank=1, point="dp2", phases=(phase,))
+    stopped = pid_of_training_rank(running, folder / "attempts", rank=1, point="dp2", phases=(phase,))
     os.kill(stopped, signal.SIGSTOP)
     end = time.monotonic() + 120
     while read_attempts(folder).num_rows == 0 and time.monotonic() < end:
@@ -173,8 +183,34 @@ def test_a_hang_inside_a_replay_is_named(conf: Path) -> None:
     fitting = clusters_of_device(ConfFolders(), this_machine().gpu_name or "")
     if not fitting:
         pytest.skip("no cluster file describes the devices of this machine")
-    words = f"cluster={fitting[0]}", "+grid.axes.cuda_graph=step"
-    first = first_attempt_of_a_hang(conf, *words, phase="replay", steps=2000)
+    words = f"cluster={fitting[0]}", "+grid.axes.cuda_graph=step", "measure.warmup_steps=3"
+    first = first_attempt_of_a_hang(conf, *words, phase="replay", steps=STEPS_OF_REPLAYS)
     print(first.evidence)
     assert (first.phase, first.failed_rank) == ("replay", 1)
     assert re.search(r"no progress: .*rank 1 in the replay of step \d+", first.evidence), first.evidence
+
+
+@pytest.mark.multi_gpu
+def test_ctrl_c_between_replays_loses_nothing(conf: Path) -> None:
+    fitting = clusters_of_device(ConfFolders(), this_machine().gpu_name or "")
+    if not fitting:
+        pytest.skip("no cluster file describes the devices of this machine")
+    folder = conf.parent / "results" / "faults"
+    steps = f"measure.timed_steps={STEPS_OF_REPLAYS}", "measure.warmup_steps=3"
+    words = "grid.axes.kind=fits", f"cluster={fitting[0]}", "+grid.axes.cuda_graph=step", *steps
+    running = sweep(conf, *words)
+    ranks = [
+        pid_of_training_rank(running, folder / "attempts", rank, point="dp2", phases=("replay",)) for rank in (0, 1)
+    ]
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, output
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks), "a rank is left on its device"
+    (first,) = read_attempts(folder).to_pylist()
+    assert (first["outcome"], first["phase"], first["will_retry"]) == ("cancelled", "replay", True)
+
+    running = sweep(conf, *words)
+    output, _ = running.communicate(timeout=120)
+    rows = read_attempts(folder).to_pandas().sort_values("started_at")
+    assert rows.outcome.tolist() == ["cancelled", "ok"], output
+    assert rows.cuda_graph_run.iloc[-1] == "step" and rows.timed_steps.iloc[-1] == STEPS_OF_REPLAYS

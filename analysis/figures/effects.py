@@ -84,8 +84,9 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
     modes = sorted(mode for mode in rows["compile"].dropna().unique() if mode != "none")
     for mode in modes or ["block"]:
         yield Effect("eager → compiled" + (f" ({mode})" if len(modes) > 1 else ""), "compile", "none", mode)
-    if (rows["cuda_graph"] == "step").any():
-        yield Effect("eager → captured step", "cuda_graph", "none", "step")
+    for choice in ("step", "auto"):
+        if {"none", choice} <= set(rows["cuda_graph"]):
+            yield Effect("eager → captured step", "cuda_graph", "none", choice)
     yield Effect("GPipe → 1F1B", "pp_schedule", "gpipe", "1f1b")
     # rehearsed times rank tp and cp too high, see `analysis.rows.cohorts`
     rehearsed = "rehearsed" in set(rows["method"])

@@ -13,6 +13,7 @@ from analysis.rows.frame_cache import cache_per_frame
 from results.tables.schema import UNKNOWN_OUTCOME
 from results.text.numbers import listed, name_routing, plural
 from workloads.costs.shape.schedule import INTERLEAVED
+from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
 
 OUTCOME_NAMES = {
     "ok": "ok",
@@ -41,7 +42,7 @@ _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
-    "gradient_accumulation_fusion",
+    *("gradient_accumulation_fusion", "engine", "engine_version"),
 )
 
 
@@ -129,13 +130,26 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append(f"rc {row['recompute']}" + (f" every {every}" if every > 1 else ""))
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
-    if isinstance(row.get("cuda_graph"), str) and row["cuda_graph"] != "none":
-        parts.append("graph" if row["cuda_graph"] == "step" else "graph auto")
+    if word := capture_word(row.get("cuda_graph"), row.get("engine"), row.get("engine_version")):
+        parts.append(word)
     if isinstance(row.get("precision"), str) and row["precision"] != "bf16":
         parts.append(row["precision"].replace("_", " "))
-    if str(row.get("gradient_accumulation_fusion")) == "True":  # of Python or NumPy; null is another word
-        parts.append("fused accumulation")
+    if word := _fusion(row):
+        parts.append(f"{word} accumulation")
     return ", ".join(parts)
+
+
+def _fusion(row: Mapping[str, Any]) -> str:
+    """Word for how a row accumulated gradients, if it is not the usual way; empty where the row does not say it."""
+    fusion = {"True": True, "False": False}.get(str(row.get("gradient_accumulation_fusion")))  # of Python or NumPy
+    by_default = fuses_by_default(
+        engine=row.get("engine"),
+        version=row.get("engine_version"),
+        zero_stage=_int(row, "zero_stage"),
+        compile=row.get("compile"),
+        num_microbatches=_int(row, "num_microbatches") or 1,
+    )
+    return fusion_word(fusion, by_default)
 
 
 ORDERED_BY = ("workload", "world_size", "num_params", "seq_len", "tp", "cp")

@@ -21,6 +21,7 @@ from results.shared_filesystem.patience import repeated
 from results.text.numbers import plural
 from workloads.contract.protocol import read_json, write_json
 from workloads.contract.typed import typed
+from workloads.spec.engine_versions import capture_word
 from workloads.spec.experiment import Experiment
 
 BREAKER_FAILURES = 4
@@ -56,7 +57,8 @@ def kind_of(experiment: Experiment, nodes: int) -> str:
     parts += [experiment.pp_schedule] if experiment.pp > 1 else []
     parts += [experiment.precision] if experiment.precision != "bf16" else []
     parts += ["compiled"] if experiment.compile != "none" else []
-    parts += ["graph"] if experiment.cuda_graph != "none" else []
+    word = capture_word(experiment.cuda_graph, experiment.engine, experiment.engine_version)
+    parts += [word for word in (word, experiment.fusion_word) if word]
     return ", ".join(parts)
 
 

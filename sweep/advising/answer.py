@@ -168,7 +168,7 @@ def _written(value: object) -> str:
 _AXES = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "cp_kind", "precision", "routing"),
-    *("routing_imbalance", "compile"),
+    *("routing_imbalance", "compile", "cuda_graph"),
 )
 _USUAL = {
     **dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size"), 1),
@@ -184,5 +184,6 @@ _USUAL = {
     "routing": "balanced",
     "routing_imbalance": 1.0,
     "compile": "none",
+    "cuda_graph": "auto",
 }
 """Values in the grid `one_point`."""

@@ -33,7 +33,7 @@ _WORK = {"seq_len": 4096, "global_batch_size": 1024}
 """Sizes of a step with their defaults: four million tokens."""
 _GOAL = ("tokens", "days", "price")
 _OTHERS = (
-    *("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", "engine", "compile"),
+    *("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", "engine", "compile", "cuda_graph"),
     *(*_WORK, *_GOAL, "results_dir"),
 )
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
@@ -69,6 +69,7 @@ class Question:
     engine: str
     engine_version: str
     compile: str
+    cuda_graph: str
     axes: Mapping[str, tuple[Any, ...]]
     """Axes of `LAYOUT_AXES` that the user restricted, with their values."""
     goal: Goal | None
@@ -122,6 +123,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
         engine=engine,
         engine_version=ENGINES[engine],
         compile=_choice("compile", values.get("compile", "none")),
+        cuda_graph=_choice("cuda_graph", values.get("cuda_graph", "auto")),
         axes={name: _narrowed(name, values[name]) for name in LAYOUT_AXES if name in values},
         goal=goal,
         price=price,

@@ -16,6 +16,7 @@ from sweep.advising.ranking import RankedLayout
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.price import price
 from sweep.planning.summary import layout
+from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.experiment import ENGINE
 
@@ -57,8 +58,25 @@ def print_answer(answer: Advice, console: Console) -> None:
     say(
         f"times: {answer.times.source}; memory: the closed form, with {format_bytes(_workspace(q))} for matrix products"
     )
+    if text := _captured(answer):
+        say(text)
     if answer.best:
         _print_settling(answer, console)
+
+
+def _captured(answer: Advice) -> str:
+    """Text of what captured steps save of the first layout that has such steps, since another engine may launch its
+    kernels one by one; empty if none has."""
+    backend = answer.question.cluster.backend
+    first = next((one for one in answer.best if is_captured(one.experiment, backend)), None)
+    if first is None:
+        return ""
+    (eager,) = answer.times.of_layouts([first.experiment.replace(cuda_graph="none")])
+    text = "steps: captured as CUDA graphs (cuda_graph=auto), so that they wait for no host"
+    if eager is None:
+        return text
+    which = f"{layout(first.experiment)} on {first.experiment.world_size:,} GPUs"
+    return f"{text}; with eager steps {which} takes {eager.step_time_s:.3g} s instead of {first.time.step_time_s:.3g} s"
 
 
 def _engine(q: Question) -> str:

@@ -145,6 +145,7 @@ class LayoutSpace:
             routing=q.routing,
             routing_imbalance=q.routing_imbalance,
             compile=q.compile,
+            cuda_graph=q.cuda_graph,
             engine=q.engine,
             engine_version=q.engine_version,
         )

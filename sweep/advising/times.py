@@ -16,7 +16,7 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
-from workloads.predict.points import Floats, Points, fp8_kind
+from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 
 
@@ -58,8 +58,12 @@ class Times:
             for start in range(0, len(rows), _CHUNK):
                 part = slice(start, min(start + _CHUNK, len(rows)))
                 count = part.stop - part.start
-                versions = np.array([f"engine {self.engine[1]}"] * count, dtype=np.str_)
-                columns = _columns(space, rows[part], kind) | {"ring": np.full(count, float(ring))}
+                asked = self.engine[0] == ENGINE and space.question.cuda_graph != "none"
+                captured = asked and cluster.backend == "cuda"  # at best: a bound
+                version = f"engine {self.engine[1]}" + (CAPTURED if captured else "")
+                versions = np.array([version] * count, dtype=np.str_)
+                choices = {"ring": np.full(count, float(ring)), "captured": np.full(count, float(captured))}
+                columns = _columns(space, rows[part], kind) | choices
                 points = layouts.points_from(columns, np.full(count, peak), versions, cluster, self.forecast.rates)
                 if self.engine[0] != ENGINE:
                     points = _of_engine(points, self.engine, space.question.compile != "none")

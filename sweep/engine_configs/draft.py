@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from workloads.costs.shape.held_model import copies_of_heads
+from workloads.rules.captured_steps import is_captured
 from workloads.spec.experiment import Experiment
 from workloads.spec.pipeline_stages import written_stages
 
@@ -46,7 +47,7 @@ class Draft:
         self.refusals: list[str] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
-        if experiment.cuda_graph != "none":
+        if is_captured(experiment):
             self.warnings.append("cuda_graph: no whole step is captured there; a host-bound one is slower than planned")
 
     def set(self, options: Options) -> None:

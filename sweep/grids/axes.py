@@ -15,6 +15,7 @@ AXES: Mapping[str, Values] = {
     "recompute": dataclasses.replace(
         FIELDS["recompute"], accepts=lambda value: FIELDS["recompute"].accepts(canonical_recompute(value))
     ),
+    "gradient_accumulation_fusion": one_of(True, False, None),
     "model": texts(),
     **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
     "engine": one_of(*ENGINES, is_text=True),

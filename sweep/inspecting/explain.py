@@ -27,11 +27,12 @@ from workloads.costs.shape.partition import experiment_layers
 from workloads.costs.shape.schedule import stage_at
 from workloads.costs.time.pipeline import pipeline_time_s
 from workloads.costs.time.timeline import estimate_idle
+from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import routed_layers
 from workloads.spec.model_spec import ModelSpec
 
@@ -50,7 +51,8 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
     """Print configuration, verdicts, predicted memory by stage, and every attempt. ``results``: the folder searched."""
     experiment = record.experiment
     console.print(f"[bold]{record.id}[/]", highlight=False)
-    console.print(_configuration(experiment), highlight=False)
+    cluster = _cluster_of(record)
+    console.print(_configuration(experiment, cluster.backend if cluster is not None else "cuda"), highlight=False)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
         detail = f": {escape(row['detail'])}" if row["detail"] else ""
@@ -75,7 +77,7 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             )
     elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
-        memory, cluster = estimate_memory(experiment), _cluster_of(record)
+        memory = estimate_memory(experiment)
         console.print(_memory_table(memory, limit))
         if cluster is not None and (workspace_bytes := cluster.device.workspace_bytes):
             whole = format_bytes(memory.peak_bytes + workspace_bytes, 2)
@@ -170,15 +172,19 @@ def _held(e: Experiment) -> str:
     return f"\nlayers     by pipeline rank: {'; '.join(texts)}"
 
 
-def _graph(e: Experiment) -> str:
-    return f"CUDA graph {e.cuda_graph}, " if e.cuda_graph != "none" else ""
+def _graph(e: Experiment, backend: str) -> str:
+    """Text of whether steps are captured, or why they are not."""
+    if e.cuda_graph == "none" or e.engine != ENGINE:
+        return ""
+    reason = not_captured(e, backend)
+    return f"CUDA graph {e.cuda_graph}, " if reason is None else f"CUDA graph {e.cuda_graph} (eager steps: {reason}), "
 
 
 def _every(e: Experiment) -> str:
     return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
 
 
-def _configuration(experiment: Experiment) -> str:
+def _configuration(experiment: Experiment, backend: str = "cuda") -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
     degrees += f", etp {e.etp}" if e.etp > 1 else ""
@@ -195,7 +201,7 @@ def _configuration(experiment: Experiment) -> str:
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
             f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
             f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
-            f"{_graph(e)}engine {e.engine} {e.engine_version}",
+            f"{_graph(e, backend)}engine {e.engine} {e.engine_version}",
             f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
             f"{hardware_flops_per_token(e):.3e} on the device",
         )

@@ -19,6 +19,7 @@ from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.rules.engine_kinds import lacking_kinds
+from workloads.spec.engine_versions import capture_word
 from workloads.spec.experiment import ENGINE, Experiment
 
 MEANING = {
@@ -126,8 +127,10 @@ def layout(experiment: Experiment) -> str:
         parts.append(experiment.precision)
     if experiment.compile != "none":
         parts.append("compiled")
-    if experiment.cuda_graph != "none":
-        parts.append("graph" if experiment.cuda_graph == "step" else "graph auto")
+    if word := capture_word(experiment.cuda_graph, experiment.engine, experiment.engine_version):
+        parts.append(word)
+    if word := experiment.fusion_word:
+        parts.append(word)
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     return ", ".join(parts)

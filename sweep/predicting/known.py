@@ -21,7 +21,7 @@ from workloads.rules.captured_steps import is_captured
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import Experiment, from_dict, layout_id
+from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
 
 
 class MeasuredLayout(NamedTuple):
@@ -67,7 +67,7 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     from results.tables.probes import load_probe
 
     others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
-    known = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
+    known = Known(ran_layouts(_measured_rows(results_dir, cluster), cluster.backend), elsewhere=others)
     if (probe := load_probe(cluster.name, results_dir)) is None:
         return known
     rates = probed(probe.rows, cluster)
@@ -78,12 +78,12 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
 
 
-def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayout]:
+def ran_layouts(measured: Iterable[Mapping[str, Any]], backend: str = "cuda") -> dict[str, MeasuredLayout]:
     """Layouts that ran on one cluster, by `layout_id`, newest first. ``measured``: columns `READ` of finished attempts.
 
     Several runs of a layout give the median step time and launch time. Runs whose allocator had to free its cache,
-    warm-up included, are left out: that time is not a property of the layout. So are captured steps: what is predicted
-    are eager ones.
+    warm-up included, are left out: that time is not a property of the layout. So are steps that ran eagerly where those
+    of the layout are captured on ``backend`` (too few warm-up steps).
     """
     runs: list[MeasuredLayout] = []
     smooth = (row for row in measured if not row["allocator_retries"])
@@ -92,7 +92,8 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredLayo
             experiment = from_dict(json.loads(row["config_json"]))
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # written by a version that this one cannot read
             continue
-        if not layout_violations(experiment) and not is_captured(experiment):
+        as_predicted = (row.get("cuda_graph_run") == "step") == is_captured(experiment, backend)
+        if not layout_violations(experiment) and (as_predicted or experiment.engine != ENGINE):
             launch_s = row["host_launch_s"] or 0
             launch = launch_s / LAUNCH_S if 0 < launch_s < math.inf else None
             peak = row.get("peak_allocated_bytes")
@@ -156,5 +157,5 @@ _SAME_NETWORK = timedelta(days=30)
 _CHECK = "check_all_reduce_between_nodes_bytes_per_s"
 READ = [
     "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
-    "allocator_retries", "peak_allocated_bytes",
+    "allocator_retries", "peak_allocated_bytes", "cuda_graph_run",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from results.tables.load import load
+from workloads.predict.points import CAPTURED
 from workloads.predict.table import COLUMNS, MEASURED
 from workloads.spec.experiment import ENGINE
 
@@ -102,13 +103,18 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "recompute": _recomputed(rows),
             "precision": rows["precision"],
             "codebase": rows["engine"].fillna(ENGINE),
-            "code_version": "engine " + rows["engine_version"].astype(str),
+            "code_version": "engine " + rows["engine_version"].astype(str) + _captured(rows),
             "host_launch_s": rows.get("host_launch_s", np.nan),  # since schema version 11
             "status": rows["outcome"],
             "step_time_s": rows["step_time_s"].where(rows["outcome"] == "ok"),
             "reserved_gib": (rows["peak_reserved_bytes"] / GIB).where(rows["outcome"] == "ok"),
         }
     )
+
+
+def _captured(rows: pd.DataFrame) -> pd.Series[str] | str:
+    """Suffix of the version of rows whose steps were replays of a captured one (since schema version 15)."""
+    return (rows["cuda_graph_run"] == "step").map({True: CAPTURED, False: ""}) if "cuda_graph_run" in rows else ""
 
 
 def _recomputed(rows: pd.DataFrame) -> pd.Series[str]:

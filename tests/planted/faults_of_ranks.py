@@ -50,7 +50,7 @@ SHARDING = [
         (
             "updates_a_copy",
             "the optimizer updates a copy of the weights",
-            STEP,
+            OPTIMIZER + "ShardedAdamW._made",
             "nn.Parameter(local_shard(p.current))",
             "nn.Parameter(local_shard(p.current).clone())",
             ZERO3,

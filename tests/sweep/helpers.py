@@ -17,6 +17,7 @@ from sweep.planning.point_verdict import DeviceLimit
 from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.known import Known
 from workloads.contract.protocol import Method
+from workloads.rules.captured_steps import is_captured
 from workloads.spec.experiment import Experiment
 from workloads.spec.record import config_columns
 
@@ -46,6 +47,7 @@ def store_attempt(sweep_dir: Path, experiment: Experiment, **columns: Any) -> st
         "method": "measured",
         "outcome": "ok",
         "started_at": datetime.now(tz=UTC),
+        "cuda_graph_run": "step" if is_captured(experiment) else "none",
         **config_columns(experiment),
         **columns,
     }

@@ -135,7 +135,9 @@ def _measure(
     *,
     captures: bool,
 ) -> Measurements:
-    # The very first step has no optimizer state yet, so its peak is not that of later steps.
+    if captures:
+        engine.optimizer.allocate()
+    # The very first eager step has no optimizer state yet, so its peak is not that of later steps.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
     if spec.warmup_steps == 1 and engine.experiment.compile != "none":
         counter = None

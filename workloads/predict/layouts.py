@@ -23,7 +23,7 @@ from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import LINKED
-from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
+from workloads.predict.points import CAPTURED, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment, Precision
@@ -240,7 +240,7 @@ def points_of(
             host_waits_of_experts(e), e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
-    versions = np.array([_version(e) for e in experiments], dtype=np.str_)
+    versions = np.array([_version(e, cluster.backend) for e in experiments], dtype=np.str_)
     columns = dict(zip((*COLUMNS, "ring", "routed", "waits", "latents"), values, strict=True))
     if of_layers is None:
         columns |= {name: np.zeros(count) for name in ("routed", "waits", "latents")}
@@ -248,14 +248,15 @@ def points_of(
     columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
     columns["launch"] = np.ones(count) if launch is None else launch
     columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
+    columns["captured"] = np.array([is_captured(e, cluster.backend) for e in experiments], dtype=float)
     return points_from(columns, peak, versions, cluster, measured)
 
 
-def _version(e: Experiment) -> str:
+def _version(e: Experiment, backend: str) -> str:
     """Version as in a table. Compiled layers of another engine leave errors of their own, and so do captured steps,
     which do not wait for a host."""
     compiled = " compiled" if e.engine != CODEBASE and e.compile != "none" else ""
-    return f"engine {e.engine_version}" + compiled + (" captured" if is_captured(e) else "")
+    return f"engine {e.engine_version}" + compiled + (CAPTURED if is_captured(e, backend) else "")
 
 
 def _expert_factor(e: Experiment) -> float:

@@ -18,14 +18,16 @@ Floats = NDArray[Any]
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
+CAPTURED = " captured"
+"""End of the version of a code base whose whole steps are CUDA graphs."""
 UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
     "recomputed": 1.0, "doubt": 0.0, "ends": 0.0, "unfused": math.nan, "kernel": 1.0, "clock": 1.0,
-    "compiled": 0.0,
+    "compiled": 0.0, "captured": 0.0,
 }  # fmt: skip
 """Values of `Points` that a table need not state: dense layers with equal recomputation, a ring for context
 parallelism, a usual host, no factor by which a row was divided, pipelines of layers alone, the attention kernel of the
-code base, the usual power limit, and layers that are not compiled."""
+code base, the usual power limit, layers that are not compiled, and steps that a host launches."""
 
 
 def fp8_kind(precision: str) -> float:
@@ -100,6 +102,8 @@ class Points:
     compiled: Floats
     """1: another engine than this project's compiles the layers and the loss. Compiled layers of this project's engine
     have no term of their own."""
+    captured: Floats
+    """1: whole steps are CUDA graphs, which no host launches."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

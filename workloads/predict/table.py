@@ -20,7 +20,7 @@ import pandas as pd
 from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
 from workloads.predict.hardware import LINKED, cluster_of, note_links, power_factor
 from workloads.predict.parameters import TIME
-from workloads.predict.points import UNLIKE, Points
+from workloads.predict.points import CAPTURED, UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
 from workloads.predict.words import (
     FLASH2_ON_HOPPER,
@@ -162,6 +162,7 @@ def _row(
         "fp8": fp8,
         "fp16": fp16,
         **UNLIKE,
+        "captured": float(text_of(values["code_version"]).endswith(CAPTURED)),
         "again": recomputed.again,
         "recomputed": recomputed.share,
         "ends": _ends(model["layers"], layout, profile, note),

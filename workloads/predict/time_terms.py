@@ -111,7 +111,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         slow_messages=array(slow),
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
-        captured=points.compiled * graphs + unpipelined * (points.pp == 1),
+        captured=np.maximum(points.captured, points.compiled * graphs + unpipelined * (points.pp == 1)),
     )
 
 

@@ -94,6 +94,7 @@ def _valid(
             seq_len=seq_len,
             precision=of.precision,
             global_batch_size=rounds * layout["micro_batch_size"] * layout.get("dp", 1),
+            cuda_graph="none",  # the host's time is measured, too
             **layout,
         )
         if not layout_violations(case) and not lacking(case):

@@ -1,7 +1,8 @@
 """States which steps the engine can capture as one CUDA graph: the cases of the planner's rule ``cuda_graph``.
 
 With ``cuda_graph=step`` a layout that cannot be captured is refused at planning; with ``auto`` it runs eagerly, and its
-row has the reason. A layout is allowed once it has been captured on a device, with the losses of eager steps.
+row has the reason. What is refused is what the host would have to wait for: a graph is launched without its knowing any
+number of the device.
 """
 
 from __future__ import annotations
@@ -9,21 +10,20 @@ from __future__ import annotations
 from functools import lru_cache
 
 from workloads.rules.rule_values import LAYOUT_NAMES, layout_values
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.expressions import Expression, Template, parse, parse_template
 
 _NOT_CAPTURED = (
     ("backend != 'cuda'", "CUDA graphs need CUDA devices, not backend={backend}"),
     (
-        "routing == 'learned'",
-        "with routing=learned the host waits in every layer for the sizes of the messages to experts",
+        "routing == 'learned' and not has_capacity and ep > 1",
+        "with routing=learned the host waits in every layer for the sizes of the messages to experts; capacity_factor "
+        "would fix them",
     ),
-    ("compile == 'block'", "compiled blocks (compile=block) have not been captured yet"),
     (
-        "pp == 1 or dp * cp * tp > 1 or pp_schedule not in ('1f1b', 'interleaved_1f1b', 'zero_bubble_v') "
-        "or precision != 'bf16' or recompute != 'none' or has_experts or has_latent_attention",
-        "only pipelines without another axis have been captured on a device yet: dense layers in bf16 without "
-        "recomputation, pp_schedule 1f1b, interleaved_1f1b or zero_bubble_v",
+        "routing == 'learned' and not has_capacity and precision in ('fp16', 'fp32', 'fp64')",
+        "with routing=learned in precision={precision} the host waits in every layer for the sizes of the experts' "
+        "products; capacity_factor would fix them",
     ),
 )
 """(condition, reason) in the language of the rules; the first that holds counts."""
@@ -52,7 +52,8 @@ def _parsed() -> tuple[tuple[Expression, Template], ...]:
 
 def is_captured(experiment: Experiment, backend: str = "cuda") -> bool:
     """Whether the timed steps of a measured run are replays."""
-    return experiment.cuda_graph != "none" and not_captured(experiment, backend) is None
+    asked = experiment.cuda_graph != "none" and experiment.engine == ENGINE
+    return asked and not_captured(experiment, backend) is None
 
 
 def not_captured(experiment: Experiment, backend: str) -> str | None:

@@ -33,7 +33,15 @@ _OF_EXPERIMENT = (
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
 _OF_PARTS = (
-    *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
+    *(
+        "model",
+        "has_experts",
+        "has_capacity",
+        "has_latent_attention",
+        "num_experts",
+        "experts_per_token",
+        "expert_hidden_size",
+    ),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
     *("recurrent_heads", "has_layer_list", "copies_in_layers"),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
@@ -50,6 +58,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
     parts = (
         model.name,
         moe is not None,
+        experiment.capacity_factor is not None,
         mla is not None,
         moe.num_experts if moe is not None else 0,
         moe.experts_per_token if moe is not None else 0,

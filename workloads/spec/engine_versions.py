@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 ENGINE = "ultrasweep"
-ENGINE_VERSION = "3"
+ENGINE_VERSION = "4"
 """Raise this when the engine computes or stores something differently, so that old rows are not mistaken for new
 ones."""
 WITHOUT_TRANSFORMER_ENGINE = "0.16.1+1 without Transformer Engine"
@@ -25,6 +25,35 @@ ENGINE_VERSIONS: Mapping[str, tuple[str, ...]] = {
 (`workloads.rules.installed_engines`), else the first."""
 ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE_VERSIONS.items()}
 """Engines that a user can choose, with the version that is used if none is chosen."""
+
+
+_PLAIN_BY_DEFAULT = ("1", "2", "3")
+"""Versions of this engine whose steps were eager, and whose gradients were rounded before they were added, unless
+something else was asked for."""
+
+
+def capture_word(cuda_graph: str | None, engine: str | None, version: str | None) -> str:
+    """Word of a label for a choice of ``cuda_graph`` that is not the usual one: ``graph`` or ``eager``; else empty."""
+    if cuda_graph == "step":
+        return "graph"
+    usual = cuda_graph != "none" or engine != ENGINE or version in _PLAIN_BY_DEFAULT
+    return "" if usual else "eager"
+
+
+def fuses_by_default(
+    *, engine: object, version: object, zero_stage: object, compile: object, num_microbatches: float
+) -> bool:
+    """Whether a layout has ``gradient_accumulation_fusion`` unless it is asked not to: wherever it has an effect."""
+    able = engine == ENGINE and zero_stage in (0, 1) and compile == "none" and num_microbatches > 1
+    return able and version not in _PLAIN_BY_DEFAULT
+
+
+def fusion_word(fusion: bool | None, by_default: bool) -> str:
+    """Word of a label for a choice of ``gradient_accumulation_fusion`` that is not the usual one: ``fused`` or
+    ``unfused``; else empty. ``by_default``: of `fuses_by_default`."""
+    if fusion is None or fusion == by_default:
+        return ""
+    return "fused" if fusion else "unfused"
 
 
 def limits_of(version: str) -> str:

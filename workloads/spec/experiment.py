@@ -22,6 +22,7 @@ from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_n
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
+from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
 from workloads.spec.pipeline_stages import canonical_stages, mistake_in, stages_texts
@@ -142,7 +143,7 @@ class Experiment(_WithId):
     blocks (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"
-    cuda_graph: CudaGraph = "none"
+    cuda_graph: CudaGraph = "auto"
     """Whether a whole optimizer step is captured as one CUDA graph and replayed
     (`workloads.engine.training.captured_step`): ``none`` never, ``step`` always, ``auto`` where it can be. Losses and
     gradients are the same."""
@@ -163,7 +164,8 @@ class Experiment(_WithId):
     ``--make-vocab-size-divisible-by``. None: as many as the vocabulary, which ``tp`` must then divide."""
     gradient_accumulation_fusion: bool = False
     """Products of weight gradients add to the fp32 sum over micro-batches themselves (Megatron-LM's option of this
-    name), instead of a rounded gradient of each micro-batch. No effect with one micro-batch."""
+    name), instead of a rounded gradient of each micro-batch. No effect with one micro-batch. `canonical` sets it where
+    it can be and nothing was chosen."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -216,6 +218,18 @@ class Experiment(_WithId):
         return self.global_batch_size // self.sequences_per_round
 
     @property
+    def fusion_word(self) -> str:
+        """Word of a label for a choice of ``gradient_accumulation_fusion`` that is not the usual one."""
+        by_default = fuses_by_default(
+            engine=self.engine,
+            version=self.engine_version,
+            zero_stage=self.zero_stage,
+            compile=self.compile,
+            num_microbatches=self.num_microbatches,
+        )
+        return fusion_word(self.gradient_accumulation_fusion, by_default)
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_len
 
@@ -264,10 +278,10 @@ class Experiment(_WithId):
             parts.append(self.precision)
         if self.compile != "none":
             parts.append("compiled")
-        if self.cuda_graph != "none":
-            parts.append("graph" if self.cuda_graph == "step" else "autograph")
-        if self.gradient_accumulation_fusion:
-            parts.append("fused")
+        if word := capture_word(self.cuda_graph, self.engine, self.engine_version):
+            parts.append(word)
+        if word := self.fusion_word:
+            parts.append(word)
         if self.engine != ENGINE:
             parts.append(_slug(self.engine))
         return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
@@ -318,20 +332,39 @@ class Experiment(_WithId):
             fields["capacity_factor"] = float(fields["capacity_factor"])
         if (engine := fields.get("engine", ENGINE)) in ENGINES:
             fields.setdefault("engine_version", ENGINES[engine])
-        if engine != ENGINE and fields.get("cuda_graph") == "auto":
+        if engine != ENGINE and fields.get("cuda_graph", "auto") == "auto":
             fields["cuda_graph"] = "none"  # no other engine captures whole steps here
         fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
         if fields["recompute"] == "none":
             fields["recompute_every"] = 1
         elif fields.get("recompute_every", 1) > fields["model"].num_layers:
             fields["recompute_every"] = fields["model"].num_layers  # only the first layer is recomputed
-        experiment = cls(**fields)
-        if experiment.gradient_accumulation_fusion and experiment.num_microbatches == 1:
-            return experiment.replace(gradient_accumulation_fusion=False)
-        return experiment
+        fields["gradient_accumulation_fusion"] = _fused(fields)
+        return cls(**fields)
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
+
+
+def _fused(fields: Mapping[str, Any]) -> Any:
+    """Canonical value of ``gradient_accumulation_fusion``: false with one micro-batch, which has nothing to add to, and
+    without a choice what is usual. Values that are never valid stay, to be refused."""
+    chosen = fields.get("gradient_accumulation_fusion")
+    if chosen is False:
+        return False
+    batch = [fields.get(name, 1) for name in ("global_batch_size", "micro_batch_size", "dp_replicate", "dp_shard")]
+    if not all(map(FIELDS["tp"].accepts, batch)):
+        return chosen or False
+    num_microbatches = batch[0] / math.prod(batch[1:])
+    if chosen is not None:
+        return chosen and num_microbatches > 1 if isinstance(chosen, bool) else chosen
+    return fuses_by_default(
+        engine=fields.get("engine", ENGINE),
+        version=fields.get("engine_version", ENGINE_VERSION),
+        zero_stage=fields.get("zero_stage", 0),
+        compile=fields.get("compile", "none"),
+        num_microbatches=num_microbatches,
+    )
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Experiment))

@@ -137,7 +137,9 @@ const MemoryForm = (() => {
       [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS, EXPERT_TP].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as given, including edits
-    const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "none", gradient_accumulation_fusion: null }; // of the experiment at the start: they have no controls
+    const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "auto", gradient_accumulation_fusion: null }; // of the experiment at the start: they have no controls
+    /** Whether products add gradients to their sums unless asked not to, as `fuses_by_default` of the engine says. */
+    const fuses = (e) => e.zero_stage <= 1 && e.compile === "none" && e.global_batch_size > e.dp_replicate * e.dp_shard * e.micro_batch_size;
     const ofStages = new Set(["model", "num_layers", "pp", "pp_schedule", "virtual_stages", "pp_split"]);
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
 
@@ -196,6 +198,7 @@ const MemoryForm = (() => {
       e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
       e.pp_split = e.pp === 1 ? "balanced" : field("pp_split").value;
       Object.assign(e, kept, e.pp === 1 ? { pp_stages: null } : {});
+      e.gradient_accumulation_fusion = kept.gradient_accumulation_fusion ?? fuses(e);
       e.cp_kind = e.cp === 1 ? "ring" : field("cp_kind").value;
       const experts = model.moe !== null;
       e.etp = experts ? whole("etp") : 1;
@@ -256,6 +259,7 @@ const MemoryForm = (() => {
       if (e.virtual_stages > 1) put("virtual_stages", e.virtual_stages);
       if (e.cp > 1) put("cp_kind", e.cp_kind);
       for (const name of Object.keys(kept)) kept[name] = e[name] ?? null;
+      if (e.gradient_accumulation_fusion === fuses(e)) kept.gradient_accumulation_fusion = null;
       for (const name of ["etp", "routing", "routing_imbalance"]) put(name, e[name]);
       put("capacity_factor", e.capacity_factor ?? "");
       field("sequence_parallel").checked = e.sequence_parallel;

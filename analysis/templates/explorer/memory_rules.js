@@ -74,7 +74,7 @@ const MemoryRules = (() => {
     const names = {
       ...model, ...e, model: model.name,
       dp, world_size, num_microbatches,
-      has_experts: Boolean(model.moe), has_latent_attention: Boolean(model.mla),
+      has_experts: Boolean(model.moe), has_capacity: (e.capacity_factor ?? null) !== null, has_latent_attention: Boolean(model.mla),
       num_experts: model.moe ? model.moe.num_experts : 0,
       experts_per_token: model.moe ? model.moe.experts_per_token : 0,
       expert_hidden_size: model.moe ? model.moe.expert_hidden_size : 0,

@@ -87,9 +87,12 @@ const Words = (() => {
       parts.push(`recompute ${read("recompute")}${several(read("recompute_every")) ? ` every ${read("recompute_every")}` : ""}`);
     }
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
-    if (read("cuda_graph") && read("cuda_graph") !== "none") parts.push(read("cuda_graph") === "step" ? "graph" : "graph auto");
+    if (read("cuda_graph") === "step") parts.push("graph");
+    const newest = read("engine") === "ultrasweep" && !["1", "2", "3"].includes(String(read("engine_version")));
+    if (newest && read("cuda_graph") === "none") parts.push("eager"); // as in workloads.spec.engine_versions: not the usual choice
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
-    if (read("gradient_accumulation_fusion") === "yes") parts.push("fused accumulation");
+    const fused = read("gradient_accumulation_fusion"), fuses = newest && read("compile") === "none" && read("zero_stage") <= 1 && read("num_microbatches") > 1;
+    if (fused !== null && (fused === "yes") !== fuses) parts.push(fuses ? "unfused accumulation" : "fused accumulation");
     return parts;
   }
 

@@ -42,9 +42,10 @@ DEEP = (
     "tp=[1,2]",
     "zero_stage=[0,1]",
 )
-SHORT = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64", "seq_len=128", "pp=[1,2,4,8]")
-SHORT_PARTS = (*LONG[:3], "global_batch_size=8", "seq_len=1024", "cp=[4,8]", "cp_kind=[ring,allgather,ulysses]")
-SHORT_MIXTURE = (*MIXTURE[:4], "seq_len=512")
+EAGER = "cuda_graph=none"
+SHORT = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64", "seq_len=128", "pp=[1,2,4,8]", EAGER)
+SHORT_PARTS = (*LONG[:3], "global_batch_size=8", "seq_len=1024", "cp=[4,8]", "cp_kind=[ring,allgather,ulysses]", EAGER)
+SHORT_MIXTURE = (*MIXTURE[:4], "seq_len=512", EAGER)
 """Of which the host sets the pace."""
 SMALL = ("tp=[1,2,4]", "pp=[1,2]", "micro_batch_size=[1,2,4]", "cp=1", "dp_replicate=[1,2]", "recompute_every=1")
 

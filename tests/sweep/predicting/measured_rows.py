@@ -15,7 +15,9 @@ H200 = read_clusters()["h200"]
 
 
 def of(**fields: Any) -> Experiment:
-    return Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, **fields})
+    """A layout with eager steps, which may wait for their host."""
+    usual = {"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, "cuda_graph": "none"}
+    return Experiment.canonical(**{**usual, **fields})
 
 
 def slow_rows(cluster: str, folder: Path, factor: float = 1.6) -> None:

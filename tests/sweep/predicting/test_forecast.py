@@ -239,13 +239,20 @@ def test_what_is_no_launch_counts_as_unknown() -> None:
         assert found[layout_id(experiment)].launch is None
 
 
-def test_captured_steps_teach_nothing_about_eager_ones() -> None:
-    """A pipeline of 1F1B is captured where that is allowed; a layout that runs eagerly all the same is known."""
+def test_a_row_teaches_about_a_layout_that_runs_as_it_did() -> None:
+    """Rows without the column are older, and eager; the last two ran with too few warm-up steps, and on a CPU."""
     common = {"started_at": 0, "step_time_s": 1.0, "host_launch_s": None, "allocator_retries": None}
-    for graph, zero_bubble, taken in (("none", False, 1), ("step", False, 0), ("auto", False, 0), ("auto", True, 1)):
-        schedule = "interleaved_zero_bubble" if zero_bubble else "1f1b"
-        experiment = of(model=LLAMA_1B, pp=2, pp_schedule=schedule, cuda_graph=graph)
-        assert len(ran_layouts([{**common, "config_json": to_json(experiment)}])) == taken
+    for graph, ran, backend, taken in (
+        ("none", {}, "cuda", 1),
+        ("none", {"cuda_graph_run": "none"}, "cuda", 1),
+        ("step", {"cuda_graph_run": "step"}, "cuda", 1),
+        ("auto", {"cuda_graph_run": "step"}, "cuda", 1),
+        ("auto", {"cuda_graph_run": "none"}, "cuda", 0),
+        ("auto", {"cuda_graph_run": "none"}, "cpu", 1),
+    ):
+        experiment = of(model=LLAMA_1B, pp=2, pp_schedule="1f1b", cuda_graph=graph)
+        row = {**common, **ran, "config_json": to_json(experiment)}
+        assert len(ran_layouts([row], backend)) == taken, (graph, ran, backend)
 
 
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:

@@ -111,11 +111,13 @@ def test_experts_in_columns_are_predicted_as_a_plan_predicts_them() -> None:
     experts = {"num_experts": moe.num_experts, "experts_per_token": moe.experts_per_token, "shared_experts": 0}
     experts |= {"expert_ffn": moe.expert_hidden_size, "dense_layers": 0, "tie_embeddings": MIXTRAL.tie_embeddings}
     found = one(**shape, **experts, ep=8, grad_accum=4, sharding="zero2")
-    planned = Experiment.canonical(
-        model=MIXTRAL, seq_len=4096, global_batch_size=64, micro_batch_size=2, dp=8, ep=8, zero_stage=2
-    )
-    [expected] = Forecast.of(read_clusters()["h200"]).times([planned])
-    assert expected is not None and pd.isna(found["reason"])
+    layout = {"seq_len": 4096, "global_batch_size": 64, "micro_batch_size": 2, "dp": 8, "ep": 8, "zero_stage": 2}
+    planned, usual = (Experiment.canonical(model=MIXTRAL, **layout, cuda_graph=graph) for graph in ("none", "auto"))
+    expected, without_host = Forecast.of(read_clusters()["h200"]).times([planned, usual])
+    assert expected is not None and without_host is not None and pd.isna(found["reason"])
+    captured = one(**shape, **experts, ep=8, grad_accum=4, sharding="zero2", code_version="engine 4 captured")
+    assert captured["step_time_s"] == pytest.approx(without_host.step_time_s, rel=1e-6)
+    assert captured["step_time_s"] < found["step_time_s"] * (1 - 2e-6)
     assert found["step_time_s"] == pytest.approx(expected.step_time_s, rel=1e-6)
     assert found["step_time_high_s"] == pytest.approx(expected.high_s, rel=1e-6)
     workspace = read_clusters()["h200"].device.workspace_bytes

@@ -43,6 +43,26 @@ def test_the_host_waits_for_no_step_that_may_be_skipped(
     assert [float(state["step"]) for state in optimizer.state.values()] == [steps] * 2
 
 
+def test_state_that_is_allocated_early_is_that_of_the_first_update() -> None:
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(0)), nn.Parameter(torch.ones(2, 2))]
+    states = []
+    for early in (True, False):
+        optimizer = AdamW(weights, fused=True)
+        if early:
+            optimizer.allocate()
+            assert all(weight.grad is None for weight in weights)
+            assert not any(value.any() for state in optimizer.state.values() for value in state.values())
+            before = [value.data_ptr() for state in optimizer.state.values() for value in state.values()]
+        for weight in weights:
+            weight.grad = torch.ones_like(weight) if weight.numel() else None
+        optimizer.update(torch.zeros(()), None)
+        states.append({(key, name): value for key, state in optimizer.state.items() for name, value in state.items()})
+        if early:
+            assert [value.data_ptr() for value in states[0].values()] == before
+    assert len(states[0]) == 6 and states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     check_adamw("cuda", (4096, 1100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from tests.workloads.engine.op_checks import compare, randn
 from workloads.engine.collectives.communication import Axis
-from workloads.engine.collectives.dispatch import Dispatch, capacity_of
+from workloads.engine.collectives.dispatch import Dispatch, capacity_of, orders_with
 from workloads.engine.layers.routing import forced_choice
 from workloads.engine.ops import backend
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear
@@ -168,6 +169,18 @@ def test_every_copy_is_sent_once_and_comes_home() -> None:
         assert flat.tolist() == sorted(flat.tolist())
         assert way.groups.ends_G[-1] == sum(way.received)
         assert way.by_expert_M is not None and sorted(way.by_expert_M.tolist()) == list(range(sum(way.received)))
+
+
+def test_a_capacity_fixes_the_orders_of_arrival_of_every_layer_and_step() -> None:
+    two = dataclasses.replace(ALONE, size=2)
+    first, second = (torch.tensor([[0, 1], [0, 2], [0, 3]]), torch.tensor([[3, 1], [2, 0], [1, 3]]))
+    orders = orders_with(2, 4, two, torch.device("cpu"))
+    assert orders[0] is not None and orders[0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    for choice in (first, second):
+        way, other = (Dispatch.of_choice(choice, 4, two, 2, given)[0] for given in (orders, None))
+        assert way.by_expert_M is orders[0] and way.by_arrival_M is orders[1]
+        for name in ("by_expert_M", "by_arrival_M", "order_N", "place_Tk"):
+            assert torch.equal(getattr(way, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import itertools
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.pool import Pool
 from tests.sampling import sampled
@@ -294,6 +296,21 @@ def gathered(rank: int, case: Experiment) -> list[tuple[bool, float, float]]:
 def test_a_gathered_weight_is_one_cast_of_the_whole_weight(gloo_pool: Pool, zero_stage: int) -> None:
     for found in gloo_pool.run(gathered, 2, small("fp8_tensorwise", dp=2, zero_stage=zero_stage)):
         assert len(found) == 4 * 3 and set(found) == {(True, 1.0, 1)}
+
+
+def not_freed(rank: int, case: Experiment) -> int:
+    """Number of weights whose memory stays after their engine is gone."""
+    engine = built(rank, case)
+    memory = [StorageWeakRef(local_shard(named.current).untyped_storage()) for named in engine.optimizer.parameters]
+    assert memory and not any(one.expired() for one in memory)
+    del engine
+    gc.collect()
+    return sum(not one.expired() for one in memory)
+
+
+@pytest.mark.parametrize("shape", ["dense", "experts"])
+def test_weights_go_with_their_engine(gloo_pool: Pool, shape: str) -> None:
+    assert gloo_pool.run(not_freed, 1, small("fp8_tensorwise", shape)) == [0]
 
 
 @pytest.mark.gpu

@@ -30,7 +30,9 @@ PREDICTOR = Predictor.learn(None, PROFILES)
 
 
 def of(**fields: Any) -> Experiment:
-    return Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, **fields})
+    """A layout with eager steps, as tables have them."""
+    usual = {"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, "cuda_graph": "none"}
+    return Experiment.canonical(**{**usual, **fields})
 
 
 def step(*experiments: Experiment) -> list[float]:
@@ -274,7 +276,7 @@ def test_parts_of_a_step_are_shares_of_it() -> None:
 
 def of_host(**fields: Any) -> float:
     """Seconds of a step of short sequences, whose pace the host sets."""
-    e = Experiment.canonical(model=LLAMA_8B, seq_len=128, **{"global_batch_size": 8, **fields})
+    e = of(seq_len=128, **{"global_batch_size": 8, **fields})
     structures, predictor = layouts.Structures(H200), Predictor(read_profiles())
     factors = structures.factors([e])
     of_layers = structures.of_layers([e], factors)
@@ -289,6 +291,20 @@ def test_the_host_recomputes_only_the_layers_that_are_recomputed() -> None:
     assert none < every[4] < every[2] < every[1]
     assert every[2] - none == pytest.approx((every[1] - none) / 2, rel=0.1)
     assert none < of_host(recompute="norm") < of_host(recompute="norm+swiglu") < of_host(recompute="selective")
+
+
+def test_captured_steps_wait_for_no_host() -> None:
+    short = {"dp_shard": 2, "ep": 2, "model": MIXTRAL, "routing": "learned", "zero_stage": 2}
+    for fields in ({}, {"pp": 2}, short | {"capacity_factor": 1.0}):
+        eager, captured, usual = (of_host(**fields, cuda_graph=graph) for graph in ("none", "step", "auto"))
+        assert captured == usual < 0.6 * eager
+        assert host_of_layer(**fields, cuda_graph="auto") == 0 < host_of_layer(**fields)
+    waits = [of_host(**short, cuda_graph=graph) for graph in ("none", "auto")]
+    assert waits[0] == waits[1], "what cannot be captured runs eagerly"
+    versions = [str(layouts.points_of([of(cuda_graph=graph)], H200).version[0]) for graph in ("none", "auto")]
+    assert versions[1] == f"{versions[0]} captured"
+    cpu = dataclasses.replace(H200, backend="cpu")
+    assert layouts.points_of([of(cuda_graph="auto")], cpu).captured.tolist() == [0]
 
 
 def columns_of(**fields: Any) -> dict[str, float]:

@@ -199,21 +199,25 @@ def test_a_kernel_that_the_device_lacks_is_refused(
     assert message is None if says is None else message is not None and says in message
 
 
+LEARNED: dict[str, Any] = {"model": QWEN3_30B, "routing": "learned"}
+
+
 @pytest.mark.parametrize(
     ("cluster", "fields", "says"),
     [
         (ONE_NODE, {}, "CUDA graphs need CUDA devices, not backend=cpu"),
-        (H200, {"model": QWEN3_30B, "routing": "learned"}, "with routing=learned the host waits"),
-        (H200, {"model": QWEN3_30B, "routing": "learned", "compile": "block"}, "with routing=learned the host waits"),
-        (H200, {"compile": "block"}, "(compile=block)"),
-        (H200, {}, "only pipelines without another axis have been captured on a device yet"),
-        (H200, {"model": QWEN3_30B}, "only pipelines"),
-        (H200, {"dp_replicate": 2, "pp": 4, "pp_schedule": "1f1b"}, "only pipelines without another axis"),
-        (H200, {"pp": 4, "pp_schedule": "gpipe"}, "1f1b, interleaved_1f1b or zero_bubble_v"),
-        (H200, {"pp": 4, "pp_schedule": "1f1b", "precision": "fp8_tensorwise"}, "in bf16"),
-        (H200, {"pp": 4, "pp_schedule": "1f1b", "recompute": "full"}, "without recomputation"),
-        (H200, {"pp": 4, "pp_schedule": "1f1b"}, None),
-        (H200, {"pp": 4, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2}, None),
+        (
+            H200,
+            LEARNED | {"dp_shard": 8, "ep": 8},
+            "with routing=learned the host waits in every layer for the sizes of the me",
+        ),
+        (H200, LEARNED | {"precision": "fp16"}, "with routing=learned in precision=fp16 the host waits"),
+        (H200, LEARNED | {"dp_shard": 8, "ep": 8, "zero_stage": 1, "capacity_factor": 1.25}, None),
+        (H200, LEARNED | {"precision": "fp32", "capacity_factor": 1.25}, None),
+        (H200, LEARNED, None),
+        (H200, {"model": QWEN3_30B, "dp_shard": 8, "ep": 8, "zero_stage": 2}, None),
+        (H200, {"compile": "block", "pp": 4, "pp_schedule": "1f1b"}, None),
+        (H200, {"dp_replicate": 2, "tp": 2, "precision": "fp8_tensorwise", "recompute": "full"}, None),
     ],
     ids=str,
 )

@@ -87,7 +87,7 @@ def test_ids_of_stored_rows_stay() -> None:
 
 
 def test_experiments_from_before_later_fields_keep_their_ids() -> None:
-    stored = to_dict(Experiment(model=MODEL, global_batch_size=1, recompute="full"))
+    stored = to_dict(Experiment(model=MODEL, global_batch_size=1, recompute="full", cuda_graph="none"))
     before = {name: stored.pop(name) for name in LATER_FIELDS}
     assert before == LATER_FIELDS
     read = from_dict(stored)
@@ -96,6 +96,23 @@ def test_experiments_from_before_later_fields_keep_their_ids() -> None:
     model = {key: value for key, value in stored["model"].items() if key != "name"}
     hashed = hashlib.sha256(json.dumps({**every, "model": model}, sort_keys=True).encode()).hexdigest()[:8]
     assert read.hash == hashed
+
+
+def test_steps_are_captured_where_they_can_be_and_were_eager_before() -> None:
+    usual, eager, step = (
+        Experiment.canonical(model=MODEL, global_batch_size=1, engine_version="4", **fields)
+        for fields in ({}, {"cuda_graph": "none"}, {"cuda_graph": "step"})
+    )
+    assert usual.cuda_graph == "auto"
+    stored = to_dict(usual)
+    del stored["cuda_graph"]
+    assert from_dict(stored) == eager, "a file without the field was written when steps were eager"
+    assert len({usual.hash, eager.hash, step.hash}) == 3
+    labels = [one.id.removesuffix(f"-{one.hash}") for one in (usual, eager, step)]
+    assert labels == [labels[0], f"{labels[0]}-eager", f"{labels[0]}-graph"]
+    assert eager.replace(engine_version="3").id.rsplit("-", 1)[0] == labels[0], "stored ids stay"
+    other = Experiment.canonical(model=MODEL, global_batch_size=1, engine="megatron")
+    assert other.cuda_graph == "none"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from workloads.engine.ops.permute import collect_rows, reorder_rows, spread_rows
 
 Sent = tuple[Tensor, list[Tensor]]
 """(placeholder tensor for autograd, list holding the pending all-to-all result). The list is empty when ep = 1."""
+Orders = tuple[Tensor | None, Tensor | None]
+"""`Dispatch.by_expert_M` and `Dispatch.by_arrival_M`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,13 @@ class Dispatch:
 
     @classmethod
     def of_choice(
-        cls, choice_Tk: Tensor, num_experts: int, axis: Axis, capacity: int | None
+        cls, choice_Tk: Tensor, num_experts: int, axis: Axis, capacity: int | None, orders: Orders | None = None
     ) -> tuple[Dispatch, Tensor, Tensor | None]:
         """Dispatch for the router's choice. Returns (dispatch, copies chosen for each expert [E], number of dropped
         copies).
 
         ``capacity``: copies that each expert takes from each rank; more are dropped, and missing ones are rows of
-        zeros. None: nothing is dropped.
+        zeros. None: nothing is dropped. ``orders``: `orders_with` this capacity, if the caller has them.
         """
         flat = choice_Tk.flatten()
         order, place = _sorted(flat, choice_Tk.shape[1])
@@ -88,13 +90,12 @@ class Dispatch:
         if capacity is not None:
             order, place, dropped = _cut(order, flat, counts, capacity, place.shape)
             local = num_experts // axis.size
-            known = torch.full((axis.size, local), capacity)
             rows = [capacity * local] * axis.size
             sizes = [capacity * axis.size] * local
             ends = torch.arange(1, local + 1, dtype=torch.int32, device=flat.device) * (capacity * axis.size)
             groups = RowGroups(ends, lambda: sizes)
-            by_expert, by_arrival = _orders_of_arrival(known, flat.device)
-            return cls(axis, order, place, rows, rows, by_expert, by_arrival, groups), counts, dropped
+            orders = orders_with(capacity, num_experts, axis, flat.device) if orders is None else orders
+            return cls(axis, order, place, rows, rows, *orders, groups), counts, dropped
         if axis.size == 1:
             groups = RowGroups(counts.cumsum(0).to(torch.int32), cache(counts.tolist))
             return cls(axis, order, place, [len(flat)], [len(flat)], None, None, groups), counts, None
@@ -153,6 +154,12 @@ def capacity_of(capacity_factor: float, tokens: int, per_token: int, num_experts
     return math.ceil(capacity_factor * tokens * per_token / num_experts)
 
 
+def orders_with(capacity: int, num_experts: int, axis: Axis, device: torch.device) -> Orders:
+    """Orders of arrival with a capacity, the same in every layer and step. They are copied from the host, which a
+    captured step may not do."""
+    return _orders_of_arrival(torch.full((axis.size, num_experts // axis.size), capacity), device)
+
+
 def _sorted(flat: Tensor, copies: int) -> tuple[Tensor, Tensor]:
     """(order, place) of copies sorted by expert; copies of one expert stay in the order of the tokens."""
     order = flat.argsort(stable=True)
@@ -178,7 +185,7 @@ def _cut(
     return filled, place.view(shape), (~kept).sum()
 
 
-def _orders_of_arrival(arriving: Tensor, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+def _orders_of_arrival(arriving: Tensor, device: torch.device) -> Orders:
     """(by expert, by arrival): the permutations for rows that arrive as ``arriving`` [senders, L] counts, a host
     tensor."""
     senders, local = arriving.shape

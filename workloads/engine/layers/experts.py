@@ -123,7 +123,9 @@ class RoutedFeedForward(nn.Module):
         if self.parallel.gathers and tp.sequence_parallel:
             choice_Tk = wait(gather_async(choice_Tk, tp.axis))
         experts = routing.moe.num_experts
-        dispatch, counts, dropped = Dispatch.of_choice(choice_Tk, experts, routing.ep, routing.capacity)
+        dispatch, counts, dropped = Dispatch.of_choice(
+            choice_Tk, experts, routing.ep, routing.capacity, routing.orders(x_TD.device)
+        )
         self.router.note(counts, dropped)
         self.router.host_waits += dispatch.host_waits
         return weights_Tk, dispatch

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from workloads.engine.collectives.communication import Axis, all_reduce_async, wait
 from workloads.engine.collectives.context_parallel import local_positions
-from workloads.engine.collectives.dispatch import Dispatch, capacity_of
+from workloads.engine.collectives.dispatch import Dispatch, Orders, capacity_of, orders_with
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.layers.recompute import is_recomputing
@@ -74,6 +74,7 @@ class Routing:
         self.imbalance = experiment.routing_imbalance if skewed else None
         self.ep: Axis = groups.axes["ep"]
         self._forced: tuple[torch.device, Tensor, Dispatch] | None = None
+        self._orders: Orders | None = None
 
     @property
     def own_tokens(self) -> int:
@@ -90,6 +91,12 @@ class Routing:
             return None
         tokens = e.micro_batch_size * e.seq_len // e.cp // (e.tp // e.etp)
         return capacity_of(e.capacity_factor, tokens, self.moe.experts_per_token, self.moe.num_experts)
+
+    def orders(self, device: torch.device) -> Orders | None:
+        """`orders_with` this rank's capacity; None without one."""
+        if self._orders is None and self.capacity is not None:
+            self._orders = orders_with(self.capacity, self.moe.num_experts, self.ep, device)
+        return self._orders
 
     def forced(self, device: torch.device) -> tuple[Tensor, Dispatch]:
         """(choice of the router's tokens, dispatch of the copies that this rank sends), the same in every layer and

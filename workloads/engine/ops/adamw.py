@@ -24,6 +24,16 @@ class AdamW(torch.optim.AdamW):
     tensor."""
 
     @torch.no_grad()
+    def allocate(self) -> None:
+        """Allocate the state, which otherwise happens in the first update."""
+        (group,) = self.param_groups
+        for parameter in group["params"]:
+            if parameter.numel():
+                parameter.grad = parameter.detach()  # torch makes state for what has a gradient, and reads none of it
+        self._init_group(group, [], [], [], [], [], [])
+        self.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
     def update(self, factor: Tensor, skip: Tensor | None) -> None:
         """Update once with gradients times ``factor`` (0-dim), or not at all if ``skip`` (0-dim) is 1. Invalidates the
         gradients."""

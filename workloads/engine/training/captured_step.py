@@ -136,6 +136,7 @@ def own_stream(device: torch.device) -> Iterator[None]:
         yield
         return
     torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()  # cuBLAS has a workspace for each stream and thread, and torch keeps them
     torch.cuda.empty_cache()  # free memory belongs to the stream that it was allocated on
     with torch.cuda.stream(torch.cuda.Stream(device)):
         yield

@@ -233,6 +233,14 @@ class GradientSync:
             end.set_requires_all_reduce(last, recurse=False)  # after the line above, which sets both
 
 
+def initialise_shards(chunk: nn.Module) -> None:
+    """Initialise FSDP, which otherwise happens in the first forward. It may move the shards, so call it before their
+    tensors are held anywhere. A second call changes nothing."""
+    assert isinstance(chunk, FSDPModule)
+    state: Any = chunk._get_fsdp_state()
+    state._lazy_init()
+
+
 def param_groups_of(module: FSDPModule) -> list[Any]:
     """FSDP's parameter groups of one module (one attribute in torch 2.11, a list in 2.13)."""
     state: Any = module._get_fsdp_state()

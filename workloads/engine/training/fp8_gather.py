@@ -14,6 +14,7 @@ the ranks that share experts.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 from typing import cast as cast_type
@@ -27,7 +28,7 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.layers.experts import Experts
 from workloads.engine.ops.fp8 import E4M3, cast_rows_with, cast_with, power_of_two
 from workloads.engine.ops.fp8_linear import Fp8Products
-from workloads.engine.training.data_parallel import fp8_scaling, param_groups_of
+from workloads.engine.training.data_parallel import fp8_scaling, initialise_shards, param_groups_of
 
 _ALIGNED = 4
 """cuBLAS reads a scale only where its address is a multiple of 16 bytes."""
@@ -126,9 +127,7 @@ def _expert_parameters(chunk: nn.Module) -> Iterator[Any]:
 
 def _parameters_of(chunk: nn.Module) -> Iterator[Any]:
     """FSDP's parameters. Initialises FSDP first, because that may still move the shards."""
-    assert isinstance(chunk, FSDPModule)
-    state: Any = chunk._get_fsdp_state()
-    state._lazy_init()
+    initialise_shards(chunk)
     for module in chunk.modules():
         if isinstance(module, FSDPModule):
             for group in param_groups_of(module):
@@ -144,12 +143,18 @@ def _gather_in_fp8(parameter: Any, bits: Tensor, expert_of_row_S: Tensor | None 
     """Attach FSDP's extension points to the local tensor of one of its parameters (torch 2.11 to 2.13).
 
     ``bits``: bit pattern of the largest absolute value, [1]; with ``expert_of_row_S`` that of each expert, [G].
+
+    The extension points hold the parameter weakly. They are attributes of a tensor, and Python cannot see that a view
+    of this tensor leads back to it: such a circle, and so the shard's memory, would never be freed.
     """
-    shard = _shard(parameter)
+    weakly = weakref.ref(parameter)
 
     def pre_all_gather(
         mesh: Any, outer_size: Any, outer_stride: Any, module: Any, policy: Any
     ) -> tuple[tuple[Tensor, ...], None]:
+        holder = weakly()
+        assert holder is not None
+        shard = _shard(holder)
         # As bytes: not every back end of collectives knows fp8.
         if expert_of_row_S is not None:
             return (cast_rows_with(shard, bits[expert_of_row_S], E4M3).view(torch.uint8),), None

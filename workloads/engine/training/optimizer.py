@@ -7,6 +7,7 @@ dispatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
 from workloads.engine.ops.adamw import AdamW
+from workloads.engine.training.data_parallel import initialise_shards
 from workloads.engine.training.loss_scale import LossScale
 
 LEARNING_RATE = 3e-5
@@ -32,6 +34,7 @@ class ShardedAdamW:
 
     def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
         self.groups = groups
+        self._chunks = chunks
         self._rate, self._steps = rate, 0
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
@@ -84,11 +87,7 @@ class ShardedAdamW:
         Returns 1 for such a skipped step and else 0, on the device; None in other precisions, which skip none.
         """
         if self.optimizer is None:
-            # Created only now: FSDP may move the shards when it initialises itself, in the first forward.
-            self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
-            self.optimizer = AdamW(
-                self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
-            )
+            self.optimizer = self._made()
         if self._rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rate(self._updates())
@@ -107,6 +106,21 @@ class ShardedAdamW:
         if self.loss_scale is not None and overflowed is not None:
             self.loss_scale.update(overflowed)
         return overflowed
+
+    def allocate(self) -> None:
+        """Allocate moments before the first step, which would put them into memory between activations: memory around
+        them could then be used by nothing but other tensors of the same pool, and a captured step has its own pool."""
+        for chunk in self._chunks:
+            initialise_shards(chunk)
+        if self.optimizer is None:
+            self.optimizer = self._made()
+            self.optimizer.allocate()
+
+    def _made(self) -> AdamW:
+        """AdamW over the local shards. FSDP must have initialised itself, which may move them."""
+        self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
+        rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
+        return AdamW(self._locals, **rates, fused=True)
 
     @property
     def learning_rate(self) -> float:
