@@ -18,6 +18,7 @@ from sweep.planning.point_verdict import PlannedPoint
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
+from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.engine_versions import capture_word
 from workloads.spec.experiment import ENGINE, Experiment
@@ -57,6 +58,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_verdicts(plan))
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)
+    for line in eager_points(plan):
+        console.print(line, highlight=False, markup=False)
     if (rehearsals := rehearsals_of(plan)) is not None:
         console.print(rehearsals, highlight=False, markup=False)
     if plan.to_run:
@@ -79,6 +82,16 @@ def rehearsals_of(plan: Plan) -> str | None:
     tp = {point.experiment.tp > 1 for point in needed}
     ranked = "; times with tp > 1 depend on modelled communication and are not ranked against tp = 1"
     return f"{plural(count, 'rehearsal')} for {plural(len(needed), 'point')}{saved}{ranked if len(tp) > 1 else ''}"
+
+
+def eager_points(plan: Plan) -> list[str]:
+    """One line for each reason why steps of points are not captured, although ``cuda_graph=auto`` allows it and the
+    devices have graphs."""
+    if plan.method != "measured" or (backend := plan.config.cluster.backend) != "cuda":
+        return []
+    experiments = [point.experiment for point in plan.to_run if point.experiment.engine == ENGINE]
+    reasons = Counter(not_captured(one, backend) for one in experiments if one.cuda_graph == "auto")
+    return [f"{plural(count, 'point')} with eager steps: {why}" for why, count in reasons.most_common() if why]
 
 
 def reused_from(plan: Plan) -> str | None:

@@ -20,7 +20,7 @@ from sweep.planning.ledger import ledger_rows, write_ledger_file
 from sweep.planning.plan import Plan, refuse_if_nothing_can_run
 from sweep.planning.point_verdict import DeviceLimit, PlannedPoint
 from sweep.planning.reuse import FinishedAttempt, find_finished
-from sweep.planning.summary import print_plan, reused_from
+from sweep.planning.summary import eager_points, print_plan, reused_from
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.published import PUBLISHED
 from workloads.costs.memory.estimate import estimate_memory
@@ -57,6 +57,15 @@ def test_a_model_that_run_refuses_is_not_said_to_be_run(tmp_path: Path) -> None:
     print_plan(plan, Console(file=file, width=200))
     assert "will be run" not in file.getvalue()
     assert "keep the rules and fit, but run refuses " in file.getvalue()
+
+
+def test_points_whose_steps_are_not_captured_are_named_with_the_reason() -> None:
+    layout = [f"grid.axes.{one}" for one in ("dp_shard=2", "ep=2", "zero_stage=1", "global_batch_size=4")]
+    words = ["+grid=one_point", "model=qwen3_30b_a3b_8_layers", *layout, "grid.axes.routing=[balanced,learned]"]
+    (line,) = eager_points(plan_of([*words, "cluster=h200"]))
+    assert line.startswith("1 point with eager steps: with routing=learned the host waits in every layer")
+    assert eager_points(plan_of([*words, "cluster=h200", "grid.axes.cuda_graph=none"])) == []
+    assert eager_points(plan_of(["+grid=tiny"])) == [], "a CPU has no graphs at all"
 
 
 @pytest.mark.slow

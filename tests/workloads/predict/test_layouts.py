@@ -30,9 +30,9 @@ PREDICTOR = Predictor.learn(None, PROFILES)
 
 
 def of(**fields: Any) -> Experiment:
-    """A layout with eager steps, as tables have them."""
+    """A layout with eager steps and rounded gradients, as tables have them."""
     usual = {"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, "cuda_graph": "none"}
-    return Experiment.canonical(**{**usual, **fields})
+    return Experiment.canonical(**{**usual, "gradient_accumulation_fusion": False, **fields})
 
 
 def step(*experiments: Experiment) -> list[float]:
@@ -297,7 +297,7 @@ def test_captured_steps_wait_for_no_host() -> None:
     short = {"dp_shard": 2, "ep": 2, "model": MIXTRAL, "routing": "learned", "zero_stage": 2}
     for fields in ({}, {"pp": 2}, short | {"capacity_factor": 1.0}):
         eager, captured, usual = (of_host(**fields, cuda_graph=graph) for graph in ("none", "step", "auto"))
-        assert captured == usual < 0.6 * eager
+        assert captured == usual < 0.7 * eager
         assert host_of_layer(**fields, cuda_graph="auto") == 0 < host_of_layer(**fields)
     waits = [of_host(**short, cuda_graph=graph) for graph in ("none", "auto")]
     assert waits[0] == waits[1], "what cannot be captured runs eagerly"

@@ -108,7 +108,11 @@ class Setting(NamedTuple):
     compute_bytes: Ints
     master_bytes: Ints
     accumulated_bytes: Ints
-    """Bytes read and written per element that a gradient is added to others."""
+    """Bytes read and written per element of a gradient that is added to others, or copied for a reduction."""
+    accumulated_head_bytes: Ints
+    """The same of the head, whose product may add to the sum itself."""
+    accumulated_dense_bytes: Ints
+    """The same of the layers' products outside routed experts."""
     gathered_bytes: Ints
     """Bytes per element of a block's matrices when gathered."""
     gathered_expert_bytes: Ints
@@ -165,8 +169,10 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     g = x.master_bytes
     params, experts = _held_params(x, held)
 
-    # Adding a gradient to the accumulated one, or copying it for reduction: read c, read and write g.
-    accumulating = x.accumulated_bytes * params / x.memory
+    head, dense = held.head // x.tp, held.split // x.tp
+    moved = x.accumulated_bytes * (params - head - dense)
+    moved += x.accumulated_head_bytes * head + x.accumulated_dense_bytes * dense
+    accumulating = moved / x.memory
     weight = x.layers.weight_s + accumulating
     has_head = held.has_head.astype(np.float64)
     forward = x.layers.forward_s + has_head * x.ends.head_forward_s

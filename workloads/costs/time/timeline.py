@@ -92,7 +92,7 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     return TimeEstimate(
         step_time_s=step,
         compute_s=compute,
-        communication_s=float(busy[busiest]) - compute + once,
+        communication_s=max(0.0, float(busy[busiest]) - compute) + once,
         bubble_s=max(0.0, step - float(busy[busiest]) - once - optimizer),
         optimizer_s=optimizer,
     )

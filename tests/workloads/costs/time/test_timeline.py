@@ -190,7 +190,8 @@ def test_a_chunk_costs_what_it_holds() -> None:
     assert first.forward_s == pytest.approx(second.forward_s)
     # Per layer 6 h h (queries, keys, values and the output: 1 + 1/4 + 1/4 + 1) and 3 x 3.5 h h, a third of all FLOPs.
     weights = 8 * 2.0 * 4096 * (2.5 + 10.5) * 4096**2 / rate
-    accumulating = (2 + 4 + 4) * (8 * (13 * 4096**2 + 2 * 4096)) / (H200.device.memory_bandwidth or 0)
+    # Products add to the sums: they read and write 4 bytes in place of writing 2. Gradients of norms are added later.
+    accumulating = 8 * (6 * 13 * 4096**2 + 10 * 2 * 4096) / (H200.device.memory_bandwidth or 0)
     assert second.weight_s == pytest.approx(weights + accumulating)
     assert second.backward_s - second.weight_s > second.weight_s  # attention, norms and what they read are I's
     ends = 128256 * 4096 * 10 / (H200.device.memory_bandwidth or 0)
@@ -317,6 +318,7 @@ def test_layers_that_recompute_and_break_the_graph_cost_what_eager_ones_do(
 ) -> None:
     """They are not compiled: same memory, same time."""
     shape = {"model": LLAMA_8B, "tp": 2, "cp": 2, "cp_kind": kind, "global_batch_size": 2, "recompute": recompute}
+    shape["gradient_accumulation_fusion"] = False  # compiled blocks cannot have it
     eager, compiled = (Experiment.canonical(**shape, compile=how) for how in ("none", "block"))
     assert (estimate_memory(eager) == estimate_memory(compiled)) is same
     assert (estimate_time(eager, H200) == estimate_time(compiled, H200)) is same
