@@ -21,10 +21,10 @@ from workloads.spec.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
-_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id"})
+_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id", "accumulation"})
 """Columns that the page does not get: ``config_json``, because the page rebuilds it from the other columns;
-``source_sha256``, because it is large and hardly used; ``log_dir``, because it is shown above each log; and the study's
-``job_id``, because it equals ``scheduler_job``."""
+``source_sha256``, because it is large and hardly used; ``log_dir``, because it is shown above each log; the study's
+``job_id``, because it equals ``scheduler_job``; and ``accumulation``, which is part of ``batching``."""
 _LISTS = frozenset({"hosts", "nodes"})
 """Columns of lists that are shown as one text. Other lists, which are series such as losses or bytes by step, are left
 out."""

@@ -31,8 +31,8 @@ _MOST_ROWS = 40
 _RATE = "predicted_tokens_per_s_per_gpu"
 _SHOWN = {_RATE, "predicted_peak_bytes", "world_size", "model"}
 """Columns that the table always has."""
-_VARIES = ("dp_replicate", "zero_stage", "recompute", "recompute_every")
-"""Fields in which the variants of a layout differ."""
+_VARIES = ("dp_replicate", "zero_stage", "gradient_accumulation_fusion", "recompute", "recompute_every")
+"""Fields in which the variants of a layout differ. How gradients are added follows from the ZeRO stage."""
 _FAMILY = tuple(
     field.name for field in dataclasses.fields(Experiment) if field.name not in ("model", "dp_shard", "seed", *_VARIES)
 )

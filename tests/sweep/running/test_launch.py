@@ -292,7 +292,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "slurm.md").read_text()
 
 def test_the_options_in_the_documentation_exist() -> None:
     known = set(compose_sweep(["+grid=tiny", "launcher=slurm"]).launcher)
-    section = PAGE[PAGE.index("## What to set") : PAGE.index("## Containers")]
+    section = PAGE[PAGE.index("## What to set") : PAGE.index("| submitit |")]
     rows = re.findall(r"^\| ((?:`[a-z_]+` )+)\|", section, re.MULTILINE)
     table = {name for row in rows for name in re.findall(r"[a-z_]+", row)}
     named = {name for name in re.findall(r"launcher\.([a-z_]+)", PAGE) if not name.startswith(OF_SUBMITIT)}
