@@ -237,7 +237,15 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
             else:
                 assert text == (", ".join(value) if isinstance(value, np.ndarray) else value), name
         # Nothing known is missing but what the page never shows.
-        hidden = {"config_json", "log_dir", "losses", "grad_norms", "device_ids", "peak_allocated_by_stage_bytes"}
+        hidden = {
+            "config_json",
+            "accumulation",
+            "log_dir",
+            "losses",
+            "grad_norms",
+            "device_ids",
+            "peak_allocated_by_stage_bytes",
+        }
         hidden |= {"traffic", "breakdown_comm_by_axis"}  # lists by axis and operation
         assert {str(name) for name in values.index} - set(told) - hidden <= {
             n for n in values.index if n.startswith("first_steps") or n.endswith(("_by_stage_s", "_by_step_bytes"))
