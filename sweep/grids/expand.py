@@ -141,7 +141,7 @@ def _without_effect(grid: GridSpec, points: Sequence[Experiment]) -> Iterator[st
             values = {row[column] for row in axis.rows}
             if name == "pp_stages":
                 values = {canonical_stages(text) if isinstance(text, str) else text for text in values}
-            if name not in _REPLACEABLE or _REPLACEABLE[name] in values:
+            if name not in _REPLACEABLE or not values.isdisjoint((None, _REPLACEABLE[name])):  # null: as usual
                 continue
             if not any(getattr(point, name) in values for point in points):
                 listed = ", ".join(map(str, sorted(values, key=str)))

@@ -143,6 +143,12 @@ def test_an_axis_without_effect_in_any_point_is_reported(caplog: pytest.LogCaptu
     ]
 
 
+def test_null_is_as_usual_and_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
+    expansion = grid(axes={"gradient_accumulation_fusion": None, "micro_batch_size": 1, "global_batch_size": 4})
+    assert [point.experiment.gradient_accumulation_fusion for point in expansion.points] == [True]
+    assert not caplog.records
+
+
 def test_another_spelling_of_written_stages_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
     grid(axes={"pp": [1, 2], "pp_stages": "E(t)*8|ttL"})
     assert caplog.records == []
