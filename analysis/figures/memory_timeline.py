@@ -42,29 +42,33 @@ class MemoryTimeline:
     """Peak allocated bytes of each step; empty if the steps were not kept."""
 
 
+_RAN = "cuda_graph_run"
+"""Column that says whether a run's later steps were captured: then the optimizer's state is allocated at its start."""
+
+
 def timeline(frame: pd.DataFrame) -> MemoryTimeline | None:
     """First steps of the fastest finished run, of the largest model, that has its memory by category.
 
     None if there is no such run with a known shape and schedule.
     """
-    peak_columns = [name for name in FIRST_PEAKS if name in frame]
+    peak_columns = [name for name in (*FIRST_PEAKS, _RAN) if name in frame]
     read = dict.fromkeys([*READ, "layout", "workload", "num_params", metrics.RANK_BY, "attempt_id", *peak_columns])
     rows = frame.loc[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(SCHEDULES), [*read]]
     rows = rows.dropna(subset=list(labels.MEMORY_CATEGORIES))
-    order = rows.assign(_kept=rows[peak_columns].notna().any(axis=1) if peak_columns else False).sort_values(
+    order = rows.assign(_kept=rows.filter(FIRST_PEAKS).notna().any(axis=1)).sort_values(
         ["num_params", "_kept", metrics.RANK_BY, "attempt_id"], ascending=[False, False, False, True]
     )
     for row in labels.records(order[[*READ, "layout", "workload", *peak_columns]].head(1)):
         experiment, measured = experiment_of(row), stack_of(row)
         if experiment is not None and measured is not None:
-            estimate = estimate_memory(experiment)
+            estimate, captured = estimate_memory(experiment), row.get(_RAN) == "step"
             peaks = row.get("first_steps_peak_allocated_bytes")
             return MemoryTimeline(
                 row=row,
                 measured=measured,
                 predicted=Stack(PREDICTED, categories(estimate.stages[estimate.peak_stage])),
-                moments=tuple(moments(experiment, estimate.peak_stage)),
-                predicted_peaks=tuple(peak_of_step(experiment, step) for step in range(STEPS)),
+                moments=tuple(moments(experiment, estimate.peak_stage, state_at_start=captured)),
+                predicted_peaks=tuple(peak_of_step(experiment, max(step, captured)) for step in range(STEPS)),
                 measured_peaks=tuple(peaks[:STEPS]) if isinstance(peaks, list) else (),
             )
     return None

@@ -48,14 +48,15 @@ class Moment:
     bytes: Bytes
 
 
-def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Moment]:
-    """Memory of a rank of a stage before, between and after the operations of the first steps."""
+def moments(experiment: Experiment, stage: int, steps: int = STEPS, *, state_at_start: bool = False) -> list[Moment]:
+    """Memory of a rank of a stage before, between and after the operations of the first steps. ``state_at_start``:
+    the optimizer's state is there before the first step, as in runs whose later steps are captured."""
     e, x = experiment, _Held.of(experiment, stage)
     actions = schedule_actions(e.pp_schedule, stage, e.pp, e.num_microbatches)
     length = sum(_LENGTHS[action.kind] for action in actions) + _LENGTHS["F"]
     held_moments: list[Moment] = []
     for step in range(steps):
-        optimizer = x.optimizer if step else 0
+        optimizer = x.optimizer if step or state_at_start else 0
         now, in_flight, backwards = 0.0, 0, 0
         held_moments.append(Moment(step, 0.0, "start", (x.shard, 0, optimizer, x.inputs)))
         for action in actions:

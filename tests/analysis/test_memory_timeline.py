@@ -36,7 +36,9 @@ def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> No
         assert len(one.measured_peaks) == moments.STEPS
         predicted = [sum(peak) for peak in one.predicted_peaks]
         assert predicted == pytest.approx(list(one.measured_peaks), rel=0.022)
-        assert predicted[0] < predicted[1] == predicted[3]
+        assert predicted[1] == predicted[3]
+        captured = one.row.get("cuda_graph_run") == "step"  # the optimizer's state is there before the first step
+        assert predicted[0] == predicted[1] if captured else predicted[0] < predicted[1]
 
 
 def test_held_memory_stays_below_the_peak_and_ends_where_it_began(frame: pd.DataFrame) -> None:

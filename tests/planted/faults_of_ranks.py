@@ -154,7 +154,7 @@ STAGES = faults_of(
         _COMPUTE,
         "gradient = make()",
         "gradient = 0 * make()",
-        ZERO_BUBBLE,
+        {**ZERO_BUBBLE, "gradient_accumulation_fusion": False},
     ),
     (
         "weight_gradient_of_last",

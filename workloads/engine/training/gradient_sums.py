@@ -148,8 +148,9 @@ def _reduce_scatter(parts: list[Tensor], totals: list[Tensor], group: dist.Proce
 def _rehearse(parts: list[Tensor], totals: list[Tensor], group: dist.ProcessGroup) -> None:
     """The same without other ranks: this rank's own part stands for the sum. Traffic is counted by one operation that
     FakeTensors know, on tensors without memory."""
-    shapes = [torch.empty_like(total, device="meta") for total in totals]
-    torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(shapes, "sum", group.size(), group.group_name)
+    size = sum(total.numel() for total in totals)
+    whole, own = (_without_memory(totals[0], count) for count in (size, size // group.size()))
+    torch.ops._c10d_functional.reduce_scatter_tensor_out(whole, "sum", group.size(), group.group_name, out=own)
     for part, total in zip(parts, totals, strict=True):
         part.copy_(total[: part.numel()])
 
@@ -157,12 +158,17 @@ def _rehearse(parts: list[Tensor], totals: list[Tensor], group: dist.ProcessGrou
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     """Sum tensors over replicas in one message; in a rehearsal only count it."""
     if dist.get_backend(group) == "fake":
-        shapes = [torch.empty_like(one, device="meta") for one in tensors]
-        torch.ops._c10d_functional.all_reduce_coalesced(shapes, "sum", group.group_name)
+        whole = _without_memory(tensors[0], sum(one.numel() for one in tensors))
+        torch.ops._c10d_functional.all_reduce_(whole, "sum", group.group_name)
         return
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp, options.asyncOp = dist.ReduceOp(dist.ReduceOp.SUM), False
     _wait(group.allreduce_coalesced(tensors, options))
+
+
+def _without_memory(like: Tensor, count: int) -> Tensor:
+    """A tensor of ``count`` elements for calls that are only counted."""
+    return torch.empty(1, dtype=like.dtype, device="meta").expand(count)
 
 
 def _wait(work: dist.Work | None) -> None:
