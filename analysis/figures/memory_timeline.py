@@ -55,7 +55,7 @@ def timeline(frame: pd.DataFrame) -> MemoryTimeline | None:
     read = dict.fromkeys([*READ, "layout", "workload", "num_params", metrics.RANK_BY, "attempt_id", *peak_columns])
     rows = frame.loc[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(SCHEDULES), [*read]]
     rows = rows.dropna(subset=list(labels.MEMORY_CATEGORIES))
-    order = rows.assign(_kept=rows.filter(FIRST_PEAKS).notna().any(axis=1)).sort_values(
+    order = rows.assign(_kept=rows.filter(items=list(FIRST_PEAKS)).notna().any(axis=1)).sort_values(
         ["num_params", "_kept", metrics.RANK_BY, "attempt_id"], ascending=[False, False, False, True]
     )
     for row in labels.records(order[[*READ, "layout", "workload", *peak_columns]].head(1)):

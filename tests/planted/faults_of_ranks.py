@@ -86,7 +86,7 @@ SHARDING = [
             DATA_PARALLEL,
             "reduce_dtype=master_dtype(experiment)",
             "reduce_dtype=dtype",
-            DP,
+            {**DP, "gradient_accumulation_fusion": False},
         ),
         check="reduction_precision",
     ),
@@ -170,7 +170,7 @@ STAGES = faults_of(
         ENGINE + "ops.linear:_Linear.backward",
         "None if deferred.add(ctx.parameter, make) else make()",
         "grad.t() @ x",
-        VEE,
+        {**VEE, "gradient_accumulation_fusion": False},
     ),
     (
         "first_half_lost",
