@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.sampling import sampled
-from tests.workloads.costs.memory.traced import experiment, shortened, traced
+from tests.workloads.costs.memory.traced import experiment, rounding, shortened, traced
 from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, LLAMA_8B, MIXTRAL, QWEN3_30B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
@@ -168,6 +168,6 @@ NEAR = {
 )
 def test_peak_is_near_the_traced_engine(group: str, name: str) -> None:
     cases, within = NEAR[group]
-    case = cases[name]
+    case = rounding(cases[name])
     peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
     assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=within)

@@ -30,6 +30,11 @@ def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, layers: int =
     return Experiment.canonical(model=shortened(model, layers), seq_len=4096, global_batch_size=sequences, **fields)
 
 
+def rounding(case: Experiment) -> Experiment:
+    """The layout with gradients that are rounded before they are added, as most cases here were drawn for."""
+    return case.replace(gradient_accumulation_fusion=False)
+
+
 def traced(case: Experiment, rank: int) -> int:
     """Peak of the second step of one rank in bytes, from a process that traces one case after the other."""
     return _tracer().apply(_traced_peak_bytes, (case, rank))
