@@ -56,6 +56,10 @@ _MOST_THREADS = 150
 """A worker with more threads than this between two jobs is replaced. A layout's groups have some dozens."""
 
 
+_START_TIMEOUT_S = 180.0
+"""Importing takes nothing where the fork server has done it, and seconds where another user of it started it first."""
+
+
 _TIME_OUTS = ("Timed out waiting", "timed out after", "Wait timeout", "Watchdog caught collective operation timeout")
 """How gloo, NCCL and a store say that a peer did not answer in time."""
 
@@ -156,12 +160,24 @@ class Pool:
         self.workers = []
 
     def _start_workers(self, count: int) -> None:
+        """Start what lacks of ``count`` workers, and wait until each has its imports: a time-out is for the body alone."""
+        new = []
         while len(self.workers) < count:
             here, there = self.context.Pipe()
             process = self.context.Process(target=_serve, args=(there, self.folder.name), daemon=True)
             process.start()
             there.close()
             self.workers.append((process, here))
+            new.append(here)
+        for pipe in new:
+            try:
+                if not pipe.poll(_START_TIMEOUT_S):
+                    self.close()
+                    raise RankTimedOut(f"a worker has not imported its modules within {_START_TIMEOUT_S:.0f} s")
+                pipe.recv()
+            except (EOFError, ConnectionResetError) as error:
+                self.close()
+                raise RankDied("a worker ended while it imported its modules") from error
 
 
 def _thread_count(pid: int) -> int:
@@ -179,11 +195,14 @@ def _stack_file(folder: str, pid: int) -> Path:
 def _serve(pipe: Connection, folder: str) -> None:
     import torch
 
+    for module in PRELOAD:
+        importlib.import_module(module)
     faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, os.getpid()).open("w"), all_threads=True)
     torch.set_num_threads(1)
     # Objects of imported modules are never garbage: without them a collection is thirty times faster.
     gc.collect()
     gc.freeze()
+    pipe.send("ready")
     while True:
         try:
             body, rank, world_size, backend, store, args = pipe.recv()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import socket
@@ -16,6 +15,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.pool import fork_server
 from workloads.contract import protocol
 from workloads.contract.protocol import MeasureSpec, Phase, Task
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
@@ -84,7 +84,7 @@ def run(folder: Path, experiment: Experiment, *, timeout_s: float = 60, **fields
         }
     )
     protocol.write_task(folder, task)
-    context = multiprocessing.get_context("forkserver")
+    context = fork_server()
     ranks = [
         context.Process(target=run_rank, args=(folder, r, r, LastBeat(folder, r))) for r in range(experiment.world_size)
     ]
@@ -156,7 +156,7 @@ def test_a_lonely_rank_gives_up_and_says_where(tmp_path: Path) -> None:
     )
     protocol.write_task(tmp_path, task)
     beat = LastBeat(tmp_path, 1)
-    rank = multiprocessing.get_context("forkserver").Process(target=run_rank, args=(tmp_path, 1, 1, beat))
+    rank = fork_server().Process(target=run_rank, args=(tmp_path, 1, 1, beat))
     rank.start()
     rank.join(30)
     error = protocol.read_error(tmp_path, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections import Counter
 from typing import Any, get_args
@@ -10,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from results.errors import UltrasweepError
+from tests.pool import fork_server
 from tests.workloads.costs.shapes import MIXTRAL
 from tests.workloads.engine.parity import mla
 from workloads.costs.shape.schedule import INTERLEAVED, V_SHAPED
@@ -105,7 +105,7 @@ def build_all(cases: list[Experiment]) -> list[str | None]:
 def test_the_planners_refusals_are_the_engines() -> None:
     draw = random.Random(7)
     cases = [drawn(draw) for _ in range(LAYOUTS)]
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+    with fork_server().Pool(1) as pool:
         built: list[str | None] = pool.apply(build_all, (cases,))
     seen: Counter[Any] = Counter()
     for case, refused in zip(cases, built, strict=True):
