@@ -14,7 +14,6 @@ the ranks that share experts.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 from typing import cast as cast_type
@@ -144,17 +143,15 @@ def _gather_in_fp8(parameter: Any, bits: Tensor, expert_of_row_S: Tensor | None 
 
     ``bits``: bit pattern of the largest absolute value, [1]; with ``expert_of_row_S`` that of each expert, [G].
 
-    The extension points hold the parameter weakly. They are attributes of a tensor, and Python cannot see that a view
-    of this tensor leads back to it: such a circle, and so the shard's memory, would never be freed.
+    The extension points hold the shard's memory, but no view of the local tensor. They are attributes of that tensor,
+    and Python cannot see that a view leads back to it: such a circle, and so the memory, would never be freed.
     """
-    weakly = weakref.ref(parameter)
+    view = _shard(parameter)
+    shard = view.new_empty(0).set_(view.untyped_storage(), view.storage_offset(), view.size(), view.stride())
 
     def pre_all_gather(
         mesh: Any, outer_size: Any, outer_stride: Any, module: Any, policy: Any
     ) -> tuple[tuple[Tensor, ...], None]:
-        holder = weakly()
-        assert holder is not None
-        shard = _shard(holder)
         # As bytes: not every back end of collectives knows fp8.
         if expert_of_row_S is not None:
             return (cast_rows_with(shard, bits[expert_of_row_S], E4M3).view(torch.uint8),), None
