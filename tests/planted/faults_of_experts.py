@@ -241,9 +241,9 @@ EXPERTS = [
             ENGINE + "training.balance:finish_routing",
             "router.load.zero_()",
             "pass",
-            {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},
+            {"moe": _BIAS, "dp": 2, "routing": "learned", "micro_batch_size": 2},
         ),
-        steps=3,
+        steps=4,
     ),
     *faults_of(
         "experts",

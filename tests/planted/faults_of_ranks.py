@@ -169,7 +169,7 @@ STAGES = faults_of(
         "both halves of a split backward make a weight's gradient",
         ENGINE + "ops.linear:_Linear.backward",
         "None if deferred.add(ctx.parameter, make) else make()",
-        "grad.t() @ x",
+        "(deferred.add(ctx.parameter, make), make())[1]",
         {**VEE, "gradient_accumulation_fusion": False},
     ),
     (
