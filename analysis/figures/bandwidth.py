@@ -24,7 +24,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     if table.empty:
         raise style.NothingToDraw("no run measured the bandwidth of its collectives")
     shown = [name for name in collective_bandwidth.COLLECTIVES if (table["collective"] == name).any()]
-    figure = style.new_figure(3.6 * len(shown) + 0.6, 3.6)
+    figure = style.new_figure(3.4 * len(shown) + 0.6, 3.6)
     axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for ax, name in zip(axes, shown, strict=True):
         _panel(ax, table[(table["collective"] == name) & (table["scope"] == "world")])

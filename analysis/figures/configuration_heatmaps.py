@@ -36,11 +36,11 @@ def draw_pair(
     the columns with values and texts of the cells, the title, the name of its scale and the colours; ``noun``: what
     devices are called."""
     workloads, sizes = places
-    stacked = len(sizes) > _SIDE_BY_SIDE
-    rows, columns = (2, 1) if stacked else (1, 2)
     longest = max(len(line) for name in workloads for line in _in_lines(name).splitlines())
     width = max(len(sizes) * _CELL_IN[0], 2.4) + 2.4 + _CHARACTER_IN * max(0, longest - _USUAL_NAME)
     height = max(len(workloads) * _CELL_IN[1], 1.6) + 1.0
+    stacked = len(sizes) > _SIDE_BY_SIDE or 2 * width > style.MOST_WIDTH_IN
+    rows, columns = (2, 1) if stacked else (1, 2)
     figure = style.new_figure(columns * width, rows * height)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, shown in zip(axes, shown_pair, strict=True):

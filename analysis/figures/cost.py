@@ -143,8 +143,10 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
     if table.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
     noun = labels.device_noun(frame)
+    sizes = table.groupby("workload", sort=False).size().sort_values(ascending=False, kind="stable")
+    most = {str(name) for name in sizes.index[:_MOST_LINES]}
     models = [str(name) for name in table["workload"].unique()]
-    shown = models[:_MOST_LINES]
+    shown = [name for name in models if name in most]
     table = table[table["workload"].isin(shown)]
     column = "device_hours_per_trillion_tokens" if price is None else "price_per_trillion_tokens"
     x, y = table[column].astype(float), table["days_per_trillion_tokens"].astype(float)
@@ -160,22 +162,17 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
     colours = {name: style.SERIES_COLOURS[i % len(style.SERIES_COLOURS)] for i, name in enumerate(shown)}
     for i, (name, colour) in enumerate(colours.items()):
         line = table.index[table["workload"] == name]
-        ax.plot(x[line], y[line], color=colour, marker=_MARKERS[i % len(_MARKERS)], markersize=4.5, linewidth=1.4)
+        marker = _MARKERS[i % len(_MARKERS)]
+        ax.plot(x[line], y[line], label=name, color=colour, marker=marker, markersize=4.5, linewidth=1.4)
         names.keep_line_clear(x[line].tolist(), y[line].tolist())
-    for name, colour in colours.items():  # a model's name stands at its fewest devices, where lines are apart
-        of_model = table[table["workload"] == name]
-        first = of_model.index[0]
-        names.write(f"{name}, {int(of_model['world_size'].iloc[0])}", x[first], y[first], colour, bold=True)
-        for size, across, up in zip(
-            of_model["world_size"][1:], x[of_model.index[1:]], y[of_model.index[1:]], strict=True
-        ):
-            names.write(f"{int(size)}", across, up, "#444444")
+    for size, across, up in zip(table["world_size"], x, y, strict=True):
+        names.write(f"{int(size)}", across, up, "#444444")
     ax.set_ylabel("Days for 10¹² tokens")
     hours = "GPU-hours" if noun == "GPUs" else "Process-hours"
     ax.set_xlabel(f"{hours} for 10¹² tokens" if price is None else f"Price of 10¹² tokens, {price:g} an hour")
     ax.grid()
     more = f"; {plural(len(models) - len(shown), 'more model')} in the table" if len(models) > len(shown) else ""
-    figure.supxlabel(f"Numbers beside points: {noun}{more}", fontsize=8.5, x=0.02, ha="left")
+    style.bottom_legend(figure, ax.get_legend_handles_labels()[0], f"Numbers beside points: {noun}{more}")
     return figure
 
 

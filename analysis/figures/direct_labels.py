@@ -17,7 +17,7 @@ _STEPS = 12
 _GAP_IN = 0.06
 _SIZE = 8.0
 _CHARACTER = 0.63
-"""Width of a character over the font size; bold ones are a little wider."""
+"""Width of a character over the font size."""
 
 
 class Labels:
@@ -41,10 +41,10 @@ class Labels:
             between = [k / _STEPS for k in range(1, _STEPS)]
             self.keep_clear([a ** (1 - t) * c**t for t in between], [b ** (1 - t) * d**t for t in between])
 
-    def write(self, text: str, x: float, y: float, colour: str, *, bold: bool = False) -> bool:
+    def write(self, text: str, x: float, y: float, colour: str) -> bool:
         """Write ``text`` right of, left of, above or below the point; returns whether there was room."""
         across, up = self._place(x, y)
-        width, height = (_CHARACTER + 0.07 * bold) * _SIZE / 72 * len(text), 1.25 * _SIZE / 72
+        width, height = _CHARACTER * _SIZE / 72 * len(text), 1.25 * _SIZE / 72
         for side, lift in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
             at = (across + side * (_GAP_IN + width / 2), up + lift * (_GAP_IN + height / 2))
             box = (at[0] - width / 2, at[1] - height / 2, at[0] + width / 2, at[1] + height / 2)
@@ -59,7 +59,6 @@ class Labels:
                     va="center",
                     fontsize=_SIZE,
                     color=colour,
-                    weight="bold" if bold else "normal",
                 )
                 return True
         return False

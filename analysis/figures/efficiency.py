@@ -1,10 +1,12 @@
-"""Scaling efficiency of each model: throughput per device relative to the fewest devices, and the loss by part.
+"""Scaling efficiency of each model: throughput per device relative to the most efficient size, and the loss by part.
 
 Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time per token is 1 / (tokens/s/GPU); it
 is the sum of the step's parts per token: by kind of kernel if as many runs of the model have a profiled step
-(`analysis.figures.breakdown_by_kind`), otherwise as in `analysis.rows.step_parts`. With t0 of the smallest size and t
-of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that
-takes less than before has a negative share. If either run lacks its parts, the whole loss is not attributed.
+(`analysis.figures.breakdown_by_kind`), otherwise as in `analysis.rows.step_parts`. With t0 of the most efficient size
+and t of another one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. (The
+smallest size need not be the most efficient one: a large model may leave it no memory for anything but recomputation.)
+A part that takes less than before has a negative share. If either run lacks its parts, the whole loss is not
+attributed. All runs of a series have the precision that most runs of its model have.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     ``tie``: another layout is within the noise of the chosen one; null if the noise is unknown. Parts into which the
     model's steps are not split are null.
     """
-    rows = pairs.comparable(frame)
+    rows = pairs.of_usual_precision(pairs.comparable(frame))
     rows = rows[rows.groupby("workload")["world_size"].transform("nunique") > 1]  # others cannot have two sizes
     timed = [
         *step_parts.MEASURED,
@@ -134,11 +136,11 @@ def _series(rows: pd.DataFrame, kind: str, fewest: int) -> pd.DataFrame:
 
 def _attributed(series: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     series = series.sort_values(["workload", "world_size"], kind="stable").reset_index(drop=True)
-    first = series.drop_duplicates("workload").set_index("workload")[[metrics.RANK_BY, *names]]
-    first = first.reindex(series["workload"]).set_axis(series.index)
-    efficiency = series[metrics.RANK_BY] / first[metrics.RANK_BY]
-    # Growth of a part's time per token over t: its share of the step now, minus its first share times t0 / t.
-    lost = {f"lost to {name}": series[name] - first[name] * efficiency for name in names}
+    best = series.sort_values(metrics.RANK_BY, ascending=False, kind="stable").drop_duplicates("workload")
+    best = best.set_index("workload")[[metrics.RANK_BY, *names]].reindex(series["workload"]).set_axis(series.index)
+    efficiency = series[metrics.RANK_BY] / best[metrics.RANK_BY]
+    # Growth of a part's time per token over t: its share of the step, minus its share in the best size times t0 / t.
+    lost = {f"lost to {name}": series[name] - best[name] * efficiency for name in names}
     attributed = pd.Series(0.0, index=series.index)
     for share in lost.values():
         attributed = attributed + share
@@ -149,7 +151,7 @@ def _attributed(series: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Top: efficiency against the smallest size. Bottom, if a run has timed parts: the time per token by part."""
+    """Top: efficiency against the most efficient size. Bottom, if a run has timed parts: the time per token by part."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no model has finished runs of comparable batches on two numbers of devices")
@@ -160,7 +162,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     parts = [f"lost to {name}" for name in timed if name != UNATTRIBUTED]
     attributed = bool((rows["lost"].ne(0) & rows[parts].notna().any(axis=1)).any())
     lines = 2 if attributed else 1
-    figure = style.new_figure(max(2.9 * len(workloads), 6.4), 2.9 * lines + 1.0)
+    figure = style.new_figure(max(2.7 * len(workloads), 6.4), 2.9 * lines + 1.0)
     axes = figure.subplots(lines, len(workloads), squeeze=False)
     noun = labels.device_noun(frame)
     for place, workload in enumerate(workloads):
@@ -170,7 +172,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         if attributed:
             _times(axes[1][place], of_workload, timed)
         axes[-1][place].set_xlabel(f"Number of {noun}")
-    axes[0][0].set_ylabel("Efficiency, % of the smallest")
+    axes[0][0].set_ylabel("Efficiency, % of the best size")
     if attributed:
         axes[1][0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time per token, µs")
     style.bottom_legend(figure, _handles(rows, timed if attributed else []), _note(rows, attributed, len(most)))
@@ -198,7 +200,7 @@ def _efficiency(ax: Axes, rows: pd.DataFrame) -> None:
             )
     ax.axhline(100, color="#444444", linewidth=0.8)
     _sizes(ax, sizes)
-    ax.set_ylim(0, 1.1 * max(100.0, 100 * float(rows["efficiency"].max())))
+    ax.set_ylim(0, 110)
     ax.grid(axis="y")
 
 
@@ -277,13 +279,14 @@ def conclude(frame: pd.DataFrame) -> str | None:
         return None
     name = rows.groupby("workload", sort=False)["world_size"].nunique().idxmax()
     of_model = rows[rows["workload"] == name].sort_values("world_size")
-    first, last = of_model.iloc[0], of_model.iloc[-1]
+    first, last = (of_model.sort_values(by).iloc[-1] for by in ("efficiency", "world_size"))
+    if first["world_size"] == last["world_size"]:
+        return None
     noun = labels.device_noun(frame)
     return (
         f"{name}, {last['layouts']}: {labels.devices(last['world_size'], noun)} have "
         f"{format_percent(last['efficiency'], 0)} of the throughput per device of {int(first['world_size'])} at the "
-        "same "
-        f"batch (n = {plural(len(of_model), 'size')})."
+        f"same batch (n = {plural(len(of_model), 'size')})."
     )
 
 
@@ -292,13 +295,11 @@ FIGURE = FigureSpec(
     section="scaling",
     title="Scaling efficiency and its loss",
     caption=(
-        "Throughput per device relative to the smallest size with five finished layouts of the same batch (pure data "
-        "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling those of a device. Below, "
-        "if the "
-        "parts of steps were timed, one bar per size: device time per token by part, the efficiency above it; by "
-        "kind of "
-        "kernel if as many runs of the model have a profiled step. In the table "
-        "each part's share of the loss is its growth, negative if it shrank."
+        "Throughput per device relative to the most efficient size, of those with five finished layouts of the same "
+        "batch and precision (pure data parallelism: with one). Strong scaling keeps the tokens of a step, weak "
+        "scaling those of a device. Below, if the parts of steps were timed, one bar per size: device time per token "
+        "by part, the efficiency above it; by kind of kernel if as many runs of the model have a profiled step. In the "
+        "table each part's share of the loss is its growth, negative if it shrank."
     ),
     draw=draw,
     data=data,

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.figures import bar_series, style
 from analysis.memory.axis_panels import Bar
-from analysis.memory.peak_split import PREDICTED
+from analysis.memory.peak_split import PREDICTED, UNSPLIT
 from analysis.rows import labels
 from results.text.numbers import listed
 from workloads.spec.experiment import ENGINE
@@ -41,13 +41,13 @@ def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int)
     wide_bars = [(place, bar.stack, _WIDTH) for place, bar in enumerate(bars)]
     beside = [(place, bar.closed_form) for place, bar in enumerate(bars)]
     twins = [(place + (_WIDTH + _TWIN) / 2, stack, _TWIN) for place, stack in beside if stack is not None]
-    for pale in (False, True):
-        some = [one for one in (*wide_bars, *twins) if (one[1].source == PREDICTED) == pale]
+    for fills, pale, sources in _LOOKS:
+        some = [one for one in (*wide_bars, *twins) if one[1].source in sources]
         if not some:
             continue
         places, widths = [place for place, _, _ in some], [width for _, _, width in some]
         bottom = np.zeros(len(some))
-        for i, (colour, hatch) in enumerate(FILLS):
+        for i, (colour, hatch) in enumerate(fills):
             heights = np.array([stack.bytes[i] for _, stack, _ in some]) / unit
             bar_series.upright(ax, places, heights, bottom, widths, hatch=hatch, **look(colour, pale=pale))
             bottom += heights
@@ -84,16 +84,20 @@ def _write_total(ax: Axes, place: int, bar: Bar, top: float, unit: int) -> None:
 
 def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -> list[Patch | Line2D]:
     """Legend of the categories, of measured and predicted bars, and of the marks that these bars have."""
+    sources = dict.fromkeys(bar.stack.source for bar in bars)
     entries: list[Patch | Line2D] = [
         Patch(hatch=hatch, label=name, **look(colour, pale=False))
         for name, (colour, hatch) in zip(labels.MEMORY_CATEGORIES.values(), FILLS, strict=True)
+        if set(sources) != {UNSPLIT}
     ]
-    sources = dict.fromkeys(bar.stack.source for bar in bars)
     if any(bar.closed_form is not None for bar in bars):
         sources[PREDICTED] = None
     others = listed(other_engines(frame))
     entries += [
-        Patch(label=_source_name(source, others), **look("#555555", pale=source == PREDICTED))
+        Patch(
+            label=_source_name(source, others),
+            **look(_WHOLE if source == UNSPLIT else "#555555", pale=source == PREDICTED),
+        )
         for source in _SOURCE_NAMES
         if source in sources
     ]
@@ -117,6 +121,8 @@ def _source_name(source: str, others: str) -> str:
     """Legend text of a bar's source; for rows of other engines the closed form is named as this project's."""
     if source == PREDICTED and others:
         return f"pale: closed form of {ENGINE}'s engine, not {others}'s"
+    if source == UNSPLIT:
+        return f"{_SOURCE_NAMES[source]} by {others}"
     return _SOURCE_NAMES[source]
 
 
@@ -124,6 +130,7 @@ _SOURCE_NAMES = {
     "measured": "full colour: measured",
     "traced": "full colour: traced without a device",
     PREDICTED: "pale: closed form, not measured",
+    UNSPLIT: "peak, measured",
 }
 _MARKS: dict[str, dict[str, Any]] = {
     "peak_reserved_bytes": {"marker": "_", "markersize": 15, "markeredgewidth": 1.6},
@@ -132,6 +139,14 @@ _MARKS: dict[str, dict[str, Any]] = {
 _MARK_NAMES = {"peak_reserved_bytes": "peak reserved, measured", "peak_allocated_bytes": "peak allocated, measured"}
 _BLACK: dict[str, Any] = {"linestyle": "", "color": "black", "zorder": 5}
 FILLS = tuple(zip(style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=True))[: len(labels.MEMORY_CATEGORIES)]
+
+_WHOLE = "#777777"
+_LOOKS = (
+    (FILLS, False, ("measured", "traced")),
+    (FILLS, True, (PREDICTED,)),
+    (((_WHOLE, ""),), False, (UNSPLIT,)),
+)
+"""Colours and hatches of a bar's parts, whether they are pale, and the sources of such bars."""
 
 
 def look(colour: str, *, pale: bool) -> dict[str, Any]:
@@ -162,8 +177,11 @@ def _known(bar: Bar, name: str) -> float | None:
 
 
 def _mark(bar: Bar, name: str) -> float | None:
-    """Value of a bar's mark; None for the allocated peak of a measured split, which adds up to it."""
-    return None if name == "peak_allocated_bytes" and bar.stack.source != PREDICTED else _known(bar, name)
+    """Value of a bar's mark; None for a peak that the bar itself shows."""
+    if name == "peak_allocated_bytes" and bar.stack.source != PREDICTED:
+        return None
+    value = _known(bar, name)
+    return None if bar.stack.source == UNSPLIT and value == bar.stack.total else value
 
 
 def _tick(bar: Bar) -> str:

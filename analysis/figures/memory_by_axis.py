@@ -10,16 +10,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures import style
-from analysis.figures.memory_bars import draw_bars, handles, limits_of, other_engines
+from analysis.figures.memory_bars import draw_bars, handles, limits_of
 from analysis.figures.spec import FigureSpec
 from analysis.memory import axis_panels
 from analysis.memory.axis_panels import Panel
 from analysis.memory.families import AXES
-from analysis.memory.peak_split import PREDICTED
-from results.text.numbers import byte_unit, format_bytes, format_percent, listed
-from workloads.spec.experiment import ENGINE
+from analysis.memory.peak_split import PREDICTED, UNSPLIT
+from results.text.numbers import byte_unit, format_bytes, format_percent
 
-_PANEL_IN = (3.7, 3.4)
+_PANEL_IN = (3.4, 3.4)
 
 
 def data(frame: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -59,7 +58,7 @@ def draw(frame: pd.DataFrame, axis: str) -> Figure:
         ax.set_xlabel(AXES[axis].label if axis in AXES else "Layout, each with all axes to its left")
     for ax in axes[:, 0]:
         ax.set_ylabel(f"Memory of the fullest rank, {unit_name}")
-    style.bottom_legend(figure, handles(bars, limits, frame), _note(panels, frame))
+    style.bottom_legend(figure, handles(bars, limits, frame), _note(panels))
     return figure
 
 
@@ -67,19 +66,17 @@ def _panels(frame: pd.DataFrame, axis: str) -> list[Panel]:
     return axis_panels.along(frame, AXES[axis]) if axis in AXES else axis_panels.together(frame)
 
 
-def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
-    """Note that no rows are shown, or that they come from another engine; None if neither."""
+def _note(panels: Sequence[Panel]) -> str | None:
+    """Note that no rows are shown; None if some are."""
     if all(panel.basis == axis_panels.CLOSED_FORM for panel in panels):
         return "Closed form: no rows differ only in this"
-    others = other_engines(frame)
-    if not others:
-        return None
-    return f"Bars are {ENGINE}'s closed form, marks {listed(others)}'s runs: two engines, so they need not agree"
+    return None
 
 
 _HOW = (
-    " Runs that differ in nothing else, those with the most values of the axis; full-colour bars are measured, pale "
-    "ones (narrow beside a measured one) the planner's closed form of the same layout in this project's engine. If "
+    " Runs that differ in nothing else, those with the most values of the axis; full-colour bars are measured (grey: "
+    "the whole peak of another engine), pale ones (narrow beside a measured one) the planner's closed form of the same "
+    "layout in this project's engine. If "
     "no runs differ only in this, the closed form for the fastest run of each of the largest models with the axis "
     "changed."
 )
@@ -96,7 +93,7 @@ def conclude(frame: pd.DataFrame, axis: str) -> str | None:
     sources = {bar.stack.source for bar in (first, last)}
     whose = (
         "measured"
-        if sources == {"measured"}
+        if sources <= {"measured", UNSPLIT}
         else "by the closed form"
         if sources == {PREDICTED}
         else "in part measured"

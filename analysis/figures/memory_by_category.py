@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from analysis.figures import bar_series, style
+from analysis.figures import bar_series, panels, style
 from analysis.figures.memory_bars import FILLS, look
 from analysis.figures.spec import FigureSpec
 from analysis.memory.peak_split import Stack, experiment_of, predicted
@@ -23,7 +23,7 @@ from results.text.numbers import byte_unit, format_percent, plural
 _BARS = 8
 _BAR, _TWIN = 0.56, 0.18
 """Heights of a bar and of the closed form's bar below it."""
-_MAX_PANELS = 8
+_MAX_PANELS = 5
 _PANELS_PER_ROW = 2
 
 
@@ -54,23 +54,18 @@ def draw(frame: pd.DataFrame) -> Figure:
     if total > _MAX_PANELS:
         groups = sorted(groups, key=lambda group: -len(group[1]))[:_MAX_PANELS]
     groups.sort(key=lambda group: (order[group[0][0]], group[0][1]))
-    columns = min(len(groups), _PANELS_PER_ROW)
-    lines = -(-len(groups) // columns)
     bars = max(min(len(group), _BARS) for _, group in groups)
     noun = labels.device_noun(frame)
     titles = [labels.group_name(*key, noun) for key, _ in groups]
     layouts = [layout for _, group in groups for layout in group["layout"].head(_BARS)]
     panel = 0.062 * max(map(len, layouts)) + max(0.09 * max(map(len, titles)), 3.2)
-    figure = style.new_figure(max(panel * columns, 6.5), lines * (0.9 + 0.3 * bars) + 0.9)
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    figure, axes = panels.grid(len(groups), _PANELS_PER_ROW, (panel, 0.9 + 0.3 * bars), extra_in=0.9)
     unit, name = byte_unit(rows[list(labels.MEMORY_CATEGORIES)].sum(axis=1).max())
     closed = [_closed_forms(group.head(_BARS)) for _, group in groups]
     for ax, title, (_, group), forms in zip(axes, titles, groups, closed, strict=False):
         _panel(ax, group.head(_BARS), unit, forms)
         ax.set_title(title)
-    for ax in axes[len(groups) :]:
-        ax.set_visible(False)
-    for ax in axes[max(len(groups) - columns, 0) : len(groups)]:
+    for ax in panels.bottom_of_columns(axes):
         ax.set_xlabel(f"Memory at the peak of the fullest rank, {name}")
     left_out = f"The {len(groups)} of {total} groups with most finished runs" if total > len(groups) else None
     style.bottom_legend(figure, _handles(rows, any(form is not None for forms in closed for form in forms)), left_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -58,9 +59,26 @@ def set_title(ax: Axes, text: str, size: float = 10.0, *, weight: str = "bold", 
     ax.set_title("\n".join(lines).replace(_NO_BREAK, " "), fontsize=size, weight=weight)
 
 
+def columns_within(panel_in: float) -> int:
+    """Number of panels of a width in inches that stand side by side in the widest figure, at least 1."""
+    return max(1, int(style.MOST_WIDTH_IN / panel_in))
+
+
+def bottom_of_columns(axes: Sequence[Axes]) -> list[Axes]:
+    """The panels of a `grid` that have no other below them."""
+    by_column = {place.colspan.start: ax for ax in axes if (place := ax.get_subplotspec()) is not None}
+    return list(by_column.values())
+
+
+def leftmost(axes: Sequence[Axes]) -> list[Axes]:
+    """The panels in the first column of a `grid`."""
+    return [ax for ax in axes if (place := ax.get_subplotspec()) is not None and place.is_first_col()]
+
+
 def grid(count: int, columns: int, panel_in: tuple[float, float], extra_in: float = 0.8) -> tuple[Figure, list[Axes]]:
-    """Figure with ``count`` panels of a size in inches, ``columns`` side by side, with room below them."""
-    columns = min(columns, count)
+    """Figure with ``count`` panels of a size in inches, ``columns`` side by side or as many as `style.MOST_WIDTH_IN`
+    allows, with room below them."""
+    columns = min(columns, count, columns_within(panel_in[0]))
     lines = -(-count // columns)
     figure = style.new_figure(max(panel_in[0] * columns, 6.0), panel_in[1] * lines + extra_in)
     axes = list(figure.subplots(lines, columns, squeeze=False).ravel())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
@@ -18,12 +18,12 @@ from results.text.numbers import GIB, format_number, plural
 _MAX_PANELS = 6
 _FEWEST = 5
 """Smallest number of finished runs with which a model gets a panel, unless none has more."""
-_MANY = 100
 _MOST_LINES = 250
 """Largest number of lines in a panel, chosen evenly from the best to the worst: more cover each other and take long to
 draw."""
 _BEST = 0.05
-"""Share of the runs of a panel that are drawn in full strength."""
+"""Share of the runs of a panel that are drawn in colour."""
+_BEST_COLOUR = "#0072B2"
 AXES = {
     "world_size": "devices",
     "dp": "dp",
@@ -53,8 +53,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """One panel per model, one line per run; colour: throughput relative to the panel's best, with the best runs on
-    top."""
+    """One panel per model, one line per run: the best ones in colour, all others in grey below them."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
@@ -69,32 +68,35 @@ def draw(frame: pd.DataFrame) -> Figure:
     titles = [*(AXES[name] for name in shown), memory, labels.rate_unit(frame).replace("tokens/s/", "tokens/s\nper ")]
     figure = style.new_figure(10.5, 2.1 * len(names) + 0.7)
     axes = figure.subplots(len(names), 1, squeeze=False)[:, 0]
-    colours = style.sequential("viridis")
+    axes[-1].set_xlabel("Degrees and batching at equal distances, memory and throughput to scale")
     for ax, name in zip(axes, names, strict=True):
         runs_here = rows[rows["workload"] == name]
         drawn = runs_here.iloc[np.linspace(0, len(runs_here) - 1, min(len(runs_here), _MOST_LINES)).astype(int)]
         _panel(ax, drawn, [*shown, "memory_gib", metrics.RANK_BY], titles)
         cut = f", {len(drawn):,} of them drawn" if len(drawn) < len(runs_here) else ""
         ax.set_title(f"{name}: {plural(len(runs_here), 'finished run')}{cut}", pad=20)  # above the names of the axes
-    bar = figure.colorbar(ScalarMappable(style.norm_of([0.0, 1.0]), colours), ax=list(axes), pad=0.01, aspect=40)
-    bar.set_label("Share of the best")
-    bar.outline.set_visible(False)
+    style.bottom_legend(
+        figure,
+        [
+            Line2D([], [], color=_BEST_COLOUR, linewidth=1.6, label=f"fastest {100 * _BEST:.0f} % of a panel"),
+            Line2D([], [], color=style.FAILURE_GREY, linewidth=0.6, label="other finished runs"),
+        ],
+    )
     return figure
 
 
 def _panel(ax: Axes, rows: pd.DataFrame, columns: list[str], titles: list[str]) -> None:
     heights = np.column_stack([_heights(ax, place, rows[name], name) for place, name in enumerate(columns)])
     style.add_lines_across(ax, "x", range(len(columns)), color="#888888", linewidth=0.8)
-    share = (rows[metrics.RANK_BY] / rows[metrics.RANK_BY].max()).to_numpy(dtype=float)
+    rates = rows[metrics.RANK_BY].to_numpy(dtype=float)
     # Runs with equal degrees would hide each other: each is shifted by a small offset that depends only on its
     # position.
     moved = np.linspace(-0.018, 0.018, len(rows))[:, None]
     heights = np.where(np.isnan(heights), np.nan, heights + moved * (np.arange(len(columns)) < len(columns) - 2))
     x = np.arange(len(columns), dtype=float)
     lines = [np.column_stack([x, line]) for line in heights[::-1]]
-    best = share[::-1] >= np.quantile(share, 1 - _BEST)
-    colours = style.sequential("viridis")(share[::-1])
-    colours[:, 3] = np.where(best, 1.0, 0.25 if len(rows) > _MANY else 0.6)
+    best = rates[::-1] >= np.quantile(rates, 1 - _BEST)
+    colours = [(_BEST_COLOUR, 1.0) if one else (style.FAILURE_GREY, 0.2) for one in best]
     widths = np.where(best, 1.6, 0.6)
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=widths, rasterized=len(rows) > 300))
     ax.set(xlim=(-0.15, len(columns) - 0.75), ylim=(-0.06, 1.06))
@@ -129,7 +131,7 @@ FIGURE = FigureSpec(
     section="best",
     title="Every finished run over its degrees",
     caption=(
-        "One line per finished run, the best twentieth of each panel in full strength. Degrees and batching are at "
+        "One line per finished run, the fastest twentieth of each panel in colour. Degrees and batching are at "
         "equal distances; memory and throughput are to scale."
     ),
     draw=draw,

@@ -70,13 +70,13 @@ def draw(frame: pd.DataFrame) -> Figure:
     width = max(3.5, 0.062 * longest + 0.8, 0.09 * max(map(len, titles)) + 0.6)
     figure, axes = panels.grid(len(parts), _COLUMNS, (width, 3.5))
     unit, unit_name = byte_unit(rows["memory_bytes"].max())
-    for place, (ax, title, part, few) in enumerate(zip(axes, titles, parts, named, strict=True)):
+    for ax, title, part, few in zip(axes, titles, parts, named, strict=True):
         _panel(ax, part, few, unit)
         ax.set_title(title)
         ax.set_xlabel(f"{kind[0].upper()}{kind[1:]}, {unit_name}")
         _key(ax, few)
-        if place % _COLUMNS == 0:
-            ax.set_ylabel(labels.rate_unit(frame))
+    for ax in panels.leftmost(axes):
+        ax.set_ylabel(labels.rate_unit(frame))
     style.bottom_legend(figure, _handles(rows), left_out)
     return figure
 

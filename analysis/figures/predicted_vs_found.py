@@ -38,13 +38,13 @@ def draw(frame: pd.DataFrame) -> Figure:
     Runs that ran out of memory have no peak: they are drawn at the device's limit over their predicted memory.
     """
     pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", *INTERVAL, "step_time_s"]
-    rows = last_attempts(frame)[[*labels.ORDERED_BY, "outcome", "method", *pairs, "device_memory_bytes"]]
+    rows = last_attempts(frame)[["model", *labels.ORDERED_BY, "outcome", "method", *pairs, "device_memory_bytes"]]
     memory = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna() & (rows["peak_allocated_bytes"] > 0)]
     times = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
     panels = [panel for panel, data in ((_memory, memory), (_times, times)) if len(data)]
     if not panels:
         raise style.NothingToDraw("no finished run has a prediction to compare with")
-    figure = style.new_figure(5.6 * len(panels), 5.2)
+    figure = style.new_figure(5.4 * len(panels), 5.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for ax, panel in zip(axes, panels, strict=True):
         panel(ax, rows)
@@ -94,14 +94,14 @@ def _times(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def scatter(
-    ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: float, workloads: Sequence[str] | None = None
+    ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: float, models: Sequence[str] | None = None
 ) -> None:
-    """Draw the points of each workload, in units of ``unit``. ``workloads``: all that have a colour; None: those of the
+    """Draw the points of each model, in units of ``unit``. ``models``: all that have a colour; None: those of the
     rows."""
     markers = "osD^vP*X"
-    groups = dict(iter(rows.groupby("workload")))
-    for i, workload in enumerate(workloads or labels.workload_order(rows)):
-        group = groups.get(workload, rows.head(0))
+    groups = dict(iter(rows.groupby("model")))
+    for i, model in enumerate(models or models_of(rows)):
+        group = groups.get(model, rows.head(0))
         ax.plot(
             group[predicted] / unit,
             group[found] / unit,
@@ -111,8 +111,13 @@ def scatter(
             markersize=4.5,
             alpha=0.75,
             markeredgewidth=0,
-            label=workload,
+            label=model,
         )
+
+
+def models_of(rows: pd.DataFrame) -> list[str]:
+    """Models from the smallest to the largest."""
+    return list(rows.groupby("model")["num_params"].max().sort_values(kind="stable").index)
 
 
 def draw_intervals(ax: Axes, rows: pd.DataFrame, low: str, high: str, found: str) -> None:

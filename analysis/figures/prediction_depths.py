@@ -6,15 +6,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures import style
-from analysis.figures.predicted_vs_found import draw_intervals, finish, scatter
+from analysis.figures.predicted_vs_found import draw_intervals, finish, models_of, scatter
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels
 from analysis.rows.frame_cache import cache_per_frame
 from results.statistics.errors_of_predictions import relative_errors, summary
 from results.statistics.grade import READ_BY_PAIRS, measured_points, pairs_of_rows
 from results.text.numbers import format_percent, listed
 
-_FACTS = ["experiment_id", "workload", "layout", "num_params", "attempt_id"]
+_FACTS = ["experiment_id", "model", "workload", "layout", "num_params", "attempt_id"]
 _READ = dict.fromkeys((*READ_BY_PAIRS, *_FACTS))
 NAMES = {"closed_form": "closed form", "rehearsed": "rehearsed"}
 
@@ -38,14 +37,14 @@ def draw(frame: pd.DataFrame) -> Figure:
     depths = [depth for depth in NAMES if (pairs["depth"] == depth).any()]
     if len(depths) < 2:
         raise style.NothingToDraw("no measured run was also rehearsed")
-    figure = style.new_figure(5.6 * len(depths), 5.2)
+    figure = style.new_figure(5.4 * len(depths), 5.2)
     panels = figure.subplots(1, len(depths), squeeze=False)[0]
-    workloads = labels.workload_order(pairs)
+    models = models_of(pairs)
     ends = pairs[["predicted", "measured"]].min().min() * 0.9, pairs[["predicted", "measured"]].max().max() * 1.1
     for ax, depth in zip(panels, depths, strict=True):
         of_depth = pairs[pairs["depth"] == depth]
         draw_intervals(ax, of_depth, "low", "high", "measured")
-        scatter(ax, of_depth, "predicted", "measured", 1, workloads)
+        scatter(ax, of_depth, "predicted", "measured", 1, models)
         ax.set_title(f"{NAMES[depth].capitalize()}: {_in_short(of_depth)}")
         ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         finish(ax, "Predicted step time, s", "Step time, s" if ax is panels[0] else "")

@@ -143,7 +143,7 @@ def _panels(rows: pd.DataFrame) -> tuple[Figure, Panels]:
     groups = [(str(name), group) for name, group in rows.groupby("workload", sort=False)][:_MAX_PANELS]
     columns = min(len(groups), _COLUMNS)
     lines = -(-len(groups) // columns)
-    figure = style.new_figure(max(3.7 * columns, 5.6), 2.9 * lines + 0.5)
+    figure = style.new_figure(max(3.6 * columns, 5.6), 2.9 * lines + 0.5)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax in axes[len(groups) :]:
         ax.set_visible(False)
@@ -162,12 +162,12 @@ def _label_left(panels: Panels, unit: str) -> None:
 def _one_place(rows: pd.DataFrame, noun: str) -> tuple[pd.DataFrame, str]:
     """Rows of one number of devices and one network regime, and the name of that place.
 
-    The place is the one where most workloads have two depths, then with the most depths, then the most runs; only those
-    workloads are kept. Raises `style.NothingToDraw` if no workload has two depths.
+    The place is the one where most workloads have a series of two depths, then with the most depths, then the most
+    runs; only those series are kept. Raises `style.NothingToDraw` if no workload has one.
     """
     rows = rows.assign(network_regime=rows["network_regime"].astype(object).fillna(""))
+    rows = rows[rows.groupby([*PLACE, "series"])["degree"].transform("nunique") > 1]
     series = rows.groupby(PLACE).agg(depths=("degree", "nunique"), runs=("candidates", "sum")).reset_index()
-    series = series[series["depths"] > 1]
     if series.empty:
         raise style.NothingToDraw(
             "no model was run at two pipeline depths on as many devices with m = p − 1, p or 32 and tp = 1"
@@ -254,7 +254,7 @@ FIGURES = (
         caption=(
             "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
             "of two) and with 32: the fastest run of each depth. All panels are of one number of devices and one "
-            "network regime, where most models have two depths; the table has the others."
+            "network regime, where most models have a series of two depths; the table has the others."
         ),
         draw=draw_pipeline_parallel,
         data=by_degree.pipeline_parallel,

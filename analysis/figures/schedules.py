@@ -57,7 +57,7 @@ _KINDS = {
     "I": ("#CC79A7", "backward, input's gradient"),
     "W": ("#009E73", "backward, weights' gradient"),
 }
-_PANEL_IN = 7.4
+_PANEL_IN = 10.0
 _LEAST_NUMBERED_IN = 0.11
 """Smallest width of an action, in inches, for which the number of the micro-batch is written into its box."""
 _HEIGHT = 0.86
@@ -198,7 +198,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     if pipeline is None:
         raise style.NothingToDraw(f"no run of a pipeline of 2 to {MOST_RANKS} ranks has finished")
     drawn_by_name = schedules(pipeline)
-    figure, axes = panels.grid(len(drawn_by_name), 2, (_PANEL_IN, 0.24 * pipeline.ranks + 0.75), extra_in=1.1)
+    figure, axes = panels.grid(len(drawn_by_name), 1, (_PANEL_IN, 0.24 * pipeline.ranks + 0.75), extra_in=1.1)
     last = max(drawn.done.total_s for drawn in drawn_by_name.values())
     for ax, (name, drawn) in zip(axes, drawn_by_name.items(), strict=True):
         _panel(ax, drawn, pipeline.ranks, last)
@@ -206,10 +206,9 @@ def draw(frame: pd.DataFrame) -> Figure:
             f"{_NAMES[name]}: {format_percent(drawn.done.idle_share)} idle, at most {drawn.held:g} micro-batches "
             "held by a rank"
         )
-    for ax in axes[-2:]:
-        ax.set_xlabel(
-            "Time from the start of the step, s" if pipeline.unit == "s" else "Time, in forwards of one micro-batch"
-        )
+    axes[-1].set_xlabel(
+        "Time from the start of the step, s" if pipeline.unit == "s" else "Time, in forwards of one micro-batch"
+    )
     style.bottom_legend(figure, _handles(drawn_by_name), _note(pipeline))
     return figure
 

@@ -33,7 +33,7 @@ def draw_shares(frame: pd.DataFrame, rows: pd.DataFrame, parts: Parts) -> Figure
     for ax, group, part in zip(axes, groups, of_groups, strict=True):
         _bars(ax, part, parts)
         panels.set_title(ax, labels.group_name(*group, noun), beside_in=0.062 * longest + 0.6)
-    for ax in axes[-min(_COLUMNS, len(axes)) :]:
+    for ax in panels.bottom_of_columns(axes):
         ax.set_xlabel("Share of the step, %")
     note = "; ".join(part for part in (f"Right of each bar: {unit}", left_out) if part)
     style.bottom_legend(figure, handles(rows, parts), note)

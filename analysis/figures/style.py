@@ -64,6 +64,8 @@ RC: dict[str, Any] = {
     "figure.max_open_warning": 0,
 }
 PNG_DPI = 130
+MOST_WIDTH_IN = 10.8
+"""Panels go below each other rather than make a figure wider: shown 1,200 pixels wide its 8-point text is 12 high."""
 
 CATEGORY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 """Palette of Okabe and Ito (2008), ordered so that neighbours also differ in grey."""

@@ -1,8 +1,9 @@
 """Panels of stacked bars: memory of the fullest rank along one axis, and from one device to every axis at once.
 
 If a family of rows differs in the axis only, bars come from rows: the measured split of finished rows, the closed form
-for rows that have only shape and layout. Without such a family, bars are the closed form of the fastest finished run's
-layout with the axis changed. Every bar names its source.
+for rows of this project's engine that have only shape and layout, the measured peak of other engines' rows. Without
+such a family, bars are the closed form of the fastest finished run's layout with the axis changed. Every bar names its
+source; no panel has bars of two engines.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.memory.families import Family, FamilyAxis, countable, families, like, matching_of, twin
-from analysis.memory.peak_split import PREDICTED, Stack, experiment_of, predicted, stack_of
+from analysis.memory.peak_split import (
+    PREDICTED,
+    UNSPLIT,
+    Stack,
+    experiment_of,
+    is_of_another_engine,
+    predicted,
+    stack_of,
+)
 from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
@@ -134,8 +143,9 @@ def together(frame: pd.DataFrame) -> list[Panel]:
 def table(panels: list[Panel]) -> pd.DataFrame:
     """One line per bar: bytes by category, their source, and the measurements of its row if there is one.
 
-    ``basis``: rows, or closed form if no row has the configuration. ``split``: measured, traced or predicted.
-    ``stack_engine`` is the engine of the bytes by category, ``engine`` that of the row's measurements.
+    ``basis``: rows, or closed form if no row has the configuration. ``split``: measured, traced, predicted, or not
+    split; then the bytes by category are null. ``stack_engine`` is the engine of the bytes by category, ``engine`` that
+    of the row's measurements.
     """
     lines = []
     for panel in panels:
@@ -150,7 +160,7 @@ def table(panels: list[Panel]) -> pd.DataFrame:
                     "basis": CLOSED_FORM if bar.row is None else ROWS,
                     "split": bar.stack.source,
                     "outcome": row.get("outcome"),
-                    **dict(zip(MEMORY_CATEGORIES, bar.stack.bytes, strict=True)),
+                    **_by_category(bar.stack),
                     "stack_bytes": bar.stack.total,
                     "closed_form_bytes": None if bar.closed_form is None else bar.closed_form.total,
                     **{name: row.get(name) for name in (*_MEASURED, "repeats", "experiment_id", "attempt_id")},
@@ -161,8 +171,14 @@ def table(panels: list[Panel]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=list(_COLUMNS))
 
 
+def _by_category(stack: Stack) -> dict[str, int | None]:
+    if stack.source == UNSPLIT:
+        return dict.fromkeys(MEMORY_CATEGORIES)
+    return dict(zip(MEMORY_CATEGORIES, stack.bytes, strict=True))
+
+
 def _bar(label: str, stack: Stack, row: Mapping[str, Any] | None) -> Bar:
-    experiment = None if row is None or stack.source == PREDICTED else experiment_of(row)
+    experiment = None if row is None or stack.source in (PREDICTED, UNSPLIT) else experiment_of(row)
     return Bar(label, stack, row, None if experiment is None else predicted(experiment))
 
 
@@ -182,13 +198,14 @@ def _bars(family: Family, axis: FamilyAxis) -> tuple[Bar, ...]:
 
 
 def _flipped(rows: pd.DataFrame, family: Family, axis: FamilyAxis, sequence_parallel: bool) -> tuple[Bar, ...]:
-    """The family with the other setting of sequence parallelism: matching rows, otherwise the closed form."""
+    """The family with the other setting of sequence parallelism: matching rows, otherwise the closed form if the family
+    is of this project's engine."""
     others = twin(rows, family, axis, sequence_parallel=sequence_parallel)
     bars = []
     for row in family.rows:
         pair = row if row["tp"] == 1 else others.get(row["tp"])  # with one rank, sequence parallelism has no effect
         stack = None if pair is None else stack_of(pair)
-        if stack is None and (e := experiment_of(row)) is not None:
+        if stack is None and not is_of_another_engine(row) and (e := experiment_of(row)) is not None:
             changed = variant(e, "tp", e.tp, sequence_parallel=sequence_parallel)
             stack = None if changed is None else predicted(changed)
         if stack is not None:
@@ -219,7 +236,7 @@ def _chain(rows: pd.DataFrame, row: Mapping[str, Any], fixed: str) -> tuple[Bar,
     for name, experiment in steps_to_all(target, same_batch=fixed == _BATCH):
         columns = config_columns(experiment)
         wanted = {column: columns[column] for column in _CHAIN_COLUMNS} | {name: row[name] for name in _OF_THE_ROW}
-        matching_row = like(rows, wanted)
+        matching_row = None if is_of_another_engine(row) else like(rows, wanted)
         bars.append(
             _bar(name, (stack_of(matching_row) if matching_row else None) or predicted(experiment), matching_row)
         )

@@ -1,8 +1,8 @@
 """Memory of a row's fullest rank by category: as the row recorded it, or by the closed form.
 
-Finished runs of our engine record their peak by category. A row that has only its shape and layout (the study's, or a
-run that ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate.estimate_memory`, marked as
-such.
+Finished runs of our engine record their peak by category. A row of it that has only its shape and layout (a run that
+ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate.estimate_memory`, marked as such. A
+row of another engine gets no closed form of ours: only its measured peak, as a whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from analysis.rows.derived import SHAPE, model_of
 from analysis.rows.labels import MEMORY_CATEGORIES, ROUTING
 from workloads.costs.memory.estimate import StageMemory, estimate_memory
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import Experiment, from_json
+from workloads.spec.experiment import ENGINE, Experiment, from_json
 
 PREDICTED = "predicted"
+UNSPLIT = "not split"
 _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "traced"}
 """Source of a row's split by the row's method: a rehearsal measures memory, a trace does not."""
 _COUNTS = (
@@ -49,9 +50,10 @@ class Stack:
     """Memory of the fullest rank at its peak, with its source."""
 
     source: str
-    """``measured``, ``traced`` or ``predicted``."""
-    bytes: tuple[int, int, int, int]
-    """Bytes of parameters, gradients, optimizer, activations and rest: the order of `MEMORY_CATEGORIES`."""
+    """``measured``, ``traced``, ``predicted``, or ``not split``: measured, but not by category."""
+    bytes: tuple[int, ...]
+    """Bytes of parameters, gradients, optimizer, activations and rest: the order of `MEMORY_CATEGORIES`. Of a peak that
+    is not split, one number."""
 
     @property
     def total(self) -> int:
@@ -59,13 +61,21 @@ class Stack:
 
 
 def stack_of(row: Mapping[str, Any]) -> Stack | None:
-    """Split of a row's peak as recorded, otherwise by the closed form; None if its shape or layout is unknown."""
+    """Split of a row's peak as recorded, otherwise by the closed form, or of another engine's row as a whole; None if
+    too little is known for that."""
     recorded = [row[name] for name in MEMORY_CATEGORIES]
     if not any(pd.isna(value) for value in recorded):
         a, b, c, d = (int(value) for value in recorded)
         return Stack(_SOURCES[row["method"]], (a, b, c, d))
+    if is_of_another_engine(row):
+        peaks = [row[name] for name in ("peak_allocated_bytes", "peak_reserved_bytes") if not pd.isna(row[name])]
+        return Stack(UNSPLIT, (int(peaks[0]),)) if peaks else None
     experiment = experiment_of(row)
     return None if experiment is None else predicted(experiment)
+
+
+def is_of_another_engine(row: Mapping[str, Any]) -> bool:
+    return not pd.isna(row["engine"]) and row["engine"] != ENGINE
 
 
 def predicted(experiment: Experiment) -> Stack:

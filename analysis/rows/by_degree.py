@@ -1,8 +1,8 @@
 """Throughput over one degree of parallelism: one run for each degree, and the loss relative to the degree before.
 
 Each degree is represented by its fastest run, as in the study: runs of two degrees may also differ in micro-batch,
-accumulation and ZeRO stage. All runs of a workload have the same tokens per step: the number that most of its rows
-have. Repeats count once (`analysis.rows.metrics.ranked`).
+accumulation and ZeRO stage. All runs of a workload have the same tokens per step and the same precision: those that
+most of its rows have. Repeats count once (`analysis.rows.metrics.ranked`).
 """
 
 from __future__ import annotations
@@ -84,8 +84,10 @@ def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ranked rows without context parallelism, at the tokens per step that most rows of the workload have."""
+    """Ranked rows without context parallelism, at the precision and the tokens per step that most rows of the workload
+    have."""
     rows = pairs.candidates(frame)
+    rows = pairs.of_usual_precision(rows) if len(rows) else rows
     return rows[rows["cp"].fillna(1) == 1]
 
 

@@ -79,6 +79,15 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(replicas=rows["dp_replicate"].where(hybrid, 1), **missing)
 
 
+def of_usual_precision(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each workload in the precision that most of its rows have; unknown counts as a precision."""
+    precision = rows["precision"].astype(object).where(rows["precision"].notna(), "")
+    counts = precision.groupby([rows["workload"], precision]).transform("size")
+    usual = counts.groupby(rows["workload"]).transform("max")
+    first = precision.where(counts == usual).groupby(rows["workload"]).transform("min")
+    return rows[precision == first]
+
+
 def once(rows: pd.DataFrame) -> pd.DataFrame:
     """One row for each setting: of runs that agree in everything but the seed, the middle one by throughput.
 

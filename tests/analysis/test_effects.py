@@ -10,6 +10,7 @@ import pytest
 
 from analysis.claims import pair_claims
 from analysis.figures import effects, efficiency
+from analysis.rows import by_degree
 from tests.analysis.figure_texts import words
 from tests.analysis.test_study import study  # noqa: F401
 from tests.analysis.test_why_figures import GIB, labelled, point, run
@@ -181,3 +182,17 @@ def test_weak_scaling_keeps_the_tokens_of_a_device_and_a_best_layout_needs_other
     assert best["efficiency"].tolist() == [1.0, 1.0]
     few = efficiency.data(swept(("none", "full")))  # four layouts a size
     assert set(few["layouts"]) == {"pure data parallelism"}
+
+
+@pytest.mark.slow
+def test_the_most_efficient_size_has_100_per_cent_and_other_precisions_are_left_out() -> None:
+    """A smallest size that has no memory for its best micro-batch had made others 215 % efficient."""
+    rows = [run(point(dp=2), 0, 400.0), run(point(dp=4), 1, 1000.0), run(point(dp=8), 2, 700.0)]
+    rows.append(run(point(dp=8, precision="fp8_tensorwise"), 3, 2000.0))
+    table = efficiency.data(labelled(*rows))
+    assert table["world_size"].tolist() == [2, 4, 8]
+    assert table["efficiency"].tolist() == pytest.approx([0.4, 1.0, 0.7])
+    said = efficiency.conclude(labelled(*rows))
+    assert said is not None and "8 GPUs have 70 % of the throughput per device of 4 at the same batch" in said
+    degrees = by_degree.data_parallel(labelled(*rows))
+    assert degrees["tokens_per_s_per_gpu"].tolist() == [400.0, 1000.0, 700.0]

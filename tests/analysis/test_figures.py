@@ -66,6 +66,7 @@ def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, f
         frame = next(part for part in ready if part["rehearsed_step_time_s"].notna().any())
     figure = spec.draw(frame)
     assert_texts_fit(figure)
+    assert figure.get_figwidth() <= style.MOST_WIDTH_IN
     labelled = [ax.get_xlabel() or ax.get_ylabel() for ax in figure.axes if ax.get_visible()]
     assert any(labelled)
 
