@@ -41,11 +41,16 @@ _MACHINE = ("device_name", "driver_version", "torch_version", "nccl_version")
 def layout_key(runs: pd.DataFrame) -> pd.Series:
     """A text for each run that is equal for runs of one layout: all fields of its experiment except the seed.
 
-    Rows of other programs do not hold their experiment in full; they use the ``experiment_id``.
+    Rows of other programs do not hold their experiment in full; they use the ``experiment_id``. Rows that were written
+    before a field existed lack it, but share the id of later rows of the same layout and seed, and so get their text.
     """
     codes, distinct = pd.factorize(runs["config_json"])  # repeats share a text, and equal texts are one object
     texts = pd.Series(distinct, dtype=runs["config_json"].dtype).str.replace(r'"seed": -?\d+', "", regex=True)
-    return pd.Series(texts.array.take(codes, allow_fill=True), index=runs.index).fillna(runs["experiment_id"])
+    text = pd.Series(texts.array.take(codes, allow_fill=True), index=runs.index).fillna(runs["experiment_id"])
+    number, names = pd.factorize(text, sort=True)
+    place = pd.Series(number, index=runs.index)
+    of_id = place.groupby(runs["experiment_id"]).transform("min").fillna(place)
+    return pd.Series(names.take(of_id.groupby(place).transform("min").to_numpy(dtype=int)), index=runs.index)
 
 
 def independent(runs: pd.DataFrame, value: str) -> pd.Series:

@@ -89,6 +89,18 @@ def test_a_layout_is_the_same_text_for_all_its_repeats() -> None:
     assert keys.to_dict() == {5: '{, "tp": 2}', 3: '{, "tp": 2}', 9: "c", 1: '{, "tp": 2}'}
 
 
+def test_a_row_from_before_a_field_existed_is_a_repeat_of_later_rows_of_its_layout() -> None:
+    now, then = '{"captured": false, "seed": %d}', '{"seed": %d}'
+    runs = pd.DataFrame(
+        {
+            "config_json": [now % 1, then % 1, then % 2, now % 3, '{"captured": true, "seed": 1}'],
+            "experiment_id": ["first", "first", "second", "third", "other"],
+        }
+    )
+    keys = noise.layout_key(runs)
+    assert keys.nunique() == 2 and keys[4] not in set(keys[:4])
+
+
 def test_deciding_attempts_can_be_asked_for_few_columns(rows: pd.DataFrame) -> None:
     waiting = rows.assign(will_retry=[place % 3 == 0 for place in range(len(rows))])
     whole, few = decided(waiting), decided(waiting, ["outcome", "model"])
