@@ -20,7 +20,15 @@ from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
 
 _DIGITS = 7
 """Significant digits of a stored number, as in the rows."""
-_EFFECT = ("effect", "pairs", "throughput_ratio", "throughput_low", "throughput_high", "held", "best_ratio")
+_EFFECT = (
+    "effect",
+    "pairs",
+    "throughput_ratio",
+    "throughput_low",
+    "throughput_high",
+    "throughput_q05",
+    "throughput_q95",
+)
 
 
 def of_parts(results: LoadedResults, parts: Sequence[Cohort], price: float | None) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Matched pairs as in the figure `effects`, without effects that have too few pairs."""
     table = effects.data(frame)
     table = table[table["enough"].eq(True)]
-    columns = {name: numbers(table[name]) if name not in ("effect", "held") else list(table[name]) for name in _EFFECT}
+    columns = {name: numbers(table[name]) if name != "effect" else list(table[name]) for name in _EFFECT}
     return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
 
 

@@ -25,7 +25,7 @@ from results.statistics import noise, ranking
 UNTIMED = 0.05
 """Largest difference in throughput that counts as a tie if noise is unknown, as a fraction of the best;
 `analysis.compare` uses the same value."""
-FILTERS = ("network_regime", "engine_version")
+FILTERS = ("network_regime", "engine_version", "precision")
 """Columns whose values a reader may select: runs that differ in them are not comparable."""
 ANY = "any"
 """Value of `Query.tokens_per_step` that admits every batch."""
@@ -206,7 +206,13 @@ def _with_ties(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(tied=tied, behind=behind, unknown=unknown)
 
 
-# What a rule costs: the best layout that follows the rule against the best of all
+# What a rule costs: the best layout that follows the rule against the best of all in its precision
+
+
+def like_best(found: Answer) -> list[Layout]:
+    """The layouts in the precision of the best: what a rule costs must not be what another precision costs."""
+    best = found.best
+    return [] if best is None else [one for one in found.layouts if one["precision"] == best["precision"]]
 
 
 def _is(column: str, value: str | int) -> Callable[[Layout], bool]:
@@ -236,18 +242,19 @@ HALF_MEMORY = "half the memory"
 
 
 def rule_costs(found: Answer, memory: str, capacity: float | None) -> Iterator[tuple[str, int, Layout]]:
-    """Yield (rule, number of layouts that follow it, the best of them) for every rule that some but not all layouts
-    follow.
+    """Yield (rule, number of layouts that follow it, the best of them) for every rule that some but not all layouts of
+    `like_best` follow.
 
     ``memory`` names the column of peaks; ``capacity`` is the device's memory in bytes.
     """
     rules = dict(RULES)
-    if capacity is not None and any(not _unknown(layout[memory]) for layout in found.layouts):
+    layouts = like_best(found)
+    if capacity is not None and any(not _unknown(layout[memory]) for layout in layouts):
         half = capacity / 2
         rules[HALF_MEMORY] = lambda layout: bool(layout[memory] <= half)
     for name, keeps in rules.items():
-        kept = [layout for layout in found.layouts if keeps(layout)]
-        if 0 < len(kept) < len(found.layouts):
+        kept = [layout for layout in layouts if keeps(layout)]
+        if 0 < len(kept) < len(layouts):
             yield name, len(kept), kept[0]
 
 
@@ -256,11 +263,11 @@ AXES = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "z
 
 
 def best_at_each_value(found: Answer) -> dict[str, list[tuple[Any, int, Layout]]]:
-    """(value, number of layouts, best layout) by axis, for the axes that vary among an answer's layouts."""
+    """(value, number of layouts, best layout) by axis, for the axes that vary among an answer's `like_best`."""
     table: dict[str, list[tuple[Any, int, Layout]]] = {}
     for axis in AXES:
         groups: dict[Any, list[Layout]] = {}
-        for layout in found.layouts:
+        for layout in like_best(found):
             if not _unknown(layout[axis]):
                 groups.setdefault(layout[axis], []).append(layout)
         if len(groups) > 1:

@@ -5,7 +5,7 @@
 const Answer = (() => {
   const UNTIMED = 0.05;
   const ANY = /** @type {"any"} */ ("any");
-  const FILTERS = ["network_regime", "engine_version"];
+  const FILTERS = ["network_regime", "engine_version", "precision"];
 
   /**
    * @param {Part} part
@@ -90,23 +90,34 @@ const Answer = (() => {
   ];
 
   /**
-   * Costs of rules: [{name, count, best}] for rules that some but not all layouts of the answer follow.
+   * The answer's layouts in the precision of its best.
+   * @param {Part} part
+   * @param {Found} found
+   */
+  function likeBest(part, found) {
+    const precision = (layout) => part.value("precision", layout.row);
+    return found.list.filter((layout) => precision(layout) === precision(found.best));
+  }
+
+  /**
+   * Costs of rules: [{name, count, best}] for rules that some but not all layouts like the best follow.
    * @param {Part} part
    * @param {Found} found
    */
   function ruleCosts(part, found) {
+    const list = likeBest(part, found);
     /** @type {[string, Layout[]][]} */
-    const rules = RULES.map(([name, keeps]) => [name, found.list.filter(({ row }) => keeps(part, row))]);
-    if (part.capacity !== null && found.list.some(({ place }) => part.memoryOf(place) !== null)) {
-      rules.push(["half the memory", found.list.filter(({ place }) => (part.memoryOf(place) ?? Infinity) <= part.capacity / 2)]);
+    const rules = RULES.map(([name, keeps]) => [name, list.filter(({ row }) => keeps(part, row))]);
+    if (part.capacity !== null && list.some(({ place }) => part.memoryOf(place) !== null)) {
+      rules.push(["half the memory", list.filter(({ place }) => (part.memoryOf(place) ?? Infinity) <= part.capacity / 2)]);
     }
-    return rules.filter(([, kept]) => kept.length > 0 && kept.length < found.list.length).map(([name, kept]) => ({ name, count: kept.length, best: kept[0] }));
+    return rules.filter(([, kept]) => kept.length > 0 && kept.length < list.length).map(([name, kept]) => ({ name, count: kept.length, best: kept[0] }));
   }
 
   const AXES = ["tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "zero_stage", "recompute", "pp_schedule"];
 
   /**
-   * Best layouts by axis: [{axis, values: [{value, count, best}]}] for the axes that vary among the answer's layouts.
+   * Best layouts by axis: [{axis, values: [{value, count, best}]}] for the axes that vary among layouts like the best.
    * @param {Part} part
    * @param {Found} found
    */
@@ -115,7 +126,7 @@ const Answer = (() => {
     for (const axis of AXES) {
       /** @type {Map<Value, {value: Value, count: number, best: Layout}>} */
       const groups = new Map();
-      for (const layout of found.list) {
+      for (const layout of likeBest(part, found)) {
         const value = part.value(axis, layout.row);
         if (value === null) continue;
         const group = groups.get(value);

@@ -18,7 +18,7 @@ const Finder = (() => {
     const word = (tokens) => `${Words.tokens(tokens)}${tokens === usual && batches.length > 1 ? " (most runs)" : ""}`;
     fill("f-batch", [...batches.map((tokens) => [tokens === usual ? "" : String(tokens), word(tokens)]), [Answer.ANY, "any"]], String(state.batch ?? ""));
     by("f-batch").closest("label").hidden = batches.length < 2;
-    for (const [id, column] of [["f-net", "network_regime"], ["f-engine", "engine_version"]]) {
+    for (const [id, column] of [["f-net", "network_regime"], ["f-engine", "engine_version"], ["f-prec", "precision"]]) {
       const values = part.valuesOf(column, part.ranked.row);
       fill(id, [["", "any"], ...values.map((value) => [String(value), String(value)])], state.only[column] ?? "");
       by(id).closest("label").hidden = values.length < 2;
@@ -170,11 +170,10 @@ const Finder = (() => {
     for (const column of Answer.FILTERS) {
       const own = part.value(column, best.row), others = found.list.filter(({ row }) => part.value(column, row) !== own);
       if (own === null || !others.length || state.only[column]) continue;
-      const same = found.list.length - others.length;
-      const words = column === "network_regime"
-        ? [strong(`${String(own)[0].toUpperCase()}${String(own).slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared ran in another regime, so part of a lead may come from the network. `]
-        : [strong("Engine versions differ."), ` This run has ${own}, ${others.length} of the ${found.list.length} compared have another one. `];
-      told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
+      const name = { network_regime: "Networks", engine_version: "Engine versions", precision: "Precisions" }[column];
+      const values = part.valuesOf(column, found.list.map(({ row }) => row));
+      const each = values.flatMap((value, place) => [place ? ", " : " ", button(`${String(value).replaceAll("_", " ")} (${found.list.filter(({ row }) => part.value(column, row) === value).length})`, () => act.set({ only: { ...state.only, [column]: String(value) } }))]);
+      told.push(callout(false, strong(`${name} differ`), `: the fastest has ${String(own).replaceAll("_", " ")}. Compare only`, ...each, "."));
     }
     told.push(...toRunNext(state.cell, best, whole));
     if (part.stamp) told.push(callout(false, `${part.stamp[0].toUpperCase()}${part.stamp.slice(1)}.`));

@@ -48,15 +48,18 @@ const CellMap = (() => {
     const values = new Map([...answers].map(([cell, answer]) => [cell, measure(cell, answer)]));
     const drawn = [...values].filter(([cell, value]) => value !== null && rows.includes(cell.workload)).map(([, value]) => value);
     const top = Math.max(...drawn, 0);
+    // An MFU is relative to the peak of its precision: each peak has its own scale.
+    const peak = (cell) => (name === "mfu" && answers.get(cell).best ? part.value("peak_flops", answers.get(cell).best.row) : null);
+    const topLike = (cell) => Math.max(...[...values].filter(([other, value]) => value !== null && rows.includes(other.workload) && peak(other) === peak(cell)).map(([, value]) => value), 0);
     const low = name === "hours" ? Math.min(...drawn, top) : 0;
     const grid = by("map");
     grid.style.gridTemplateColumns = `minmax(44px, max-content) repeat(${part.sizes.length}, minmax(0, 1fr))`;
     grid.replaceChildren(element("div", { class: "rl" }, part.noun), ...part.sizes.map((size) => element("div", { class: "h" }, String(size))));
     for (const workload of rows) {
-      grid.append(element("div", { class: "rl" }, workload));
+      grid.append(element("div", { class: "rl" }, workload.replaceAll("_", "_\u200b")));
       for (const size of part.sizes) {
         const cell = part.at(workload, size);
-        grid.append(cell ? button(state, cell, answers.get(cell), values.get(cell), write, level(values.get(cell), low, top), act) : element("div", { class: "cell void", title: "not in the results" }, "·"));
+        grid.append(cell ? button(state, cell, answers.get(cell), values.get(cell), write, level(values.get(cell), low, topLike(cell)), act) : element("div", { class: "cell void", title: "not in the results" }, "·"));
       }
     }
     legend(state, rows, name, write, low, top, act);
@@ -147,7 +150,7 @@ const CellMap = (() => {
     if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));
     if (!part.isPlan) items.push(element("span", {}, "≈ a tie"));
     if (part.valuesOf("network_regime", part.ranked.row).length > 1) items.push(element("span", {}, "▾ the winner saw the slow network"));
-    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is relative to the peak in each run's precision; the FP8 peak is twice the BF16 peak."));
+    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is relative to the peak in each run's precision (FP8: twice BF16's), and so is the shade: each precision against its best."));
     if (part.minor.size) {
       const count = part.minor.size;
       items.push(element("button", { type: "button", class: "more", id: "minor", onclick: () => act.set({ minor: !state.minor }) }, state.minor ? "Hide variants with few runs" : `Show ${Words.plural(count, "variant")} with few runs`));

@@ -3,8 +3,8 @@
 /* The reader's choices: part, model, number of devices, limits, and the colouring of the map. The address's hash stores
    them, so that a link shows what its sender saw; choices missing from the hash have their defaults. */
 const State = (() => {
-  const KEYS = ["part", "m", "g", "mem", "batch", "net", "engine", "price", "tok", "by", "minor"];
-  const FILTER_KEYS = { net: "network_regime", engine: "engine_version" };
+  const KEYS = ["part", "m", "g", "mem", "batch", "net", "engine", "prec", "price", "tok", "by", "minor"];
+  const FILTER_KEYS = { net: "network_regime", engine: "engine_version", prec: "precision" };
   const TRILLION = 1e12;
 
   /**

@@ -14,7 +14,7 @@ const Why = (() => {
    */
   function show(state, found) {
     const { part } = state;
-    by("why").hidden = part.isPlan;
+    by("why").hidden = by("choices").hidden = part.isPlan;
     if (part.isPlan) return;
     rules(state, found);
     profile(part, found);
@@ -30,7 +30,7 @@ const Why = (() => {
   function rules(state, found) {
     const { part, cell } = state, costs = Answer.ruleCosts(part, found);
     const best = found.best;
-    by("rules-note").textContent = best ? `Best layout of ${cell.workload} on ${cell.size} ${part.noun} that keeps the rule, against the best of all (${Words.short(best.rate)} tokens/s).` : "";
+    by("rules-note").textContent = best ? `Best layout of ${cell.workload} on ${cell.size} ${part.noun} that keeps the rule, against the best of all (${Words.short(best.rate)} tokens/s), in its precision.` : "";
     const paid = costs.filter(({ best: kept }) => kept.behind > 0).sort((a, b) => b.best.behind - a.best.behind);
     const free = costs.filter(({ best: kept }) => kept.behind === 0);
     const widest = Math.max(...paid.map(({ best: kept }) => kept.behind), 0.01);
@@ -72,9 +72,9 @@ const Why = (() => {
     const line = (row) => {
       const [low, high] = [row.throughput_low ?? row.throughput_ratio, row.throughput_high ?? row.throughput_ratio];
       const sign = high < 1 ? "loss" : low > 1 ? "gain" : "even";
-      return element("div", { class: "pair", title: `held fixed: ${row.held}` }, element("span", { class: "name" }, row.effect),
+      return element("div", { class: "pair" }, element("span", { class: "name" }, row.effect),
         element("span", { class: "axis" }, element("i", { class: `bar ${sign}`, style: `left:${at(low)}%;width:${Math.max(0.6, at(high) - at(low))}%` }), element("i", { class: `dot ${sign}`, style: `left:${at(row.throughput_ratio)}%` })),
-        element("span", { class: "v" }, `× ${Words.fixed(row.throughput_ratio, 2)}`), element("span", { class: "n" }, `n = ${row.pairs}`));
+        element("span", { class: "v" }, `× ${Words.fixed(row.throughput_ratio, 2)}`), element("span", { class: "n" }, `${Words.fixed(row.throughput_q05, 2)} – ${Words.fixed(row.throughput_q95, 2)}, n = ${row.pairs}`));
     };
     return by("pairs").replaceChildren(...rows.map(line));
   }

@@ -279,6 +279,6 @@ interface EffectRow {
   throughput_ratio: number;
   throughput_low: number | null;
   throughput_high: number | null;
-  held: string;
-  best_ratio: number | null;
+  throughput_q05: number;
+  throughput_q95: number;
 }
