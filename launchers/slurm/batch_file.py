@@ -44,6 +44,8 @@ class PilotJob:
     """Nodes that the sweep has excluded."""
     cluster: str | None = None
     """Cluster, as in `launchers.state.submissions.Submission`."""
+    stdin: Path | None = None
+    """File that srun gives every task as its standard input; None: an empty one."""
 
     @property
     def log_dir(self) -> Path:
@@ -52,7 +54,7 @@ class PilotJob:
 
 def submission_text(job: PilotJob, options: SlurmOptions) -> str:
     """The text of the batch file. Raises `InvalidSweep` for a path that cannot be written into one."""
-    for path in (job.sweep_dir, job.code_dir):
+    for path in (job.sweep_dir, job.code_dir):  # stdin is a file of the second
         check_path(path)
     pilot = list(job.pilot)
     if options.python is not None:
@@ -69,7 +71,8 @@ def submission_text(job: PilotJob, options: SlurmOptions) -> str:
         "",
         "# command",
         "export SUBMITIT_EXECUTOR=slurm",  # submitit.JobEnvironment() tells the user's code about the job
-        shlex.join(["srun", "--unbuffered", "--output", _log(job, "%t"), *_srun_args(job, options), *command]),
+        shlex.join(["srun", "--unbuffered", "--output", _log(job, "%t"), *_srun_args(job, options), *command])
+        + (f" < {shlex.quote(str(job.stdin))}" if job.stdin is not None else ""),
         "",
         "",
         "# teardown",
