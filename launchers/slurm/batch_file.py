@@ -167,7 +167,11 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
 def _checked(lines: Sequence[str]) -> list[str]:
     """The user's lines, so that the first line that fails ends the job and is named in its log: a pilot must not
     measure in an environment that was not set up."""
-    report_failure = """trap 'echo "launcher.setup failed with exit code $?: $BASH_COMMAND" >&2' ERR"""
+    # Bash also calls the trap inside of $(...), and goes on after `export X=$(false)` or `eval "$(false)"`: only the
+    # job's own shell, which ends, has failed.
+    inside = '[ "$BASHPID" = "$$" ] && setup_how=failed || setup_how="goes on, but a command inside of \\$(...) failed"'
+    report = 'echo "launcher.setup $setup_how with exit code $setup_status: $BASH_COMMAND" >&2'
+    report_failure = f"trap 'setup_status=$?; {inside}; {report}' ERR"
     return ["set -eE", report_failure, *lines, "trap - ERR", "set +eE"]
 
 
