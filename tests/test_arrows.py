@@ -37,7 +37,7 @@ ORDER = {
         "rehearse",
         "worker",
     ),
-    "launchers": ("settings", "interrupts", "state", "node", "attempt", "pilot", "status", "slurm", "local"),
+    "launchers": ("settings", "interrupts", "state", "node", "attempt", "pilot", "status", "slurm", "doctor", "local"),
     "sweep": (
         "grids",
         "composing",

@@ -44,6 +44,8 @@ class PilotJob:
     """Nodes that the sweep has excluded."""
     cluster: str | None = None
     """Cluster, as in `launchers.state.submissions.Submission`."""
+    stdin: Path | None = None
+    """File that srun gives every task as its standard input; None: an empty one."""
 
     @property
     def log_dir(self) -> Path:
@@ -52,7 +54,7 @@ class PilotJob:
 
 def submission_text(job: PilotJob, options: SlurmOptions) -> str:
     """The text of the batch file. Raises `InvalidSweep` for a path that cannot be written into one."""
-    for path in (job.sweep_dir, job.code_dir):
+    for path in (job.sweep_dir, job.code_dir):  # stdin is a file of the second
         check_path(path)
     pilot = list(job.pilot)
     if options.python is not None:
@@ -69,7 +71,8 @@ def submission_text(job: PilotJob, options: SlurmOptions) -> str:
         "",
         "# command",
         "export SUBMITIT_EXECUTOR=slurm",  # submitit.JobEnvironment() tells the user's code about the job
-        shlex.join(["srun", "--unbuffered", "--output", _log(job, "%t"), *_srun_args(job, options), *command]),
+        shlex.join(["srun", "--unbuffered", "--output", _log(job, "%t"), *_srun_args(job, options), *command])
+        + (f" < {shlex.quote(str(job.stdin))}" if job.stdin is not None else ""),
         "",
         "",
         "# teardown",
@@ -164,7 +167,11 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
 def _checked(lines: Sequence[str]) -> list[str]:
     """The user's lines, so that the first line that fails ends the job and is named in its log: a pilot must not
     measure in an environment that was not set up."""
-    report_failure = """trap 'echo "launcher.setup failed with exit code $?: $BASH_COMMAND" >&2' ERR"""
+    # Bash also calls the trap inside of $(...), and goes on after `export X=$(false)` or `eval "$(false)"`: only the
+    # job's own shell, which ends, has failed.
+    inside = '[ "$BASHPID" = "$$" ] && setup_how=failed || setup_how="goes on, but a command inside of \\$(...) failed"'
+    report = 'echo "launcher.setup $setup_how with exit code $setup_status: $BASH_COMMAND" >&2'
+    report_failure = f"trap 'setup_status=$?; {inside}; {report}' ERR"
     return ["set -eE", report_failure, *lines, "trap - ERR", "set +eE"]
 
 

@@ -238,6 +238,12 @@ class SlurmClient:
         left_s = _seconds(left)
         return TimeLeft(left_s, _seconds(limit)) if left_s is not None else None
 
+    def fields_of(self, name: str) -> dict[str, str]:
+        """What ``scontrol show job`` says about one job, by its names (``JobState``, ``ExitCode`` ...); empty where it
+        says nothing."""
+        out = self._call(["scontrol", "show", "job", "-o", name])
+        return dict(re.findall(r"(?:^|\s)([A-Z][A-Za-z:/]*)=(\S*)", out or ""))
+
     def limits(self) -> Limits | None:
         """The cluster's limits; None when Slurm does not answer now."""
         if self._limits is None and (out := self._call(["scontrol", "show", "config"])) is not None:

@@ -13,6 +13,7 @@ from sweep.cli.help_texts import EXAMPLES, OVERRIDES
 from sweep.cli.planning_commands import ADVISE, GRADE, MODEL, PLAN, PREDICT
 from sweep.cli.point_commands import CARD, DIFF, EXPLAIN, EXPORT, VERIFY
 from sweep.cli.running_commands import PARITY, PROBE, RUN, SEARCH
+from sweep.cli.site_commands import CLUSTER, DOCTOR
 from sweep.cli.sweep_commands import CANCEL, LOGS, RETRY, STATUS, WATCH
 
 COMMANDS: Mapping[str, Command] = {
@@ -37,6 +38,8 @@ COMMANDS: Mapping[str, Command] = {
         SEARCH,
         PARITY,
         PROBE,
+        CLUSTER,
+        DOCTOR,
     )
 }
 """Every command, in the order of the help."""

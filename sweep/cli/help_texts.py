@@ -74,6 +74,18 @@ examples:
   python -m sweep probe cluster=h200 model=llama8b_8_layers
   python -m sweep probe cluster=h100_efa launcher=slurm launcher.partition=main --nodes 2
 """
+DOCTOR_EXAMPLES = """\
+examples:
+  python -m sweep doctor
+  python -m sweep doctor cluster=h100_ib400 launcher=slurm launcher.partition=main
+  python -m sweep doctor --conf conf cluster=ours launcher=ours --nodes 2 --wait 1800
+"""
+CLUSTER_EXAMPLES = """\
+examples:
+  python -m sweep cluster --from-this-machine
+  python -m sweep cluster --from-slurm gpu --out conf/cluster/ours.yaml
+  python -m sweep cluster --from-slurm gpu,long --gres gpu:h100:8 --base h100_efa
+"""
 EXPORT_EXAMPLES = """\
 examples:
   python -m sweep export 295a90f3 --to torchtitan --results results/recorded

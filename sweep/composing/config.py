@@ -165,10 +165,11 @@ def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None 
     """
     folders = folders or ConfFolders()
     chosen = name or _cluster_of_grids((grid,), folders)
-    return _cluster(chosen, folders) if chosen is not None else None
+    return cluster_named(chosen, folders) if chosen is not None else None
 
 
-def _cluster(name: str, folders: ConfFolders) -> ClusterSpec:
+def cluster_named(name: str, folders: ConfFolders) -> ClusterSpec:
+    """The cluster called ``name``. Raises `InvalidSweep` if no file describes it, or for mistakes in the file."""
     folders.refuse_mistakes([("cluster", name)])
     data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": name}, folders)
     return read_cluster(_mapping(data, "cluster"))
@@ -179,7 +180,7 @@ def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec
     unique_names = dict.fromkeys(checks.text(place, name) for name in checks.sequence(place, names))
     for name in unique_names:
         folders.find("cluster", name)
-    return tuple(_cluster(name, folders) for name in unique_names)
+    return tuple(cluster_named(name, folders) for name in unique_names)
 
 
 def compose_search(overrides: Sequence[str]) -> Settings:

@@ -49,7 +49,7 @@ def clusters_of_device(folders: ConfFolders, gpu_name: str) -> list[str]:
 
     The user's files if there are any, otherwise the shipped ones.
     """
-    matching = [name for name in folders.names("cluster") if gpu_name in _driver_names(folders, name)]
+    matching = [name for name in folders.names("cluster") if gpu_name in driver_names(folders, name)]
     users_files = [name for name in matching if not folders.find("cluster", name).is_relative_to(PACKAGED)]
     return users_files or matching
 
@@ -78,7 +78,7 @@ def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec
     return fitting[0]
 
 
-def _driver_names(folders: ConfFolders, cluster: str) -> Sequence[str]:
+def driver_names(folders: ConfFolders, cluster: str) -> Sequence[str]:
     """Driver names of the device of a cluster file, from its device file or from the cluster file."""
     names: Sequence[str] = ()
     for file in folders.lineage("cluster", cluster):

@@ -75,9 +75,7 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
         name: value for name, value in launcher_options(config).items() if name in _PILOT_OPTIONS or not slurm
     }
     fields["launcher"] = config.launcher_kind
-    # A variable of the launcher's file overrides one of the cluster's file.
-    launcher_environment = environment_from_dict(fields.get("environment") or {}, "launcher")
-    fields["environment"] = {**config.cluster.environment, **launcher_environment}
+    fields["environment"] = environment_of_ranks(config)
     if slurm:
         fields["num_devices"] = config.cluster.devices_per_node
     elif fields.get("num_devices") is None:
@@ -96,6 +94,12 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
     if "phase_limits_s" in fields:
         fields["phase_limits_s"] = mapping("launcher: phase_limits_s", fields["phase_limits_s"])
     return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
+
+
+def environment_of_ranks(config: SweepConfig) -> dict[str, str]:
+    """Environment variables of every rank: those of the cluster's file, overridden by those of the launcher's file."""
+    given = environment_from_dict(config.launcher.get("environment") or {}, "launcher")
+    return {**config.cluster.environment, **given}
 
 
 def slurm_options(config: SweepConfig) -> SlurmOptions | None:

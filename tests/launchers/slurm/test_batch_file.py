@@ -186,6 +186,30 @@ def test_setup_lines_may_allow_a_failure_and_leave_no_trace(tmp_path: Path) -> N
     assert words[0] == "--unbuffered" and seen["PYTHONSAFEPATH"] == "1", "srun starts, in the pilot's environment"
 
 
+INSIDE = "launcher.setup goes on, but a command inside of $(...) failed with exit code"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x=$(false) || true", ""),
+        ("if x=$(false); then :; fi", ""),
+        ("false | true", ""),
+        ("export X=$(false)", f"{INSIDE} 1: false"),
+        ('eval "$(none hook)"', f"{INSIDE} 127: none hook"),
+    ],
+)
+def test_a_failure_after_which_bash_goes_on_is_not_reported_as_the_end(line: str, told: str, tmp_path: Path) -> None:
+    text = submission_text(of_folder(tmp_path), SlurmOptions(setup=(line,)))
+    (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    (tmp_path / "srun").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ended = subprocess.run(["bash", "-c", text], check=False, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "started").exists(), ended.stderr
+    assert "launcher.setup failed" not in ended.stderr
+    assert told in ended.stderr and ("launcher.setup" in ended.stderr) == bool(told)
+
+
 @pytest.mark.parametrize("given", ["/mine:", ":/mine", "::/mine:::"])
 def test_python_imports_nothing_from_the_working_folder(given: str, tmp_path: Path) -> None:
     """Slurm goes to /tmp where the working folder is missing, and there anybody may have put modules."""

@@ -1,0 +1,1 @@
+"""``python -m sweep doctor``: checks what must be true on a compute node, on the node itself."""
