@@ -78,14 +78,12 @@ def _plan(options: Namespace) -> int:
     from results.tables.schema import VERDICTS
     from results.text.secrets import hide_in_arguments
     from sweep.composing.conffiles import ConfFolders
-    from sweep.composing.config import compose_sweep
-    from sweep.composing.machine import Machine, default_launcher, method_of, this_machine
-    from sweep.planning.assemble import plan_sweep
+    from sweep.composing.machine import this_machine
     from sweep.planning.best_layouts import parse_order, print_best
     from sweep.planning.ledger import check_ledger_path, write_ledger_file
     from sweep.planning.plan import refuse_if_nothing_can_run
     from sweep.planning.summary import cannot_run_here, print_plan
-    from sweep.running.launch import launch_options
+    from sweep.running.plan_only import plan_only
     from workloads.spec.checks import suggest
 
     order = parse_order(options.sort) if options.sort is not None else None
@@ -94,12 +92,7 @@ def _plan(options: Namespace) -> int:
             raise UltrasweepError(f"--show {name}: no such verdict{suggest(name, (*VERDICTS, 'all'))}")
     if options.out is not None:
         check_ledger_path(options.out)
-    config = compose_sweep(
-        options.overrides, ConfFolders(tuple(options.conf)), extra_where=options.where, launcher=default_launcher()
-    )
-    # Report mistakes in the launcher's options before planning, whatever this machine is.
-    _, slurm = launch_options(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
-    plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
+    plan = plan_only(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     if options.out is not None:
         conf = [word for folder in options.conf for word in ("--conf", str(folder))]
         where = [word for condition in options.where for word in ("--where", condition)]
