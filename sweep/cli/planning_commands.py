@@ -9,7 +9,7 @@ from results.text.command_line import Parser, names, path
 from results.text.numbers import listed, plural
 from results.text.printable import printable
 from results.text.terminal import open_console
-from sweep.cli.command import RESULTS, Command, add_overrides_of_a_sweep, positive
+from sweep.cli.command import RESULTS, Command, add_json, add_overrides_of_a_sweep, positive
 from sweep.cli.help_texts import ADVISE_EXAMPLES, ADVISE_OVERRIDES, MODEL_EXAMPLES, OVERRIDES, PREDICT_EXAMPLES
 
 
@@ -21,6 +21,7 @@ def _advise_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
     )
+    add_json(parser)
 
 
 def _advise(options: Namespace) -> int:
@@ -29,8 +30,13 @@ def _advise(options: Namespace) -> int:
     from sweep.advising.report import print_answer
     from sweep.composing.conffiles import ConfFolders
 
-    question = read_question(options.overrides, ConfFolders(tuple(options.conf)))
-    print_answer(answer(question, options.top), open_console())
+    advice = answer(read_question(options.overrides, ConfFolders(tuple(options.conf))), options.top)
+    if options.json:
+        from sweep.advising.advice_json import advice_json
+
+        print(advice_json(advice))
+        return 0
+    print_answer(advice, open_console())
     return 0
 
 
@@ -72,6 +78,7 @@ def _plan_arguments(parser: Parser) -> None:
         help="list points with these verdicts and their reasons, e.g. invalid,predicted_oom, or all (default: points "
         "that can run)",
     )
+    add_json(parser)
 
 
 def _plan(options: Namespace) -> int:
@@ -100,11 +107,17 @@ def _plan(options: Namespace) -> int:
         write_ledger_file(options.out, plan, words)
     if not options.show:
         refuse_if_nothing_can_run(plan)
+    verdicts = VERDICTS if "all" in options.show else options.show
+    if options.json:
+        from sweep.planning.plan_json import plan_json
+
+        print(plan_json(plan, this_machine().num_gpus, top=options.top, order=order, verdicts=verdicts))
+        refuse_if_nothing_can_run(plan)
+        return 0
     console = open_console()
     print_plan(plan, console)
     if (note := cannot_run_here(plan, this_machine().num_gpus)) is not None:
         console.print(note, highlight=False, markup=False)
-    verdicts = VERDICTS if "all" in options.show else options.show
     print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:
         console.print(f"ledger: {options.out}", highlight=False, markup=False)
