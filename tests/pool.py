@@ -160,7 +160,7 @@ class Pool:
         self.workers = []
 
     def _start_workers(self, count: int) -> None:
-        """Start what lacks of ``count`` workers, and wait until each has its imports: a time-out is for the body alone."""
+        """Start what lacks of ``count`` workers and wait for their imports: a time-out is for the body alone."""
         new = []
         while len(self.workers) < count:
             here, there = self.context.Pipe()

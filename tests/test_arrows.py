@@ -14,6 +14,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("results", "workloads", "launchers", "sweep", "analysis")
 """From the lowest to the highest; each may import itself and those before it; for `analysis` see below."""
+INTERFACE = "ultrasweep"
+"""The Python interface, a package in `sweep/python`: the highest of all."""
+LEVELS = (*PACKAGES, INTERFACE)
 ORDER = {
     "results": ("errors", "shared_filesystem", "text", "tables", "statistics", "export", "upgrade"),
     "workloads": (
@@ -65,6 +68,7 @@ ORDER = {
         "index_page",
         "report",
     ),
+    INTERFACE: ("given", "advice", "layout_memory", "measured", "plans", "predictions"),
 }
 """Rooms and files of each package, from the lowest to the highest. A room imports only itself and rooms before it."""
 ANALYSIS_MAY_IMPORT = ("workloads.costs", "workloads.rules", "workloads.spec", "results", "analysis")
@@ -113,7 +117,8 @@ def below(module: str, package: str) -> bool:
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return module.removeprefix("sweep.python.")
 
 
 def room_of(module: str) -> str | None:
@@ -133,10 +138,10 @@ def wrong_imports(path: Path) -> list[str]:
         if top == package and (other := room_of(name)) is not None:
             if room is not None and order.index(other) > order.index(room):
                 wrong.append(name)
-        elif package == "analysis" and top in PACKAGES and name != "workloads":
+        elif package == "analysis" and top in LEVELS and name != "workloads":
             if not any(below(name, allowed) for allowed in ANALYSIS_MAY_IMPORT):
                 wrong.append(name)
-        elif top in PACKAGES and PACKAGES.index(top) > PACKAGES.index(package):
+        elif top in LEVELS and LEVELS.index(top) > LEVELS.index(package):
             wrong.append(name)
         for library, homes in CONFINED.items():
             if below(name, library) and not relative.startswith(homes):
@@ -171,7 +176,9 @@ def test_an_import_that_points_upwards_is_found(tmp_path: Path, monkeypatch: pyt
         "workloads/rules/layout_rules.py": ("import torch",),
         "launchers/node/agent.py": ("from launchers import pilot", "import sweep", "import submitit"),
         "sweep/grids/grid.py": ("from sweep.planning.plan import Plan",),
-        "analysis/rows/load.py": ("from analysis.report import main", "import launchers.local"),
+        "analysis/rows/load.py": ("from analysis.report import main", "import launchers.local", "import ultrasweep"),
+        "sweep/planning/plan.py": ("import ultrasweep", "from analysis.rows.load import load"),
+        "sweep/python/ultrasweep/given.py": ("import torch", "from ultrasweep.plans import plan"),
     }
     for name, lines in cases.items():
         path = tmp_path / name

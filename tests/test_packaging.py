@@ -16,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sweep", "workloads", "launchers", "results", "analysis")
+INTERFACE = "ultrasweep"
+"""The Python interface, a package in sweep/python."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULE_OF = {
     "hydra-core": "hydra",
@@ -89,7 +91,7 @@ def test_every_dependency_is_imported() -> None:
 
 @pytest.mark.slow
 def test_every_import_is_a_dependency() -> None:
-    known = {*sys.stdlib_module_names, *PACKAGES, "docs", "tests"}
+    known = {*sys.stdlib_module_names, *PACKAGES, INTERFACE, "docs", "tests"}
     assert imported(PACKAGES) - known <= {*RUNTIME.values(), *GPU.values(), *OTHER_ENGINES}
     assert imported(("tests",)) - known - ENGINES <= {*RUNTIME.values(), *GPU.values(), *DEVELOPMENT.values()}
 
@@ -101,9 +103,22 @@ def test_every_dependency_is_pinned() -> None:
     assert len(pinned) == len([line for line in lines if "==" in line]), "a package is pinned twice"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", (*PACKAGES, "sweep/python/ultrasweep"))
 def test_packages_say_that_they_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
+
+
+def test_a_wheel_has_the_interface_once_and_every_package_of_the_code() -> None:
+    config = pytest.importorskip("setuptools.config.pyprojecttoml", reason="needs setuptools")
+    distribution = pytest.importorskip("setuptools.dist").Distribution({"src_root": str(ROOT)})
+    config.apply_configuration(distribution, ROOT / "pyproject.toml", ignore_option_errors=True)
+    packages = set(distribution.packages)
+    assert distribution.package_dir[INTERFACE] == "sweep/python/ultrasweep"
+    assert {INTERFACE, *PACKAGES} <= packages
+    assert [name for name in packages if name.startswith("sweep.python")] == []
+    code = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")}
+    names = {".".join(path.relative_to(ROOT).parts) for path in code if ROOT / "sweep" / "python" not in path.parents}
+    assert names <= packages
 
 
 def test_changelog_and_citation_name_the_version() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.schema import METHODS
 from results.text import command_line
+from results.text.command_line import InvalidOption
 from results.text.numbers import listed, plural
 from results.text.terminal import open_console
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Slow imports happen where they are used, so that --help and usage errors answer at once.
 FORMATS = ("png", "svg", "html")
+_OUT = Path("comparison")
 _WHAT = "a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the study (CSV)"
 _MOST_PRINTED, _MOST_ON_PAGE = 12, 100
 """Largest number of changed points on the terminal and on the page; compare.csv has all."""
@@ -36,10 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from analysis.compare import comparison as comparing
         from analysis.compare import write_comparison
 
+        if options.json and (options.out or options.format != FORMATS or options.fail_if_slower is not None):
+            raise InvalidOption("--json writes no file and judges nothing; leave out --out, --format, --fail-if-slower")
         comparison = comparing.compare(
             options.a, options.b, options.methods, options.across, options.noise, options.engines
         )
-        files = write_comparison.write(comparison, options.out, options.format, _MOST_ON_PAGE)
+        if options.json:
+            from analysis.compare.compare_json import compare_json
+
+            print(compare_json(comparison, options.a, options.b))
+            return 0
+        out = options.out if options.out is not None else _OUT
+        files = write_comparison.write(comparison, out, options.format, _MOST_ON_PAGE)
         _print(comparison, files)
         return 0 if options.fail_if_slower is None else _gate(comparison, options.fail_if_slower)
     except UltrasweepError as error:
@@ -124,9 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("a", metavar="A", type=command_line.path, help=_WHAT)
     parser.add_argument("b", metavar="B", type=command_line.path, help="like A; compared with A, ratios are B over A")
-    parser.add_argument(
-        "--out", type=command_line.path, default=Path("comparison"), metavar="DIR", help="default: comparison/"
-    )
+    parser.add_argument("--out", type=command_line.path, metavar="DIR", help=f"default: {_OUT}/")
     parser.add_argument(
         "--noise",
         type=_percent,
@@ -165,6 +173,9 @@ def _parser() -> argparse.ArgumentParser:
         type=_percent,
         metavar="PERCENT",
         help="exit with 1 when a point of B is a regression by more than this, or no longer finishes",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document and write no file, see docs/json.md"
     )
     return parser
 

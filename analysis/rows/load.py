@@ -40,9 +40,13 @@ class LoadedResults:
     """Result of `load`. Frames have the columns of `results.tables.schema`; missing values are NaN or None."""
 
     path: Path
+    """What was read."""
     sweeps: tuple[str, ...]
+    """Names of the sweeps."""
     attempts: pd.DataFrame
+    """One row for each attempt, failed ones included."""
     ledger: pd.DataFrame
+    """One row for each planned point; no row if there is no ledger."""
     problems: tuple[str, ...]
     """One line for each file that could not be read, and for anything else that is missing."""
     notes: tuple[str, ...] = ()

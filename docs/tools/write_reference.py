@@ -3,6 +3,7 @@
 command_line.md     help of every command, from its parser
 tables.md           columns of every table, from `results.tables.schema`
 configuration.md    options with defaults and meaning, from the files and comments of ``sweep/conf``
+python.md           functions and dataclasses of the package ``ultrasweep``, from their docstrings
 
 A test fails if a page differs from the code.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from docs.tools.conf_comments import FileOptions, Option, read_options
+from docs.tools.python_interface import interface_parts
 from results.tables.reference import EXTRA_COLUMNS
 from results.tables.rows import CHOICES
 from results.tables.schema import ATTEMPT_COLUMNS, CONFIG_COLUMNS, LEDGER_COLUMNS, STEP_COLUMNS, Column
@@ -128,10 +130,16 @@ def configuration() -> str:
     return _page(parts)
 
 
+def python() -> str:
+    """The Python interface."""
+    return _page([_heading("Python"), *interface_parts()])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "command_line.md": command_line,
     "tables.md": tables,
     "configuration.md": configuration,
+    "python.md": python,
 }
 
 

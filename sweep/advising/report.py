@@ -11,10 +11,10 @@ from rich.table import Table
 from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
 from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
+from sweep.advising.facts import search_hours
 from sweep.advising.question import Question
 from sweep.advising.ranking import RankedLayout
 from sweep.planning.mfu import mfu_cell, mfu_note
-from sweep.planning.price import price
 from sweep.planning.summary import layout
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import lacking_kinds
@@ -185,12 +185,9 @@ def _print_settling(answer: Advice, console: Console) -> None:
         say = f"{q.model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
         console.print(say, markup=False, highlight=False, soft_wrap=True)
         return
-    runs = [
-        price(one.experiment, one.time, "measured", q.config.measure, q.config.plan).expected_h for one in answer.best
-    ]
-    hours = sum(one for one in runs if one is not None)
+    hours = search_hours(answer)
     command = " ".join(shlex.quote(word) for word in settling_words(q, answer.best))
-    takes = "this layout takes" if len(runs) == 1 else f"these {len(runs):,} layouts take"
+    takes = "this layout takes" if len(answer.best) == 1 else f"these {len(answer.best):,} layouts take"
     money = f" ({hours * q.price:,.2f} at {q.price:g} a GPU-hour)" if q.price is not None else ""
     console.print(
         f"to settle it: {takes} {format_hours(hours)} GPU-hours{money}; a search among them and their mixtures:\n"

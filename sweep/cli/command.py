@@ -69,6 +69,10 @@ def add_results(
     parser.add_argument("--results", type=path, default=RESULTS, metavar="PATH", help=what)
 
 
+def add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead, see docs/json.md")
+
+
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")

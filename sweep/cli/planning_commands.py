@@ -9,7 +9,7 @@ from results.text.command_line import Parser, names, path
 from results.text.numbers import listed, plural
 from results.text.printable import printable
 from results.text.terminal import open_console
-from sweep.cli.command import RESULTS, Command, add_overrides_of_a_sweep, positive
+from sweep.cli.command import RESULTS, Command, add_json, add_overrides_of_a_sweep, positive
 from sweep.cli.help_texts import ADVISE_EXAMPLES, ADVISE_OVERRIDES, MODEL_EXAMPLES, OVERRIDES, PREDICT_EXAMPLES
 
 
@@ -21,6 +21,7 @@ def _advise_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
     )
+    add_json(parser)
 
 
 def _advise(options: Namespace) -> int:
@@ -29,8 +30,13 @@ def _advise(options: Namespace) -> int:
     from sweep.advising.report import print_answer
     from sweep.composing.conffiles import ConfFolders
 
-    question = read_question(options.overrides, ConfFolders(tuple(options.conf)))
-    print_answer(answer(question, options.top), open_console())
+    advice = answer(read_question(options.overrides, ConfFolders(tuple(options.conf))), options.top)
+    if options.json:
+        from sweep.advising.advice_json import advice_json
+
+        print(advice_json(advice))
+        return 0
+    print_answer(advice, open_console())
     return 0
 
 
@@ -72,20 +78,19 @@ def _plan_arguments(parser: Parser) -> None:
         help="list points with these verdicts and their reasons, e.g. invalid,predicted_oom, or all (default: points "
         "that can run)",
     )
+    add_json(parser)
 
 
 def _plan(options: Namespace) -> int:
     from results.tables.schema import VERDICTS
     from results.text.secrets import hide_in_arguments
     from sweep.composing.conffiles import ConfFolders
-    from sweep.composing.config import compose_sweep
-    from sweep.composing.machine import Machine, default_launcher, method_of, this_machine
-    from sweep.planning.assemble import plan_sweep
+    from sweep.composing.machine import this_machine
     from sweep.planning.best_layouts import parse_order, print_best
     from sweep.planning.ledger import check_ledger_path, write_ledger_file
     from sweep.planning.plan import refuse_if_nothing_can_run
     from sweep.planning.summary import cannot_run_here, print_plan
-    from sweep.running.launch import launch_options
+    from sweep.running.plan_only import plan_only
     from workloads.spec.checks import suggest
 
     order = parse_order(options.sort) if options.sort is not None else None
@@ -94,12 +99,7 @@ def _plan(options: Namespace) -> int:
             raise UltrasweepError(f"--show {name}: no such verdict{suggest(name, (*VERDICTS, 'all'))}")
     if options.out is not None:
         check_ledger_path(options.out)
-    config = compose_sweep(
-        options.overrides, ConfFolders(tuple(options.conf)), extra_where=options.where, launcher=default_launcher()
-    )
-    # Report mistakes in the launcher's options before planning, whatever this machine is.
-    _, slurm = launch_options(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
-    plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
+    plan = plan_only(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     if options.out is not None:
         conf = [word for folder in options.conf for word in ("--conf", str(folder))]
         where = [word for condition in options.where for word in ("--where", condition)]
@@ -107,11 +107,17 @@ def _plan(options: Namespace) -> int:
         write_ledger_file(options.out, plan, words)
     if not options.show:
         refuse_if_nothing_can_run(plan)
+    verdicts = VERDICTS if "all" in options.show else options.show
+    if options.json:
+        from sweep.planning.plan_json import plan_json
+
+        print(plan_json(plan, this_machine().num_gpus, top=options.top, order=order, verdicts=verdicts))
+        refuse_if_nothing_can_run(plan)
+        return 0
     console = open_console()
     print_plan(plan, console)
     if (note := cannot_run_here(plan, this_machine().num_gpus)) is not None:
         console.print(note, highlight=False, markup=False)
-    verdicts = VERDICTS if "all" in options.show else options.show
     print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:
         console.print(f"ledger: {options.out}", highlight=False, markup=False)

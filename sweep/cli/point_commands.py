@@ -10,7 +10,7 @@ from results.text.command_line import Parser, path
 from results.text.numbers import plural
 from results.text.printable import printable
 from results.text.terminal import open_console
-from sweep.cli.command import EXPERIMENT_ID, Command, add_results
+from sweep.cli.command import EXPERIMENT_ID, Command, add_json, add_results
 from sweep.cli.help_texts import CARD_EXAMPLES, EXPORT_EXAMPLES, VERIFY_EXAMPLES
 
 ENGINES = ("torchtitan", "torchtitan-0.2", "megatron", "nanotron", "deepspeed", "transformers")
@@ -22,12 +22,19 @@ def _explain_arguments(parser: Parser) -> None:
         "--memory", action="store_true", help="show the allocations and frees that lead to the predicted peak instead"
     )
     add_results(parser)
+    add_json(parser)
 
 
 def _explain(options: Namespace) -> int:
     from sweep.inspecting.explain import print_explanation
     from sweep.inspecting.lookup import Results
 
+    if options.json:
+        from sweep.inspecting.explain_json import explanation_json, memory_json
+
+        record = Results(options.results).find(options.id)
+        print(memory_json(record) if options.memory else explanation_json(record, options.results))
+        return 0
     if options.memory:
         from sweep.inspecting.explain_memory import print_memory
 

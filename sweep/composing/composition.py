@@ -30,7 +30,7 @@ def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolder
         f"{group}={name}" for group, name in groups.items()
     ]
     if folders.own:
-        base.append(f"hydra.searchpath=[{','.join(_quoted(f'file://{folder.resolve()}') for folder in folders.own)}]")
+        base.append(f"hydra.searchpath=[{','.join(quoted(f'file://{folder.resolve()}') for folder in folders.own)}]")
     with _one_line_errors(folders), initialize_config_module("sweep.conf", version_base="1.3"):
         try:
             composed = hydra_compose("config", overrides=[*base, *overrides.hydra])
@@ -42,7 +42,7 @@ def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolder
     return {str(key): value for key, value in data.items()}
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """``text`` as a quoted string of Hydra's grammar, in which a backslash is special only before a quote."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)

@@ -51,7 +51,7 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
     """Print configuration, verdicts, predicted memory by stage, and every attempt. ``results``: the folder searched."""
     experiment = record.experiment
     console.print(f"[bold]{record.id}[/]", highlight=False)
-    cluster = _cluster_of(record)
+    cluster = cluster_of(record)
     console.print(_configuration(experiment, cluster.backend if cluster is not None else "cuda"), highlight=False)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
@@ -75,7 +75,7 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             console.print(
                 f"{what} predicted for engine={experiment.engine}: its closed form does not cover this layout"
             )
-    elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
+    elif memory_is_known(record):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         memory = estimate_memory(experiment)
         console.print(_memory_table(memory, limit))
@@ -92,6 +92,12 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
         console.print(f"no attempt {where}", highlight=False)
     for row in record.attempts:
         _print_attempt(row, results, console)
+
+
+def memory_is_known(record: Record) -> bool:
+    """Whether the closed form says what the layout needs: it is of our engine, and no rule of the layout forbids it."""
+    allowed = all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger)
+    return is_own(record.experiment) and allowed
 
 
 def _between(low_s: float | None, high_s: float | None) -> str:
@@ -228,7 +234,7 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     return table
 
 
-def _cluster_of(record: Record) -> ClusterSpec | None:
+def cluster_of(record: Record) -> ClusterSpec | None:
     """The cluster of the newest attempt, or of the grid if there is none; None if it is not available here."""
     from sweep.composing.config import cluster_for
 
@@ -240,18 +246,22 @@ def _cluster_of(record: Record) -> ClusterSpec | None:
         return None
 
 
-def _predicted_idle(record: Record) -> str | None:
-    """Text of the predicted waiting time per pipeline rank, on the cluster of the newest attempt or else of the grid.
-
-    None if that cluster or its speed is unknown here.
-    """
-    cluster = _cluster_of(record)
+def predicted_idle(record: Record) -> tuple[ClusterSpec, Sequence[float]] | None:
+    """The cluster of the newest attempt or else of the grid, and the share of a step that each pipeline rank is
+    predicted to wait there. None if that cluster or its speed is unknown here."""
+    cluster = cluster_of(record)
     try:
         shares = estimate_idle(record.experiment, cluster) if cluster is not None else None
     except UltrasweepError:
         return None
-    if cluster is None or shares is None:
+    return (cluster, shares) if cluster is not None and shares is not None else None
+
+
+def _predicted_idle(record: Record) -> str | None:
+    """Text of `predicted_idle`."""
+    if (found := predicted_idle(record)) is None:
         return None
+    cluster, shares = found
     mean = format_percent(sum(shares) / len(shares))
     return f"predicted waiting for other stages, share of a step on {cluster.name}: {mean}; {_by_rank(shares)}"
 
@@ -295,11 +305,11 @@ def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> N
         console.print(f"  NCCL's transports: {', '.join(row['nccl_transports'])}", highlight=False, markup=False)
     if row["evidence"] and row["outcome"] != "ok":
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
-    if (folder := _log_folder(row, results)) is not None:
+    if (folder := log_folder(row, results)) is not None:
         console.print(f"  logs: {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
+def log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
     """Folder of the attempt's logs; None if they are not kept."""
     if not row["log_dir"] or not results.is_dir():
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from launchers.state.pilot_state import PilotState
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import SweepStatus
 from launchers.status.work_left import ShapeStatus
+from results.text.json_document import json_document
 from sweep.inspecting.status import open_sweeps, read_status
 
-SCHEMA = "ultrasweep.status/1"
-"""Name and version of the document. The version rises when a field changes its meaning or goes; new fields may come."""
+VERSION = 1
+"""Version of the document. It rises when a field changes its meaning or goes; new fields may come."""
 
 
 def status_json(path: Path) -> str:
@@ -26,8 +26,8 @@ def status_json(path: Path) -> str:
     Raises `InvalidResults` if there is no sweep that can be read.
     """
     sweeps, unread = open_sweeps(path)
-    document = {"schema": SCHEMA, "path": str(path), "sweeps": [_of_sweep(sweep) for sweep in sweeps], "unread": unread}
-    return json.dumps(document, indent=2, allow_nan=False)
+    fields = {"path": str(path), "sweeps": [_of_sweep(sweep) for sweep in sweeps], "unread": unread}
+    return json_document("status", VERSION, fields)
 
 
 def _of_sweep(sweep: SweepDir) -> dict[str, Any]:

@@ -83,21 +83,28 @@ def print_best(
         console.print(_without_times(plan, shown), highlight=False, markup=False)
         if top is None and order is None and not verdicts:
             return
-    variants: Mapping[str, Sequence[PlannedPoint]] = {}
+    families = listed(plan, top=top, order=order, verdicts=verdicts)
+    rows = [first for first, *_ in families]
+    variants = {first.experiment.id: others for first, *others in families}
+    title = "fastest predicted of each model and size"
     if order is not None:
-        rows = _ordered(shown, order)[: top or DEFAULT_TOP]
         title = f"by {order.column}, {'largest' if order.descending else 'smallest'} first"
-    else:
-        families = fastest(shown, top, together=not verdicts)  # each refused point has its own reason
-        rows = [first for first, *_ in families]
-        variants = {first.experiment.id: others for first, *others in families}
-        title = "fastest predicted of each model and size"
     console.print(_table(plan, rows, title, order, bool(verdicts), variants))
     timed = any(point.time is not None for point in rows)
     if timed and (note := mfu_note((point.experiment.precision for point in rows), plan.config.cluster)):
         console.print(note, highlight=False, markup=False)
     if len(rows) < len(shown):
         console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
+
+
+def listed(
+    plan: Plan, *, top: int | None = None, order: Order | None = None, verdicts: Sequence[str] = ()
+) -> list[list[PlannedPoint]]:
+    """The points that `print_best` prints, each with its variants; the parameters are those of `print_best`."""
+    shown = [point for point in plan.points if point.verdict in (verdicts or CAN_RUN)]
+    if order is not None:
+        return [[point] for point in _ordered(shown, order)[: top or DEFAULT_TOP]]
+    return fastest(shown, top, together=not verdicts)  # each refused point has its own reason
 
 
 def fastest(

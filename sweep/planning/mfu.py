@@ -10,15 +10,22 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.model_spec import ModelSpec
 
 
-def mfu_cell(model: ModelSpec, seq_len: int, precision: str, rate: float | None, cluster: ClusterSpec) -> str:
-    """MFU in percent of the device's peak in ``precision``, with PaLM's FLOP count; empty for an unknown rate or peak.
+def predicted_mfu(
+    model: ModelSpec, seq_len: int, precision: str, rate: float | None, cluster: ClusterSpec
+) -> float | None:
+    """MFU as a fraction of the device's peak in ``precision``, with PaLM's FLOP count; None for an unknown rate or
+    peak.
 
     ``rate``: tokens/s of one device.
     """
     peak = cluster.device.peak_of(precision)
-    if rate is None or not peak:
-        return ""
-    return f"{100 * rate * flops_per_token(model, seq_len, 'palm') / peak:.1f}"
+    return rate * flops_per_token(model, seq_len, "palm") / peak if rate is not None and peak else None
+
+
+def mfu_cell(model: ModelSpec, seq_len: int, precision: str, rate: float | None, cluster: ClusterSpec) -> str:
+    """`predicted_mfu` in percent; empty if it is unknown."""
+    mfu = predicted_mfu(model, seq_len, precision, rate, cluster)
+    return "" if mfu is None else f"{100 * mfu:.1f}"
 
 
 def mfu_note(precisions: Iterable[str], cluster: ClusterSpec) -> str | None:

@@ -188,24 +188,28 @@ def _verdicts(plan: Plan) -> Table:
     return table
 
 
+def by_shape(plan: Plan) -> dict[JobShape, list[PlannedPoint]]:
+    """The points to run by the size of their allocations, smallest first."""
+    shapes: dict[JobShape, list[PlannedPoint]] = defaultdict(list)
+    for point in plan.to_run:
+        shapes[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
+    return {key: shapes[key] for key in sorted(shapes, key=lambda key: (key.nodes, key.devices))}
+
+
 def _shapes(plan: Plan) -> Table:
     table = plain_table(title="", show_footer=True)
-    by_shape: dict[JobShape, list[PlannedPoint]] = defaultdict(list)
-    for point in plan.to_run:
-        by_shape[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
     unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"
     table.add_column("jobs by shape", footer="total")
     table.add_column("points", justify="right", footer=f"{len(plan.to_run):,}")
-    table.add_column(f"expected {unit}-h", justify="right", footer=format_hours(_expected(plan.to_run)))
-    table.add_column(f"worst {unit}-h", justify="right", footer=format_hours(_worst(plan.to_run)))
+    table.add_column(f"expected {unit}-h", justify="right", footer=format_hours(expected_hours(plan.to_run)))
+    table.add_column(f"worst {unit}-h", justify="right", footer=format_hours(worst_hours(plan.to_run)))
     table.add_column("expected h", justify="right")
-    for key in sorted(by_shape, key=lambda key: (key.nodes, key.devices)):
-        points = by_shape[key]
-        expected = _expected(points)
+    for key, points in by_shape(plan).items():
+        expected = expected_hours(points)
         wall = expected / key.devices if expected is not None else None
         name = f"{plural(key.nodes, 'node')}, {plural(key.devices, unit)}"
         table.add_row(
-            name, f"{len(points):,}", format_hours(expected), format_hours(_worst(points)), format_hours(wall)
+            name, f"{len(points):,}", format_hours(expected), format_hours(worst_hours(points)), format_hours(wall)
         )
     budget = plan.config.budget_gpu_hours
     if budget is not None:
@@ -214,7 +218,8 @@ def _shapes(plan: Plan) -> Table:
     return table
 
 
-def _expected(points: Iterable[PlannedPoint]) -> float | None:
+def expected_hours(points: Iterable[PlannedPoint]) -> float | None:
+    """Expected device-hours of all points; None if a step time of one is not predicted."""
     total = 0.0
     for point in points:
         if point.price is None or point.price.expected_h is None:
@@ -223,5 +228,6 @@ def _expected(points: Iterable[PlannedPoint]) -> float | None:
     return total
 
 
-def _worst(points: Iterable[PlannedPoint]) -> float:
+def worst_hours(points: Iterable[PlannedPoint]) -> float:
+    """Device-hours if every point uses its whole deadline."""
     return sum(point.price.worst_h for point in points if point.price is not None)

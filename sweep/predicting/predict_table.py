@@ -65,12 +65,21 @@ def read_table(path: Path) -> pd.DataFrame:
         raise
     except (OSError, ValueError, UnicodeDecodeError) as error:  # pandas' and pyarrow's errors are ValueErrors
         raise UltrasweepError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from None
-    frame.columns = [str(name).strip() for name in frame.columns]
-    twice = sorted({name for name in frame.columns if list(frame.columns).count(name) > 1 and name in COLUMNS})
+    return checked_table(frame, path)
+
+
+def checked_table(frame: pd.DataFrame, name: Path | str) -> pd.DataFrame:
+    """The frame with its columns' names stripped of spaces. ``name``: what a message calls it.
+
+    Raises `UltrasweepError` if it has none of the columns that `predict` reads, or one of them twice.
+    """
+    frame = frame.set_axis([str(column).strip() for column in frame.columns], axis=1)
+    columns = list(frame.columns)
+    twice = sorted({column for column in columns if columns.count(column) > 1 and column in COLUMNS})
     if twice:
-        raise UltrasweepError(f"{path}: column {twice[0]} appears twice")
-    if not set(frame.columns) & set(COLUMNS):
-        raise UltrasweepError(f"{path} has none of the columns {', '.join(COLUMNS)}")
+        raise UltrasweepError(f"{name}: column {twice[0]} appears twice")
+    if not set(columns) & set(COLUMNS):
+        raise UltrasweepError(f"{name} has none of the columns {', '.join(COLUMNS)}")
     return frame
 
 

@@ -41,7 +41,8 @@ def executed(name: str, **parameters: object) -> Any:
     told = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
     notebook.cells.insert(place, nbformat.v4.new_code_cell(told))
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(FOLDER)}})
-    client.execute(env=os.environ | {"PYTHONPATH": str(ROOT)})  # this checkout, whichever is installed
+    checkout = os.pathsep.join([str(ROOT), str(ROOT / "sweep" / "python")])  # this one, whichever is installed
+    client.execute(env=os.environ | {"PYTHONPATH": checkout})
     del notebook.cells[place]
     return notebook
 

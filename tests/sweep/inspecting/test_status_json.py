@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 from launchers.slurm.client import Job
 from launchers.state import node_exclusions
 from sweep.__main__ import main
+from tests.sweep.documented_json import documented
 from tests.sweep.inspecting.test_status import Study, slurm_says, study
 
 __all__ = ["slurm_says", "study"]
-PAGE = (Path(__file__).parents[3] / "docs" / "json.md").read_text()
 
 
 def printed(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -33,7 +32,8 @@ def test_a_running_sweep_is_told_with_the_documented_fields(
     slurm_says([study.job(5, "RUNNING"), study.job(7, "RUNNING")])
     node_exclusions.exclude(study.sweep, "node017", "device memory stays taken", "p")
     document = printed(study.sweep.path, capsys)
-    assert document["schema"] == "ultrasweep.status/1" and document["unread"] == []
+    assert (document["schema"], document["schema_version"]) == ("ultrasweep.status/1", 1)
+    assert document["unread"] == []
     (sweep,) = document["sweeps"]
     assert sweep["outcomes"] == {"hang": 1, "ok": 2, "oom": 1}
     assert (sweep["ended"], sweep["running"], sweep["slurm_answers"]) == (4, 2, True)
@@ -44,8 +44,7 @@ def test_a_running_sweep_is_told_with_the_documented_fields(
     assert begun.keys() == starting.keys()
     assert [one["node"] for one in sweep["excluded_nodes"]] == ["node017"]
     assert {one["outcome"] for one in sweep["failures"]} == {"hang", "oom"}
-    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
-    assert documented == set(sweep)
+    assert documented("status") == set(sweep)
 
 
 def test_what_slurm_does_not_say_is_null(

@@ -1,0 +1,85 @@
+"""A plan as plain values with units in their names, for JSON and for the Python interface."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from results.tables.schema import VERDICTS
+from sweep.grids.columns import PREDICTED
+from sweep.planning.mfu import mfu_note, predicted_mfu
+from sweep.planning.plan import Plan
+from sweep.planning.point_verdict import PlannedPoint, may_not_fit
+from sweep.planning.summary import (
+    by_shape,
+    eager_points,
+    expected_hours,
+    layout,
+    rehearsals_of,
+    reused_from,
+    worst_hours,
+)
+from workloads.rules.engine_kinds import lacking_kinds
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """What holds for the whole plan: its points by verdict and rule, its jobs and its price. None: unknown."""
+    config = plan.config
+    rules = Counter(point.rule for point in plan.points if point.verdict == "invalid")
+    lacking = {model.name: list(lacking_kinds(model)) for model in config.models.values()}
+    notes = [reused_from(plan), *eager_points(plan), rehearsals_of(plan)]
+    notes.append(mfu_note((p.experiment.precision for p in plan.points if p.time is not None), config.cluster))
+    return {
+        "name": config.name,
+        "grids": [grid.name for grid in config.grids],
+        "cluster": config.cluster.name,
+        "device": config.cluster.device.name,
+        "limit_bytes": config.cluster.usable_bytes,
+        "launcher": config.launcher_kind,
+        "method": plan.method,
+        "combinations": plan.combinations,
+        "left_out": {place: count for place, count in plan.dropped.items() if count},
+        "left_out_without_prediction": plan.unpredicted,
+        "duplicates": plan.duplicates,
+        "not_sampled": plan.not_sampled,
+        "points": len(plan.points),
+        "verdicts": {verdict: plan.counts[verdict] for verdict in VERDICTS},
+        "rules": {rule: count for rule, count in rules.most_common() if rule is not None},
+        "may_not_fit": sum(map(may_not_fit, plan.to_run)),
+        "engine_lacks": {model: kinds for model, kinds in lacking.items() if kinds},
+        "predicted_with": plan.predicted_with or None,
+        "budget_gpu_hours": config.budget_gpu_hours,
+        "expected_gpu_hours": expected_hours(plan.to_run),
+        "worst_gpu_hours": worst_hours(plan.to_run),
+        "jobs": [
+            {
+                "nodes": key.nodes,
+                "gpus": key.devices,
+                "points": len(points),
+                "expected_gpu_hours": expected_hours(points),
+                "worst_gpu_hours": worst_hours(points),
+            }
+            for key, points in by_shape(plan).items()
+        ],
+        "notes": [note for note in notes if note],
+    }
+
+
+def point_facts(point: PlannedPoint, plan: Plan) -> dict[str, Any]:
+    """One point with its verdict and its predictions, by the names of the ledger's columns. None: not predicted."""
+    e = point.experiment
+    return {
+        "experiment_id": e.id,
+        "model": e.model.name,
+        "world_size": e.world_size,
+        "layout": layout(e),
+        "grid": point.grid,
+        "verdict": point.verdict,
+        "rule": point.rule,
+        "detail": point.detail,
+        "may_not_fit": may_not_fit(point) if point.peak_bytes is not None and point.limit_bytes else None,
+        **{name: value(point) for name, value in PREDICTED.items()},
+        "predicted_mfu": predicted_mfu(
+            e.model, e.seq_len, e.precision, point.tokens_per_s_per_gpu, plan.config.cluster
+        ),
+    }
