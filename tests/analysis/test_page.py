@@ -308,7 +308,7 @@ def test_the_recorded_rows_say_where_a_step_and_the_memory_go(browser: Browser, 
     assert "matmul" in browser.text("#steps")
     assert "bubble" in browser.text("#steps")
     assert "optimizer" in browser.text("#memstack")
-    assert "the FP8 peak is twice the BF16 peak" in browser.text("#maplegend")
+    assert "each precision against its best" in browser.text("#maplegend")
     assert "dualpipe v" in browser.text("#profile")
     wide = "[...document.querySelectorAll('.pf .c, .pf .c b')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
     assert browser.js(f"{wide}.map((e) => e.textContent)") == []
