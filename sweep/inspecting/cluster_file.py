@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import socket
 import textwrap
@@ -45,6 +46,8 @@ class Found:
     away: int = 0
     gpus: Gpus | None = None
     """None: only Slurm was asked."""
+    in_job: bool = False
+    """Whether nvidia-smi ran in a job, which may have only a part of the node's GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ def from_machine(gpus: Gpus) -> Found:
         devices_per_node=gpus.count,
         nodes=None,
         gpus=gpus,
+        in_job="SLURM_JOB_ID" in os.environ,
     )
 
 
@@ -273,6 +277,8 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
 
 def _counts(found: Found) -> tuple[list[str], list[str]]:
     known, unknown = [f"devices_per_node: {found.devices_per_node}"], []
+    if found.in_job:
+        unknown.append(f"devices_per_node: {found.devices_per_node} (what this job sees; the node may have more)")
     if found.nodes is None:
         unknown.append("nodes: null, so no layout is too wide")
     else:

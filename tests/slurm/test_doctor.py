@@ -107,6 +107,14 @@ def only_failure(asked: tuple[int, dict[str, str], str], name: str, *texts: str)
         assert text in "".join(lines[number : number + 2]), output
 
 
+def _ends(lab: Lab) -> bool:
+    """Whether the last job of the cluster ends within seconds."""
+    until = time.monotonic() + 30
+    while lab.jobs() and time.monotonic() < until:
+        time.sleep(0.2)
+    return not lab.jobs()
+
+
 def test_a_healthy_node_passes_and_nothing_is_left(patient: Patient) -> None:
     patient.node = None
     code, found, output = patient.ask("--nodes", "2")
@@ -130,6 +138,7 @@ def test_a_folder_that_the_node_does_not_see(patient: Patient) -> None:
     assert "results_dir=DIR on a shared file system" in output
 
 
+@pytest.mark.exhaustive(seconds=8)
 def test_a_folder_that_only_the_program_does_not_see(patient: Patient) -> None:
     """As in a container that mounts less than its node."""
     hide = f"unshare --mount sh -c 'mount -t tmpfs none {patient.root}/results && exec \\\"$@\\\"' sh"
@@ -150,6 +159,7 @@ def test_a_package_of_another_version(patient: Patient) -> None:
     only_failure(patient.ask(), "packages", "pyarrow 1.0, ", "launcher.python")
 
 
+@pytest.mark.exhaustive(seconds=8)
 def test_a_python_without_packages(patient: Patient) -> None:
     empty = patient.root / "empty"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(empty)], check=True)
@@ -189,6 +199,7 @@ def test_a_clock_that_is_an_hour_ahead(patient: Patient) -> None:
     only_failure(patient.ask(), "clock", "ahead of this machine's", "NTP")
 
 
+@pytest.mark.exhaustive(seconds=8)
 def test_a_setup_line_that_fails_is_named(patient: Patient) -> None:
     patient.setup.append("module load no_such_module")
     code, found, output = patient.ask()
@@ -206,10 +217,17 @@ def test_a_job_that_does_not_start_says_why_and_is_cancelled(patient: Patient) -
     assert code == 1 and found == {"job": "fail", **dict.fromkeys(NAMES[1:], "unknown")}, output
     assert "still waits after 5 s; Slurm says " in output and "ReqNodeNotAvail" in output
     assert "--wait SECONDS" in output
-    until = time.monotonic() + 10
-    while patient.lab.jobs() and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not patient.lab.jobs()
+    assert _ends(patient.lab)
+
+
+@pytest.mark.exhaustive(seconds=8)
+def test_a_job_that_runs_and_does_not_answer_is_cancelled(patient: Patient) -> None:
+    patient.setup += ["echo copying the image", "sleep 300"]
+    code, found, output = patient.ask("--wait", "6")
+    assert code == 1 and found["job"] == "fail", output
+    assert f"is running on {patient.node} after 6 s, without an answer: " in output
+    assert "copying the image" in output and "look at the logs in " in output
+    assert _ends(patient.lab)
 
 
 def test_slurm_refuses_the_job_in_one_line(patient: Patient) -> None:

@@ -28,6 +28,7 @@ def test_it_parses_as_python_3_6_and_needs_only_the_standard_library() -> None:
     assert {module.partition(".")[0] for module in modules} <= sys.stdlib_module_names - {"__future__"}
 
 
+@pytest.mark.slow
 def test_it_asks_about_every_package_that_pilots_import() -> None:
     imported = set()
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):

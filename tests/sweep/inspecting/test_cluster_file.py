@@ -49,6 +49,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{folder}:/bin")
     monkeypatch.setattr("shutil.which", lambda name, **_: str(folder / name) if (folder / name).exists() else None)
     monkeypatch.setattr("socket.gethostname", lambda: "gpu17.site")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return folder
 
 
@@ -158,10 +159,16 @@ def test_a_gpu_that_no_file_describes_has_null_rates_and_plans(
 
 
 @pytest.mark.slow
-def test_a_single_gpu_has_no_link(commands: Path) -> None:
+def test_a_single_gpu_has_no_link(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     smi(commands, [H100], "")
     assert main(["cluster", "--from-this-machine"]) == 0
     assert written("gpu17").devices_per_node == 1
+    assert "what this job sees" not in capsys.readouterr().out
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert main(["cluster", "--from-this-machine", "--out", "conf/cluster/part.yaml"]) == 0
+    assert "devices_per_node: 1 (what this job sees; the node may have more)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
