@@ -63,6 +63,11 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"ultrasweep {code_provenance(Path(__file__).parent.parent)['ultrasweep_version'] or '(not installed)'}")
         return 0
+    if name == "--print-completion":
+        from sweep.cli.completion import completion_script
+
+        print(completion_script(" ".join(arguments[1:])))
+        return 0
     if name not in COMMANDS:
         from workloads.spec.checks import suggest
 

@@ -77,7 +77,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OTHER_ENGINES = ENGINES & {name for extra, needed in EXTRAS.items() for name in (extra, *declared(needed))}
 """Those of them that a point may run on: as an extra of their name, or beside one."""
 RUNTIME = declared(PROJECT["dependencies"])
-GPU = declared(PROJECT["optional-dependencies"]["gpu"])
+GPU = declared([*EXTRAS["gpu"], *EXTRAS["engine"]])
 DEVELOPMENT = declared(PROJECT["optional-dependencies"]["dev"])
 
 

@@ -42,6 +42,7 @@ from launchers.node.fork import RunRank
 from launchers.node.rank_group import LocalRanks
 from launchers.settings import LaunchSettings
 from results.errors import UltrasweepError
+from workloads.rules.installed_packages import require_torch
 
 _POLL_S = 0.02
 _IDLE_S = 0.5
@@ -214,6 +215,8 @@ def run_agent(
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         fork.become_subreaper()
         try:
+            if run_rank is None:
+                require_torch("the engine")
             devices = open_devices(settings.device, settings.num_devices)
         except UltrasweepError as error:
             JsonLines(connection).send({"refused": str(error)})

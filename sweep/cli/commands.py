@@ -52,7 +52,8 @@ def help_text() -> str:
     return (
         "usage: python -m sweep COMMAND [OVERRIDE ...] [options]\n\n"
         f"Plan and run sweeps over the parallel layouts of LLM training.\n\n{commands}\n\n{EXAMPLES}\n{OVERRIDES}\n"
-        "python -m sweep COMMAND --help has the options of each command."
+        "python -m sweep COMMAND --help has the options of each command. Completion of the installed command in\n"
+        'bash or zsh: eval "$(ultrasweep --print-completion bash)"'
     )
 
 

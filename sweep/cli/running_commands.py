@@ -146,7 +146,9 @@ def _parity_arguments(parser: Parser) -> None:
 def _parity(options: Namespace) -> int:
     from sweep.composing.conffiles import ConfFolders
     from sweep.running.parity import print_comparison, read_pair
+    from workloads.rules.installed_packages import require_torch
 
+    require_torch("parity")
     folders = ConfFolders(tuple(options.conf))
     pair = read_pair(options.overrides, options.left, options.right, folders, options.device, options.steps)
     from workloads.parity.run import compare_layouts  # only this import needs torch

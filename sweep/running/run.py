@@ -29,6 +29,7 @@ from sweep.planning.point_verdict import PlannedPoint
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
 from workloads.rules.engine_kinds import refuse_lacking_kinds
+from workloads.rules.installed_packages import require_torch
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -64,6 +65,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     refuse_lacking_kinds(config.models.values())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":
+        require_torch(f"launcher={config.launcher_kind}")
         machine = this_machine()
     elif not config.launcher_given:
         notes.append("launcher=slurm: this machine can submit to Slurm (launcher=local would run here)")

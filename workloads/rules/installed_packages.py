@@ -6,12 +6,24 @@ Packages are looked up, not imported: planning stays fast, and a version that ca
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from functools import cache
 
+from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 
 PACKAGES = {"transformers": "transformers", "megatron": "megatron-core"}
 """Package of each engine whose version names all its packages: ``5.24.0+1 with accelerate 1.15.0``."""
+
+
+def require_torch(what: str) -> None:
+    """Raises `UnsupportedByEngine` if torch is not installed here. ``what``: begins the sentence that says what needs
+    it.
+
+    Planning needs no torch, so that it is not a dependency but an extra.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedByEngine(f"{what} needs torch, which is not installed here: pip install 'ultrasweep[engine]'")
 
 
 def packages_of(experiment: Experiment) -> dict[str, str]:

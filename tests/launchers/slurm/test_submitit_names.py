@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import submitit
 
 from launchers.slurm.batch_file import submission_text
 from launchers.slurm.options import SlurmOptions, options_from_dict
 from launchers.slurm.submitit_names import _Parameters, in_our_options
 from tests.launchers.slurm.test_batch_file import job, parameters
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.other_names import OF_SUBMITIT
 
 DEFAULTS = {"partition": None, "time_min": 120, "mem": "0", "sbatch": {}, "setup": []}
 
@@ -97,10 +99,36 @@ def test_a_parameter_without_an_option_of_ours_reaches_the_batch_file() -> None:
     assert (written["dependency"], written["mail-user"]) == ("after:1", "a@b.c")
 
 
+PAGE = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text()
+TABLE = {
+    name: here
+    for first, here in re.findall(r"^\| (`\w+`[^|]*) \|[^|]*\|[^|]*\| ([^|]+) \|$", PAGE, re.MULTILINE)
+    for name in re.findall(r"`(\w+)`", first)
+}
+"""What stands in the table of options for each name of submitit."""
+
+
+def test_the_table_of_options_is_complete() -> None:
+    assert {f"slurm_{name}" for name in submitit.SlurmExecutor._valid_parameters()} <= set(TABLE)
+    assert set(submitit.AutoExecutor._typed_parameters()) <= set(TABLE)
+
+
 def test_the_table_of_options_says_what_is_taken() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|[^|]+\|[^|]*\| `launcher\.(\w+)` \|$", page, re.MULTILINE)
-    assert {name for name, _ in rows} > {"timeout_min", "slurm_partition", "slurm_array_parallelism"}
-    for name, ours in rows:
+    taken = {name: here for name, here in TABLE.items() if here.startswith("`launcher.") and is_submitits(name)}
+    assert len(taken) > 15 and {"timeout_min", "slurm_partition", "slurm_array_parallelism"} < set(taken)
+    for name, here in taken.items():
         value = {"slurm_setup": ["module load x"], "slurm_additional_parameters": {"wckey": "k"}}.get(name, 7)
-        assert set(in_our_options({name: value}, {})) == {ours}, name
+        assert [f"`launcher.{ours}`" for ours in in_our_options({name: value}, {})] == [here.partition(",")[0]], name
+
+
+def test_the_table_of_options_says_what_is_refused() -> None:
+    refused = [name for name, here in TABLE.items() if here.startswith("none: ") and is_submitits(name)]
+    assert {f"slurm_{name}" for name in REFUSED} <= set(refused)
+    for name in refused:
+        with pytest.raises(InvalidSweep, match=rf"^launcher\.{name}=7: "):
+            in_our_options({name: 7}, {})
+
+
+def is_submitits(name: str) -> bool:
+    """Whether an option of this name is understood as one of submitit's."""
+    return name.startswith(OF_SUBMITIT)
