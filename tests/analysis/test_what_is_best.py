@@ -17,7 +17,7 @@ from analysis.claims import study as claims
 from analysis.figures import best_configurations, effects, memory_by_axis, scaling, style
 from analysis.index_page import headlines
 from analysis.page import sentences, tables
-from analysis.rows import by_degree, metrics
+from analysis.rows import answer, by_degree, metrics
 from analysis.rows.cohorts import Cohort, split
 from results.tables import reference
 from tests.analysis import synthetic
@@ -63,6 +63,32 @@ def test_several_timed_steps_without_their_spread_are_not_called_one() -> None:
     assert "and the spread of steps within a run is not known" in page
     words_of = [*sentences.what_is_best(part.frame), page, *words(best_configurations.draw(part.frame))]
     assert not any("one timed step" in text for text in words_of)
+
+
+@pytest.mark.slow
+def test_a_rule_does_not_cost_what_another_precision_costs() -> None:
+    """The fastest fp8 layout beside bf16 ones: only other fp8 layouts say what tp costs."""
+    given: list[dict[str, Any]] = [
+        {"dp": 4, "precision": "fp8_tensorwise"},
+        {"dp": 2, "tp": 2, "precision": "fp8_tensorwise"},
+        {"dp": 4},
+        {"dp": 2, "tp": 2},
+    ]
+    rows = [
+        run(point(**one), place, rate)
+        for place, (one, rate) in enumerate(zip(given, (150, 145, 104, 100), strict=True))
+    ]
+    [part] = split(frame_of(rows))
+    [(workload, size)] = answer.cells(part.frame)
+    found = answer.answer(part.frame, answer.Query(workload, size))
+    costs = {
+        name: (count, round(kept["behind"], 3))
+        for name, count, kept in answer.rule_costs(found, "peak_allocated_bytes", None)
+    }
+    assert costs["data parallelism alone"] == (1, 0.0)
+    assert answer.best_at_each_value(found)["tp"][1][2]["behind"] == pytest.approx(1 - 145 / 150)
+    in_bf16 = answer.answer(part.frame, answer.Query(workload, size, only={"precision": "bf16"}))
+    assert answer.best_at_each_value(in_bf16)["tp"][1][2]["behind"] == pytest.approx(1 - 100 / 104)
 
 
 @pytest.mark.slow
