@@ -57,21 +57,15 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The figures of the README, from the recorded sweeps of two and four GPUs but those for something else than the fastest
-# layout of a model: other engines, layouts drawn by a seed or evenly, a search in a small space, experts in fp8.
-BESIDE := engines engines_best engines_search validation validation_launches validation_probed validation_terms search experts_fp8
+# The pictures of the documents, from the recorded sweeps.
 redraw: setup
-	rm -rf report/two_and_four
-	mkdir -p report/two_and_four
-	cp -r results/recorded/h200x2_* results/recorded/h200x4_* report/two_and_four
-	rm -r $(addprefix report/two_and_four/h200x2_,$(BESIDE)) $(addprefix report/two_and_four/h200x4_,half_node expert_schedules)
-	$(BIN)/python -m analysis.report report/two_and_four --out report/recorded --figures best_configurations,predicted_vs_found
-	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
 	rm -rf report/engine_rows
 	mkdir -p report/engine_rows
 	cp -r results/recorded/h200x1_engines results/recorded/h200x2_engines report/engine_rows
 	$(BIN)/python -m analysis.report report/engine_rows --out report/engines --figures best_configurations
 	cp report/engines/figures/engines_side_by_side.png docs/figures/
+	$(BIN)/python -m analysis.compare results/recorded/h200x2_captured_before results/recorded/h200x2_captured --out report/compared
+	cp report/compared/figures/compare.png docs/figures/
 
 # The notebooks' outputs. STUDY: the study's table, which is not shipped; without it study.ipynb stays as it is.
 notebooks: setup
