@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -310,6 +311,11 @@ def test_the_recorded_rows_say_where_a_step_and_the_memory_go(browser: Browser, 
     assert "optimizer" in browser.text("#memstack")
     assert "each precision against its best" in browser.text("#maplegend")
     assert "dualpipe v" in browser.text("#profile")
+    assert "MWh" in browser.text("#costbody thead")
+    assert re.match(
+        r"Time against energy on 2 GPUs, nothing is better in both: dp1 pp2 \S+.* days, [\d.]+ MWh\)",
+        browser.text("#frontier"),
+    )
     wide = "[...document.querySelectorAll('.pf .c, .pf .c b')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
     assert browser.js(f"{wide}.map((e) => e.textContent)") == []
     inside = "[...document.querySelectorAll('.pf .c')].filter((c) => c.firstChild.offsetWidth > c.clientWidth)"
