@@ -5,7 +5,9 @@ The rows are those of `analysis.explorer.row_data`; row numbers are indices into
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,11 @@ from analysis.index_page import next_runs
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
+from results.errors import InvalidResults
 
+OPENS_AT = "opens_at.json"
+"""Name of the file with the cell that a page shows at first."""
+_OPENS = {"workload": str, "world_size": int, "tokens_per_step": int}
 _DIGITS = 7
 """Significant digits of a stored number, as in the rows."""
 _EFFECT = (
@@ -38,7 +44,23 @@ def of_parts(results: LoadedResults, parts: Sequence[Cohort], price: float | Non
     for part in parts:
         made.append(_part(part, first, results))
         first += len(part.frame)
-    return {"parts": made, "price": price, "command": next_runs.command(results)}
+    return {"parts": made, "price": price, "command": next_runs.command(results), "opens": opens_at(results.path)}
+
+
+def opens_at(folder: Path) -> dict[str, Any] | None:
+    """The model, number of devices and tokens per step with which the page of these results opens: those of the file
+    `OPENS_AT` in their folder; None without the file. Raises `InvalidResults` if it has other contents."""
+    path = folder / OPENS_AT
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        kinds = {name: type(told[name]) for name in _OPENS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidResults(f"{path}: expected an object with {', '.join(_OPENS)}; found {error!r}") from None
+    if kinds != _OPENS:
+        raise InvalidResults(f"{path}: {', '.join(f'{name} is a {kind.__name__}' for name, kind in _OPENS.items())}")
+    return {name: told[name] for name in _OPENS}
 
 
 def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:

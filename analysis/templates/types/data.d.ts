@@ -80,7 +80,14 @@ interface RunsData {
   /** Lists of a row, by the row's number. */
   series?: Record<string, RowSeries>;
   widget: Widget;
-  page?: { parts: PackedPart[]; price: number | null; command: string | null };
+  page?: { parts: PackedPart[]; price: number | null; command: string | null; opens: OpensAt | null };
+}
+
+/** The cell that the page shows at first: analysis/index_page/page_data.py. */
+interface OpensAt {
+  workload: string;
+  world_size: number;
+  tokens_per_step: number;
 }
 
 /** Shapes, devices and rules of the memory view: analysis/explorer/model_data.py. */
