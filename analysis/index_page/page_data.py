@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.explorer import plan_rows
 from analysis.figures import effects
 from analysis.index_page import next_runs
-from analysis.rows import labels, metrics
+from analysis.rows import choice_costs, labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
 from results.errors import InvalidResults
@@ -84,7 +84,7 @@ def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
         "memory": metrics.memory_column(frame),
         "points": _points(last_attempts(frame), first),
         "ranked": _ranked(frame, first),
-        "effects": effects_of(frame),
+        "choices": choices_of(frame),
         "waiting": next_runs.of_cells(results, frame) if about["method"] == "measured" else [],
     }
 
@@ -124,6 +124,15 @@ def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:
         "from": [int(code) for code in from_codes],
         "sources": [str(source) for source in sources],
     }
+
+
+def choices_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """What each value of each axis costs, `choice_costs.table`: ratios are null without a pair."""
+    table = choice_costs.table(frame)
+    ratios = {name: numbers(table[name].astype(float)) for name in ("pairs", "median", "low", "high")}
+    texts = {name: [str(value) for value in table[name]] for name in ("axis", "first", "value")}
+    columns = texts | ratios
+    return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
 
 
 def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
