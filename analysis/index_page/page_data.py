@@ -5,7 +5,9 @@ The rows are those of `analysis.explorer.row_data`; row numbers are indices into
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,14 @@ import pandas as pd
 from analysis.explorer import plan_rows
 from analysis.figures import effects
 from analysis.index_page import next_runs
-from analysis.rows import labels, metrics
+from analysis.rows import choice_costs, labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
+from results.errors import InvalidResults
 
+OPENS_AT = "opens_at.json"
+"""Name of the file with the cell that a page shows at first."""
+_OPENS = {"workload": str, "world_size": int, "tokens_per_step": int}
 _DIGITS = 7
 """Significant digits of a stored number, as in the rows."""
 _EFFECT = (
@@ -38,7 +44,23 @@ def of_parts(results: LoadedResults, parts: Sequence[Cohort], price: float | Non
     for part in parts:
         made.append(_part(part, first, results))
         first += len(part.frame)
-    return {"parts": made, "price": price, "command": next_runs.command(results)}
+    return {"parts": made, "price": price, "command": next_runs.command(results), "opens": opens_at(results.path)}
+
+
+def opens_at(folder: Path) -> dict[str, Any] | None:
+    """The model, number of devices and tokens per step with which the page of these results opens: those of the file
+    `OPENS_AT` in their folder; None without the file. Raises `InvalidResults` if it has other contents."""
+    path = folder / OPENS_AT
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        kinds = {name: type(told[name]) for name in _OPENS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidResults(f"{path}: expected an object with {', '.join(_OPENS)}; found {error!r}") from None
+    if kinds != _OPENS:
+        raise InvalidResults(f"{path}: {', '.join(f'{name} is a {kind.__name__}' for name, kind in _OPENS.items())}")
+    return {name: told[name] for name in _OPENS}
 
 
 def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
@@ -62,7 +84,7 @@ def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
         "memory": metrics.memory_column(frame),
         "points": _points(last_attempts(frame), first),
         "ranked": _ranked(frame, first),
-        "effects": effects_of(frame),
+        "choices": choices_of(frame),
         "waiting": next_runs.of_cells(results, frame) if about["method"] == "measured" else [],
     }
 
@@ -102,6 +124,15 @@ def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:
         "from": [int(code) for code in from_codes],
         "sources": [str(source) for source in sources],
     }
+
+
+def choices_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """What each value of each axis costs, `choice_costs.table`: ratios are null without a pair."""
+    table = choice_costs.table(frame)
+    ratios = {name: numbers(table[name].astype(float)) for name in ("pairs", "median", "low", "high")}
+    texts = {name: [str(value) for value in table[name]] for name in ("axis", "first", "value")}
+    columns = texts | ratios
+    return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
 
 
 def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

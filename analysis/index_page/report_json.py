@@ -46,6 +46,7 @@ def _part(part: Cohort, price: float | None) -> dict[str, Any]:
         "sentences": [one.concluded + one.rest for one in headlines.of_part(part)],
         "trust": [{"mark": one.mark, "text": one.concluded + one.rest} for one in headlines.trust(part)],
         "cells": [_cell(one, frame, price) for one in answer.of_every_cell(frame)],
+        "choices": page_data.choices_of(frame),
         "effects": page_data.effects_of(frame),
     }
 

@@ -3,10 +3,10 @@
 The page computes the same answer in the browser for the limits that its reader sets (``templates/page/answer.js``);
 tests compare the two. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
 
-Batches are not compared: unless the query names a batch, the answer uses the number of tokens per step that most
-finished layouts of the cell have. A winner is a set of layouts (`results.statistics.noise`). If the noise is unknown
-(the layout has no repeats and its row has no spread over steps: one timed step, or only the median), layouts within
-`UNTIMED` of the best count as ties, and the answer says so.
+Batches, precisions and engine versions are not compared: where the query names none of them, the answer uses the group
+of `results.statistics.ranking.LIKE` that most finished layouts of the cell have. A winner is a set of layouts
+(`results.statistics.noise`). If the noise is unknown (the layout has no repeats and its row has no spread over steps:
+one timed step, or only the median), layouts within `UNTIMED` of the best count as ties, and the answer says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNTIMED = 0.05
 FILTERS = ("network_regime", "engine_version", "precision")
 """Columns whose values a reader may select: runs that differ in them are not comparable."""
 ANY = "any"
-"""Value of `Query.tokens_per_step` that admits every batch."""
+"""Value of `Query.tokens_per_step` that admits every batch, and of a column of `Query.only`."""
 Layout = Mapping[str, Any]
 """A row of `metrics.ranked` by column name, with ``tied`` (whether it may be as fast as the best), ``behind`` (1 - its
 throughput over the best's) and ``unknown`` (whether its noise is not known)."""
@@ -51,7 +51,8 @@ class Query:
     tokens_per_step: float | str | None = None
     """Tokens per step. None: the batch that most finished layouts have; `ANY`: all batches."""
     only: dict[str, str] = field(default_factory=dict)
-    """Required values by column; columns are from `FILTERS`."""
+    """Required values by column, or `ANY`; columns are from `FILTERS`. A column of `results.statistics.ranking.LIKE`
+    that is not named has the value that most layouts have among those left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ class _Cell:
     rows: pd.DataFrame
     """Trusted ranked rows."""
     usual: float | None
-    """Tokens per step that most trusted rows have."""
+    """Tokens per step of `usual_rows`."""
     usual_rows: pd.DataFrame
-    """Trusted rows at the usual batch, best first, with the columns of `_with_ties`."""
+    """Trusted rows of the largest group that agrees in `ranking.LIKE`, best first, with the columns of `_with_ties`."""
     layouts: tuple[Layout, ...]
     """`usual_rows` as dicts, made for all cells at once: the conversion costs time per table, not per row."""
 
@@ -147,11 +148,18 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         return _as_the_page_opens(query, cell)
     outcomes, rows = cell.outcomes, cell.rows
     memory = rows[metrics.memory_column(frame)]
-    fit = rows if query.memory_bytes is None else rows[~(memory > query.memory_bytes)]
-    for name, value in query.only.items():
-        fit = fit[fit[name].astype("string").eq(value).fillna(False)]
-    wanted = cell.usual if query.tokens_per_step is None else query.tokens_per_step
-    left = fit if wanted == ANY else fit[fit["tokens_per_step"] == wanted]
+    wanted = query.tokens_per_step
+    asked = _having(rows, query.only)
+    fit = asked if query.memory_bytes is None else asked[~(memory.loc[asked.index] > query.memory_bytes)]
+    if wanted is None:
+        asked = asked[asked["tokens_per_step"].notna()]
+    elif wanted != ANY:
+        asked = asked[asked["tokens_per_step"] == wanted]
+    named = {*query.only, *([] if wanted is None else ["tokens_per_step"])}
+    like = ranking.of_usual_batch(asked, metrics.GROUP, [name for name in ranking.LIKE if name not in named])
+    if wanted is None:
+        wanted = like["tokens_per_step"].iloc[0] if len(like) else None
+    left = fit[fit.index.isin(like.index)]
     as_usual = len(left) == len(cell.usual_rows) and left.index.isin(cell.usual_rows.index).all()
     best = left[metrics.RANK_BY].max() if len(left) else None
     elsewhere = fit.loc[~fit.index.isin(left.index), metrics.RANK_BY]
@@ -169,9 +177,17 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
     )
 
 
+def _having(rows: pd.DataFrame, only: Mapping[str, str]) -> pd.DataFrame:
+    """The rows that have the required values."""
+    for name, value in only.items():
+        if value != ANY:
+            rows = rows[rows[name].astype("string").eq(value).fillna(False)]
+    return rows
+
+
 def _as_the_page_opens(query: Query, cell: _Cell) -> Answer:
     """The answer without limits at the usual batch, from what `_cells` computed for all cells at once."""
-    elsewhere = cell.rows["tokens_per_step"].to_numpy(dtype=float, na_value=float("nan")) != cell.usual
+    elsewhere = ~cell.rows.index.isin(cell.usual_rows.index)
     rates = cell.rows[metrics.RANK_BY].to_numpy(dtype=float)[elsewhere]
     outcomes, best = cell.outcomes.to_numpy(), cell.layouts[0][metrics.RANK_BY]
     out_of_memory, finished = int((outcomes == "oom").sum()), int((outcomes == "ok").sum())
@@ -206,13 +222,20 @@ def _with_ties(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(tied=tied, behind=behind, unknown=unknown)
 
 
-# What a rule costs: the best layout that follows the rule against the best of all in its precision
+# What a rule costs: the best layout that follows the rule against the best of all that are like it
 
 
 def like_best(found: Answer) -> list[Layout]:
-    """The layouts in the precision of the best: what a rule costs must not be what another precision costs."""
-    best = found.best
-    return [] if best is None else [one for one in found.layouts if one["precision"] == best["precision"]]
+    """The layouts at the batch, in the precision and of the engine version of the best: what a rule costs must not be
+    what one of these costs."""
+    if found.best is None:
+        return []
+    best = _like(found.best)
+    return [one for one in found.layouts if _like(one) == best]
+
+
+def _like(layout: Layout) -> list[Any]:
+    return [None if _unknown(layout[name]) else layout[name] for name in ranking.LIKE]
 
 
 def _is(column: str, value: str | int) -> Callable[[Layout], bool]:

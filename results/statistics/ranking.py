@@ -7,10 +7,14 @@ Reports, notebooks, comparisons and the last lines of a run show the numbers of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from results.statistics import noise
 
+LIKE = ("tokens_per_step", "precision", "engine_version")
+"""Columns in which layouts must agree so that their throughputs are comparable."""
 USED = ("attempt_id", "loss_agrees", "method", "repeat_of", *noise.USED)
 """Columns of runs that `of_layouts` reads in addition to the groups and the throughput; also ``network_regime`` if it
 exists."""
@@ -49,19 +53,31 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     return rows[[*group, "median", "repeat_spread", "rank", *noise.COLUMNS]]
 
 
-def of_usual_batch(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
-    """Keeps the layouts with the ``tokens_per_step`` that most layouts of their group have: throughputs at different
-    batch sizes are not comparable. If several batch sizes are equally frequent, the smallest is kept; an unknown batch
-    size counts as one, too."""
-    if rows.empty:
+def of_usual_batch(rows: pd.DataFrame, group: list[str], like: Sequence[str] = LIKE) -> pd.DataFrame:
+    """Keeps the layouts that agree in ``like``, with the values that most layouts of their group share: throughputs at
+    different batch sizes, in different precisions and of different engine versions are not comparable.
+
+    Columns that ``rows`` lack separate no layouts. Of equally frequent values the smallest batch is kept, then the
+    first precision by name, then the last engine version; unknown values count as one value.
+    """
+    like = [name for name in like if name in rows]
+    if rows.empty or not like:
         return rows
-    batches = rows["tokens_per_step"].astype(float).fillna(float("inf")).to_numpy()
-    counts = rows[group].assign(_batch=batches).groupby([*group, "_batch"]).size().rename("_layouts").reset_index()
-    counts = counts.sort_values(["_layouts", "_batch"], ascending=[False, True], kind="stable")
-    usual = counts.drop_duplicates(group).set_index(group)["_batch"]
-    keys = pd.MultiIndex.from_frame(rows[group]) if len(group) > 1 else rows[group[0]]
-    usual_rows: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
+    keys = rows[group].assign(**{f"_{name}": _comparable_key(rows[name]) for name in like})
+    counts = keys.groupby(list(keys.columns)).size().rename("_layouts").reset_index()
+    order = [f"_{name}" for name in like]
+    ascending = [False, *(name != "engine_version" for name in like)]
+    usual = counts.sort_values(["_layouts", *order], ascending=ascending, kind="stable").drop_duplicates(group)
+    kept = keys.merge(usual, on=list(keys.columns), how="left")["_layouts"].notna().to_numpy()
+    usual_rows: pd.DataFrame = rows[kept]
     return usual_rows
+
+
+def _comparable_key(values: pd.Series) -> pd.Series:
+    """Values that can be sorted and joined, unknown ones included."""
+    if values.name == "tokens_per_step":
+        return values.astype(float).fillna(float("inf"))
+    return values.astype("string").fillna("").astype(object)
 
 
 def losses_differ(runs: pd.DataFrame) -> pd.Series:

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 
 from analysis import report
+from analysis.rows import choice_costs
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys
 from tests.analysis.pages import POINTS, QUICK
-from tests.analysis.report_page import RECORDED, built, cell, choose, opened
+from tests.analysis.report_page import RECORDED, STUDY, built, cell, choose, opened, parts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
 
@@ -154,7 +155,11 @@ def test_why_cost_and_failures_follow_the_cell(study: Path, browser: Browser) ->
     assert "no pipeline−0.2 %" in rules
     assert "a tie" in rules
     assert "Free: no tensor parallelism" in rules
-    assert "tp 4 → 8× 0.52" in browser.text("#pairs")
+    pairs = browser.text("#pairs").split("\n")
+    told = choice_costs.table(parts_of(STUDY)[0].frame)
+    first = told[(told["axis"] == "tp") & (told["value"] == 2)].iloc[0]
+    assert f"2 × {first['median']:.2f}" in " ".join(pairs)
+    assert f"{first['low']:.2f} – {first['high']:.2f}, n = {first['pairs']:.0f}" in " ".join(pairs)
     assert "cheapest on 8 GPUs" in browser.text("#costbody")
     assert len(browser.all("#costbody tbody tr")) == 7
     assert "1,917 out of memory" in browser.text("#failed")

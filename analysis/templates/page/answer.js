@@ -5,6 +5,7 @@
 const Answer = (() => {
   const UNTIMED = 0.05;
   const ANY = /** @type {"any"} */ ("any");
+  const LIKE = ["tokens_per_step", "precision", "engine_version"];
   const FILTERS = ["network_regime", "engine_version", "precision"];
 
   /**
@@ -19,19 +20,18 @@ const Answer = (() => {
     const fit = cell.layouts.filter((place) => {
       const memory = part.memoryOf(place);
       if (query.memory !== null && memory !== null && memory > query.memory) return false;
-      return Object.entries(query.only).every(([name, value]) => String(part.value(name, part.row(place))) === value);
+      return has(part, place, query.only);
     });
-    const usual = usualBatch(part, cell.layouts);
-    const wanted = query.batch ?? usual;
-    const tokens = (place) => part.number("tokens_per_step", part.row(place));
-    const left = wanted === ANY ? fit : fit.filter((place) => wanted !== null && tokens(place) === wanted);
+    const asked = { ...query.only, ...(query.batch === null ? {} : { tokens_per_step: String(query.batch) }) };
+    const usual = usualGroup(part, cell.layouts, asked);
+    const left = fit.filter((place) => usual && has(part, place, asked) && has(part, place, usual));
     const list = toldApart(part, left);
     const faster = list.length ? Math.max(...fit.filter((place) => !left.includes(place)).map((place) => part.rate(place)), 0) : 0;
     return {
-      query, cell, list, usual,
+      query, cell, list,
       points: cell.points.length, outOfMemory: count((end) => end === "oom"), failed: count((end) => end !== "ok" && end !== "oom"),
       finished: cell.layouts.length, fits: fit.length,
-      batch: wanted === ANY ? null : wanted,
+      batch: query.batch === ANY ? null : query.batch ?? (usual ? Number(usual.tokens_per_step) : null),
       best: list[0] ?? null,
       ties: list.filter((layout) => layout.tied),
       fasterAt: list.length && faster > list[0].rate ? faster : null,
@@ -39,19 +39,37 @@ const Answer = (() => {
   }
 
   /**
-   * The number of tokens per step that most layouts have, the smallest of several; null if it is unknown.
+   * Whether a layout has these values, as texts.
+   * @param {Part} part
+   * @param {number} place
+   * @param {Record<string, string>} values
+   */
+  function has(part, place, values) {
+    return Object.entries(values).every(([name, value]) => value === ANY || text(part, name, place) === value);
+  }
+
+  const text = (part, name, place) => String(part.value(name, part.row(place)) ?? "");
+
+  /**
+   * The values of LIKE that are not asked for and that most of the layouts asked for have; null without layouts.
    * @param {Part} part
    * @param {number[]} places
+   * @param {Record<string, string>} asked
    */
-  function usualBatch(part, places) {
-    /** @type {Map<number, number>} */
-    const counts = new Map();
+  function usualGroup(part, places, asked) {
+    const free = LIKE.filter((name) => !(name in asked));
+    /** @type {Map<string, {count: number, values: Record<string, string>}>} */
+    const groups = new Map();
     for (const place of places) {
-      const tokens = part.number("tokens_per_step", part.row(place));
-      if (tokens !== null) counts.set(tokens, (counts.get(tokens) ?? 0) + 1);
+      const values = Object.fromEntries(free.map((name) => [name, text(part, name, place)]));
+      if (values.tokens_per_step === "" || !has(part, place, asked)) continue;
+      const key = JSON.stringify(values);
+      groups.set(key, { count: (groups.get(key)?.count ?? 0) + 1, values });
     }
-    const [usual] = [...counts].sort((a, b) => b[1] - a[1] || a[0] - b[0])[0] ?? [null];
-    return usual;
+    const less = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+    const [first] = [...groups.values()].sort((a, b) => b.count - a.count || Number(a.values.tokens_per_step ?? 0) - Number(b.values.tokens_per_step ?? 0)
+      || less(a.values.precision, b.values.precision) || less(b.values.engine_version, a.values.engine_version));
+    return first?.values ?? null;
   }
 
   /**
@@ -90,13 +108,12 @@ const Answer = (() => {
   ];
 
   /**
-   * The answer's layouts in the precision of its best.
+   * The answer's layouts that agree with its best in LIKE.
    * @param {Part} part
    * @param {Found} found
    */
   function likeBest(part, found) {
-    const precision = (layout) => part.value("precision", layout.row);
-    return found.list.filter((layout) => precision(layout) === precision(found.best));
+    return found.list.filter(({ place }) => LIKE.every((name) => text(part, name, place) === text(part, name, found.best.place)));
   }
 
   /**
@@ -138,5 +155,5 @@ const Answer = (() => {
     return table;
   }
 
-  return { find, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS };
+  return { find, usualGroup, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS };
 })();

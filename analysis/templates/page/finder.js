@@ -8,21 +8,28 @@ const Finder = (() => {
   /** Fill the lists of the form for the chosen part and cell. @param {PageState} state */
   function showForm(state) {
     const { part, cell } = state;
-    fill("f-model", part.workloads.map((name) => [name, name]), cell.workload);
+    const base = State.baseOf(cell.workload), lengths = part.workloads.filter((name) => State.baseOf(name) === base);
+    fill("f-model", [...new Set(part.workloads.map(State.baseOf))].map((name) => [name, name]), base);
+    fill("f-seq", lengths.map((name) => [name, State.lengthOf(name) || "as usual"]).sort((a, b) => Number(a[1]) - Number(b[1])), cell.workload);
+    by("f-seq").closest("label").hidden = lengths.length < 2;
     const sizes = part.sizes.filter((size) => part.at(cell.workload, size));
     const device = part.gpuName ? ` × ${part.gpuName}` : "";
     fill("f-gpus", sizes.map((size) => [String(size), `${size}${device}`]), String(cell.size));
     const places = cell.layouts;
     const batches = [...new Set(places.map((place) => part.number("tokens_per_step", part.row(place))))].filter((value) => value !== null).sort((a, b) => a - b);
-    const usual = Answer.find(part, { ...state.query(), batch: null, only: {}, memory: null }).usual;
-    const word = (tokens) => `${Words.tokens(tokens)}${tokens === usual && batches.length > 1 ? " (most runs)" : ""}`;
-    fill("f-batch", [...batches.map((tokens) => [tokens === usual ? "" : String(tokens), word(tokens)]), [Answer.ANY, "any"]], String(state.batch ?? ""));
-    by("f-batch").closest("label").hidden = batches.length < 2;
-    for (const [id, column] of [["f-net", "network_regime"], ["f-engine", "engine_version"], ["f-prec", "precision"]]) {
-      const values = part.valuesOf(column, part.ranked.row);
-      fill(id, [["", "any"], ...values.map((value) => [String(value), String(value)])], state.only[column] ?? "");
+    const query = state.query(), asked = { ...query.only, ...(query.batch === null ? {} : { tokens_per_step: String(query.batch) }) };
+    /** @type {(column: string) => string|undefined} */
+    const usual = (column) => { const { [column]: own, ...others } = asked; return Answer.usualGroup(part, places, others)?.[column]; };
+    /** @type {(id: string, column: string, values: Value[], write: (value: Value) => string, chosen: string) => void} */
+    const list = (id, column, values, write, chosen) => {
+      const most = usual(column);
+      const word = (value) => `${write(value)}${String(value) === most && values.length > 1 ? " (most runs)" : ""}`;
+      const options = values.map((value) => [String(value) === most ? "" : String(value), word(value)]);
+      fill(id, [...options, ...(most === undefined && column !== "network_regime" && !chosen ? [["", "none"]] : []), [column === "network_regime" ? "" : Answer.ANY, "any"]], chosen === most ? "" : chosen);
       by(id).closest("label").hidden = values.length < 2;
-    }
+    };
+    list("f-batch", "tokens_per_step", batches, Words.tokens, String(state.batch ?? ""));
+    for (const [key, column] of Object.entries(State.FILTER_KEYS)) list(`f-${key}`, column, part.valuesOf(column, part.ranked.row), (value) => String(value).replaceAll("_", " "), state.only[column] ?? "");
     for (const [id, value] of [["f-mem", state.memory], ["f-price", state.price], ["f-tok", state.trillions]]) {
       const field = /** @type {HTMLInputElement} */ (by(id));
       if (document.activeElement !== field) field.value = String(value ?? "");
@@ -130,11 +137,14 @@ const Finder = (() => {
     if (found.cell.waiting) lost.push(`${Words.fixed(found.cell.waiting)} have not run`);
     /** @type {(string|Node)[]} */
     const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens per step`];
-    if (found.fasterAt) batch.push("; at other batches up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY })));
+    const { part } = state, { best } = found, same = (column) => best && !found.list.some(({ row }) => part.value(column, row) !== part.value(column, best.row));
+    if (part.valuesOf("precision", part.ranked.row).length > 1 && same("precision")) batch.push(`, ${String(part.value("precision", best.row)).replaceAll("_", " ")}`);
+    if (part.valuesOf("engine_version", part.ranked.row).length > 1 && same("engine_version")) batch.push(`, engine ${part.value("engine_version", best.row)}`);
+    if (found.fasterAt) batch.push("; elsewhere up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY, only: { precision: Answer.ANY, engine_version: Answer.ANY, ...state.only } })));
     const close = found.ties.length > 1 ? "within a tie of the fastest" : found.list.length > 1 ? "clearly fastest" : found.list.length ? "alone: nothing to compare" : "nothing is left";
     return element("div", { class: "funnel" },
       step("1 Fits", found.fits, found.points, lost.join(", ") || "every point"),
-      step("2 Batch", found.list.length, found.fits, ...batch),
+      step("2 Like with like", found.list.length, found.fits, ...batch),
       step("3 Throughput", found.ties.length, found.list.length, close));
   }
 
@@ -169,7 +179,7 @@ const Finder = (() => {
     }
     for (const column of Answer.FILTERS) {
       const own = part.value(column, best.row), others = found.list.filter(({ row }) => part.value(column, row) !== own);
-      if (own === null || !others.length || state.only[column]) continue;
+      if (own === null || !others.length) continue;
       const name = { network_regime: "Networks", engine_version: "Engine versions", precision: "Precisions" }[column];
       const values = part.valuesOf(column, found.list.map(({ row }) => row));
       const each = values.flatMap((value, place) => [place ? ", " : " ", button(`${String(value).replaceAll("_", " ")} (${found.list.filter(({ row }) => part.value(column, row) === value).length})`, () => act.set({ only: { ...state.only, [column]: String(value) } }))]);
@@ -230,7 +240,7 @@ const Finder = (() => {
       if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.memory(lean)}. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
       return ["No layout satisfies the limits. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
     }
-    if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any batch", () => act.set({ batch: Answer.ANY }))];
+    if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any", () => act.set({ batch: Answer.ANY, only: { precision: Answer.ANY, engine_version: Answer.ANY, ...state.only } }))];
     const sizes = part.sizes.filter(within);
     if (!sizes.length) return [found.points ? "No run of this model finished on any number of devices under these limits." : "No run of this model has finished yet."];
     const list = sizes.flatMap((size, place) => [place ? ", " : "", button(String(size), () => act.set({ cell: part.at(cell.workload, size) }))]);

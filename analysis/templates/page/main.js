@@ -15,7 +15,7 @@
   const columns = Columns.unpack(data);
   const parts = data.page.parts.map((packed) => new Part(packed, columns));
   if (!parts.length) return;
-  const state = new State.Model(parts, data.page.price, Address.claim("page", State.KEYS));
+  const state = new State.Model(parts, data.page.price, data.page.opens, Address.claim("page", State.KEYS));
   /** Answers of the cells under the current limits. @type {Map<Cell, Found>} */
   let answers = new Map();
   /** @type {RunsSection|null} */
@@ -121,11 +121,12 @@
       render();
       focusRuns();
     });
-    onField("f-model", "change", (name) => act.set({ cell: state.nearest(name) }));
+    onField("f-model", "change", (base) => act.set({ cell: state.ofBase(base) }));
+    onField("f-seq", "change", (name) => act.set({ cell: state.nearest(name) }));
     onField("f-gpus", "change", (size) => act.set({ cell: state.part.at(state.cell.workload, Number(size)) }));
     onField("f-batch", "change", (tokens) => act.set({ batch: tokens === Answer.ANY ? Answer.ANY : State.positive(tokens) }));
-    for (const [id, column] of [["f-net", "network_regime"], ["f-engine", "engine_version"]]) {
-      onField(id, "change", (value) => {
+    for (const [key, column] of Object.entries(State.FILTER_KEYS)) {
+      onField(`f-${key}`, "change", (value) => {
         const { [column]: gone, ...only } = state.only;
         act.set({ only: value ? { ...only, [column]: value } : only });
       });

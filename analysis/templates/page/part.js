@@ -22,7 +22,7 @@ class Part {
     this.capacity = packed.capacity;
     this.memory = packed.memory;
     this.points = packed.points;
-    this.effects = packed.effects;
+    this.choices = packed.choices;
     this.waiting = packed.waiting;
     this.columns = columns;
     /** @type {Ranked} */

@@ -16,6 +16,10 @@ const State = (() => {
     return value > 0 ? value : null;
   }
 
+  /** A workload's name without its sequence length, and that length if the name has it. @param {string} workload */
+  const baseOf = (workload) => workload.replace(/, seq \d+/, "");
+  const lengthOf = (workload) => /, seq (\d+)/.exec(workload)?.[1] ?? "";
+
   class Model {
     /** @type {Part} */
     part;
@@ -39,9 +43,11 @@ const State = (() => {
     /**
      * @param {Part[]} parts
      * @param {number|null} price Price of a device-hour that the report was made with.
+     * @param {OpensAt|null} opens The cell shown at first.
      * @param {Claim} hash `Address.claim("page", State.KEYS)`
      */
-    constructor(parts, price, hash) {
+    constructor(parts, price, opens, hash) {
+      this.opens = opens;
       this.parts = parts;
       this.usualPrice = price;
       this.hash = hash;
@@ -56,6 +62,9 @@ const State = (() => {
       const [workload, size] = [said.get("m"), Number(said.get("g"))];
       this.cell = this.part.at(workload, size) ?? this.nearest(workload) ?? first;
       this.memory = said.has("mem") ? positive(said.get("mem")) : this.usualMemory;
+      const at = this.opens && !said.has("m") && this.part === this.parts[0] ? this.part.at(this.opens.workload, this.opens.world_size) : undefined;
+      if (at) this.cell = at;
+      if (at && !said.has("batch")) said.set("batch", String(this.opens.tokens_per_step));
       this.batch = said.get("batch") === Answer.ANY ? /** @type {"any"} */ (Answer.ANY) : positive(said.get("batch"));
       this.only = {};
       for (const [key, column] of Object.entries(FILTER_KEYS)) if (said.get(key)) this.only[column] = said.get(key);
@@ -87,6 +96,13 @@ const State = (() => {
       const found = [...this.part.cells.values()].filter((cell) => cell.workload === workload);
       const order = (cell) => (cell.layouts.length ? 0 : 1e9) + Math.abs(cell.size - size);
       return found.sort((a, b) => order(a) - order(b))[0];
+    }
+
+    /** The cell of a model's name without sequence length: at the chosen length if it has it, else with most points. */
+    ofBase(base) {
+      const names = this.part.workloads.filter((name) => baseOf(name) === base), length = lengthOf(this.cell.workload);
+      const points = (name) => this.nearest(name).points.length;
+      return this.nearest(names.find((name) => lengthOf(name) === length) ?? names.sort((a, b) => points(b) - points(a))[0]);
     }
 
     choosePart(slug) {
@@ -122,5 +138,5 @@ const State = (() => {
     return cells[0];
   }
 
-  return { Model, KEYS, positive };
+  return { Model, KEYS, FILTER_KEYS, baseOf, lengthOf, positive };
 })();

@@ -1,8 +1,8 @@
 "use strict";
 
 /* Causes: the cost of each rule, the best run at each value of each axis, the effect of one choice by itself, and where
-   a step's time and the memory go. The first two follow the reader's limits; matched pairs cover the whole part (figure
-   `effects`). */
+   a step's time and the memory go. The first two follow the reader's limits; matched pairs cover the whole part
+   (analysis/rows/choice_costs.py). */
 const Why = (() => {
   const by = (id) => document.getElementById(id);
   const AXIS_NAMES = { micro_batch_size: "micro-batch", num_microbatches: "micro-batches", zero_stage: "ZeRO", recompute: "recompute", pp_schedule: "schedule" };
@@ -60,24 +60,23 @@ const Why = (() => {
   }
 
   /**
-   * A forest plot of ratios on a logarithmic axis: median and 95 % interval.
+   * The matrix of axes by values: median ratio of pairs, their range as a bar on a logarithmic axis, and their number.
    * @param {Part} part
    */
   function pairs(part) {
-    const rows = part.effects ?? [];
-    if (!rows.length) return by("pairs").replaceChildren(empty("Too few pairs of runs agree in everything but one choice. A grid that varies one axis at a time has them."));
-    const ends = rows.flatMap((row) => [row.throughput_low ?? row.throughput_ratio, row.throughput_high ?? row.throughput_ratio]);
-    const reach = Math.max(Math.log(1.1), ...ends.map((value) => Math.abs(Math.log(value)))) * 1.05;
-    const at = (ratio) => 50 + (50 * Math.log(ratio)) / reach;
-    const line = (row) => {
-      const [low, high] = [row.throughput_low ?? row.throughput_ratio, row.throughput_high ?? row.throughput_ratio];
-      const sign = high < 1 ? "loss" : low > 1 ? "gain" : "even";
-      return element("div", { class: "pair" }, element("span", { class: "name" }, row.effect),
-        element("span", { class: "axis" }, element("i", { class: `bar ${sign}`, style: `left:${at(low)}%;width:${Math.max(0.6, at(high) - at(low))}%` }), element("i", { class: `dot ${sign}`, style: `left:${at(row.throughput_ratio)}%` })),
-        element("span", { class: "v" }, `× ${Words.fixed(row.throughput_ratio, 2)}`), element("span", { class: "n" }, `${Words.fixed(row.throughput_q05, 2)} – ${Words.fixed(row.throughput_q95, 2)}, n = ${row.pairs}`));
-    };
-    return by("pairs").replaceChildren(...rows.map(line));
+    const rows = part.choices ?? [], known = rows.filter((row) => row.pairs);
+    if (!known.length) return by("pairs").replaceChildren(empty("No pair of runs agrees in everything but one choice. A grid that varies one axis at a time has them."));
+    const reach = Math.max(Math.log(2), ...known.map((row) => Math.abs(Math.log(row.median))));
+    const at = (ratio) => Math.min(100, Math.max(0, 50 + (50 * Math.log(ratio)) / reach));
+    const cell = (row) => element("td", { class: "l" }, element("b", {}, row.value.replaceAll("_", " ")), row.pairs ? ` × ${Words.fixed(row.median, 2)}` : "",
+      ...(row.pairs ? [element("span", { class: "axis" }, element("i", { class: `bar ${sign(row)}`, style: `left:${at(row.low)}%;width:${Math.max(0.6, at(row.high) - at(row.low))}%` }), element("i", { class: `dot ${sign(row)}`, style: `left:${at(row.median)}%` }))] : []),
+      element("small", {}, row.pairs ? `${Words.fixed(row.low, 2)} – ${Words.fixed(row.high, 2)}, n = ${row.pairs}` : "no pair"));
+    const line = (axis) => { const own = rows.filter((row) => row.axis === axis); return element("tr", {}, element("th", { scope: "row", class: "l" }, AXIS_NAMES[axis] ?? axis, element("small", {}, `against ${own[0].first.replaceAll("_", " ")}`)), ...own.map(cell)); };
+    return by("pairs").replaceChildren(element("table", {}, element("tbody", {}, ...[...new Set(rows.map((row) => row.axis))].map(line))));
   }
+
+  /** Whether all pairs lose, all gain, or neither. */
+  const sign = ({ low, high }) => (high < 1 ? "loss" : low > 1 ? "gain" : "even");
 
   const KINDS = [
     ["matmul", "breakdown_matmul_s"], ["attention", "breakdown_attention_s"], ["memory-bound", "breakdown_memory_bound_s"], ["exposed communication", "breakdown_comm_exposed_s"],

@@ -80,7 +80,14 @@ interface RunsData {
   /** Lists of a row, by the row's number. */
   series?: Record<string, RowSeries>;
   widget: Widget;
-  page?: { parts: PackedPart[]; price: number | null; command: string | null };
+  page?: { parts: PackedPart[]; price: number | null; command: string | null; opens: OpensAt | null };
+}
+
+/** The cell that the page shows at first: analysis/index_page/page_data.py. */
+interface OpensAt {
+  workload: string;
+  world_size: number;
+  tokens_per_step: number;
 }
 
 /** Shapes, devices and rules of the memory view: analysis/explorer/model_data.py. */
@@ -233,7 +240,7 @@ interface PackedPart {
   points: { rows: number[]; again: number[] };
   /** Ranked layouts; missing for a plan. */
   ranked?: Ranked;
-  effects?: EffectRow[];
+  choices?: ChoiceRow[];
   waiting: WaitingPoints[];
 }
 
@@ -272,13 +279,13 @@ interface Ranked {
   sources: string[];
 }
 
-/** Matched pairs of runs that agree in everything but one choice: the median ratio and its 95 % interval. */
-interface EffectRow {
-  effect: string;
+/** What a value of an axis costs: analysis/rows/choice_costs.py. */
+interface ChoiceRow {
+  axis: string;
+  first: string;
+  value: string;
   pairs: number;
-  throughput_ratio: number;
-  throughput_low: number | null;
-  throughput_high: number | null;
-  throughput_q05: number;
-  throughput_q95: number;
+  median: number | null;
+  low: number | null;
+  high: number | null;
 }
