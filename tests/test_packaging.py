@@ -108,12 +108,22 @@ def test_packages_say_that_they_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+_OF_THE_WHEEL = """
+import json, setuptools
+from setuptools.config.pyprojecttoml import apply_configuration
+wheel = setuptools.Distribution({"src_root": "."})
+apply_configuration(wheel, "pyproject.toml", ignore_option_errors=True)
+print(json.dumps([wheel.packages, wheel.package_dir]))
+"""
+
+
 def test_a_wheel_has_the_interface_once_and_every_package_of_the_code() -> None:
-    config = pytest.importorskip("setuptools.config.pyprojecttoml", reason="needs setuptools")
-    distribution = pytest.importorskip("setuptools.dist").Distribution({"src_root": str(ROOT)})
-    config.apply_configuration(distribution, ROOT / "pyproject.toml", ignore_option_errors=True)
-    packages = set(distribution.packages)
-    assert distribution.package_dir[INTERFACE] == "sweep/python/ultrasweep"
+    """Asked in a process of its own: setuptools replaces distutils, which must not have been imported before."""
+    pytest.importorskip("_distutils_hack", reason="needs setuptools")
+    done = subprocess.run([sys.executable, "-c", _OF_THE_WHEEL], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed, folders = json.loads(done.stdout.splitlines()[-1])
+    packages = set(listed)
+    assert folders[INTERFACE] == "sweep/python/ultrasweep"
     assert {INTERFACE, *PACKAGES} <= packages
     assert [name for name in packages if name.startswith("sweep.python")] == []
     code = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")}

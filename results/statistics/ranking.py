@@ -13,7 +13,7 @@ import pandas as pd
 
 from results.statistics import noise
 
-LIKE = ("tokens_per_step", "precision", "engine_version")
+LIKE = ("tokens_per_step", "precision")
 """Columns in which layouts must agree so that their throughputs are comparable."""
 USED = ("attempt_id", "loss_agrees", "method", "repeat_of", *noise.USED)
 """Columns of runs that `of_layouts` reads in addition to the groups and the throughput; also ``network_regime`` if it
@@ -55,10 +55,10 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
 
 def of_usual_batch(rows: pd.DataFrame, group: list[str], like: Sequence[str] = LIKE) -> pd.DataFrame:
     """Keeps the layouts that agree in ``like``, with the values that most layouts of their group share: throughputs at
-    different batch sizes, in different precisions and of different engine versions are not comparable.
+    different batch sizes and in different precisions are not comparable.
 
     Columns that ``rows`` lack separate no layouts. Of equally frequent values the smallest batch is kept, then the
-    first precision by name, then the last engine version; unknown values count as one value.
+    first precision by name; unknown values count as one value.
     """
     like = [name for name in like if name in rows]
     if rows.empty or not like:
@@ -66,7 +66,7 @@ def of_usual_batch(rows: pd.DataFrame, group: list[str], like: Sequence[str] = L
     keys = rows[group].assign(**{f"_{name}": _comparable_key(rows[name]) for name in like})
     counts = keys.groupby(list(keys.columns)).size().rename("_layouts").reset_index()
     order = [f"_{name}" for name in like]
-    ascending = [False, *(name != "engine_version" for name in like)]
+    ascending = [False, *(True for _ in like)]
     usual = counts.sort_values(["_layouts", *order], ascending=ascending, kind="stable").drop_duplicates(group)
     kept = keys.merge(usual, on=list(keys.columns), how="left")["_layouts"].notna().to_numpy()
     usual_rows: pd.DataFrame = rows[kept]

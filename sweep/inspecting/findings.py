@@ -100,8 +100,8 @@ class Cell:
     tied: int | None
     """Number of layouts, including the fastest, that are slower by no more than noise; 1: a clear lead. None: unknown
     noise."""
-    at_other_batches: int
-    """Number of layouts with another number of tokens per step than most of the cell; they are not ranked."""
+    not_like_these: int
+    """Number of layouts at another batch size or in another precision than most of the cell; they are not ranked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,8 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     """Cells of the finished rows, ranked as in the report (`results.statistics.ranking`).
 
     Left out are rows without a configuration that can be read, rows of older versions (`older`), and layouts whose
-    losses contradict the reference. In each cell only the batch size of most layouts is ranked.
+    losses contradict the reference. In each cell only layouts with the batch size and the precision of most of them are
+    ranked.
     """
     good = _finished(rows)
     newest = _newest(good)
@@ -132,14 +133,14 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
 
     from results.statistics import noise, ranking
 
-    runs = pd.DataFrame([{name: row.get(name) for name in (*ranking.USED, "tokens_per_step", _RATE)} for row in good])
+    runs = pd.DataFrame([{name: row.get(name) for name in (*ranking.USED, *ranking.LIKE, _RATE)} for row in good])
     keys = [_cell_of(row, row["method"]) for row in good]
     runs["cell"] = pd.Series(keys, dtype=object).map({key: place for place, key in enumerate(sorted(set(keys)))})
     cells = []
     runs["engine"] = [_engine(row) for row in good]
     for _, comparable in runs.groupby(["method", "engine"], sort=False):  # methods and engines differ in their noise
         ranked = ranking.of_layouts(comparable, ["cell"], _RATE)
-        ranked = ranked[ranked["rank"].notna()].join(comparable["tokens_per_step"])
+        ranked = ranked[ranked["rank"].notna()].join(comparable[[*ranking.LIKE]])
         layouts_of = ranked.groupby("cell").size()
         ranked = ranking.of_usual_batch(ranked, ["cell"])
         ranked["within"] = noise.within(ranked.rename(columns={_RATE: "_run", "median": _RATE}), _RATE, ["cell"])
@@ -149,7 +150,7 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
             known = len(cell) == 1 or not pd.isna(cell["within"].iloc[1])
             tied = int(cell["within"].fillna(False).sum()) if known else None
             others = int(layouts_of[cell["cell"].iloc[0]]) - len(cell)
-            cells.append(Cell(key=keys[places[0]], layouts=layouts, tied=tied, at_other_batches=others))
+            cells.append(Cell(key=keys[places[0]], layouts=layouts, tied=tied, not_like_these=others))
     return sorted(cells, key=lambda cell: cell.key)
 
 

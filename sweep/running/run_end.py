@@ -141,8 +141,9 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
     say = partial(console.print, highlight=False, markup=False)
     if len(cells) > _MOST_CELLS:
         say(f"... and {plural(len(cells) - _MOST_CELLS, 'model and size', 'models and sizes')} more in the report")
-    if others := sum(cell.at_other_batches for cell in cells):
-        say(f"{plural(others, 'layout')} not ranked: another batch size than most layouts of that model and size")
+    if others := sum(cell.not_like_these for cell in cells):
+        which = "another batch size or precision than most layouts of that model and size"
+        say(f"{plural(others, 'layout')} not ranked: {which}")
     if any(cell.tied is None and len(cell.layouts) > 1 for cell in shown):
         say("?: run-to-run variation is unknown (too few timed steps, no repeats)")
     if any(cell.key.tp is not None for cell in shown):

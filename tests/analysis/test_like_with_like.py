@@ -1,4 +1,4 @@
-"""Batches, precisions and engine versions compete only if a reader asks for it; a page opens where its rows say."""
+"""Batches and precisions compete only if a reader asks for it; a page opens where its rows say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from results.statistics import ranking
 from tests.analysis.conftest import recorded_cohorts
 
 
-def rows(*values: tuple[float | None, str | None, str | None]) -> pd.DataFrame:
+def rows(*values: tuple[float | None, str | None]) -> pd.DataFrame:
     frame = pd.DataFrame(values, columns=[*ranking.LIKE])
     return frame.assign(cell=1)
 
@@ -25,18 +25,17 @@ def kept(frame: pd.DataFrame, **words: list[str]) -> list[int]:
 
 
 def test_the_largest_group_is_kept() -> None:
-    frame = rows((8, "bf16", "3"), (8, "fp8", "3"), (8, "fp8", "3"), (16, "bf16", "3"), (8, "bf16", "2"))
+    frame = rows((8, "bf16"), (8, "fp8"), (8, "fp8"), (16, "bf16"))
     assert kept(frame) == [1, 2]
-    assert kept(frame, like=["tokens_per_step"]) == [0, 1, 2, 4]
-    assert kept(frame, like=[]) == [0, 1, 2, 3, 4]
-    assert kept(frame.drop(columns=["precision", "engine_version"])) == [0, 1, 2, 4]
+    assert kept(frame, like=["tokens_per_step"]) == [0, 1, 2]
+    assert kept(frame, like=[]) == [0, 1, 2, 3]
+    assert kept(frame.drop(columns=["precision"])) == [0, 1, 2]
 
 
-def test_of_equal_groups_the_smallest_batch_then_precision_by_name_then_the_last_version() -> None:
-    assert kept(rows((16, "bf16", "3"), (8, "fp8", "3"))) == [1]
-    assert kept(rows((8, "fp8", "3"), (8, "bf16", "3"))) == [1]
-    assert kept(rows((8, "bf16", "3"), (8, "bf16", "4"))) == [1]
-    assert kept(rows((None, None, None), (None, None, None), (8, "bf16", "4"))) == [0, 1]
+def test_of_equal_groups_the_smallest_batch_then_the_first_precision_by_name() -> None:
+    assert kept(rows((16, "bf16"), (8, "fp8"))) == [1]
+    assert kept(rows((8, "fp8"), (8, "bf16"))) == [1]
+    assert kept(rows((None, None), (None, None), (8, "bf16"))) == [0, 1]
 
 
 @pytest.mark.slow
@@ -45,8 +44,7 @@ def test_the_fastest_of_any_precision_is_not_the_answer_until_it_is_asked_for() 
     mixed = 0
     for workload, size in answer.cells(part.frame):
         plain = answer.answer(part.frame, answer.Query(workload, size))
-        free = dict.fromkeys(("precision", "engine_version"), answer.ANY)
-        every = answer.answer(part.frame, answer.Query(workload, size, None, answer.ANY, free))
+        every = answer.answer(part.frame, answer.Query(workload, size, None, answer.ANY, {"precision": answer.ANY}))
         for name in ranking.LIKE:
             assert len({layout[name] for layout in plain.layouts}) <= 1
         assert len(every.layouts) == every.finished == plain.finished

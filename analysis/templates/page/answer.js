@@ -5,7 +5,7 @@
 const Answer = (() => {
   const UNTIMED = 0.05;
   const ANY = /** @type {"any"} */ ("any");
-  const LIKE = ["tokens_per_step", "precision", "engine_version"];
+  const LIKE = ["tokens_per_step", "precision"];
   const FILTERS = ["network_regime", "engine_version", "precision"];
 
   /**
@@ -68,7 +68,7 @@ const Answer = (() => {
     }
     const less = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
     const [first] = [...groups.values()].sort((a, b) => b.count - a.count || Number(a.values.tokens_per_step ?? 0) - Number(b.values.tokens_per_step ?? 0)
-      || less(a.values.precision, b.values.precision) || less(b.values.engine_version, a.values.engine_version));
+      || less(a.values.precision, b.values.precision));
     return first?.values ?? null;
   }
 
@@ -155,5 +155,5 @@ const Answer = (() => {
     return table;
   }
 
-  return { find, usualGroup, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS };
+  return { find, usualGroup, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS, LIKE };
 })();
