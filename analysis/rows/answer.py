@@ -3,7 +3,7 @@
 The page computes the same answer in the browser for the limits that its reader sets (``templates/page/answer.js``);
 tests compare the two. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
 
-Batches, precisions and engine versions are not compared: where the query names none of them, the answer uses the group
+Batches and precisions are not compared: where the query names none of them, the answer uses the group
 of `results.statistics.ranking.LIKE` that most finished layouts of the cell have. A winner is a set of layouts
 (`results.statistics.noise`). If the noise is unknown (the layout has no repeats and its row has no spread over steps:
 one timed step, or only the median), layouts within `UNTIMED` of the best count as ties, and the answer says so.
@@ -226,7 +226,7 @@ def _with_ties(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def like_best(found: Answer) -> list[Layout]:
-    """The layouts at the batch, in the precision and of the engine version of the best: what a rule costs must not be
+    """The layouts at the batch and in the precision of the best: what a rule costs must not be
     what one of these costs."""
     if found.best is None:
         return []

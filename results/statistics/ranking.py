@@ -13,7 +13,7 @@ import pandas as pd
 
 from results.statistics import noise
 
-LIKE = ("tokens_per_step", "precision", "engine_version")
+LIKE = ("tokens_per_step", "precision")
 """Columns in which layouts must agree so that their throughputs are comparable."""
 USED = ("attempt_id", "loss_agrees", "method", "repeat_of", *noise.USED)
 """Columns of runs that `of_layouts` reads in addition to the groups and the throughput; also ``network_regime`` if it

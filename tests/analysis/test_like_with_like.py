@@ -1,4 +1,4 @@
-"""Batches, precisions and engine versions compete only if a reader asks for it; a page opens where its rows say."""
+"""Batches and precisions compete only if a reader asks for it; a page opens where its rows say."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from results.errors import InvalidResults
 from results.statistics import ranking
 from tests.analysis.conftest import recorded_cohorts
 
+LIKE = (*ranking.LIKE, "engine_version")
+
 
 def rows(*values: tuple[float | None, str | None, str | None]) -> pd.DataFrame:
-    frame = pd.DataFrame(values, columns=[*ranking.LIKE])
+    frame = pd.DataFrame(values, columns=[*LIKE])
     return frame.assign(cell=1)
 
 
 def kept(frame: pd.DataFrame, **words: list[str]) -> list[int]:
-    return list(ranking.of_usual_batch(frame, ["cell"], **words).index)
+    return list(ranking.of_usual_batch(frame, ["cell"], **{"like": LIKE} | words).index)
 
 
 def test_the_largest_group_is_kept() -> None:

@@ -5,7 +5,7 @@
 const Answer = (() => {
   const UNTIMED = 0.05;
   const ANY = /** @type {"any"} */ ("any");
-  const LIKE = ["tokens_per_step", "precision", "engine_version"];
+  const LIKE = ["tokens_per_step", "precision"];
   const FILTERS = ["network_regime", "engine_version", "precision"];
 
   /**
@@ -155,5 +155,5 @@ const Answer = (() => {
     return table;
   }
 
-  return { find, usualGroup, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS };
+  return { find, usualGroup, LIKE, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS };
 })();

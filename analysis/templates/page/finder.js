@@ -17,7 +17,9 @@ const Finder = (() => {
     fill("f-gpus", sizes.map((size) => [String(size), `${size}${device}`]), String(cell.size));
     const places = cell.layouts;
     const batches = [...new Set(places.map((place) => part.number("tokens_per_step", part.row(place))))].filter((value) => value !== null).sort((a, b) => a - b);
-    const query = state.query(), asked = { ...query.only, ...(query.batch === null ? {} : { tokens_per_step: String(query.batch) }) };
+    const query = state.query();
+    /** @type {Record<string, string>} */
+    const asked = { ...query.only, ...(query.batch === null ? {} : { tokens_per_step: String(query.batch) }) };
     /** @type {(column: string) => string|undefined} */
     const usual = (column) => { const { [column]: own, ...others } = asked; return Answer.usualGroup(part, places, others)?.[column]; };
     /** @type {(id: string, column: string, values: Value[], write: (value: Value) => string, chosen: string) => void} */
@@ -25,7 +27,7 @@ const Finder = (() => {
       const most = usual(column);
       const word = (value) => `${write(value)}${String(value) === most && values.length > 1 ? " (most runs)" : ""}`;
       const options = values.map((value) => [String(value) === most ? "" : String(value), word(value)]);
-      fill(id, [...options, ...(most === undefined && column !== "network_regime" && !chosen ? [["", "none"]] : []), [column === "network_regime" ? "" : Answer.ANY, "any"]], chosen === most ? "" : chosen);
+      fill(id, [...options, ...(most === undefined && Answer.LIKE.includes(column) && !chosen ? [["", "none"]] : []), [Answer.LIKE.includes(column) ? Answer.ANY : "", "any"]], chosen === most ? "" : chosen);
       by(id).closest("label").hidden = values.length < 2;
     };
     list("f-batch", "tokens_per_step", batches, Words.tokens, String(state.batch ?? ""));
@@ -140,7 +142,7 @@ const Finder = (() => {
     const { part } = state, { best } = found, same = (column) => best && !found.list.some(({ row }) => part.value(column, row) !== part.value(column, best.row));
     if (part.valuesOf("precision", part.ranked.row).length > 1 && same("precision")) batch.push(`, ${String(part.value("precision", best.row)).replaceAll("_", " ")}`);
     if (part.valuesOf("engine_version", part.ranked.row).length > 1 && same("engine_version")) batch.push(`, engine ${part.value("engine_version", best.row)}`);
-    if (found.fasterAt) batch.push("; elsewhere up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY, only: { precision: Answer.ANY, engine_version: Answer.ANY, ...state.only } })));
+    if (found.fasterAt) batch.push("; elsewhere up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY, only: { precision: Answer.ANY, ...state.only } })));
     const close = found.ties.length > 1 ? "within a tie of the fastest" : found.list.length > 1 ? "clearly fastest" : found.list.length ? "alone: nothing to compare" : "nothing is left";
     return element("div", { class: "funnel" },
       step("1 Fits", found.fits, found.points, lost.join(", ") || "every point"),
@@ -240,7 +242,7 @@ const Finder = (() => {
       if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.memory(lean)}. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
       return ["No layout satisfies the limits. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
     }
-    if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any", () => act.set({ batch: Answer.ANY, only: { precision: Answer.ANY, engine_version: Answer.ANY, ...state.only } }))];
+    if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any", () => act.set({ batch: Answer.ANY, only: { precision: Answer.ANY, ...state.only } }))];
     const sizes = part.sizes.filter(within);
     if (!sizes.length) return [found.points ? "No run of this model finished on any number of devices under these limits." : "No run of this model has finished yet."];
     const list = sizes.flatMap((size, place) => [place ? ", " : "", button(String(size), () => act.set({ cell: part.at(cell.workload, size) }))]);
