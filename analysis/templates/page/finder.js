@@ -17,15 +17,17 @@ const Finder = (() => {
     fill("f-gpus", sizes.map((size) => [String(size), `${size}${device}`]), String(cell.size));
     const places = cell.layouts;
     const batches = [...new Set(places.map((place) => part.number("tokens_per_step", part.row(place))))].filter((value) => value !== null).sort((a, b) => a - b);
-    const query = state.query(), asked = { ...query.only, ...(query.batch === null ? {} : { tokens_per_step: String(query.batch) }) };
+    const query = state.query();
+    /** @type {Record<string, string>} */
+    const asked = { ...query.only, ...(query.batch === null ? {} : { tokens_per_step: String(query.batch) }) };
     /** @type {(column: string) => string|undefined} */
     const usual = (column) => { const { [column]: own, ...others } = asked; return Answer.usualGroup(part, places, others)?.[column]; };
     /** @type {(id: string, column: string, values: Value[], write: (value: Value) => string, chosen: string) => void} */
     const list = (id, column, values, write, chosen) => {
-      const like = Answer.LIKE.includes(column), most = like ? usual(column) : undefined;
+      const most = usual(column);
       const word = (value) => `${write(value)}${String(value) === most && values.length > 1 ? " (most runs)" : ""}`;
       const options = values.map((value) => [String(value) === most ? "" : String(value), word(value)]);
-      fill(id, [...options, ...(most === undefined && like && !chosen ? [["", "none"]] : []), [like ? Answer.ANY : "", "any"]], chosen === most ? "" : chosen);
+      fill(id, [...options, ...(most === undefined && Answer.LIKE.includes(column) && !chosen ? [["", "none"]] : []), [Answer.LIKE.includes(column) ? Answer.ANY : "", "any"]], chosen === most ? "" : chosen);
       by(id).closest("label").hidden = values.length < 2;
     };
     list("f-batch", "tokens_per_step", batches, Words.tokens, String(state.batch ?? ""));
