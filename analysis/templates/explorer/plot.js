@@ -45,7 +45,7 @@ const Plot = (() => {
       this.on = on;
       this.mode = matchMedia("(pointer: coarse)").matches ? "" : "rect";
       this.fails = PlotPoints.failure(columns);
-      this.canvas = element("div", { class: "plot-canvas", role: "img" });
+      this.canvas = element("div", { class: "plot-canvas", role: "img", "aria-label": "Plot of the runs; the table below has the same rows" });
       this.words = element("div", { class: "plot-words", "aria-hidden": "true" });
       this.tip = element("div", { class: "tip", hidden: true });
       root.replaceChildren(this.canvas, this.words, this.tip);
