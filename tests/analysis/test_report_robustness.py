@@ -243,15 +243,18 @@ def test_out_that_is_a_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
 def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     report.build(sweep, out, QUICK)
-    before = files_of(out)
-    running = subprocess.Popen(
-        command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + 60
-    while not list(out.glob(".unfinished-*/figures/*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
-    _, told = running.communicate(timeout=150)
+    for _ in range(3):
+        before = files_of(out)
+        running = subprocess.Popen(
+            command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        deadline = time.monotonic() + 60
+        while not list(out.glob(".unfinished-*/figures/*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
+        _, told = running.communicate(timeout=150)
+        if running.returncode:  # 0: a busy machine let the report end before this process sent the signal
+            break
     assert running.returncode == 130
     assert told.splitlines()[-1] == "error: interrupted; an earlier report is unchanged"
     assert "Traceback" not in told
