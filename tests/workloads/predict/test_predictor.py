@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
+from tests.fixed_task import fixed_tasks
 from tests.workloads.predict.tables import random_rows, row
 from workloads.predict.parameters import TIME
 from workloads.predict.points import Points
@@ -151,9 +151,7 @@ def test_five_thousand_rows_a_second() -> None:
     found = points(pd.concat([random_rows(500, 7)] * 10, ignore_index=True))
     predictor = Predictor.learn(None, PROFILES)
     predictor.predict(found.take(np.arange(10)))
-    start = time.process_time()
-    predictor.predict(found)
-    assert time.process_time() - start < 1.0
+    assert fixed_tasks(lambda: predictor.predict(found)) < 7  # 1.9 on idle cores
 
 
 def test_a_group_on_fewer_nodes_is_slowed_less_by_a_slow_network() -> None:
