@@ -1,6 +1,7 @@
 """What a plan has still to run: its points without a result, the predicted fastest of them, their price, the command.
 
-As points are measured they leave this list, and their rows join the ranked layouts of the page.
+As points are measured they leave this list, and their rows join the ranked layouts of the page. The predictions of
+those that are left follow what the measured ones reached of theirs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from analysis.rows import labels
 from analysis.rows.load import LoadedResults, waiting
 from results.errors import InvalidResults
 from results.tables import store
+from results.text.numbers import plural
 
 TOP = 10
 """Number of points listed for each model and size."""
@@ -25,24 +27,30 @@ _DIGITS = 4
 
 
 def of_cells(results: LoadedResults, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points without a result by model and size, of the sweeps of ``frame`` and of sweeps without any row.
+    """Points without a result by model and size, of the sweeps of ``frame``, and with measured rows also of sweeps
+    without any row.
 
-    Each entry has the number of points, the expected device-hours of all (None if one is unknown), and ``first``: the
+    Each entry has the number of points, the expected device-hours of all (None if one is unknown), ``corrected``: in
+    words, by how much the finished runs of ``frame`` change the predictions (None without one), and ``first``: the
     points with the most predicted tokens/s/device that fit, then those that may not fit (see `_point`).
     """
     rows = waiting(results)
     if rows.empty:
         return []
-    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
+    shown = rows["sweep"].isin(frame["sweep"].unique())
+    if frame["method"].iloc[0] == "measured":
+        shown |= ~rows["sweep"].isin(results.attempts["sweep"].unique())
+    rows = rows[shown]
     if rows.empty:
         return []
     rows = labels.add_labels(rows.reset_index(drop=True))
     rows["workload"] = labels.workloads(rows, lengths_of=frame)
     rows["tight"] = rows["predicted_peak_bytes"].gt(rows["limit_bytes"]).fillna(False).astype(bool)
     rows = rows.sort_values(["tight", _RATE], ascending=[True, False], na_position="last", kind="stable")
-    cells = []
+    cells, finished = [], _finished(frame)
     for (workload, _), group in rows.groupby(["workload", "world_size"], sort=True):
         hours = group["expected_gpu_hours"]
+        factor, corrected = _correction(finished, str(workload), int(group["world_size"].iloc[0]))
         cells.append(
             {
                 "workload": workload,
@@ -51,20 +59,41 @@ def of_cells(results: LoadedResults, frame: pd.DataFrame) -> list[dict[str, Any]
                 "tight": int(group["tight"].sum()),
                 "hours": None if hours.isna().any() else _short(hours.sum()),
                 "basis": _only(group["predicted_with"]),
-                "first": [_point(row) for row in labels.records(group.head(TOP))],
+                "corrected": corrected,
+                "first": [_point(row, factor) for row in labels.records(group.head(TOP))],
             }
         )
     return cells
 
 
-def _point(row: dict[str, Any]) -> dict[str, Any]:
-    """Layout, predicted tokens/s/device with its 90 % interval, predicted peak in bytes, whether that exceeds the
-    device's memory, and expected device-hours; None if unknown."""
-    tokens = row["tokens_per_step"] / row["world_size"]
+def _finished(frame: pd.DataFrame) -> pd.DataFrame:
+    """Finished runs that had a predicted time: workload, size, and predicted over measured step time."""
+    ok = frame[frame["outcome"].eq("ok")]
+    ratios = (ok["predicted_step_time_s"] / ok["step_time_s"]).astype(float)
+    return ok[["workload", "world_size"]].assign(ratio=ratios).dropna()
+
+
+def _correction(finished: pd.DataFrame, workload: str, size: int) -> tuple[float, str | None]:
+    """By what throughput predictions of a model on a number of devices are multiplied, and that in words: the median of
+    what runs of this model and size reached of their predictions, without one those of the model, without one all."""
+    of_model = finished[finished["workload"].eq(workload)]
+    of_size = of_model[of_model["world_size"].eq(size)]
+    for runs, of in ((of_size, "of this model and size"), (of_model, "of this model on other sizes"), (finished, "")):
+        if len(runs):
+            factor = float(runs["ratio"].median())
+            reached = f"what the {plural(len(runs), 'finished run')} {of}".rstrip()
+            return factor, f"They are multiplied by {factor:.2f}, the median of {reached} reached of their predictions."
+    return 1.0, None
+
+
+def _point(row: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Layout, predicted tokens/s/device with its 90 % interval, both times ``factor``, predicted peak in bytes, whether
+    that exceeds the device's memory, and expected device-hours; None if unknown."""
+    tokens = factor * row["tokens_per_step"] / row["world_size"]
     low_s, high_s = row["predicted_step_time_low_s"], row["predicted_step_time_high_s"]
     return {
         "layout": row["layout"],
-        "rate": _short(row[_RATE]),
+        "rate": _short(row[_RATE] * factor),
         "low": None if pd.isna(high_s) else _short(tokens / high_s),
         "high": None if pd.isna(low_s) else _short(tokens / low_s),
         "peak": None if pd.isna(row["predicted_peak_bytes"]) else int(row["predicted_peak_bytes"]),

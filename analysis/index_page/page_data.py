@@ -85,7 +85,7 @@ def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
         "points": _points(last_attempts(frame), first),
         "ranked": _ranked(frame, first),
         "choices": choices_of(frame),
-        "waiting": next_runs.of_cells(results, frame) if about["method"] == "measured" else [],
+        "waiting": next_runs.of_cells(results, frame),
     }
 
 

@@ -9,9 +9,19 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
-from analysis.rows.load import DECIDING, LoadedResults, decided, last_attempts, not_run_yet, planned, waiting
+from analysis.rows.load import (
+    DECIDING,
+    LoadedResults,
+    decided,
+    last_attempts,
+    not_run_yet,
+    planned,
+    waiting,
+    without_result,
+)
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
 from results.statistics import noise
+from results.tables import store
 from results.text.numbers import format_bytes, format_number, format_percent, listed, plural
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
@@ -68,7 +78,9 @@ def _plan(results: LoadedResults) -> list[str]:
         "over_budget": "over the budget",
     }
     parts = [f"{verdicts[verdict]:,} {name}" for verdict, name in names.items() if verdict in verdicts]
-    return [f"The plan has {plural(int(verdicts.sum()), 'grid point')}: {listed(parts)}."]
+    said = [f"The plan has {plural(int(verdicts.sum()), 'grid point')}: {listed(parts)}."]
+    left = len(without_result(results)) if store.is_shipped(results.path) else 0
+    return [*said, f"{plural(left, 'point')} of these sweeps did not run before they ended."] if left else said
 
 
 def unfinished(results: LoadedResults) -> str | None:

@@ -209,7 +209,12 @@ def _pairs_of(rows: pd.DataFrame, column: str) -> Iterator[tuple[Any, Any]]:
 
 
 def waiting(results: LoadedResults) -> pd.DataFrame:
-    """Ledger rows that should run and have no deciding attempt yet."""
+    """Ledger rows that should run and have no deciding attempt yet; of shipped sweeps none, which go on nowhere."""
+    return results.ledger[:0] if store.is_shipped(results.path) else without_result(results)
+
+
+def without_result(results: LoadedResults) -> pd.DataFrame:
+    """Ledger rows that should have run and have no deciding attempt."""
     to_run = results.ledger[results.ledger["verdict"] == "run"]
     done = _ended(results.attempts)
     points = _pairs_of(to_run[["sweep", "experiment_id"]].fillna({"sweep": ""}), "experiment_id")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from launchers.interrupts import interrupts
 from launchers.slurm.client import jobs_of
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.polling import files_timer, sleep_until_signal, squeue_timer
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.run_summary import RunSummary, summarize
-from launchers.status.status import StatusReader
+from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import choose_view
 from results.text.numbers import plural
 
@@ -16,7 +19,13 @@ _LOOKS_WITHOUT_PILOT = 2
 """Number of polls in a row that must have found no pilot: one pilot may end just before the next begins."""
 
 
-def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
+class Follower(Protocol):
+    """What else follows a sweep that is watched, such as a page. It returns lines to print."""
+
+    def update(self, status: SweepStatus) -> Sequence[str]: ...
+
+
+def watch(sweep: SweepDir, *, live: bool | None = None, follower: Follower | None = None) -> RunSummary:
     """Show the sweep until no point or no pilot is left, or until Ctrl-C. ``live``: as in `choose_view`."""
     reader = StatusReader(sweep)
     before = status = reader.read()
@@ -28,6 +37,8 @@ def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
         while True:
             status = reader.read()
             view.show(status)
+            for said in follower.update(status) if follower is not None else ():
+                view.print_line(said)
             if not status.left:
                 break
             if squeue.due():

@@ -40,6 +40,7 @@ __all__ = [
     "compact",
     "empty_ledger",
     "find_attempt",
+    "is_shipped",
     "ledger_is_of",
     "only_shipped",
     "own_sweep_dirs",
@@ -198,6 +199,12 @@ def only_shipped(path: Path) -> bool:
     folder of shipped sweeps or inside it: then the user has asked for them."""
     user_sweeps, shipped = _find_sweeps(Path(path))
     return bool(shipped) and not user_sweeps
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether ``path`` is the folder of shipped sweeps, or lies in it."""
+    path = Path(path).resolve()
+    return any((folder / files.SHIPPED_MARKER).is_file() for folder in (path, *path.parents))
 
 
 def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str] | None = None) -> Path:

@@ -45,16 +45,29 @@ STATUS = Command(
 def _watch_arguments(parser: Parser) -> None:
     parser.add_argument("path", type=path, help=SWEEP_PATH)
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    parser.add_argument(
+        "--report", type=path, metavar="DIR", help="write the report into DIR again and again while rows come"
+    )
 
 
 def _watch(options: Namespace) -> int:
     from launchers.slurm.watch import watch
     from launchers.state.sweep_dir import SweepDir
+    from launchers.status.status import sweep_status
+    from sweep.running.live_page import LivePage
     from sweep.running.run_end import print_end
 
     sweep = SweepDir.open(options.path, with_queue=True)
-    summary = watch(sweep, live=False if options.plain else None)
-    print_end(sweep, summary, "", open_console())
+    page = LivePage(sweep.path, options.report) if options.report else None
+    try:
+        summary = watch(sweep, live=False if options.plain else None, follower=page)
+        print_end(sweep, summary, "", open_console())
+        if page is not None and not summary.detached:
+            for line in page.finish(sweep_status(sweep)):
+                print(printable(line))
+    finally:
+        if page is not None:
+            page.stop()
     if summary.detached:
         print(f"{plural(summary.left, 'point')} left; stopped watching, the sweep goes on")
     return summary.exit_code

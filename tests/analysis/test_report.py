@@ -10,8 +10,11 @@ import pytest
 
 from analysis import report
 from analysis.figures import registry
+from analysis.index_page import next_runs
+from analysis.page import sentences
 from analysis.rows import metrics
 from analysis.rows.cohorts import split
+from analysis.rows.load import load
 from results.tables import store
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
@@ -160,6 +163,14 @@ def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> N
         "Rehearsed step times differ from the measured ones by −20.0 % to −20.0 % (median −20.0 %, n = 1) with tensor "
         "parallelism and +0.0 % to +0.0 % (median +0.0 %, n = 1) without it." in text
     )
+
+
+def test_shipped_sweeps_wait_for_nothing() -> None:
+    """Of 84 points, 11 have no row, and nobody will run them: that is a fact about these rows, not a warning."""
+    results = load(RECORDED / "h100x1_validation")
+    assert sentences.unfinished(results) is None
+    assert next_runs.of_cells(results, results.attempts) == []
+    assert sentences.what_was_run(results)[-1] == "11 points of these sweeps did not run before they ended."
 
 
 def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:

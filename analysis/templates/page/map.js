@@ -26,7 +26,7 @@ const CellMap = (() => {
       ["finished", "finished", (cell, found) => (found.points ? (found.points - found.outOfMemory - found.failed) / found.points : null), (value) => Words.percent(value, 0)],
       ["hours", "GPU-h", best((place) => part.hours(place, tokens)), Words.fixed],
     ];
-    if (part.isPlan) return [["fits", "should fit", (cell, found) => (found.points ? Planned.candidates(found.state, cell).length / found.points : null), (value) => Words.percent(value, 0)]];
+    if (part.isPlan) return [["rate", "tokens/s, predicted", (cell, found) => Planned.fastest(found.state, cell)[0]?.rate ?? null, Words.short], ["fits", "should fit", (cell, found) => (found.points ? Planned.candidates(found.state, cell).length / found.points : null), (value) => Words.percent(value, 0)]];
     /** @type {Record<string, boolean>} */
     const has = { mfu: part.ranked.row.some((row) => part.value("mfu_palm", row) !== null), hours: part.noun === "GPUs" };
     return all.filter(([name]) => has[name] ?? true);
@@ -88,19 +88,20 @@ const CellMap = (() => {
    */
   function button(state, cell, answer, value, write, shade, act) {
     const { part } = state, chosen = cell === state.cell;
-    const tie = answer.ties.length > 1, pale = part.isPlan || (!answer.best && cell.points.length === 0);
-    const lines = answer.best ? brief(part, answer.best) : [];
-    const words = value !== null && !pale ? write(value) : part.isPlan ? `${Words.fixed(Planned.candidates(state, cell).length)} of ${Words.fixed(cell.points.length)}` : cell.waiting && !cell.points.length ? `${cell.waiting} planned` : `0 of ${cell.points.length}`;
-    const said = `${cell.workload} on ${cell.size}: ${words}${answer.best ? `, ${part.layoutName(answer.best.place)}${tie ? `, a tie of ${answer.ties.length}` : ""}` : ""}`;
-    const kind = pale ? " pale" : value === null || !answer.best ? " none" : "";
+    const tie = answer.ties.length > 1, pale = !part.isPlan && !answer.best && cell.points.length === 0;
+    const [predicted] = pale || part.isPlan ? Planned.fastest(state, cell) : [];
+    const layout = answer.best ? part.layoutName(answer.best.place) : (predicted?.layout ?? null);
+    const words = value !== null && !pale ? write(value) : predicted ? Words.short(predicted.rate) : pale ? `${cell.waiting} planned` : `0 of ${cell.points.length}`;
+    const said = `${cell.workload} on ${cell.size}: ${words}${layout ? `, ${layout}` : ""}${predicted ? ", predicted" : tie ? `, a tie of ${answer.ties.length}` : ""}`;
+    const kind = pale ? " pale" : value === null || !layout ? " none" : "";
     const node = element("button", {
       type: "button", class: `cell${kind}`, "aria-label": said, "aria-pressed": String(chosen), tabindex: chosen ? "0" : "-1", "data-m": cell.workload, "data-g": cell.size,
       onclick: () => act.choose(cell), onpointerenter: (event) => event.pointerType !== "touch" && popover(node, state, answer), onfocus: () => node.matches(":focus-visible") && popover(node, state, answer),
       onpointerleave: hide, onblur: hide, onkeydown: move,
     }, element("b", {}, words));
-    if (answer.best && !pale) {
-      node.append(...lines.map((line) => element("span", {}, line)));
-      if (shade !== null) paint(node, shade);
+    if (layout) node.append(...brief(layout).map((line) => element("span", {}, line)));
+    if (layout && !pale && shade !== null) paint(node, shade);
+    if (answer.best) {
       const slow = part.value("network_regime", answer.best.row) === "slow";
       if (tie || slow) node.append(element("span", { class: "flag", "aria-hidden": "true" }, `${tie ? "≈" : ""}${slow ? "▾" : ""}`));
     }
@@ -108,10 +109,9 @@ const CellMap = (() => {
   }
 
   /** A layout in two short lines: degrees; ZeRO stage and batching. */
-  function brief(part, { place, row }) {
-    const [degrees, batching] = part.layoutName(place).split(" · ");
-    const zero = part.value("dp", row) > 1 ? `z${part.value("zero_stage", row)} ` : "";
-    return [degrees.replace(/ z\d/, "").replace(/ (?=\w)/g, "\u202f"), zero + batching.replace(/^mbs /, "")];
+  function brief(layout) {
+    const [degrees, batching] = layout.split(" · "), zero = degrees.match(/ z\d/)?.[0] ?? "";
+    return [degrees.replace(zero, "").replace(/ (?=\w)/g, "\u202f"), `${zero} ${batching.replace(/^mbs /, "")}`.trim()];
   }
 
   /**
@@ -144,11 +144,12 @@ const CellMap = (() => {
     const { part } = state;
     /** @type {Node[]} */
     const items = [];
-    if (top && !part.isPlan) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
+    if (top) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
     const cells = [...part.cells.values()].filter((cell) => rows.includes(cell.workload));
     if (!part.isPlan && cells.some((cell) => !cell.layouts.length && cell.points.length)) items.push(element("span", {}, element("i", { class: "sw hatched" }), "none finished"));
-    if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));
-    if (!part.isPlan) items.push(element("span", {}, "≈ a tie"));
+    if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "tokens/s predicted, not run"));
+    if (part.isPlan) items.push(element("span", {}, "predicted, not measured"));
+    else items.push(element("span", {}, "≈ a tie"));
     if (part.valuesOf("network_regime", part.ranked.row).length > 1) items.push(element("span", {}, "▾ the winner saw the slow network"));
     if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is relative to the peak in each run's precision (FP8: twice BF16's), and so is the shade: each precision against its best."));
     if (part.minor.size) {
@@ -169,7 +170,8 @@ const CellMap = (() => {
     const title = element("b", {}, `${answer.cell.workload} on ${answer.cell.size}`);
     if (part.isPlan || !answer.list.length) {
       const counts = `${Words.fixed(answer.points)} points: ${Words.fixed(answer.outOfMemory)} out of memory, ${Words.fixed(answer.failed)} failed otherwise${answer.cell.waiting ? `, ${answer.cell.waiting} not run` : ""}`;
-      box.replaceChildren(title, element("p", {}, part.isPlan ? `${Words.fixed(Planned.candidates(state, answer.cell).length)} of ${Words.fixed(answer.points)} should fit` : counts));
+      const lines = Planned.fastest(state, answer.cell).slice(0, 5).map((point) => element("tr", {}, element("td", { class: "l lay" }, point.layout), element("td", {}, Words.short(point.rate))));
+      box.replaceChildren(title, element("p", {}, part.isPlan ? `${Words.fixed(Planned.candidates(state, answer.cell).length)} of ${Words.fixed(answer.points)} should fit` : counts), ...(lines.length ? [element("p", {}, "Predicted fastest:"), element("table", {}, ...lines)] : []));
     } else {
       const line = (layout, place) => element("tr", {}, element("td", {}, String(place + 1)), element("td", { class: "l lay" }, part.layoutName(layout.place)), element("td", {}, Words.short(layout.rate)), element("td", {}, place ? `−${Words.percent(layout.behind)}` : ""));
       box.replaceChildren(title, element("table", {}, ...answer.list.slice(0, 5).map(line)));

@@ -35,6 +35,19 @@ const Planned = (() => {
     return { row, layout: part.layoutName(null, row), rate: value("predicted_tokens_per_s_per_gpu"), low: ends[0], high: ends[1], peak: value("predicted_peak_bytes"), tight: false, hours: value("expected_gpu_hours") };
   }
 
+  /**
+   * What is predicted of a cell, the fastest first, at most ten: of a plan, points that fit; of a half-finished sweep,
+   * points that it has still to run.
+   * @param {PageState} state
+   * @param {Cell} cell
+   * @returns {Prediction[]}
+   */
+  function fastest(state, cell) {
+    const { part } = state;
+    if (part.isPlan) return candidates(state, cell).slice(0, 10).map((row) => prediction(part, row));
+    return cell.next?.first.some(({ rate }) => rate !== null) ? cell.next.first : [];
+  }
+
   /** "659 to 1,240", the 90 % interval of predicted tokens/s; a dash if there is none. @param {{low: number|null, high: number|null}} point */
   const between = ({ low, high }) => (low === null || high === null ? Words.UNKNOWN : `${Words.short(low)} to ${Words.short(high)}`);
 
@@ -90,16 +103,13 @@ const Planned = (() => {
    * @returns {{points: Prediction[], title: string, basis: string, rest: string}}
    */
   function table(state) {
-    const { part, cell } = state;
-    if (part.isPlan) {
-      const all = candidates(state), points = all.slice(0, 10).map((row) => prediction(part, row));
-      return { points, title: points.length ? `${Words.fixed(points.length)} of ${Words.fixed(all.length)} by predicted throughput: a prediction, not a ranking` : "", basis: "", rest: "" };
-    }
-    if (!cell.next?.first.some(({ rate }) => rate !== null)) return { points: [], title: "", basis: "", rest: "" };
-    const { first, points, hours, tight } = cell.next, unit = part.noun === "GPUs" ? "GPU" : "process";
+    const { part, cell } = state, first = fastest(state, cell);
+    if (!first.length) return { points: [], title: "", basis: "", rest: "" };
+    if (part.isPlan) return { points: first, title: `${Words.fixed(first.length)} of ${Words.fixed(candidates(state).length)} by predicted throughput: a prediction, not a ranking`, basis: "", rest: "" };
+    const { points, hours, tight } = cell.next, unit = part.noun === "GPUs" ? "GPU" : "process";
     const price = hours === null ? "" : `; all are expected to take ${Words.short(hours)} ${unit}-hours${state.price ? `, ${Words.money(hours * state.price)}` : ""}`;
     const title = `To run next: ${first.length} of ${Words.plural(points, "point")} without a result, by predicted throughput`;
-    return { points: first, title, basis: basis(cell.next.basis), rest: `${tight ? `${Words.fixed(tight)} of them may not fit` : "All should fit"}${price}.` };
+    return { points: first, title, basis: [basis(cell.next.basis), cell.next.corrected].filter(Boolean).join(" "), rest: `${tight ? `${Words.fixed(tight)} of them may not fit` : "All should fit"}${price}.` };
   }
 
   /**
@@ -127,5 +137,5 @@ const Planned = (() => {
     return [element("table", {}, element("thead", {}, element("tr", {}, ...head.map(([kind, text]) => element("th", { scope: "col", class: kind }, text)))), element("tbody", {}, ...points.map(line))), ...(notes ? [element("p", { class: "note" }, notes)] : [])];
   }
 
-  return { show, table, list, candidates };
+  return { show, table, list, candidates, fastest };
 })();

@@ -253,6 +253,8 @@ interface WaitingPoints {
   hours: number | null;
   /** The measurements that the predictions used, in words. */
   basis: string | null;
+  /** By how much the finished runs change the predictions, in words. */
+  corrected: string | null;
   first: WaitingPoint[];
 }
 

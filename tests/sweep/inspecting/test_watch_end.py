@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from launchers.state.history import write_record
 from launchers.state.sweep_dir import Point, SweepDir
 from results.tables.store import write_ledger
 from sweep.__main__ import main
+from sweep.running import live_page
 from tests.launchers.scripted import attempt_record
 from tests.launchers.slurm.runs import finish_all
 from tests.sweep.inspecting.finished_rows import layouts, ledger_row, store
@@ -67,6 +69,56 @@ def test_watching_ends_with_the_fastest_and_what_to_try_next(
     assert "about 11,000 tokens/s each (+10% to the best)" in end[tried + 1]
     assert not any("the same command" in line for line in end)  # watching is not what ran the points
     assert end[-1] == f"report: python -m analysis.report {watched.path}"
+
+
+def test_the_page_follows_the_rows(
+    watched: SweepDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pilot ends each point only once a page shows what was before it."""
+    first, second, _ = layouts(3)
+    waiting, page, pages = [first, second], tmp_path / "page" / "index.html", []
+    write_ledger(watched.path, [ledger_row(0, first, "run", 20000.0), ledger_row(1, second, "run", 18000.0)])
+    until = time.monotonic() + 100
+
+    def pilot_works(seconds: float, signals: list[int]) -> None:
+        assert time.monotonic() < until, f"the page shows {len(pages)} of 2 states"
+        text = page.read_text() if page.exists() else ""
+        if waiting and ("Nothing has been run yet", "Unfinished: 1 of 2 planned points")[len(pages)] in text:
+            number, experiment = 2 - len(waiting), waiting.pop(0)
+            pages.append(text)
+            store(watched, experiment, 10000.0 - number)
+            write_record(watched, f"{number:06d}-{experiment.id}", attempt_record(number, "ok"))
+            if not waiting:
+                finish_all(watched)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", pilot_works)
+    monkeypatch.setattr(launchers.slurm.watch, "jobs_of", lambda sweep: None)  # Slurm knows nothing of this pilot
+    monkeypatch.setattr(live_page, "_LEAST_S", 0.0)
+    assert main(["watch", str(watched.path), "--plain", "--report", str(page.parent)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the report")]
+    assert said == [f"the report is there, and written again as rows come: {page}"]
+    assert len(pages) == 2
+    assert "Unfinished" not in page.read_text()
+
+
+def test_a_page_that_cannot_be_written_stops_nothing(
+    watched: SweepDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page").write_text("a file")
+    done, second, _ = layouts(3)
+
+    def pilot_works(seconds: float, signals: list[int]) -> None:
+        for number, experiment in enumerate((done, second)):
+            store(watched, experiment, 10000.0)
+            write_record(watched, f"{number:06d}-{experiment.id}", attempt_record(number, "ok"))
+        finish_all(watched)
+
+    monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", pilot_works)
+    assert main(["watch", str(watched.path), "--plain", "--report", str(tmp_path / "page")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("the report could not be written (") for line in lines) == 1
+    assert any(line.startswith("fastest measured") for line in lines)
 
 
 def test_ctrl_c_ends_the_watching_without_a_summary_of_half_the_points(
