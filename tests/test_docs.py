@@ -243,7 +243,7 @@ def test_fields_of_experts_and_latent_attention_are_named(kind: Any) -> None:
 
 
 def test_every_choice_is_named() -> None:
-    from workloads.spec.experiment import _CHOICES
+    from workloads.spec.experiment_values import _CHOICES
     from workloads.spec.recomputation import OPERATIONS
 
     rows = table(section("The fields of a point"))

@@ -17,6 +17,7 @@ import yaml
 from analysis.explorer.rule_data import rules_json
 from workloads.costs.shape.params import num_params
 from workloads.spec import experiment as ex
+from workloads.spec import experiment_values as values
 from workloads.spec.cluster import ClusterSpec, cluster_from_dict
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.model_spec import ModelSpec, model_from_dict, model_to_dict
@@ -42,13 +43,13 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]
     choices = {
         "recompute": Recompute,
-        "pp_schedule": ex.PipelineSchedule,
-        "pp_split": ex.PipelineSplit,
-        "cp_kind": ex.ContextKind,
-        "precision": ex.Precision,
-        "attention": ex.Attention,
-        "compile": ex.Compile,
-        "routing": ex.Routing,
+        "pp_schedule": values.PipelineSchedule,
+        "pp_split": values.PipelineSplit,
+        "cp_kind": values.ContextKind,
+        "precision": values.Precision,
+        "attention": values.Attention,
+        "compile": values.Compile,
+        "routing": values.Routing,
     }
     return {
         "models": [model_to_dict(model) for model in [*models, *_models_of(attempts, models)]],

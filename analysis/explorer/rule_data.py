@@ -8,7 +8,7 @@ from typing import Any
 from results.errors import UltrasweepError
 from workloads.rules import layout_rules as rules
 from workloads.rules.derived_values import DERIVED
-from workloads.spec import experiment, model_spec
+from workloads.spec import experiment_values, model_spec
 from workloads.spec.checks import whole_number
 from workloads.spec.expressions import Template, as_data
 from workloads.spec.model_relations import RELATIONS
@@ -28,7 +28,7 @@ def rules_json() -> dict[str, Any]:
         "rules": _described(rules.RULES),
         "refusals": {
             "model_sizes": list(model_spec.MODEL_SIZES),
-            "counts": list(experiment.COUNTS),
+            "counts": list(experiment_values.COUNTS),
             "not_a_count": _not_a_count_message(),
             "heads_do_not_divide": model_spec.HEADS_DO_NOT_DIVIDE,
             "relations": [

@@ -33,7 +33,7 @@ from workloads.costs.shape.schedule import (
     stage_at,
 )
 from workloads.costs.time.pipeline import Simulation, Span, pipeline_time_s, simulate
-from workloads.spec.experiment import PipelineSchedule
+from workloads.spec.experiment_values import PipelineSchedule
 
 MOST_RANKS = 8
 MOST_MICRO_BATCHES = 16

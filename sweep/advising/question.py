@@ -15,7 +15,8 @@ from sweep.grids.axes import AXES
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import ENGINE, ENGINES, Precision
+from workloads.spec.experiment import ENGINE, ENGINES
+from workloads.spec.experiment_values import Precision
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here

@@ -18,7 +18,8 @@ from results.text.numbers import plural
 from sweep.cards.card import WIDEST, Band, Card
 from sweep.inspecting.lookup import Record, Results
 from workloads.spec import experiment as ex
-from workloads.spec.experiment import FIELDS, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import FIELDS
 
 CODE = ("git_commit", "git_dirty", "ultrasweep_version", "engine_version", "measurement_version")
 ENVIRONMENT = ("python_version", "torch_version", "cuda_version", "nccl_version", "triton_version", "driver_version")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from workloads.spec.checks import Values, one_of, texts, whole_numbers
 from workloads.spec.engine_versions import ENGINE_VERSIONS, ENGINES
-from workloads.spec.experiment import FIELDS
+from workloads.spec.experiment_values import FIELDS
 from workloads.spec.recomputation import canonical_recompute
 
 AXES: Mapping[str, Values] = {

@@ -22,7 +22,8 @@ from sweep.grids.axes import AXES
 from sweep.grids.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
 from workloads.spec.checks import did_you_mean, hints, meant_by, shown, suggest
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import COUNTS, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import COUNTS
 from workloads.spec.expressions import Expression, parse
 from workloads.spec.mistakes import Mistakes
 

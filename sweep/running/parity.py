@@ -23,7 +23,8 @@ from workloads.rules.layout_rules import violations
 from workloads.spec.checks import suggest
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InfeasibleLayout, InvalidSweep
-from workloads.spec.experiment import FIELDS, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import FIELDS
 from workloads.spec.mesh import data_degrees
 from workloads.spec.model_spec import MODEL_SIZES, ModelSpec, model_from_dict
 

@@ -29,7 +29,8 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.drawn_bars import bars_of
 from tests.analysis.figure_texts import assert_texts_fit, words
 from tests.analysis.test_study import study  # noqa: F401
-from workloads.spec.experiment import Experiment, PipelineSchedule
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PipelineSchedule
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,8 @@ from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.transformer import routers
 from workloads.engine.training.build import build
 from workloads.rules.layout_rules import lacking, layout_violations
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 from workloads.spec.model_spec import ModelSpec
 
 TINY_SIZES = {"hidden_size": 32, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "ffn_hidden_size": 96}

@@ -13,7 +13,8 @@ from tests.pool import Pool, RankFailed
 from tests.workloads.engine.parity import check_traces, experiment, routing_of, train_rank, trained_reference
 from workloads.parity.compare import HIGHER, Difference, compare, first_that_differs, noise_of
 from workloads.parity.order import Computed, in_order
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 
 Check = Callable[[Pool, Fault | None], None]
 

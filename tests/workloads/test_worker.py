@@ -24,7 +24,8 @@ from workloads.engine.training.data_parallel import compute_dtype
 from workloads.measuring.step import Diverged
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.errors import UnsupportedByEngine
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 from workloads.spec.model_spec import MLASpec, ModelSpec
 from workloads.worker import classify, described, run_rank
 

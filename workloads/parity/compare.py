@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from results.statistics.agreement import TOLERANCES
 from workloads.parity.activations import differing, microbatch_of
 from workloads.parity.order import Computed, Key, difference
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 
 UNIT_ROUNDOFF = {
     "fp8_tensorwise": 2.0**-4,

@@ -26,7 +26,8 @@ from workloads.predict.hardware import LINKED
 from workloads.predict.points import CAPTURED, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec, canonical_model
 from workloads.spec.recomputation import SELECTIVE, operations_of

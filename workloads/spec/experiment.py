@@ -15,76 +15,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any
 
 from results.shared_filesystem.whole_files import shortened
-from workloads.spec.checks import LARGEST, Values, one_of, shown, texts, whole_numbers
+from workloads.spec.checks import shown
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
 from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
-from workloads.spec.pipeline_stages import canonical_stages, mistake_in, stages_texts
-from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
-
-PipelineSchedule = Literal[
-    "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
-]
-PipelineSplit = Literal["balanced", "even", "ends_count"]
-ContextKind = Literal["ring", "allgather", "ulysses"]
-Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]
-Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
-Compile = Literal["none", "block"]
-Routing = Literal["balanced", "skewed", "learned"]
-CudaGraph = Literal["none", "step", "auto"]
-
-
-def _is_number(value: object, least: float = -LARGEST) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return least <= value <= LARGEST
-
-
-COUNTS = (
-    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
-    *("virtual_stages", "recompute_every", "etp"),
+from workloads.spec.experiment_values import (
+    FIELDS,
+    Attention,
+    Compile,
+    ContextKind,
+    CudaGraph,
+    PipelineSchedule,
+    PipelineSplit,
+    Precision,
+    Routing,
+    is_number,
 )
-"""Fields of `Experiment` that are whole numbers of at least 1, in the order of their checks."""
+from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
+from workloads.spec.pipeline_stages import canonical_stages, mistake_in
+from workloads.spec.recomputation import Recompute, canonical_recompute, operations_of
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute),
-    "pp_schedule": get_args(PipelineSchedule),
-    "pp_split": get_args(PipelineSplit),
-    "cp_kind": get_args(ContextKind),
-    "precision": get_args(Precision),
-    "attention": get_args(Attention),
-    "compile": get_args(Compile),
-    "routing": get_args(Routing),
-    "cuda_graph": get_args(CudaGraph),
-}
-FIELDS: Mapping[str, Values] = {
-    **dict.fromkeys(COUNTS, whole_numbers(1)),
-    "zero_stage": one_of(0, 1, 2, 3),
-    **{field: one_of(*words) for field, words in _CHOICES.items()},
-    "recompute": dataclasses.replace(one_of(*get_args(Recompute)), must=MUST),
-    "sequence_parallel": one_of(True, False),
-    "gradient_accumulation_fusion": one_of(True, False),
-    "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
-    "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
-    "capacity_factor": Values(
-        accepts=lambda value: value is None or _is_number(value, 1e-9), must="null or a number above 0"
-    ),
-    "pp_stages": stages_texts(),
-    "pad_vocab_to": Values(
-        accepts=lambda value: value is None or whole_numbers(1).accepts(value),
-        must="null or a whole number of at least 1",
-    ),
-    "engine": texts(),
-    "engine_version": texts(),
-}
-"""Rule for every field of an `Experiment` but its model. Stored experiments may have engines that are not in
-`ENGINES`."""
 _fields_of = attrgetter(*FIELDS)
 
 
@@ -324,11 +279,11 @@ class Experiment(_WithId):
         routing = fields.get("routing", "balanced")
         if routing == "balanced":
             fields["routing_imbalance"] = 1.0
-        elif _is_number(fields.get("routing_imbalance", 1.0)):
+        elif is_number(fields.get("routing_imbalance", 1.0)):
             fields["routing_imbalance"] = float(fields.get("routing_imbalance", 1.0))
         if routing != "learned":
             fields["capacity_factor"] = None
-        elif _is_number(fields.get("capacity_factor")):
+        elif is_number(fields.get("capacity_factor")):
             fields["capacity_factor"] = float(fields["capacity_factor"])
         if (engine := fields.get("engine", ENGINE)) in ENGINES:
             fields.setdefault("engine_version", ENGINES[engine])

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 DENSE = ModelSpec(

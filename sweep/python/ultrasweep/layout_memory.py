@@ -19,7 +19,8 @@ from workloads.costs.memory.estimate import estimate_memory
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.errors import InfeasibleLayout
-from workloads.spec.experiment import FIELDS, Experiment, from_json
+from workloads.spec.experiment import Experiment, from_json
+from workloads.spec.experiment_values import FIELDS
 
 _ONE_POINT = "+grid=one_point"
 

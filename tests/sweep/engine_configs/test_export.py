@@ -19,7 +19,8 @@ from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.errors import InvalidExperiment, UnsupportedByEngine
-from workloads.spec.experiment import FIELDS, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import FIELDS
 from workloads.spec.model_spec import Balance, MLASpec, ModelSpec, MoESpec
 
 

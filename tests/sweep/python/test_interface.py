@@ -18,7 +18,8 @@ from docs.tools.python_interface import undocumented
 from results.tables.store import read_ledger
 from sweep.__main__ import main
 from sweep.composing.conffiles import PACKAGED
-from workloads.spec.experiment import FIELDS, from_json
+from workloads.spec.experiment import from_json
+from workloads.spec.experiment_values import FIELDS
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "results" / "recorded" / "h200x2_schedules"

@@ -20,7 +20,8 @@ from workloads.engine.ops import attention as ops
 from workloads.engine.ops.attention import AttentionKernel, attention, attention_backward, attention_forward
 from workloads.engine.training.build import choose_attention
 from workloads.rules.layout_rules import violations
-from workloads.spec.experiment import Attention, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Attention
 
 GROUPS = [(2, 4, 4, 13, 8), (2, 6, 2, 13, 8), (1, 4, 1, 40, 16), (2, 4, 4, 13, 24, 16), (1, 4, 2, 40, 16, 8)]
 """(B, N, K, S, H) or with the size of values: as many keys as queries, groups, one key head for all, two sizes."""

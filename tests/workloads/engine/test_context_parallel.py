@@ -18,7 +18,7 @@ from tests.workloads.engine.attention_checks import inputs, relative_error, text
 from workloads.engine.collectives import context_parallel
 from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.context_parallel import context_attention, local_positions
-from workloads.spec.experiment import ContextKind
+from workloads.spec.experiment_values import ContextKind
 
 pytestmark = pytest.mark.slow
 

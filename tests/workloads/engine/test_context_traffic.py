@@ -18,7 +18,7 @@ from tests.workloads.engine.attention_checks import inputs
 from tests.workloads.engine.test_context_parallel import HALF, KINDS, SIZE, world_axis
 from workloads.costs.traffic.context_parallel import context_messages
 from workloads.engine.collectives.context_parallel import context_attention, local_positions
-from workloads.spec.experiment import ContextKind
+from workloads.spec.experiment_values import ContextKind
 from workloads.spec.layer_kinds.exchange import ContextParallel
 
 # What is sent

@@ -14,7 +14,8 @@ from tests.workloads.costs.shapes import MIXTRAL
 from tests.workloads.engine.parity import mla
 from workloads.costs.shape.schedule import INTERLEAVED, V_SHAPED
 from workloads.rules.layout_rules import lacking, layout_violations
-from workloads.spec.experiment import ContextKind, Experiment, PipelineSchedule, Recompute
+from workloads.spec.experiment import Experiment, Recompute
+from workloads.spec.experiment_values import ContextKind, PipelineSchedule
 from workloads.spec.mesh import rank_of
 from workloads.spec.model_spec import ModelSpec
 

@@ -29,7 +29,8 @@ from workloads.parity.compare import (
 from workloads.parity.order import Computed, Phase, in_order
 from workloads.parity.shards import Whole
 from workloads.parity.training import train_rank
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 
 ONE = experiment()
 

@@ -26,7 +26,8 @@ from workloads.rules.captured_steps import not_captured
 from workloads.rules.derived_values import DERIVED, FUNCTIONS
 from workloads.rules.layout_rules import RULES, Violation, layout_violations, names_of, violations
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import ENGINE_VERSION, ENGINES, Experiment, PipelineSchedule
+from workloads.spec.experiment import ENGINE_VERSION, ENGINES, Experiment
+from workloads.spec.experiment_values import PipelineSchedule
 
 
 def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:

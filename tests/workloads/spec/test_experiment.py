@@ -12,7 +12,8 @@ import pytest
 
 from sweep.grids.axes import AXES
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import FIELDS, LATER_FIELDS, Experiment, from_dict, to_dict
+from workloads.spec.experiment import LATER_FIELDS, Experiment, from_dict, to_dict
+from workloads.spec.experiment_values import FIELDS
 from workloads.spec.model_spec import model_from_dict
 from workloads.spec.recomputation import OPERATIONS, Recompute
 

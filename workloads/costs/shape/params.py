@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Precision
 from workloads.spec.layer_kinds.attention import LatentAttention
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
 from workloads.spec.model_layers import layers_of

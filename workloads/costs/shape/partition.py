@@ -18,7 +18,8 @@ from itertools import accumulate
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import Counts, counted_tokens, layer_counts, matmul_of, whole_model
 from workloads.costs.shape.schedule import place_of, stage_at
-from workloads.spec.experiment import Experiment, PipelineSplit
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PipelineSplit
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages

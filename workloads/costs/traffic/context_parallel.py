@@ -37,7 +37,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.spec.experiment import ContextKind, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import ContextKind
 from workloads.spec.layer_kinds.exchange import ContextParallel
 from workloads.spec.layer_kinds.model import Layer
 

@@ -42,7 +42,7 @@ from workloads.engine.collectives.communication import (
 )
 from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
 from workloads.engine.ops.backend import accumulation_dtype
-from workloads.spec.experiment import ContextKind
+from workloads.spec.experiment_values import ContextKind
 
 ContextParallel = tuple[Axis, ContextKind]
 

@@ -24,7 +24,8 @@ from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.params import num_params
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held, schedule_actions
-from workloads.spec.experiment import Experiment, PipelineSchedule
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PipelineSchedule
 from workloads.spec.model_layers import layers_of
 
 GIB = 2**30

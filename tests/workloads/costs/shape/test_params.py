@@ -34,7 +34,8 @@ from workloads.costs.shape.partition import (
     head_in_layers,
     stage_layers,
 )
-from workloads.spec.experiment import Experiment, PipelineSplit
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PipelineSplit
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 GPT_OSS_20B = ModelSpec(

@@ -27,7 +27,8 @@ from workloads.costs.shape.schedule import (
     stage_at,
 )
 from workloads.costs.time.pipeline import simulate
-from workloads.spec.experiment import Experiment, PipelineSchedule
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PipelineSchedule
 
 Size = tuple[int, int, int]
 """p, m and v."""

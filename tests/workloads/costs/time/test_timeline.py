@@ -17,7 +17,8 @@ from workloads.costs.time.timeline import TimeEstimate, estimate_idle, estimate_
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.costs.traffic.sent import step_traffic
 from workloads.rules.layout_rules import violations
-from workloads.spec.experiment import Experiment, PipelineSchedule
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PipelineSchedule
 from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
