@@ -10,7 +10,7 @@ from sweep.advising.ranking import RankedLayout
 from sweep.planning.mfu import mfu_note, predicted_mfu
 from sweep.planning.price import price
 from sweep.planning.summary import layout
-from workloads.rules.engine_kinds import lacking_kinds
+from workloads.rules.engine_kinds import engine_lacks
 
 _GOAL = ("fewest", "surely", "cheapest")
 
@@ -21,7 +21,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
     Memory is that of one device, with the workspace of matrix products. None: unknown, or not asked for.
     """
     q, goal = answer.question, answer.goal
-    can_run = bool(answer.best) and not lacking_kinds(q.model)
+    can_run = bool(answer.best) and not engine_lacks(q.model, q.precision)
     return {
         "model": q.model.name,
         "cluster": q.cluster.name,
@@ -42,7 +42,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         "price_source": q.price_source if q.price is not None else None,
         "times_from": answer.times.source,
         "note": mfu_note([q.precision], q.cluster),
-        "engine_lacks": list(lacking_kinds(q.model)),
+        "engine_lacks": list(engine_lacks(q.model, q.precision)),
         "search_gpu_hours": search_hours(answer) if can_run else None,
         "search_command": shlex.join(["python", "-m", "sweep", "search", *settling_words(q, answer.best)])
         if can_run

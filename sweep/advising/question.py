@@ -161,7 +161,7 @@ def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:
 
 
 def _refuse_unknown_memory(engine: str, values: Mapping[str, Any], model: ModelSpec) -> None:
-    """The memory of other engines is known for dense layers in 16 bits and fp8."""
+    """The memory of other engines is known for dense layers in 16 bits and less."""
     precision = str(values.get("precision", "bf16"))
     if engine != ENGINE and (model.moe is not None or model.mla is not None or precision in ("fp16", "fp32", "fp64")):
         raise InvalidSweep(

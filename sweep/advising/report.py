@@ -17,7 +17,7 @@ from sweep.advising.ranking import RankedLayout
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.summary import layout
 from workloads.rules.captured_steps import is_captured
-from workloads.rules.engine_kinds import lacking_kinds
+from workloads.rules.engine_kinds import engine_lacks
 from workloads.spec.experiment import ENGINE
 
 ALIKE = 0.02
@@ -181,7 +181,7 @@ def _costs(answer: Advice, one: Costed) -> list[str]:
 
 def _print_settling(answer: Advice, console: Console) -> None:
     q = answer.question
-    if lacking := lacking_kinds(q.model):
+    if lacking := engine_lacks(q.model, q.precision):
         say = f"{q.model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
         console.print(say, markup=False, highlight=False, soft_wrap=True)
         return

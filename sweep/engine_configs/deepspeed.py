@@ -23,6 +23,7 @@ from sweep.engine_configs.draft import (
 )
 from sweep.engine_configs.texts import json_text
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 
 TARGET = Target(name="deepspeed", version="DeepSpeed 0.19.8")
 FILE = "deepspeed.json"
@@ -39,6 +40,7 @@ PRECISION: Mapping[str, Choice] = {
     "fp32": NOTHING,
     "fp64": Choice(refused="its optimizers support bf16, fp16 and fp32"),
     **dict.fromkeys(("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), Choice(refused="it has no fp8")),
+    **dict.fromkeys(PLANNED_FORMATS, Choice(refused="it has neither mxfp8 nor nvfp4")),
 }
 SCHEDULES: Mapping[str, Choice] = {
     "1f1b": NOTHING,

@@ -25,6 +25,7 @@ from sweep.engine_configs.draft import (
 from sweep.engine_configs.texts import commented, flags
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_spec import MoESpec
 
 TARGET = Target(name="megatron", version="Megatron-Core 0.19.2")
@@ -83,6 +84,8 @@ PRECISION: Mapping[str, Choice] = {
     "fp32": NOTHING,
     "fp8_tensorwise": Choice(options={**_FP8, "fp8-recipe": "tensorwise"}),
     "fp8_blockwise": Choice(options={**_FP8, "fp8-recipe": "blockwise"}),
+    "mxfp8": Choice(options={"bf16": True, "fp8-format": "e4m3", "fp8-recipe": "mxfp8"}),
+    "nvfp4": Choice(options={"bf16": True, "fp4-format": "e2m1", "fp4-recipe": "nvfp4"}),
     "fp8_rowwise": Choice(refused="its recipes are delayed, tensorwise, mxfp8 and blockwise"),
     "fp64": Choice(refused="it trains in bf16, fp16 or fp32"),
 }
@@ -191,7 +194,7 @@ def _without_transformer_engine(e: Experiment) -> str:
     needed = {
         "cp": e.cp > 1,
         "sequence_parallel": e.tp > 1 and e.sequence_parallel,
-        "precision": e.precision.startswith("fp8"),
+        "precision": e.precision.startswith("fp8") or e.precision in PLANNED_FORMATS,
     }
     if fields := [name for name, needs in needed.items() if needs]:
         return f"it needs Transformer Engine: {', '.join(fields)}"

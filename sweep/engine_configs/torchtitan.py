@@ -25,6 +25,7 @@ from sweep.engine_configs.texts import commented, toml
 from sweep.engine_configs.torchtitan_models import MODULE, flavour_of, model_class, module_text
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 
 TARGET = Target(name="torchtitan-0.2", version="torchtitan 0.2.2")
 FILE = "torchtitan.toml"
@@ -63,6 +64,7 @@ PRECISION: Mapping[str, Choice] = {
     ),
     "fp16": Choice(refused="it has no loss scale; bf16 or fp32 would work"),
     "fp64": Choice(refused="it trains in bfloat16 or float32"),
+    **dict.fromkeys(PLANNED_FORMATS, Choice(refused="of what it has, fp8_rowwise is nearest")),
     "fp8_blockwise": Choice(refused="its recipes are tensor-wise and row-wise"),
 }
 _PER_OP = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "op"}

@@ -27,6 +27,7 @@ from sweep.engine_configs.torchtitan03_models import family_of, flavor_text, nam
 from workloads.costs.shape.partition import experiment_layers
 from workloads.rules.torchtitan_support import FLEX_BLOCK
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 
 TARGET = Target(name="torchtitan", version="torchtitan 0.3.0")
 MODULE, CONFIG = "ultrasweep_torchtitan", "layout"
@@ -57,6 +58,7 @@ PRECISION: Mapping[str, Choice] = {
     ),
     "fp16": Choice(refused="it has no loss scale; bf16 or fp32 would work"),
     "fp64": Choice(refused="it trains in bfloat16 or float32"),
+    **dict.fromkeys(PLANNED_FORMATS, Choice(refused="of what it has, fp8_rowwise is nearest")),
     "fp8_blockwise": Choice(refused="its recipes are row-wise; fp8_rowwise would work"),
 }
 RECOMPUTE: Mapping[str, Choice] = {

@@ -15,6 +15,7 @@ from sweep.engine_configs.texts import json_text, yaml_text
 from sweep.engine_configs.transformers_script import script
 from workloads.rules.transformers_support import transformers_model
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 
 TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerate 1.15.0")
 FILE, DEEPSPEED_FILE, MODEL_FILE, SCRIPT = "accelerate.yaml", "accelerate_deepspeed.yaml", "config.json", "train.py"
@@ -34,6 +35,7 @@ PRECISION: Mapping[str, Choice] = {
     **dict.fromkeys(
         ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), Choice(refused="its fp8 recipes are other ones")
     ),
+    **dict.fromkeys(PLANNED_FORMATS, Choice(refused="it has neither mxfp8 nor nvfp4")),
 }
 COMPILE: Mapping[str, Choice] = {
     "none": NOTHING,

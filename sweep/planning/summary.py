@@ -22,6 +22,7 @@ from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.engine_versions import capture_word
 from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 
 MEANING = {
     "run": "will be run",
@@ -55,6 +56,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         if lacking := lacking_kinds(model):
             note = f"{model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
             console.print(note, highlight=False, markup=False)
+    for precision in _not_run(plan):
+        note = f"precision={precision} cannot be run yet: the engine lacks {precision} matrix products"
+        console.print(note, highlight=False, markup=False)
     console.print(_verdicts(plan))
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)
@@ -166,13 +170,18 @@ def layout(experiment: Experiment) -> str:
     return ", ".join(parts)
 
 
+def _not_run(plan: Plan) -> list[str]:
+    """Precisions of points to run whose matrix products the engine lacks."""
+    return sorted({point.experiment.precision for point in plan.to_run} & {*PLANNED_FORMATS})
+
+
 def _verdicts(plan: Plan) -> Table:
     table = plain_table()
     for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
     rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
-    lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)]
+    lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)] + _not_run(plan)
     for verdict in VERDICTS:
         if counts[verdict]:
             refused = verdict == "run" and lacking

@@ -83,5 +83,5 @@ def _experiment(table: Table, place: int, precision: str, recompute: str) -> Exp
     kind, _, every = recompute.partition(".every")
     known = {"recompute": kind, "recompute_every": int(every or 1)} if canonical_recompute(kind) in CHOICES else {}
     scale = next((name for name in _SCALES if name.removesuffix("wise") in precision), "tensorwise")
-    fp8 = {"precision": f"fp8_{scale}"} if table.points.fp8[place] else {}
+    fp8 = {"precision": f"fp8_{scale}"} if 0 < table.points.fp8[place] < 3 else {}
     return experiment_of(table.points, place, table.experts[place], **known, **fp8)

@@ -18,7 +18,7 @@ from sweep.composing.machine import clusters_of_device, this_machine
 from sweep.planning.limits import machine_memory_bytes
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.params import num_params
-from workloads.rules.engine_kinds import refuse_lacking_kinds
+from workloads.rules.engine_kinds import refuse_lacking_kinds, refuse_planned_formats
 from workloads.rules.layout_rules import violations
 from workloads.spec.checks import suggest
 from workloads.spec.cluster import ClusterSpec
@@ -80,6 +80,7 @@ def read_pair(
                 "--device cpu takes processes instead"
             )
         sides.append(experiment)
+    refuse_planned_formats(side.precision for side in sides)
     _check_memory(sides, cluster, steps)
     return Pair(sides[0], sides[1], cluster.backend)
 

@@ -28,7 +28,7 @@ from sweep.planning.plan import Plan, refuse_if_nothing_can_run
 from sweep.planning.point_verdict import PlannedPoint
 from sweep.running.launch import is_dry, launch_options
 from workloads.contract.protocol import Method
-from workloads.rules.engine_kinds import refuse_lacking_kinds
+from workloads.rules.engine_kinds import refuse_lacking_kinds, refuse_planned_formats
 from workloads.rules.installed_packages import require_torch
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     if not dry and (rebuilt := _rebuilt(config)) is not None:
         notes.append(rebuilt)
     plan = plan_sweep(config, settings.method, slurm, settings.num_devices)
+    refuse_planned_formats(point.experiment.precision for point in plan.to_run)
     refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=dry, notes=tuple(notes))
 

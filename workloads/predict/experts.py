@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from workloads.predict.points import RECOMPUTE, Points
 from workloads.predict.words import Refused
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 EXPERT_COLUMNS = ("num_experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
@@ -108,7 +109,7 @@ def experiment_of(points: Points, place: int, experts: Experts | None, **fields:
         "seq_len": n["seq"],
         "recompute": RECOMPUTE[n["recompute"]],
         "recompute_every": n["recomputed"],
-        "precision": "fp16" if n["fp16"] else ("bf16", "fp8_tensorwise", "fp8_rowwise")[n["fp8"]],
+        "precision": "fp16" if n["fp16"] else ("bf16", "fp8_tensorwise", "fp8_rowwise", *PLANNED_FORMATS)[n["fp8"]],
         **schedule,
         **fields,
     }

@@ -23,7 +23,7 @@ from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import LINKED
-from workloads.predict.points import CAPTURED, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
+from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -66,7 +66,7 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
     device, precision = cluster.device, experiment.precision
     return (
         device.peak_of(precision) is not None
-        and (device.peak_of("bf16") is not None or not precision.startswith("fp8"))
+        and (device.peak_of("bf16") is not None or not fp8_kind(precision))
         and device.memory_bandwidth is not None
         and cluster.matmul_efficiency is not None
         and (cluster.inter_node is not None or experiment.world_size <= cluster.devices_per_node)
@@ -106,7 +106,7 @@ def _plain_schedule(e: Experiment) -> dict[str, Any]:
 
 
 def _is_form_precision(precision: str) -> bool:
-    return precision in PRECISIONS or precision.startswith("fp8")
+    return precision in PRECISIONS or fp8_kind(precision) > 0
 
 
 def plain(e: Experiment) -> Experiment:
@@ -296,7 +296,7 @@ def host_work_of_experts(e: Experiment) -> float:
     launched separately, or if tokens go to other ranks; 0 without experts."""
     if e.model.moe is None:
         return 0.0
-    grouped = e.engine not in ONE_BY_ONE and (e.precision == "bf16" or e.precision.startswith("fp8"))
+    grouped = e.engine not in ONE_BY_ONE and (e.precision == "bf16" or fp8_kind(e.precision) > 0)
     work = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
     return work if grouped else work + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
 
@@ -328,8 +328,8 @@ def points_from(
     device, count = cluster.device, len(peak)
     share = cluster.matmul_efficiency
     assert share is not None
-    low = device.peak_of("fp8")
     scale = share / CALIBRATED_AT * figures.get("matmul", 1.0)
+    peaks = np.array([device.peak_of(name) or np.nan for name in RATE_NAMES])
 
     def same(value: float | None) -> Floats:
         return np.full(count, np.nan if value is None else value)
@@ -342,7 +342,7 @@ def points_from(
         version=versions,
         device=np.array([cluster.name] * count, dtype=np.str_),
         peak=scale * peak,
-        peak_matmul=np.where(columns["fp8"] > 0, np.nan if low is None else scale * low, scale * peak),
+        peak_matmul=scale * np.where(columns["fp8"] > 0, peaks[columns["fp8"].astype(int)], peak),
         memory_bandwidth=same(device.memory_bandwidth),
         capacity=same(device.memory_bytes),
         node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),

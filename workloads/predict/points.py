@@ -31,11 +31,17 @@ code base, the usual power limit, layers that are not compiled, and steps that a
 
 
 def fp8_kind(precision: str) -> float:
-    """Kind of the matrix products. 0: 16 bits or more; 1: fp8 (or fp4) with one scale per tensor, or with unknown
-    scales; 2: fp8 with a scale for each row or block, which is more work."""
-    if re.search(r"fp8|float8|e4m3|mxfp8|nvfp4|fp4", precision) is None:
+    """Kind of the matrix products. 0: 16 bits or more; 1: fp8 with one scale per tensor, or with unknown scales; 2: fp8
+    with a scale for each row or block, which is more work; 3: mxfp8; 4: nvfp4."""
+    if re.search(r"mxfp8|nvfp4", precision):
+        return 4.0 if "nvfp4" in precision else 3.0
+    if re.search(r"fp8|float8|e4m3", precision) is None:
         return 0.0
     return 2.0 if re.search("row|block|axis", precision) else 1.0
+
+
+RATE_NAMES = ("bf16", "fp8", "fp8", "mxfp8", "nvfp4")
+"""The rate of a device that products of each `fp8_kind` have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import pandas as pd
 from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
 from workloads.predict.hardware import LINKED, cluster_of, note_links, power_factor
 from workloads.predict.parameters import TIME
-from workloads.predict.points import CAPTURED, UNLIKE, Points
+from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
 from workloads.predict.words import (
     FLASH2_ON_HOPPER,
@@ -146,7 +146,7 @@ def _row(
     recomputed = recomputed_of(values["recompute"], note)
     fp8, fp16 = precision_of(values["precision"], note)
     peak = device.peak_of("bf16")
-    low = device.peak_of("fp8") if fp8 else peak
+    low = device.peak_of(RATE_NAMES[int(fp8)])
     if peak is None or device.memory_bandwidth is None:
         raise Refused(f"gpu {gpu or name!r}: its rates are not known")
     if low is None:

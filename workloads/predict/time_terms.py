@@ -219,6 +219,12 @@ def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     return share
 
 
+def _scaled(x: Points, p: Mapping[str, float]) -> Floats:
+    """Factor on the rate of products below 16 bits for what their scales cost."""
+    scaled: Floats = np.where(x.fp8 > 2, p["block_formats"], np.where(x.fp8 > 1, p["fp8_scales"], 1.0))
+    return scaled
+
+
 def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats, Floats]:
     """Seconds of a layer and micro-batch, forward and backward: (device including exposed communication, its matrix
     products and attention alone, host)."""
@@ -230,7 +236,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     spared = whole * facts.stops_early * x.hidden * x.ffn
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
-    low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
+    low = p["fp8"] * x.peak_matmul / x.peak * _scaled(x, p)
     peak = x.clock * x.peak
     rate = peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
     matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower

@@ -131,8 +131,8 @@ def recomputed_of(value: Any, note: list[str]) -> Recomputed:
 
 
 _SIXTEEN = {"bf16", "bfloat16", "fp16", "float16", "half", "16", "16bit", "16bits", "amp", "mixed", "o1", "o2"}
-_EIGHT = {"fp8", "float8", "e4m3", "e5m2", "mxfp8"}
-_FOUR = {"fp4", "nvfp4", "mxfp4", "float4", "e2m1"}
+_LOW = {"fp8", "float8", "e4m3", "e5m2", "mxfp8", "nvfp4"}
+_FOUR = {"fp4", "mxfp4", "float4", "e2m1"}
 _WIDE = {"fp32", "float32", "tf32", "fp64", "float64", "32", "64"}
 _BESIDE = {
     *("precision", "true", "bit", "bits", "with", "and", "in", "te", "training", "gemm", "gemms", "hybrid", "recipe"),
@@ -158,17 +158,18 @@ def precision_of(value: Any, note: list[str]) -> Precision:
         return Precision(0.0, 0.0)
     words = set(_plain(text.rstrip("?")).split())
     if words & _FOUR:
-        raise Refused(f"precision {text!r}: no device here has a known rate in 4 bits; known: 16 bits, fp8")
-    unknown = words - _SIXTEEN - _EIGHT - _WIDE - _BESIDE
-    if unknown or not words & (_SIXTEEN | _EIGHT | _WIDE):
+        raise Refused(f"precision {text!r}: of 4 bits only nvfp4 has known rates; known: 16 bits, fp8, mxfp8")
+    unknown = words - _SIXTEEN - _LOW - _WIDE - _BESIDE
+    if unknown or not words & (_SIXTEEN | _LOW | _WIDE):
         raise Refused(
-            f"precision {text!r} is not known; known: bf16, fp16, mixed, fp8 (tensorwise, rowwise, blockwise)"
+            f"precision {text!r} is not known; known: bf16, fp16, mixed, fp8 (tensorwise, rowwise, blockwise), "
+            "mxfp8, nvfp4"
         )
-    if not words & (_SIXTEEN | _EIGHT):
-        raise Refused(f"precision {text!r} is not supported; supported: 16 bits, fp8")
+    if not words & (_SIXTEEN | _LOW):
+        raise Refused(f"precision {text!r} is not supported; supported: 16 bits, fp8, mxfp8, nvfp4")
     if text.endswith("?"):
         note.append(f"precision {text!r} is not certain: taken as {text.rstrip('?')}")
-    kind = fp8_kind(f"fp8 {text}") if words & _EIGHT else 0.0
+    kind = fp8_kind(f"fp8 {text}") if words & _LOW else 0.0
     return Precision(kind, float(not kind and bool(words & {"fp16", "float16", "half"})))
 
 

@@ -53,8 +53,10 @@ DERIVED = {
         # ranks that share an expert's master weights
         "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",
         "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
-        # fp8 tensor cores need multiples of 16 bytes; a blockwise scale covers 128 values.
-        "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
+        # Tensor cores need multiples of 16 bytes; a blockwise scale covers 128 values, one of mxfp8 32.
+        "fp8_multiple": "128 if precision == 'fp8_blockwise' else 32 if precision in ('mxfp8', 'nvfp4') else 16",
+        "low_precision": "'fp8' in precision or precision == 'nvfp4'",
+        "rate_name": "precision if precision in ('mxfp8', 'nvfp4') else 'fp8'",
         "projected": "(num_heads + 2 * held_kv_heads) * head_dim // tp",
         "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp] if ffn_hidden_size else "
         "[num_heads * head_dim // tp, projected]",

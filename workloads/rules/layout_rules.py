@@ -223,20 +223,20 @@ _LAYOUT = _rules(
     ),
     (
         "compile_fp8",
-        "engine == 'ultrasweep' and compile == 'block' and 'fp8' in precision",
+        "engine == 'ultrasweep' and compile == 'block' and low_precision",
         "compile=block with precision={precision}: fp8 products use separate kernels for casts, which a compiled block "
         "cannot contain; use compile=none, or precision=bf16",
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and has_layer_list and fp8_list_sizes % fp8_multiple",
+        "low_precision and divided % tp == 0 and has_layer_list and fp8_list_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {ffn_hidden_size // tp if ffn_hidden_size else 'no'} columns of dense layers; "
         "choose another micro_batch_size, seq_len or tp, or precision=bf16",
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and not has_latent_attention and not has_layer_list and "
+        "low_precision and divided % tp == 0 and not has_latent_attention and not has_layer_list and "
         "fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections"
@@ -245,7 +245,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and divided % tp == 0 and has_latent_attention and not has_layer_list and "
+        "low_precision and divided % tp == 0 and has_latent_attention and not has_layer_list and "
         "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "
@@ -256,7 +256,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_experts",
-        "'fp8' in precision and has_experts and divided % tp == 0 and expert_hidden_size % etp == 0 and "
+        "low_precision and has_experts and divided % tp == 0 and expert_hidden_size % etp == 0 and "
         "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
         "precision={precision} needs multiples of 16 columns of an expert on every rank, {expert_hidden_size // etp}, "
         "and of {fp8_multiple} of shared ones, {shared_hidden_size // tp}; use another tp or etp, or precision=bf16",
@@ -282,8 +282,8 @@ _CLUSTER = _rules(
     *CAPTURE_CASES,
     (
         "precision",
-        "'fp8' in precision and precisions and 'fp8' not in precisions",
-        "precision={precision}, but {device} has no fp8 matrix products; it has {precisions}",
+        "low_precision and precisions and rate_name not in precisions",
+        "precision={precision}, but {device} has no {rate_name} matrix products; it has {precisions}",
     ),
 )
 

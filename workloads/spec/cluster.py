@@ -39,8 +39,8 @@ _OTHER_VENDORS = re.compile(
     re.IGNORECASE,
 )
 """Words in the names of accelerators that are no NVIDIA GPUs."""
-_PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "fp4", "tf32", "int8")
-"""Precisions that data sheets list; the formulas read bf16, fp8, fp32 and fp64."""
+_PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "mxfp8", "nvfp4", "fp4", "tf32", "int8")
+"""Precisions that data sheets list; the formulas read bf16, fp8, mxfp8, nvfp4, fp32 and fp64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

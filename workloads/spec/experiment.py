@@ -95,7 +95,7 @@ class Experiment(_WithId):
     precision: Precision = "bf16"
     """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a
     dynamic loss scale (`workloads.engine.training.loss_scale`). fp8_*: as bf16, except for the matrix products of the
-    blocks (`workloads.engine.ops.fp8`)."""
+    blocks (`workloads.engine.ops.fp8`). mxfp8, nvfp4: likewise, planned only."""
     attention: Attention = "auto"
     compile: Compile = "none"
     cuda_graph: CudaGraph = "auto"

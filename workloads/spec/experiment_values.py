@@ -15,7 +15,11 @@ PipelineSchedule = Literal[
 ]
 PipelineSplit = Literal["balanced", "even", "ends_count"]
 ContextKind = Literal["ring", "allgather", "ulysses"]
-Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4"]
+PLANNED_FORMATS: tuple[Precision, ...] = ("mxfp8", "nvfp4")
+"""Formats of matrix products that are planned, and that this engine cannot run: blocks of 32 numbers of 8 bits with one
+scale of 8 bits (OCP Microscaling Formats 1.0), and blocks of 16 numbers of 4 bits with one scale of 8 bits (NVIDIA,
+arXiv:2509.25149)."""
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]

@@ -92,7 +92,7 @@ CHANGES: dict[str, list[object]] = {
     "gradient_accumulation_fusion": [True],
     "cp_kind": ["ring", "allgather", "ulysses"],
     "sequence_parallel": [True, False],
-    "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"],
+    "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4"],
     "attention": ["auto", "cudnn", "flash", "efficient", "math"],
     "compile": ["none", "block"],
     "cuda_graph": ["none"],
@@ -380,6 +380,9 @@ def test_megatron_by_hand() -> None:
     assert even["num-virtual-stages-per-pipeline-rank"] == 5 and "pipeline-model-parallel-layout" not in even
     v3 = megatron.export(LAYOUTS["V3 experts"], "x")[0].options
     assert v3["moe-layer-freq"] == "([0]*3+[1]*58)" and v3["moe-shared-expert-intermediate-size"] == 2048
+    for precision, of, kind in (("mxfp8", "fp8", "e4m3"), ("nvfp4", "fp4", "e2m1")):
+        found = megatron.export(layout("llama8b", dp=4, precision=precision, global_batch_size=8), "x")[0].options
+        assert found["bf16"] and found[f"{of}-format"] == kind and found[f"{of}-recipe"] == precision
     hsdp = megatron.export(LAYOUTS["8B hsdp"], "x")[0].options
     assert hsdp["num-distributed-optimizer-instances"] == 2
 

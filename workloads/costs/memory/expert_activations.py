@@ -103,7 +103,7 @@ def expert_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: in
     matrices = 3 if mlp.expert.gated else 2
     down = t.parameters // matrices
     in_fp8: tuple[int, ...] = ()
-    if fp8.is_fp8(e):
+    if fp8.is_low(e):
         transposed = down // _COMPUTE_BYTES
         in_fp8 = (
             t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product,

@@ -110,7 +110,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
         working += stream
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:
-            again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_fp8(e) else 0
+            again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
         working = again + _dense_working(one, kind.mlp, stream)
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)))
@@ -169,7 +169,7 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     The largest of the three counts. In fp8 see `fp8.working_bytes`.
     """
     s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
-    if fp8.is_fp8(one.e):
+    if fp8.is_low(one.e):
         columns, again = mlp.width // s.tp, "swiglu" in one.named
         of_up = inputs * columns
         return fp8.working_bytes(one.e, stream, s.tokens, columns, of_up, s.c, recomputes_product=again, w=one.w)
@@ -203,7 +203,7 @@ def _uncast(one: _Layer, operation: str) -> int:
     """Extra bytes of a recomputed operation's outputs between the two passes of a split backward: they stay in 16 bits
     until the weight-gradient pass casts them, where saved ones would be in fp8."""
     s, mlp = one.s, one.kind.mlp
-    if not fp8.keeps_fp8(one.e) or operation not in one.e.recomputed_operations:
+    if not fp8.keeps_low(one.e) or operation not in one.e.recomputed_operations:
         return 0
     if operation == "swiglu":  # routed experts save theirs in 16 bits anyway; shared experts are not counted here
         return s.split(mlp.width) - one.t.mlp[1].bytes if isinstance(mlp, DenseMLP) else 0
@@ -219,7 +219,7 @@ def _first_half(one: _Layer) -> int:
     s, mlp = one.s, one.kind.mlp
     if not isinstance(mlp, DenseMLP):
         return 0
-    if fp8.is_fp8(one.e):
+    if fp8.is_low(one.e):
         return _uncast(one, "swiglu") + _uncast(one, "norm") // 2
     return max(0, one.t.mlp[1].bytes - one.w * mlp.width // s.tp * s.hidden)
 
@@ -239,7 +239,7 @@ def _deferred(one: _Layer) -> int:
     gradients = _sum(tensor for tensor in t.all() if tensor.gradient and not tensor.feeds)
     beside = isinstance(kind.mlp, DenseMLP) or (isinstance(kind.mlp, RoutedMLP) and kind.mlp.shared is not None)
     gradients += ((kind.mixer is not None) + beside) * s.c * s.tokens * s.hidden
-    if fp8.keeps_fp8(one.e):
+    if fp8.keeps_low(one.e):
         wide = t.mixer[0].bytes if isinstance(kind.mixer, LatentAttention) and one.e.precision == "fp8_blockwise" else 0
         gradients = fp8.cast_bytes(one.e, (gradients - wide) // s.c) + wide
     return inputs + gradients + (0 if x is None else 2 * x.rows + x.gate_up + x.product)

@@ -88,7 +88,7 @@ class Sizes(NamedTuple):
         the product that follows saves the output in fp8; None: if the rank has whole rows of it."""
         size = self.own(columns)
         cast = self.tp == 1 if cast is None else cast
-        kept = fp8.cast_bytes(self.e, self.stream * columns) if cast and fp8.keeps_fp8(self.e) else size
+        kept = fp8.cast_bytes(self.e, self.stream * columns) if cast and fp8.keeps_low(self.e) else size
         statistics = Tensor(f"{name}: statistics", norms * self.statistics())
         return Tensor(name, kept, "norm", 2 * size, feeds=True), statistics
 
@@ -238,7 +238,7 @@ def _lightning(mixer: LightningAttention, s: Sizes) -> list[Tensor]:
 
 def _dense(mlp: DenseMLP, s: Sizes, name: str = "") -> list[Tensor]:
     size, inputs = s.split(mlp.width), 2 if mlp.gated else 1
-    kept = fp8.cast_bytes(s.e, size // s.c) if fp8.keeps_fp8(s.e) else size
+    kept = fp8.cast_bytes(s.e, size // s.c) if fp8.keeps_low(s.e) else size
     return [
         Tensor(f"{name}gate and up" if mlp.gated else f"{name}up", inputs * size, gradient=True),
         Tensor(f"{name}product", kept, "swiglu", (inputs + 1) * size, feeds=True),

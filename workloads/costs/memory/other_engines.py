@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from workloads.costs.memory.estimate import moments_held
 from workloads.costs.memory.expert_activations import received_rows
+from workloads.costs.shape.fp8 import is_low
 from workloads.costs.shape.partition import StageParams, experiment_stages
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
@@ -197,10 +198,10 @@ def terms_of(e: Experiment) -> EngineMemory:
 
 def counts_layers(e: Experiment) -> bool:
     """Whether the terms of the experiment's engine know its layers and numbers: dense layers, and experts where they
-    are counted, in 16 bits or fp8."""
+    are counted, in 16 bits or less."""
     model, precision = e.model, e.precision
     known = model.mla is None and model.layers is None and (model.moe is None or terms_of(e).row is not None)
-    return known and (precision == "bf16" or precision.startswith("fp8"))
+    return known and (precision == "bf16" or is_low(e))
 
 
 class Moment(NamedTuple):
@@ -255,7 +256,7 @@ def _of_stage(e: Experiment, terms: EngineMemory, stage: int, held: StageParams)
 def _layer(e: Experiment, terms: EngineMemory, *, routed: bool) -> float:
     """Bytes that a layer saves of a micro-batch."""
     model, saved = e.model, terms.compiled if e.compile != "none" else terms.eager
-    if e.precision.startswith("fp8"):
+    if is_low(e):
         saved = Saved(*(a - b for a, b in zip(saved, terms.fp8, strict=True)))
     tokens = e.micro_batch_size * e.seq_len / e.cp
     whole = (terms.gathered if e.tp > 1 else 0.0) + (terms.ring if e.cp > 1 else 0.0)
@@ -278,12 +279,12 @@ def _states(e: Experiment, terms: EngineMemory, held: StageParams, begun: bool, 
     divided = (params - experts) / shards + experts / expert_degrees(e)[1] if e.zero_stage else params
     gradients = terms.gradients * (divided if e.zero_stage >= 2 else params) if begun else 0.0
     copied = terms.copied
-    of_layers = copied * layers * (0.5 if e.precision.startswith("fp8") else 1.0)
+    of_layers = copied * layers * (0.5 if is_low(e) else 1.0)
     twice = held.embedding / e.tp if terms.copies_tied_twice and e.model.tie_embeddings and held.has_head else 0.0
     of_ends = copied * (params - layers + twice)
     if terms.casts_in_forward:  # autocast: products alone are cast, and only while their graph needs it
         head = held.head or (held.embedding if held.has_head else 0)
-        of_layers = 0.0 if e.precision.startswith("fp8") or not casts_all else of_layers
+        of_layers = 0.0 if is_low(e) or not casts_all else of_layers
         of_ends = copied * head / e.tp
     if e.zero_stage == 3:
         of_layers = of_ends = 0.0

@@ -1,4 +1,4 @@
-"""Layers with fp8 matrix products: bytes that a backward saves and needs, and durations of the products.
+"""Layers with matrix products in fp8, mxfp8 or nvfp4: bytes that a backward saves and needs, and how long they take.
 
 Symbols are those of `workloads.costs.memory.kind_tensors`.
 
@@ -7,34 +7,38 @@ has whole rows of them (with tp > 1 column-parallel layers save the local rows t
 attention output stays in bf16, because attention's backward saves it. So does a tensor that another product saves in
 bf16: the input of routers, and the input of a down projection of latent attention if queries have no latent. Weight
 gradients in bf16 (rowwise, and of routed experts in every kind of fp8) need their inputs in bf16, so nothing changes
-there.
+there. mxfp8 and nvfp4 are as fp8 with a scale for each block, but all weight gradients are in the format, and weights
+are gathered in bf16, as Transformer Engine 2 does unless told otherwise.
 """
 
 from __future__ import annotations
 
 from workloads.spec.experiment import Experiment
 
-_SCALE_BYTES, _BLOCK = 4, 128
 
-
-def is_fp8(experiment: Experiment) -> bool:
-    return experiment.precision.startswith("fp8")
+def is_low(experiment: Experiment) -> bool:
+    """Whether the blocks' matrix products are in a format below 16 bits."""
+    return experiment.precision.startswith("fp8") or experiment.precision in ("mxfp8", "nvfp4")
 
 
 def gathered_bytes(experiment: Experiment, c: int, *, of_experts: bool = False) -> int:
     """Bytes per element of a block's gathered matrices: 1 if a matrix has a single scale, as those of experts have in
     every kind of fp8, else ``c``."""
-    return 1 if experiment.precision == "fp8_tensorwise" or (of_experts and is_fp8(experiment)) else c
+    of_fp8 = experiment.precision.startswith("fp8")
+    return 1 if experiment.precision == "fp8_tensorwise" or (of_experts and of_fp8) else c
 
 
-def keeps_fp8(experiment: Experiment) -> bool:
-    """Whether backward saves inputs of matrix products in fp8."""
-    return experiment.precision in ("fp8_tensorwise", "fp8_blockwise")
+def keeps_low(experiment: Experiment) -> bool:
+    """Whether backward saves inputs of matrix products in their format."""
+    return experiment.precision in ("fp8_tensorwise", "fp8_blockwise", "mxfp8", "nvfp4")
 
 
 def cast_bytes(experiment: Experiment, elements: int) -> int:
-    """Bytes of ``elements`` activations in fp8; blockwise ones have an fp32 scale for every 128."""
-    return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
+    """Bytes of ``elements`` activations in the format of the products. Scales: 4 bytes for 128 elements of
+    fp8_blockwise, one byte for 32 of mxfp8 and for 16 of nvfp4."""
+    if experiment.precision == "nvfp4":
+        return elements // 2 + elements // 16
+    return elements + (elements // 32 if experiment.precision in ("fp8_blockwise", "mxfp8") else 0)
 
 
 def working_bytes(
@@ -56,7 +60,7 @@ def working_bytes(
     5. as 4, with one fp8 copy and the weight's gradient instead of the second copy and the weight.
     """
     e, h = experiment, experiment.model.hidden_size
-    copies = 2 if keeps_fp8(e) else 1
+    copies = 2 if keeps_low(e) else 1
     product, output, down, of_up = tokens * columns, tokens * h, h * columns, h * up
     gathered = c * output if e.tp > 1 else 0
     kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
@@ -84,7 +88,8 @@ OF_GROUPED = 0.74
 
 def product_times(experiment: Experiment, of_bf16: float) -> tuple[float, float, float]:
     """Relative durations of a layer's three products (forward, input gradient, weight gradient), in units of a product
-    at the device's fp8 rate. ``of_bf16``: relative duration of a bf16 product, as rowwise weight gradients are."""
+    at the device's rate in the format. ``of_bf16``: relative duration of a bf16 product, as rowwise weight gradients
+    are."""
     if experiment.precision not in _OF_TENSORWISE:
         return 1.0, 1.0, 1.0
     rows, weight = _OF_TENSORWISE[experiment.precision]
@@ -105,8 +110,10 @@ def cast_traffic(experiment: Experiment, tokens: int, weights: int, inputs: int,
         return 4.5 * tokens * inputs, 4.5 * tokens * outputs + 2.0 * weights
     if kind == "fp8_rowwise":
         return 3.0 * (tokens * inputs + weights), 3.0 * tokens * outputs + 5.0 * weights
-    if kind == "fp8_blockwise":
+    if kind == "fp8_blockwise" or kind == "mxfp8":
         return 4.0 * tokens * inputs + 3.0 * weights, 4.0 * tokens * outputs + 3.0 * weights
+    if kind == "nvfp4":
+        return 3.0 * tokens * inputs + 2.5 * weights, 3.0 * tokens * outputs + 2.5 * weights
     return 0.0, 0.0
 
 

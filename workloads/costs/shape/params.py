@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from workloads.spec.experiment import Experiment
-from workloads.spec.experiment_values import Precision
+from workloads.spec.experiment_values import PLANNED_FORMATS, Precision
 from workloads.spec.layer_kinds.attention import LatentAttention
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 
-_FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
-MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 4)}
+_LOW: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", *PLANNED_FORMATS)
+MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_LOW, 4)}
 """Bytes per element of master weights, reduced gradients and each optimizer moment."""
-COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 2)}
-"""Bytes per element of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
+COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, **dict.fromkeys(_LOW, 2)}
+"""Bytes per element of gathered weights and activations; formats below 16 bits keep bf16 between their matmuls."""
 
 
 @dataclass(frozen=True, slots=True)

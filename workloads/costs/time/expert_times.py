@@ -50,7 +50,7 @@ class ExpertTimes(NamedTuple):
             shared = (3 if mlp.shared.gated else 2) * e.model.hidden_size * mlp.shared.width
         products = 2.0 * (x.product // c) * matrices * width / rates.head
         share, casts = 1.0, (0.0, 0.0)
-        if fp8.is_fp8(e):
+        if fp8.is_low(e):
             share = rates.head / rates.matmul / fp8.OF_GROUPED
             casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
         read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory

@@ -39,7 +39,7 @@ ATTENTION_BACKWARD = 2.5
 def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
     device, share = cluster.device, cluster.matmul_efficiency
     peak = device.peak_of(e.precision)
-    head = device.peak_of("bf16" if e.precision.startswith("fp8") else e.precision)
+    head = device.peak_of("bf16" if fp8.is_low(e) else e.precision)
     if peak is None or head is None or share is None or device.memory_bandwidth is None:
         return None
     return Rates(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workloads.costs.memory.activations import rank_tokens
-from workloads.costs.shape.fp8 import gathered_bytes, keeps_fp8
+from workloads.costs.shape.fp8 import gathered_bytes, keeps_low
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
@@ -150,7 +150,7 @@ class StepTimes:
         # Adding reads c, and reads and writes g. A product that adds to a sum reads and writes g, not c.
         added = c + 2 * g
         of_head = 2 * g - c if e.gradient_accumulation_fusion else added
-        of_dense = added if keeps_fp8(e) else of_head  # fp8 products cannot add to fp32
+        of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         numbers = e.tp, e.ep * e.etp, c, g, added, of_head, of_dense, *gathered, e.model.tie_embeddings
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)
