@@ -28,8 +28,8 @@ _AXES = {
 
 
 def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
-    """Sentence on a table of `analysis.rows.by_degree`: the most costly step between degrees, among the steps that most
-    workloads have, with the median, lowest and highest of their losses."""
+    """Sentence on a table of `analysis.rows.by_degree`: the step between degrees over which the fastest run loses most,
+    among the steps that most workloads have, with the median, lowest and highest of their losses."""
     if rows.empty:
         return None
     rows = rows.sort_values(["workload", "series", "degree"], kind="stable")
@@ -43,12 +43,12 @@ def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
     worst = steps.reset_index().sort_values(["models", "lost"], kind="stable").iloc[-1]
     degrees = f"{axis} {int(worst['before'])} → {int(worst['degree'])}"
     losses = rows[(rows["before"] == worst["before"]) & (rows["degree"] == worst["degree"])]["lost_share"]
-    verb = "costs" if worst["lost"] >= 0 else "gains"
     spread = f", {_signed(losses.max())} to {_signed(losses.min())}" if len(losses) > 1 else ""
-    changes = f"{verb} {format_percent(abs(worst['lost']), 0)} of the throughput of a device"
+    changes = f"{format_percent(abs(worst['lost']), 0)} {'slower' if worst['lost'] >= 0 else 'faster'}"
     if abs(worst["lost"]) < _NEXT_TO_NOTHING:
-        changes = f"changes the throughput of a device by less than {format_percent(_NEXT_TO_NOTHING, 0)}"
-    return f"{degrees}{where} {changes} ({'median, ' * (len(losses) > 1)}n = {plural(len(losses), 'model')}{spread})."
+        changes = f"as fast within {format_percent(_NEXT_TO_NOTHING, 0)}"
+    found = f"{'median, ' * (len(losses) > 1)}n = {plural(len(losses), 'model')}{spread}"
+    return f"{degrees}{where}: the fastest run is {changes} on each device ({found})."
 
 
 def of_choices(table: pd.DataFrame) -> str | None:

@@ -298,7 +298,7 @@ def test_each_pipeline_panel_of_the_study_is_of_one_size_and_network(study: pd.D
     assert {"1.34B", "3.57B", "8.86B"} <= shown
     assert "All on 256 GPUs, slow network regime; in per cent: against the depth before" in shown
     assert scaling.FIGURES[2].conclude(study) == (
-        "pp 4 → 8 on 256 GPUs, slow network regime gains 12 % of the throughput of a device "
+        "pp 4 → 8 on 256 GPUs, slow network regime: the fastest run is 12 % faster on each device "
         "(median, n = 2 models, +11 % to +13 %)."
     )
 
