@@ -171,8 +171,7 @@ def _build(
 def _compute_shared(parts: Sequence[Cohort]) -> None:
     """Fill the caches that figures, claims and sentences share, before processes are forked: they inherit the
     results."""
-    from analysis.figures import effects
-    from analysis.rows import answer, metrics, pairs, winners
+    from analysis.rows import answer, choice_costs, metrics, pairs, winners
 
     for part in parts:
         answer.of_every_cell(part.frame)
@@ -180,7 +179,7 @@ def _compute_shared(parts: Sequence[Cohort]) -> None:
         pairs.candidates(part.frame)
         for rule in winners.RULES:
             winners.best_by(part.frame, rule)
-        effects.data(part.frame)
+        choice_costs.table(part.frame)
 
 
 def figure_list() -> str:

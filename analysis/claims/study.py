@@ -77,7 +77,7 @@ CLAIMS = (
         ),
         holds_if="the interval of the first lies below that of the second",
         counted="models, sizes and regimes",
-        tables=("tp_scaling.csv", "effects.csv"),
+        tables=("tp_scaling.csv",),
         check=pair_claims.tensor_beyond_node,
     ),
     StudyClaim(

@@ -21,7 +21,7 @@ from workloads.spec.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
-_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id", "accumulation"})
+NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id", "accumulation"})
 """Columns that the page does not get: ``config_json``, because the page rebuilds it from the other columns;
 ``source_sha256``, because it is large and hardly used; ``log_dir``, because it is shown above each log; the study's
 ``job_id``, because it equals ``scheduler_job``; and ``accumulation``, which is part of ``batching``."""
@@ -109,7 +109,7 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
 
 def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
     """Data of ``frame`` (see `table`) for the page, ready for `json.dumps`."""
-    columns = [column for name in frame.columns if name not in _NOT_SHOWN and (column := _column(frame, str(name)))]
+    columns = [column for name in frame.columns if name not in NOT_SHOWN and (column := _column(frame, str(name)))]
     order = {name: place for place, name in enumerate((*_LABELS, *_DESCRIBED))}
     columns.sort(key=lambda column: order.get(column["name"], len(order)))
     names = [column["name"] for column in columns]

@@ -3,6 +3,9 @@ rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from analysis.rows import labels, metrics
@@ -13,10 +16,20 @@ _NEXT_TO_NOTHING = 0.01
 _NEAR = 0.1
 """Largest loss relative to the fastest run of a run that counts as near it."""
 
+_AXES = {
+    "micro_batch_size": "micro-batch",
+    "zero_stage": "ZeRO",
+    "recompute_every": "recompute one layer in",
+    "cuda_graph": "CUDA graph",
+    "pp_schedule": "schedule",
+    "cp_kind": "cp kind",
+}
+"""Names of axes whose column's name is no word."""
+
 
 def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
-    """Sentence on a table of `analysis.rows.by_degree`: the most costly step between degrees, among the steps that most
-    workloads have, with the median, lowest and highest of their losses."""
+    """Sentence on a table of `analysis.rows.by_degree`: the step between degrees over which the fastest run loses most,
+    among the steps that most workloads have, with the median, lowest and highest of their losses."""
     if rows.empty:
         return None
     rows = rows.sort_values(["workload", "series", "degree"], kind="stable")
@@ -30,30 +43,34 @@ def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
     worst = steps.reset_index().sort_values(["models", "lost"], kind="stable").iloc[-1]
     degrees = f"{axis} {int(worst['before'])} → {int(worst['degree'])}"
     losses = rows[(rows["before"] == worst["before"]) & (rows["degree"] == worst["degree"])]["lost_share"]
-    verb = "costs" if worst["lost"] >= 0 else "gains"
     spread = f", {_signed(losses.max())} to {_signed(losses.min())}" if len(losses) > 1 else ""
-    changes = f"{verb} {format_percent(abs(worst['lost']), 0)} of the throughput of a device"
+    changes = f"{format_percent(abs(worst['lost']), 0)} {'slower' if worst['lost'] >= 0 else 'faster'}"
     if abs(worst["lost"]) < _NEXT_TO_NOTHING:
-        changes = f"changes the throughput of a device by less than {format_percent(_NEXT_TO_NOTHING, 0)}"
-    return f"{degrees}{where} {changes} ({'median, ' * (len(losses) > 1)}n = {plural(len(losses), 'model')}{spread})."
+        changes = f"as fast within {format_percent(_NEXT_TO_NOTHING, 0)}"
+    found = f"{'median, ' * (len(losses) > 1)}n = {plural(len(losses), 'model')}{spread}"
+    return f"{degrees}{where}: the fastest run is {changes} on each device ({found})."
 
 
-def of_effects(table: pd.DataFrame) -> str | None:
-    """Sentence on `effects.data`: the choices that by themselves cost and gain most throughput."""
+def of_choices(table: pd.DataFrame) -> str | None:
+    """Sentence on `analysis.rows.choice_costs.table`: the choices that cost and gain most throughput."""
     # Only certain costs and gains: the interval excludes 1.
-    known = table[(table["throughput_high"] < 1) | (table["throughput_low"] > 1)] if len(table) else table
+    known = table[(table["interval_high"] < 1) | (table["interval_low"] > 1)] if len(table) else table
     if known.empty:
         return None
     clauses = []
-    for row in labels.records(known.sort_values("throughput_ratio").iloc[[0, -1]].drop_duplicates("effect")):
-        change = float(row["throughput_ratio"]) - 1
+    for row in labels.records(known.sort_values("median").iloc[[0, -1]].drop_duplicates(["axis", "value"])):
+        change = float(row["median"]) - 1
         if abs(change) >= _NEXT_TO_NOTHING:
-            interval = f"{row['throughput_low']:.2f} to {row['throughput_high']:.2f}"
-            verb = "costs" if change < 0 else "gains"
-            clauses.append(
-                f"{row['effect']} {verb} {format_percent(abs(change), 0)} ({interval}, n = {row['pairs']:,} pairs)"
-            )
+            interval = f"{row['interval_low']:.2f} to {row['interval_high']:.2f}"
+            share = f"costs {format_percent(-change, 0)}" if change < 0 else f"gains {format_percent(change, 0)}"
+            clauses.append(f"{choice(row)} {share} ({interval}, n = {row['pairs']:,} pairs)")
     return f"By itself {listed(clauses)}." if clauses else None
+
+
+def choice(row: Mapping[str, Any]) -> str:
+    """A row of `analysis.rows.choice_costs.table` in words: ``tp 1 → 2``."""
+    first, value = (str(row[name]).replace("_", " ") for name in ("first", "value"))
+    return f"{_AXES.get(row['axis'], row['axis'])} {first} → {value}"
 
 
 def of_front(table: pd.DataFrame, frame: pd.DataFrame) -> str | None:

@@ -1,4 +1,4 @@
-"""Data for the page's scripts besides the rows: ranked layouts, planned points, effects and device of each part.
+"""Data for the page's scripts besides the rows: ranked layouts, planned points, choices and device of each part.
 
 The rows are those of `analysis.explorer.row_data`; row numbers are indices into that table.
 """
@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.explorer import plan_rows
-from analysis.figures import effects
+from analysis.explorer import plan_rows, row_data
 from analysis.index_page import next_runs
-from analysis.rows import choice_costs, labels, metrics
+from analysis.rows import choice_costs, labels, metrics, pairs
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
 from results.errors import InvalidResults
@@ -26,15 +25,8 @@ OPENS_AT = "opens_at.json"
 _OPENS = {"workload": str, "world_size": int, "tokens_per_step": int}
 _DIGITS = 7
 """Significant digits of a stored number, as in the rows."""
-_EFFECT = (
-    "effect",
-    "pairs",
-    "throughput_ratio",
-    "throughput_low",
-    "throughput_high",
-    "throughput_q05",
-    "throughput_q95",
-)
+_CHOICE = ("axis", "first", "value", "pairs", "median", "low", "high")
+"""Columns of `choice_costs.table` that the page shows."""
 
 
 def of_parts(results: LoadedResults, parts: Sequence[Cohort], price: float | None) -> dict[str, Any]:
@@ -84,7 +76,8 @@ def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
         "memory": metrics.memory_column(frame),
         "points": _points(last_attempts(frame), first),
         "ranked": _ranked(frame, first),
-        "choices": choices_of(frame),
+        "choices": choices_of(frame, _CHOICE),
+        "settings": _settings(frame),
         "waiting": next_runs.of_cells(results, frame),
     }
 
@@ -126,21 +119,25 @@ def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:
     }
 
 
-def choices_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """What each value of each axis costs, `choice_costs.table`: ratios are null without a pair."""
+def _settings(frame: pd.DataFrame) -> dict[str, Any]:
+    """How the page finds layouts that differ in one axis alone: ``axes`` (name, the degree that it needs, what may
+    differ with it), ``same``, the settings that the page has as columns, and ``codes`` of the other settings by ranked
+    layout, equal where layouts agree. Settings in which no layouts differ are left out."""
+    varying = pairs.Matching(pairs.comparable(frame)).varying
+    same = [name for name in varying if name in frame and name not in {*row_data.NOT_SHOWN, *pairs.USUAL}]
+    return {
+        "axes": [[name, axis.needs, *axis.free] for name, axis in choice_costs.AXES.items()],
+        "same": same,
+        "codes": {name: codes.tolist() for name, codes in varying.items() if name not in same},
+    }
+
+
+def choices_of(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """What each value of each axis costs: columns of `choice_costs.table`; ratios are null without a pair."""
     table = choice_costs.table(frame)
-    ratios = {name: numbers(table[name].astype(float)) for name in ("pairs", "median", "low", "high")}
-    texts = {name: [str(value) for value in table[name]] for name in ("axis", "first", "value")}
-    columns = texts | ratios
-    return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
-
-
-def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Matched pairs as in the figure `effects`, without effects that have too few pairs."""
-    table = effects.data(frame)
-    table = table[table["enough"].eq(True)]
-    columns = {name: numbers(table[name]) if name != "effect" else list(table[name]) for name in _EFFECT}
-    return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
+    texts = ("axis", "first", "value")
+    values = {name: [str(v) for v in table[name]] if name in texts else numbers(table[name]) for name in columns}
+    return [{name: of[place] for name, of in values.items()} for place in range(len(table))]
 
 
 def numbers(values: pd.Series) -> list[float | int | None]:

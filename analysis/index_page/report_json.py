@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.index_page import headlines, page_data
-from analysis.rows import answer, metrics
+from analysis.rows import answer, choice_costs, metrics
 from analysis.rows.cohorts import Cohort
 from results.statistics import noise
 
-FORMAT = 1
+FORMAT = 2
 TRAINED_TOKENS = 1e12
 """Number of training tokens for which days and GPU-hours are given."""
 _LAYOUT = (
@@ -46,13 +46,12 @@ def _part(part: Cohort, price: float | None) -> dict[str, Any]:
         "sentences": [one.concluded + one.rest for one in headlines.of_part(part)],
         "trust": [{"mark": one.mark, "text": one.concluded + one.rest} for one in headlines.trust(part)],
         "cells": [_cell(one, frame, price) for one in answer.of_every_cell(frame)],
-        "choices": page_data.choices_of(frame),
-        "effects": page_data.effects_of(frame),
+        "choices": page_data.choices_of(frame, choice_costs.COLUMNS),
     }
 
 
 def _cell(one: answer.Answer, frame: pd.DataFrame, price: float | None) -> dict[str, Any]:
-    cell: dict[str, Any] = {
+    return {
         "workload": one.query.workload,
         "world_size": one.query.world_size,
         "points": one.points,
@@ -64,28 +63,9 @@ def _cell(one: answer.Answer, frame: pd.DataFrame, price: float | None) -> dict[
         "faster_at_another_batch": one.faster_at,
         "tied": len(one.ties),
         "tie_rests_on_5_percent": one.untimed,
-        "noise": None,
+        "noise": None if one.best is None else noise.describe(one.best),
         "layouts": [_layout(row, one, frame, price) for row in one.layouts[:_SHOWN]],
-        "rules": [],
-        "best_at_each_value": {},
     }
-    best = one.best
-    if best is None:
-        return cell
-    memory = metrics.memory_column(frame)
-    cell["noise"] = noise.describe(best)
-    cell["rules"] = [
-        {"rule": name, "layouts": count, "slower": _plain(kept["behind"]), "layout": kept["layout"]}
-        for name, count, kept in answer.rule_costs(one, memory, page_data.capacity(frame))
-    ]
-    cell["best_at_each_value"] = {
-        axis: [
-            {"value": _plain(value), "layouts": count, "slower": _plain(kept["behind"]), "layout": kept["layout"]}
-            for value, count, kept in values
-        ]
-        for axis, values in answer.best_at_each_value(one).items()
-    }
-    return cell
 
 
 def _layout(row: answer.Layout, one: answer.Answer, frame: pd.DataFrame, price: float | None) -> dict[str, Any]:

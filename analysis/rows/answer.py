@@ -1,4 +1,4 @@
-"""The answer for one model on one number of devices: what fits, at which batch, what is fastest, what a rule costs.
+"""The answer for one model on one number of devices: what fits, at which batch, what is fastest.
 
 The page computes the same answer in the browser for the limits that its reader sets (``templates/page/answer.js``);
 tests compare the two. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
@@ -11,7 +11,7 @@ one timed step, or only the median), layouts within `UNTIMED` of the best count 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,79 +220,3 @@ def _with_ties(rows: pd.DataFrame) -> pd.DataFrame:
     unknown = within.isna()
     tied = within.fillna(False).astype(bool) | (unknown & (behind <= UNTIMED))
     return rows.assign(tied=tied, behind=behind, unknown=unknown)
-
-
-# What a rule costs: the best layout that follows the rule against the best of all that are like it
-
-
-def like_best(found: Answer) -> list[Layout]:
-    """The layouts at the batch and in the precision of the best: what a rule costs must not be what one of these
-    costs."""
-    if found.best is None:
-        return []
-    best = _like(found.best)
-    return [one for one in found.layouts if _like(one) == best]
-
-
-def _like(layout: Layout) -> list[Any]:
-    return [None if _unknown(layout[name]) else layout[name] for name in ranking.LIKE]
-
-
-def _is(column: str, value: str | int) -> Callable[[Layout], bool]:
-    return lambda layout: bool(layout[column] == value)
-
-
-def _unknown(value: Any) -> bool:
-    return bool(pd.isna(value))
-
-
-def _alone(layout: Layout) -> bool:
-    return all(_unknown(layout[axis]) or layout[axis] == 1 for axis in ("tp", "cp", "pp", "ep"))
-
-
-RULES: dict[str, Callable[[Layout], bool]] = {
-    "data parallelism alone": _alone,
-    "no tensor parallelism": _is("tp", 1),
-    "no pipeline": _is("pp", 1),
-    "no context parallelism": _is("cp", 1),
-    "ZeRO 0": _is("zero_stage", 0),
-    "ZeRO 3": _is("zero_stage", 3),
-    "micro-batch 1": _is("micro_batch_size", 1),
-    "no recomputation": _is("recompute", "none"),
-    "not compiled": _is("compile", "none"),
-}
-HALF_MEMORY = "half the memory"
-
-
-def rule_costs(found: Answer, memory: str, capacity: float | None) -> Iterator[tuple[str, int, Layout]]:
-    """Yield (rule, number of layouts that follow it, the best of them) for every rule that some but not all layouts of
-    `like_best` follow.
-
-    ``memory`` names the column of peaks; ``capacity`` is the device's memory in bytes.
-    """
-    rules = dict(RULES)
-    layouts = like_best(found)
-    if capacity is not None and any(not _unknown(layout[memory]) for layout in layouts):
-        half = capacity / 2
-        rules[HALF_MEMORY] = lambda layout: bool(layout[memory] <= half)
-    for name, keeps in rules.items():
-        kept = [layout for layout in layouts if keeps(layout)]
-        if 0 < len(kept) < len(layouts):
-            yield name, len(kept), kept[0]
-
-
-AXES = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "zero_stage", "recompute", "pp_schedule")
-"""Axes for which the page shows each value with its best run."""
-
-
-def best_at_each_value(found: Answer) -> dict[str, list[tuple[Any, int, Layout]]]:
-    """(value, number of layouts, best layout) by axis, for the axes that vary among an answer's `like_best`."""
-    table: dict[str, list[tuple[Any, int, Layout]]] = {}
-    for axis in AXES:
-        groups: dict[Any, list[Layout]] = {}
-        for layout in like_best(found):
-            if not _unknown(layout[axis]):
-                groups.setdefault(layout[axis], []).append(layout)
-        if len(groups) > 1:
-            table[axis] = [(value, len(groups[value]), groups[value][0]) for value in sorted(groups)]
-    return table

@@ -1,38 +1,57 @@
-"""What each value of an axis costs: throughput ratios over pairs of layouts that differ in that axis alone.
+"""What each value of an axis costs: ratios of throughput and memory over pairs of layouts that differ in it alone.
 
 Each value is compared with the first of its axis (no tp, ZeRO 0, no recomputation ...). A pair agrees in all of
 `analysis.rows.pairs.SETTINGS`, batch, precision and engine version included, except for the axis and what makes room
-for it on the same devices at the same batch.
+for it on the same devices at the same batch. The page compares the answer with single runs by the same rules
+(``changes`` in ``templates/page/answer.js``, which gets `AXES`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.rows import metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import supported_median
 
-AXES: dict[str, tuple[str, ...]] = {
-    "tp": (*pairs.MAKE_ROOM, "sequence_parallel"),
-    "cp": pairs.MAKE_ROOM,
-    "pp": (*pairs.MAKE_ROOM, "pp_schedule"),
-    "ep": (),
-    "micro_batch_size": ("num_microbatches",),
-    "zero_stage": (),
-    "recompute": (),
-    "precision": (),
-    "compile": (),
-    "pp_schedule": ("virtual_stages",),
+
+class Axis(NamedTuple):
+    """An axis whose values are compared."""
+
+    free: tuple[str, ...] = ()
+    """Settings that may differ with it."""
+    first: str | None = None
+    """The value with which the others are compared; None: the smallest."""
+    needs: str | None = None
+    """The degree that is above 1 in both runs of a pair: one rank has nothing to shard."""
+
+
+AXES = {
+    "tp": Axis((*pairs.MAKE_ROOM, "sequence_parallel")),
+    "cp": Axis(pairs.MAKE_ROOM),
+    "pp": Axis(pairs.MAKE_ROOM),
+    "ep": Axis(),
+    "micro_batch_size": Axis(("num_microbatches",)),
+    "zero_stage": Axis(needs="dp"),
+    "recompute": Axis(first="none"),
+    "recompute_every": Axis(),
+    "precision": Axis(first="bf16"),
+    "compile": Axis(first="none"),
+    "cuda_graph": Axis(first="none"),
+    "pp_schedule": Axis(("virtual_stages",), first="1f1b", needs="pp"),
+    "cp_kind": Axis(first="ring", needs="cp"),
 }
-"""Axes, and the settings that may differ with each."""
-FIRST = {"recompute": "none", "precision": "bf16", "compile": "none", "pp_schedule": "1f1b"}
-"""The value of a named axis with which the others are compared; of a number, the smallest."""
-COLUMNS = ("axis", "first", "value", "pairs", "median", "low", "high")
-"""``median``, ``low`` and ``high`` are of throughput with the value over throughput with the first; null without a
-pair."""
+COLUMNS = (
+    *("axis", "first", "value", "pairs", "median", "low", "high", "interval_low", "interval_high"),
+    *("memory_pairs", "memory_median", "memory_low", "memory_high"),
+)
+"""``median``, ``low`` and ``high`` are of throughput with the value over throughput with the first, null without a
+pair; ``memory_...`` are of peak memory. ``interval_low`` and ``interval_high`` are the 95 % bootstrap interval of the
+median, null with fewer than five pairs; pairs that share a run are not independent, so it is too narrow."""
 
 
 @cache_per_frame
@@ -42,35 +61,39 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = pairs.once(pairs.comparable(frame))
     if rows.empty:
         return pd.DataFrame(columns=[*COLUMNS])
-    rates, matching = rows[metrics.RANK_BY].to_numpy(dtype=float), pairs.Matching(rows)
-    several, depth, schedule = rows["dp"] > 1, rows["pp"].to_numpy(), rows["pp_schedule"].to_numpy()
-    rehearsed = "rehearsed" in set(rows["method"])
+    rates, peaks = (rows[name].to_numpy(dtype=float) for name in (metrics.RANK_BY, metrics.memory_column(frame)))
+    matching, rehearsed = pairs.Matching(rows), "rehearsed" in set(rows["method"])
     found: list[dict[str, Any]] = []
-    for axis, free in AXES.items():
-        values = sorted(rows.loc[rows["pp"] > 1 if axis == "pp_schedule" else slice(None), axis].dropna().unique())
-        first = FIRST.get(axis, values[0] if values else None)
-        if first not in values or (rehearsed and axis in ("tp", "cp")):
+    for name, axis in AXES.items():
+        enough = rows[axis.needs] > 1 if axis.needs else pd.Series(data=True, index=rows.index)
+        values = sorted(rows.loc[enough, name].dropna().unique())
+        first = axis.first or (values[0] if values else None)
+        if first not in values or (rehearsed and name in ("tp", "cp")):
             continue
         for value in values:
-            if value == first:
-                continue
-            before, after = rows[axis] == first, rows[axis] == value
-            if axis == "zero_stage":  # one rank has nothing to shard
-                before, after = before & several, after & several
-            one, two = matching.pairs(before, after, [axis, *free])
-            if axis == "pp":  # one stage has no schedule: the other run has 1F1B
-                same = schedule[two] == "1f1b" if first == 1 else schedule[one] == schedule[two]
-                one, two = one[same & (depth[two] > 1)], two[same & (depth[two] > 1)]
-            found.append({"axis": axis, "first": first, "value": value} | _summary(rates[two] / rates[one]))
+            if value != first:
+                one, two = matching.pairs(
+                    enough & (rows[name] == first), enough & (rows[name] == value), [name, *axis.free]
+                )
+                ratios = _ratios(rates[two] / rates[one], peaks[two] / peaks[one])
+                found.append({"axis": name, "first": first, "value": value} | ratios)
     return pd.DataFrame(found, columns=[*COLUMNS])
 
 
-def _summary(ratios: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
-    if not len(ratios):
-        return {"pairs": 0, "median": None, "low": None, "high": None}
+def _ratios(
+    speed: np.ndarray[Any, np.dtype[np.float64]], memory: np.ndarray[Any, np.dtype[np.float64]]
+) -> dict[str, Any]:
+    known, memory = supported_median(speed), memory[np.isfinite(memory)]
     return {
-        "pairs": len(ratios),
-        "median": float(np.median(ratios)),
-        "low": float(ratios.min()),
-        "high": float(ratios.max()),
+        "pairs": len(speed),
+        **_summary(speed),
+        "interval_low": known and known.low,
+        "interval_high": known and known.high,
+        **{f"memory_{name}": value for name, value in {"pairs": len(memory), **_summary(memory)}.items()},
     }
+
+
+def _summary(ratios: NDArray[np.float64]) -> dict[str, float]:
+    if not len(ratios):
+        return {}
+    return {"median": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}

@@ -28,17 +28,19 @@ SETTINGS = (
         "num_microbatches",
         "zero_stage",
     ),
-    *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
-    *("cuda_graph", "engine_version", "accumulation"),
+    *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "cp_kind"),
+    *("precision", "attention", "compile", "cuda_graph", "engine_version", "accumulation", "pad_vocab_to"),
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )
 """Columns in which both runs of a pair must agree, except for the choice compared. ``replicas`` is the outer degree of
 HSDP, 1 without it. A column that is unknown in every row (mostly the network regime) separates no runs."""
+USUAL = {"pp_schedule": ("pp", "1f1b"), "pp_split": ("pp", "balanced"), "cp_kind": ("cp", "ring")}
+"""Settings that mean nothing at degree 1, with that degree. A run at degree 1, or one that does not name its kind,
+agrees with runs of the kind given here: from one pipeline stage the other run has 1F1B."""
 MAKE_ROOM = ("dp", "num_microbatches")
 """Columns that must also change if a degree or the micro-batch changes on the same devices at the same tokens per
 step."""
-
 
 NOISE = ("noise", "noise_freedom", "repeats")
 """Columns of a run that `within_noise` reads, besides its throughput."""
@@ -75,8 +77,8 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows at any number of tokens per step, with all of `SETTINGS` as columns."""
     rows = metrics.with_rank(metrics.ranked(frame))
     hybrid = (rows["dp_replicate"] > 1) & (rows["dp_shard"] > 1)
-    missing = {"network_regime": None} if "network_regime" not in rows else {}
-    return rows.assign(replicas=rows["dp_replicate"].where(hybrid, 1), **missing)
+    rows = rows.assign(replicas=rows["dp_replicate"].where(hybrid, 1))
+    return rows.assign(**{name: None for name in SETTINGS if name not in rows})
 
 
 def of_usual_precision(rows: pd.DataFrame) -> pd.DataFrame:
@@ -140,11 +142,6 @@ def within_noise(pairs: pd.DataFrame) -> pd.Series:
     pairs without a true difference; NA if the noise is unknown."""
     names = [metrics.RANK_BY, *NOISE]
     one, two = (pairs[[f"{name}{end}" for name in names]].set_axis(names, axis=1) for end in ("_one", "_two"))
-    return sides_within_noise(one, two)
-
-
-def sides_within_noise(one: pd.DataFrame, two: pd.DataFrame) -> pd.Series:
-    """As `within_noise`, of the first and the second runs of the pairs, with `NOISE` and the throughput."""
     level = np.full(len(one), (1 + noise.CONFIDENCE) / 2)
     reach = noise.pair_spread(one, two) * noise.quantiles(level, noise.fewest_freedom(one, two))
     apart = noise.log(two[metrics.RANK_BY] / one[metrics.RANK_BY]).abs()
@@ -156,17 +153,17 @@ class Matching:
     about many choices."""
 
     def __init__(self, rows: pd.DataFrame, names: Sequence[str] = SETTINGS) -> None:
-        self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in names}
-        self._varying = [name for name, codes in self._columns.items() if codes.size and codes.max() > 0]
+        columns = {name: pd.factorize(_kind(rows, name), use_na_sentinel=False)[0] for name in names}
+        self.varying = {name: codes for name, codes in columns.items() if codes.size and codes.max() > 0}
+        """A number for each row by setting, equal for rows that agree in it; only settings in which some differ."""
         self._rows = len(rows)
 
     def codes(self, but_for: Sequence[str]) -> NDArray[np.int64]:
         """A number for each row, equal for rows that agree in all settings except ``but_for``; unknown counts as a
         value."""
         joint_codes, size = np.zeros(self._rows, dtype=np.int64), 1
-        for name in self._varying:
+        for name, codes in self.varying.items():
             if name not in but_for:
-                codes = self._columns[name]
                 values = int(codes.max()) + 1
                 if size * values > _MOST_CODES:  # renumber densely
                     joint_codes = np.unique(joint_codes, return_inverse=True)[1].astype(np.int64)
@@ -188,6 +185,12 @@ class Matching:
         count = np.searchsorted(codes[two], codes[one], side="right") - first
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         return np.repeat(one, count), two[np.repeat(first, count) + within]
+
+
+def _kind(rows: pd.DataFrame, name: str) -> pd.Series:
+    """The column by whose values rows agree in a setting, see `USUAL`."""
+    degree, usual = USUAL.get(name, (None, None))
+    return rows[name] if degree not in rows else rows[name].where((rows[degree] > 1) & rows[name].notna(), usual)
 
 
 def ratio(pairs: pd.DataFrame, column: str) -> Ratio | None:

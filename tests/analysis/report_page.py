@@ -63,9 +63,8 @@ def answers(browser: Browser, queries: list[dict[str, Any]]) -> list[dict[str, A
       return {
         points: found.points, outOfMemory: found.outOfMemory, failed: found.failed, finished: found.finished,
         fits: found.fits, batch: found.batch, fasterAt: found.fasterAt, list: found.list.map(told),
-        rules: Answer.ruleCosts(part, found).map(({ name, count, best }) => [name, count, told(best)]),
-        values: Answer.bestAtEachValue(part, found).map(({ axis, values }) =>
-          [axis, values.map(({ value, count, best }) => [value, count, told(best)])]),
+        changes: found.best ? Answer.changes(part, found).map((row) =>
+          ({ ...row, run: row.run ? part.value("attempt_id", row.run.row) : null })) : [],
       };
     }))"""
     found: list[dict[str, Any]] = json.loads(browser.js(script, json.dumps(queries)))

@@ -9,26 +9,38 @@ import pandas as pd
 import pytest
 
 from analysis.rows import choice_costs, metrics, pairs
+from analysis.rows.stats import MIN_FOR_INTERVAL
 from tests.analysis.conftest import recorded_cohorts
+from tests.analysis.test_why_figures import labelled, point, run
+
+SPLITS: tuple[dict[str, Any], ...] = ({}, {"pp_split": "even"}, {"pp_schedule": "gpipe", "pp_split": "even"})
 
 
-def brute(frame: pd.DataFrame, axis: str, first: object, value: object) -> list[float]:
-    """Ratios of every pair, each compared setting by setting."""
+def differ_only_in(axis: str, one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether two rows agree in every setting but the axis and what may differ with it, setting by setting."""
+    free, _, needs = choice_costs.AXES[axis]
+    if needs and 1 in (one[needs], two[needs]):
+        return False
+    return all(same(name, one, two) for name in pairs.SETTINGS if name not in (axis, *free))
+
+
+def same(setting: str, one: dict[str, Any], two: dict[str, Any]) -> bool:
+    degree, usual = pairs.USUAL.get(setting, ("", ""))
+    plain = [bool(degree) and (row[degree] == 1 or pd.isna(row[setting])) for row in (one, two)]
+    ours, theirs = (usual if is_plain else row[setting] for is_plain, row in zip(plain, (one, two), strict=True))
+    return bool((pd.isna(ours) and pd.isna(theirs)) or ours == theirs)
+
+
+def brute(frame: pd.DataFrame, axis: str, first: object, value: object) -> list[tuple[float, float]]:
+    """Ratios of throughput and memory of every pair, each compared setting by setting."""
     rows: list[dict[str, Any]] = pairs.once(pairs.comparable(frame)).to_dict("records")
-    same = [name for name in pairs.SETTINGS if name not in (axis, *choice_costs.AXES[axis])]
-
-    def agree(one: object, two: object) -> bool:
-        return bool((pd.isna(one) and pd.isna(two)) or one == two)  # type: ignore[call-overload]
-
+    columns = (metrics.RANK_BY, metrics.memory_column(frame))
     ratios = []
     for one in (row for row in rows if row[axis] == first):
         for two in (row for row in rows if row[axis] == value):
-            if axis == "zero_stage" and 1 in (one["dp"], two["dp"]):
-                continue
-            if axis == "pp" and two["pp_schedule"] != ("1f1b" if first == 1 else one["pp_schedule"]):
-                continue
-            if all(agree(one[name], two[name]) for name in same):
-                ratios.append(two[metrics.RANK_BY] / one[metrics.RANK_BY])
+            if differ_only_in(axis, one, two):
+                rate, memory = (two[name] / one[name] for name in columns)
+                ratios.append((rate, memory))
     return ratios
 
 
@@ -42,12 +54,35 @@ def test_every_cost_is_that_of_the_pairs_found_one_by_one(slug: str, frame: pd.D
     assert not (slug.startswith("rehearsed") and told["axis"].isin(["tp", "cp"]).any())
     for row in told.to_dict("records"):
         ratios = brute(frame, row["axis"], row["first"], row["value"])
-        assert row["pairs"] == len(ratios), row
-        if ratios:
-            expected = (statistics.median(ratios), min(ratios), max(ratios))
-            assert (row["median"], row["low"], row["high"]) == pytest.approx(expected)
-        else:
-            assert pd.isna(row["median"])
+        rates = [rate for rate, _ in ratios]
+        memory = [ratio for _, ratio in ratios if not pd.isna(ratio)]
+        assert (row["pairs"], row["memory_pairs"]) == (len(rates), len(memory)), row
+        assert pd.notna(row["interval_low"]) == (len(rates) >= MIN_FOR_INTERVAL)
+        for prefix, found in (("", rates), ("memory_", memory)):
+            told_of = [row[f"{prefix}{name}"] for name in ("median", "low", "high")]
+            if found:
+                assert told_of == pytest.approx([statistics.median(found), min(found), max(found)])
+            else:
+                assert all(pd.isna(told_of))
+
+
+@pytest.mark.slow
+def test_layouts_of_other_kinds_of_context_parallelism_or_splits_are_no_pair() -> None:
+    """One stage agrees with the usual schedule and split, one rank of a sequence with ring attention."""
+    kinds = [{}, {"cp_kind": "ulysses"}, {"cp_kind": "ulysses", "recompute": "full"}]
+    rows = [run(point(dp=2, cp=2, **fields), place, 100.0 - 10 * place) for place, fields in enumerate(kinds)]
+    rows += [run(point(dp=4), 3, 200.0)]
+    rows += [run(point(dp=2, pp=2, **fields), 4 + place, 50.0 - place) for place, fields in enumerate(SPLITS)]
+    told = choice_costs.table(labelled(*rows)).set_index(["axis", "value"])
+    known = told[told["pairs"] > 0]["median"].to_dict()
+    expected = {
+        ("pp_schedule", "gpipe"): 48 / 49,
+        ("cp", 2): 0.5,
+        ("recompute", "full"): 80 / 90,
+        ("cp_kind", "ulysses"): 0.9,
+        ("pp", 2): 0.25,
+    }
+    assert known == pytest.approx(expected)
 
 
 def test_without_rows_there_are_no_choices(frame: pd.DataFrame) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from analysis.claims import pair_claims
 from analysis.figures import effects, efficiency
-from analysis.rows import by_degree
+from analysis.rows import by_degree, choice_costs
+from analysis.rows.stats import MIN_FOR_INTERVAL
 from tests.analysis.figure_texts import words
 from tests.analysis.test_study import study  # noqa: F401
 from tests.analysis.test_why_figures import GIB, labelled, point, run
@@ -32,20 +33,21 @@ def zero_pairs(ratio: float, count: int, **second: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def effect(table: pd.DataFrame, name: str) -> pd.Series:
-    [row] = [row for _, row in table.iterrows() if row["effect"] == name]
-    return row
+def cost(frame: pd.DataFrame, axis: str, value: object) -> pd.Series:
+    """What a value of an axis costs."""
+    return choice_costs.table(frame).set_index(["axis", "value"]).loc[(axis, value)]
 
 
 @pytest.mark.slow
-def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
-    table = effects.data(labelled(*zero_pairs(0.9, 8)))
-    found = effect(table, "ZeRO 0 → 1")
-    assert (found["pairs"], found["enough"]) == (8, True)
-    assert (found["throughput_ratio"], found["throughput_low"], found["throughput_high"]) == pytest.approx((0.9,) * 3)
-    assert (found["memory_ratio"], found["slower_share"]) == (0.5, 1.0)
+def test_costs_are_medians_over_pairs_of_whatever_batch() -> None:
+    frame = labelled(*zero_pairs(0.9, 8))
+    zero = cost(frame, "zero_stage", 1)
+    assert (zero["pairs"], zero["memory_pairs"], zero["memory_median"]) == (8, 8, 0.5)
+    assert zero[["median", "low", "high", "interval_low", "interval_high"]].tolist() == pytest.approx([0.9] * 5)
     # 1 → 2 of each recomputation, ZeRO stage and batch: the throughputs are equal.
-    assert effect(table, "micro-batch 1 → 2")["pairs"] == 4
+    assert cost(frame, "micro_batch_size", 2)["pairs"] == 4
+    assert effects.FIGURE.conclude is not None
+    assert effects.FIGURE.conclude(frame) == "By itself ZeRO 0 → 1 costs 10 % (0.90 to 0.90, n = 8 pairs)."
 
 
 @pytest.mark.slow
@@ -56,35 +58,33 @@ def test_recomputing_fewer_layers_is_a_choice_of_its_own() -> None:
         for kind, every, rate in kinds:
             fields = {"micro_batch_size": mbs, "global_batch_size": batch, "recompute": kind, "recompute_every": every}
             rows.append(run(point(dp=2, tp=2, **fields), len(rows), rate))
-    table = effects.data(labelled(*rows))
+    frame = labelled(*rows)
     ratios = {
-        "recompute none → full": 0.7,  # of all layers alone
-        "recompute none → norm+rope": 0.98,
-        "recompute all layers → 1 in 4": 9 / 7,
+        ("recompute", "full"): 0.7,  # of all layers alone
+        ("recompute", "norm+rope"): 0.98,
+        ("recompute_every", 4): 9 / 7,
     }
-    for name, expected in ratios.items():
-        assert effect(table, name)["pairs"] == 8
-        assert effect(table, name)["throughput_ratio"] == pytest.approx(expected)
+    for choice, expected in ratios.items():
+        found = cost(frame, *choice)
+        assert (found["pairs"], found["median"]) == (8, pytest.approx(expected))
 
 
 @pytest.mark.slow
 def test_runs_that_agree_in_everything_make_one_pair_not_many() -> None:
     rows = zero_pairs(0.9, 8)
     again = [row | {"experiment_id": f"seed-{i}", "attempt_id": f"seed-{i}"} for i, row in enumerate(rows)]
-    assert effect(effects.data(labelled(*rows, *again)), "ZeRO 0 → 1")["pairs"] == 8
+    assert cost(labelled(*rows, *again), "zero_stage", 1)["pairs"] == 8
 
 
 @pytest.mark.slow
-def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
-    frame = labelled(*zero_pairs(0.9, effects.FEWEST - 1))
-    found = effect(effects.data(frame), "ZeRO 0 → 1")
-    assert (found["pairs"], found["enough"]) == (effects.FEWEST - 1, False)
-    assert pd.isna(found["throughput_ratio"])
-    assert pd.isna(found["memory_ratio"])
-    more = labelled(*zero_pairs(0.9, 8))
-    [note] = [text for text in words(effects.draw(more)) if "Too few pairs" in text]
-    assert "cp 1 → 2 (0)" in " ".join(note.split())
-    assert any("ZeRO 0 → 1 (n = 8)" in text for text in words(effects.draw(more)))
+def test_the_figure_draws_every_value_that_has_a_pair() -> None:
+    frame = labelled(*zero_pairs(0.9, MIN_FOR_INTERVAL - 1))
+    assert pd.isna(cost(frame, "zero_stage", 1)["interval_low"])
+    assert "ZeRO 0 → 1 (n = 4)" in words(effects.draw(frame))
+    more = labelled(*zero_pairs(0.9, 8), run(point(tp=8), 99))
+    table = choice_costs.table(more)
+    drawn = {text for text in words(effects.draw(more)) if "(n = " in text}
+    assert len(drawn) == (table["pairs"] > 0).sum() < len(table)
 
 
 @pytest.mark.slow
@@ -94,9 +94,9 @@ def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
 def test_runs_of_other_drivers_devices_or_versions_are_no_pair(other: dict[str, str]) -> None:
     known = {"driver_version": "570.1", "device_name": "NVIDIA H200", "torch_version": "2.11.0"}
     rows = [row | known for row in zero_pairs(0.9, 8)]
-    assert effect(effects.data(labelled(*rows)), "ZeRO 0 → 1")["pairs"] == 8
+    assert cost(labelled(*rows), "zero_stage", 1)["pairs"] == 8
     moved = [row | (other if row["zero_stage"] == 1 else {}) for row in rows]
-    assert effect(effects.data(labelled(*moved)), "ZeRO 0 → 1")["pairs"] == 0
+    assert cost(labelled(*moved), "zero_stage", 1)["pairs"] == 0
     mixed = [row | (other if i // 2 % 2 else {}) for i, row in enumerate(rows)]
     mixed += [row | {"experiment_id": f"again-{i}"} for i, row in enumerate(mixed)]
     assert any(
@@ -109,21 +109,19 @@ def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
     rows = [run(point(dp=8), 0, 1000), run(point(dp=4, tp=2), 1, 700), run(point(dp=2, tp=4), 2, 350)]
     rows += [run(point(dp=4, pp=2), 3, 900), run(point(dp=4, pp=2, pp_schedule="gpipe"), 4, 800)]
     rows += [run(point(dp=4, tp=2, global_batch_size=32), 5, 600)]  # another batch: pairs with nothing
-    table = effects.data(labelled(*rows))
-    assert effect(table, "tp 1 → 2")["pairs"] == 1
-    assert effect(table, "tp 2 → 4")["pairs"] == 1
-    assert effect(table, "pp 1 → 2")["pairs"] == 1  # 1F1B's; GPipe is a choice of its own
-    assert effect(table, "GPipe → 1F1B")["pairs"] == 1
+    frame = labelled(*rows)
+    assert cost(frame, "tp", 2)[["pairs", "median"]].tolist() == [1, 0.7]
+    assert cost(frame, "tp", 4)[["pairs", "median"]].tolist() == [1, 0.35]
+    assert cost(frame, "pp", 2)[["pairs", "median"]].tolist() == [1, 0.9]  # 1F1B's; GPipe is a choice of its own
+    assert cost(frame, "pp_schedule", "gpipe")["pairs"] == 1
 
 
 @pytest.mark.slow
-def test_effects_of_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:  # noqa: F811
-    found = effect(effects.data(study), "ZeRO 0 → 1")
+def test_costs_in_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:  # noqa: F811
+    found = cost(study, "zero_stage", 1)
     claim = pair_claims.zero_one_matched(study).evidence
-    expected = f"{found['throughput_ratio']:.2f} (95 % interval {found['throughput_low']:.2f} to"
-    assert expected in claim
-    assert f"n = {found['pairs']}" in claim
-    assert effect(effects.data(study), "cp 1 → 2")["pairs"] == 0
+    assert f"{found['median']:.2f} (95 % interval {found['interval_low']:.2f} to" in claim
+    assert f"n = {found['pairs']:.0f}" in claim
 
 
 # Scaling efficiency

@@ -172,7 +172,7 @@ def test_the_conclusion_on_a_degree_is_of_the_costliest_step_that_most_models_ha
     table = pd.DataFrame(rows, columns=["workload", "degree", "rate"]).assign(series="s")
     table["lost_share"] = 1 - table["rate"] / table.groupby("workload")["rate"].shift()
     said = conclusions.of_degrees(table, "tp")
-    assert said == "tp 2 → 4 costs 29 % of the throughput of a device (median, n = 2 models, −33 % to −25 %)."
+    assert said == "tp 2 → 4: the fastest run is 29 % slower on each device (median, n = 2 models, −33 % to −25 %)."
     assert conclusions.of_degrees(table[table["degree"] == 4].assign(lost_share=None), "tp") is None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 import re
+import statistics
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,13 +16,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.rows import answer, metrics
+from analysis.rows import answer, choice_costs, metrics, pairs
 from analysis.rows.cohorts import Cohort
+from analysis.rows.frame_cache import cache_per_frame
 from results.statistics import ranking
 from sweep.__main__ import main as sweep_main
 from tests.analysis.browser import Browser
 from tests.analysis.compared import copy_drawn_sweeps
 from tests.analysis.report_page import RECORDED, STUDY, answers, built, cell, choose, opened, parts_of
+from tests.analysis.test_choice_costs import differ_only_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
 
@@ -68,19 +72,44 @@ def compare(part: Cohort, query: answer.Query, found: dict[str, Any]) -> None:
         same(there["rate"], here[metrics.RANK_BY])
         same(there["behind"], here["behind"])
     assert set(names(found["list"])) == {one["attempt_id"] for one in ours.layouts}
-    capacity = part.frame["device_memory_bytes"].min()
-    rules = list(
-        answer.rule_costs(ours, metrics.memory_column(part.frame), None if pd.isna(capacity) else float(capacity))
-    )
-    assert [rule[:2] for rule in found["rules"]] == [[name, count] for name, count, _ in rules]
-    for there, here in zip(found["rules"], rules, strict=True):
-        same(there[2]["rate"], here[2][metrics.RANK_BY])
-    values = answer.best_at_each_value(ours)
-    assert [axis for axis, _ in found["values"]] == list(values)
-    for axis, there in found["values"]:
-        assert [one[:2] for one in there] == [[value, count] for value, count, _ in values[axis]]
-        for one, (_, _, best) in zip(there, values[axis], strict=True):
-            same(one[2]["rate"], best[metrics.RANK_BY])
+    compare_changes(part, ours, found["changes"])
+
+
+@cache_per_frame
+def rows_of_cells(frame: pd.DataFrame) -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
+    """Every comparable row by model and size, and by its attempt."""
+    rows: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in pairs.comparable(frame).to_dict("records"):
+        rows.setdefault((row["workload"], row["world_size"]), {})[row["attempt_id"]] = row
+    return rows
+
+
+def compare_changes(part: Cohort, ours: answer.Answer, told: list[dict[str, Any]]) -> None:
+    """What another value costs beside the answer, against its pairs found one by one among all rows of the cell."""
+    if ours.best is None:
+        assert told == []
+        return
+    rows = rows_of_cells(part.frame)[ours.query.workload, ours.query.world_size]
+    best = rows[ours.best["attempt_id"]]
+    ties = {layout["attempt_id"] for layout in ours.ties}
+    alone: dict[tuple[str, object], list[str]] = {}
+    for axis, attempt in itertools.product(choice_costs.AXES, rows):
+        row = rows[attempt]
+        if row[axis] != best[axis] and not pd.isna(row[axis]) and differ_only_in(axis, best, row):
+            alone.setdefault((axis, str(row[axis])), []).append(attempt)
+    for one in told:
+        axis = one["axis"]
+        attempts = alone.pop((axis, one["value"]), [])
+        ratios = [rows[attempt][metrics.RANK_BY] / best[metrics.RANK_BY] for attempt in attempts]
+        assert (one["pairs"], one["first"]) == (len(ratios), str(best[axis]))
+        for name, pool in (("low", min), ("median", statistics.median), ("high", max)):
+            same(one.get(name), pool(ratios) if ratios else None)
+        assert one["tied"] == (bool(attempts) and ties.issuperset(attempts))
+        like = [name for name in ranking.LIKE if name != axis]
+        free = [layout["attempt_id"] for layout in ours.layouts if all(layout[n] == ours.best[n] for n in like)]
+        free = [attempt for attempt in free if str(rows[attempt][axis]) == one["value"]]
+        assert one["run"] == (free[0] if free else None)
+    assert not alone, "a pair is not on the page"
 
 
 def names(layouts: list[dict[str, Any]]) -> list[str]:

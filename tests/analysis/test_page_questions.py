@@ -55,8 +55,17 @@ def test_what_does_forbidding_tensor_parallelism_cost(study: Path, runs: pd.Data
     browser.click(cell("8.86B", 512))  # one click
     there = runs[runs["world_size"] == 512]
     without = there[there["tp"] == 1].iloc[0]["tokens_per_s_per_gpu"]
-    behind = 1 - without / there.iloc[0]["tokens_per_s_per_gpu"]
-    assert f"no tensor parallelism−{100 * behind:.1f} %" in browser.text("#rules").replace("\n", "")
+    best = there.iloc[0]
+    same = ["pp", "zero_stage", "micro_batch_size", "network_regime", "engine_version"]
+    alone = there[(there["tp"] == 1) & (there[same] == best[same]).all(axis=1)]
+    assert alone.empty
+    told = f"1no run differs in that alonebest run with it × {without / best['tokens_per_s_per_gpu']:.2f}"
+    assert f"tpagainst {best['tp']}{told}" in browser.text("#changes")
+    choose(browser, "f-net", "slow")  # and a choice: a node beyond
+    slow = there[there["network_regime"] == "slow"]
+    best = slow.iloc[0]
+    [beyond] = slow[(slow["tp"] == 16) & (slow[same] == best[same]).all(axis=1)]["tokens_per_s_per_gpu"]
+    assert f"16 × {beyond / best['tokens_per_s_per_gpu']:.2f}n = 1" in browser.text("#changes")
 
 
 def test_which_runs_failed_and_how(study: Path, browser: Browser) -> None:

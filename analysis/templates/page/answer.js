@@ -93,67 +93,36 @@ const Answer = (() => {
     return layouts;
   }
 
-  const is = (name, value) => (part, row) => part.value(name, row) === value;
-  /** @type {[string, (part: Part, row: number) => boolean][]} */
-  const RULES = [
-    ["data parallelism alone", (part, row) => ["tp", "cp", "pp", "ep"].every((axis) => (part.number(axis, row) ?? 1) === 1)],
-    ["no tensor parallelism", is("tp", 1)],
-    ["no pipeline", is("pp", 1)],
-    ["no context parallelism", is("cp", 1)],
-    ["ZeRO 0", is("zero_stage", 0)],
-    ["ZeRO 3", is("zero_stage", 3)],
-    ["micro-batch 1", is("micro_batch_size", 1)],
-    ["no recomputation", is("recompute", "none")],
-    ["not compiled", is("compile", "none")],
-  ];
-
   /**
-   * The answer's layouts that agree with its best in LIKE.
+   * What each value of each axis costs beside the best layout: ratios of throughput of the runs that differ from it in
+   * that axis, and in what makes room for it, alone, by the rules of analysis/rows/choice_costs.py. `run` is the best
+   * layout with the value, other choices free.
    * @param {Part} part
    * @param {Found} found
+   * @returns {ChoiceRow[]}
    */
-  function likeBest(part, found) {
-    return found.list.filter(({ place }) => LIKE.every((name) => text(part, name, place) === text(part, name, found.best.place)));
+  function changes(part, { best, cell, list, ties }) {
+    const { axes, same, codes } = part.settings, settings = [...same, ...Object.keys(codes)];
+    const value = (name, place) => part.value(name, part.row(place));
+    const key = (name, place) => codes[name]?.[place] ?? value(name, place);
+    const agrees = (names, place) => names.every((name) => key(name, place) === key(name, best.place));
+    return axes.flatMap(([axis, needs, ...free]) => {
+      const own = value(axis, best.place), fixed = settings.filter((name) => name !== axis && !free.includes(name));
+      if (own === null || (needs && value(needs, best.place) === 1)) return [];
+      const places = cell.layouts.filter((place) => !needs || value(needs, place) !== 1);
+      const others = [...new Set(places.map((place) => value(axis, place)))].filter((other) => other !== null && other !== own);
+      return others.sort((a, b) => (a < b ? -1 : 1)).map((other) => {
+        const alone = cell.layouts.filter((place) => value(axis, place) === other && agrees(fixed, place));
+        const ratios = alone.map((place) => part.rate(place) / best.rate).sort((a, b) => a - b), middle = (ratios.length - 1) / 2;
+        return {
+          axis, first: String(own), value: String(other), pairs: ratios.length, low: ratios[0], high: ratios[ratios.length - 1],
+          median: (ratios[Math.floor(middle)] + ratios[Math.ceil(middle)]) / 2,
+          tied: alone.length > 0 && alone.every((place) => ties.some((tie) => tie.place === place)),
+          run: list.find(({ place }) => value(axis, place) === other && agrees(LIKE.filter((name) => name !== axis), place)),
+        };
+      });
+    });
   }
 
-  /**
-   * Costs of rules: [{name, count, best}] for rules that some but not all layouts like the best follow.
-   * @param {Part} part
-   * @param {Found} found
-   */
-  function ruleCosts(part, found) {
-    const list = likeBest(part, found);
-    /** @type {[string, Layout[]][]} */
-    const rules = RULES.map(([name, keeps]) => [name, list.filter(({ row }) => keeps(part, row))]);
-    if (part.capacity !== null && list.some(({ place }) => part.memoryOf(place) !== null)) {
-      rules.push(["half the memory", list.filter(({ place }) => (part.memoryOf(place) ?? Infinity) <= part.capacity / 2)]);
-    }
-    return rules.filter(([, kept]) => kept.length > 0 && kept.length < list.length).map(([name, kept]) => ({ name, count: kept.length, best: kept[0] }));
-  }
-
-  const AXES = ["tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "zero_stage", "recompute", "pp_schedule"];
-
-  /**
-   * Best layouts by axis: [{axis, values: [{value, count, best}]}] for the axes that vary among layouts like the best.
-   * @param {Part} part
-   * @param {Found} found
-   */
-  function bestAtEachValue(part, found) {
-    const table = [];
-    for (const axis of AXES) {
-      /** @type {Map<Value, {value: Value, count: number, best: Layout}>} */
-      const groups = new Map();
-      for (const layout of likeBest(part, found)) {
-        const value = part.value(axis, layout.row);
-        if (value === null) continue;
-        const group = groups.get(value);
-        if (group) group.count++;
-        else groups.set(value, { value, count: 1, best: layout });
-      }
-      if (groups.size > 1) table.push({ axis, values: [...groups.values()].sort((a, b) => (a.value < b.value ? -1 : 1)) });
-    }
-    return table;
-  }
-
-  return { find, usualGroup, ruleCosts, bestAtEachValue, UNTIMED, ANY, FILTERS, LIKE };
+  return { find, usualGroup, changes, UNTIMED, ANY, FILTERS, LIKE };
 })();

@@ -23,6 +23,7 @@ class Part {
     this.memory = packed.memory;
     this.points = packed.points;
     this.choices = packed.choices;
+    this.settings = packed.settings;
     this.waiting = packed.waiting;
     this.columns = columns;
     /** @type {Ranked} */

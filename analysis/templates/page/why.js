@@ -1,11 +1,10 @@
 "use strict";
 
-/* Causes: the cost of each rule, the best run at each value of each axis, the effect of one choice by itself, and where
-   a step's time and the memory go. The first two follow the reader's limits; matched pairs cover the whole part
-   (analysis/rows/choice_costs.py). */
+/* Causes: what another value of each axis costs beside the answer, under the reader's limits; the same over the whole
+   part (analysis/rows/choice_costs.py); and where a step's time and the memory go. */
 const Why = (() => {
   const by = (id) => document.getElementById(id);
-  const AXIS_NAMES = { micro_batch_size: "micro-batch", num_microbatches: "micro-batches", zero_stage: "ZeRO", recompute: "recompute", pp_schedule: "schedule" };
+  const AXIS_NAMES = { micro_batch_size: "micro-batch", zero_stage: "ZeRO", recompute_every: "recompute one in", cuda_graph: "CUDA graph", pp_schedule: "schedule", cp_kind: "cp kind" };
   const empty = (...words) => element("p", { class: "empty" }, ...words);
 
   /**
@@ -16,67 +15,37 @@ const Why = (() => {
     const { part } = state;
     by("why").hidden = by("choices").hidden = part.isPlan;
     if (part.isPlan) return;
-    rules(state, found);
-    profile(part, found);
-    pairs(part);
+    matrix("changes", found.best ? Answer.changes(part, found) : [], "No run differs in that alone");
+    matrix("pairs", part.choices, "No pair");
     steps(part, found);
     memory(part, found);
   }
 
   /**
-   * @param {PageState} state
-   * @param {Found} found
+   * A matrix of axes by values: median ratio of pairs, their range as a bar on a logarithmic axis, and their number;
+   * beside it the best run with the value, if the rows have one. Axes without a pair are listed below.
+   * @param {string} id
+   * @param {ChoiceRow[]} rows
+   * @param {string} none What a value without a pair says.
    */
-  function rules(state, found) {
-    const { part, cell } = state, costs = Answer.ruleCosts(part, found);
-    const best = found.best;
-    by("rules-note").textContent = best ? `Best layout of ${cell.workload} on ${cell.size} ${part.noun} that keeps the rule, against the best of all (${Words.short(best.rate)} tokens/s), in its precision.` : "";
-    const paid = costs.filter(({ best: kept }) => kept.behind > 0).sort((a, b) => b.best.behind - a.best.behind);
-    const free = costs.filter(({ best: kept }) => kept.behind === 0);
-    const widest = Math.max(...paid.map(({ best: kept }) => kept.behind), 0.01);
-    const line = ({ name, count, best: kept }) => element("div", { class: "rule" },
-      element("span", {}, name), element("span", {}, element("i", { class: kept.tied ? "hb z" : "hb", style: `width:${(100 * kept.behind) / widest}%` })),
-      element("span", { class: "v" }, `−${Words.percent(kept.behind)}`),
-      element("span", { class: "t" }, `${part.layoutName(kept.place)} · best of ${count}${kept.tied ? " · a tie" : ""}`));
-    by("rules").replaceChildren(...(costs.length ? paid.map(line) : [empty("No rule divides these layouts: too few of them finished here.")]),
-      ...(free.length ? [element("p", { class: "free" }, element("b", {}, "Free: "), `${free.map(({ name }) => name).join(", ")}. The fastest layout keeps ${free.length === 1 ? "this rule" : "these rules"} already.`)] : []));
-  }
-
-  /**
-   * @param {Part} part
-   * @param {Found} found
-   */
-  function profile(part, found) {
-    const table = Answer.bestAtEachValue(part, found), most = Math.max(...table.map(({ values }) => values.length), 1);
-    const box = by("profile");
-    if (!table.length) return box.replaceChildren(empty("No axis varies among the layouts that are left."));
-    box.style.gridTemplateColumns = `max-content repeat(${most}, minmax(min-content, max-content))`;
-    const cells = table.flatMap(({ axis, values }) => [
-      element("div", { class: "rl" }, AXIS_NAMES[axis] ?? axis),
-      ...values.map(({ value, count, best }) => element("div", { class: "c", style: `--share:${Math.round(100 * (1 - best.behind))}%`, title: `${part.layoutName(best.place)}, best of ${count}` }, element("b", {}, String(value).replaceAll("_", " ")), element("small", {}, best.behind ? `−${Words.percent(best.behind, best.behind < 0.1 ? 1 : 0)}` : "best"))),
-      ...Array.from({ length: most - values.length }, () => element("div", {})),
-    ]);
-    return box.replaceChildren(...cells);
-  }
-
-  /**
-   * The matrix of axes by values: median ratio of pairs, their range as a bar on a logarithmic axis, and their number.
-   * @param {Part} part
-   */
-  function pairs(part) {
-    const rows = part.choices ?? [], known = rows.filter((row) => row.pairs);
-    if (!known.length) return by("pairs").replaceChildren(empty("No pair of runs agrees in everything but one choice. A grid that varies one axis at a time has them."));
+  function matrix(id, rows, none) {
+    const known = rows.filter((row) => row.pairs), bare = rows.filter(({ axis }) => !known.some((row) => row.axis === axis));
     const reach = Math.max(Math.log(2), ...known.map((row) => Math.abs(Math.log(row.median))));
     const at = (ratio) => Math.min(100, Math.max(0, 50 + (50 * Math.log(ratio)) / reach));
-    const cell = (row) => element("td", { class: "l" }, element("b", {}, row.value.replaceAll("_", " ")), row.pairs ? ` × ${Words.fixed(row.median, 2)}` : "",
+    const plain = (text) => text.replaceAll("_", " "), name = (axis) => AXIS_NAMES[axis] ?? axis;
+    const range = ({ pairs, low, high, tied }) => (pairs ? `${pairs > 1 ? `${Words.fixed(low, 2)} – ${Words.fixed(high, 2)}, ` : ""}n = ${pairs}${tied ? ", a tie" : ""}` : none.toLowerCase());
+    const free = (row) => Words.fixed(1 - row.run.behind, 2);
+    const cell = (row) => element("td", { class: "l" }, element("b", {}, plain(row.value)), row.pairs ? ` × ${Words.fixed(row.median, 2)}` : "",
       ...(row.pairs ? [element("span", { class: "axis" }, element("i", { class: `bar ${sign(row)}`, style: `left:${at(row.low)}%;width:${Math.max(0.6, at(row.high) - at(row.low))}%` }), element("i", { class: `dot ${sign(row)}`, style: `left:${at(row.median)}%` }))] : []),
-      element("small", {}, row.pairs ? `${Words.fixed(row.low, 2)} – ${Words.fixed(row.high, 2)}, n = ${row.pairs}` : "no pair"));
-    const line = (axis) => { const own = rows.filter((row) => row.axis === axis); return element("tr", {}, element("th", { scope: "row", class: "l" }, AXIS_NAMES[axis] ?? axis, element("small", {}, `against ${own[0].first.replaceAll("_", " ")}`)), ...own.map(cell)); };
-    return by("pairs").replaceChildren(element("table", {}, element("tbody", {}, ...[...new Set(rows.map((row) => row.axis))].map(line))));
+      element("small", {}, range(row)), element("small", {}, row.run ? `best run with it × ${free(row)}` : ""));
+    const line = (axis) => { const own = rows.filter((row) => row.axis === axis); return element("tr", {}, element("th", { scope: "row", class: "l" }, name(axis), element("small", {}, `against ${plain(own[0].first)}`)), ...own.map(cell)); };
+    by(id).replaceChildren(
+      element("table", {}, element("tbody", {}, ...[...new Set(known.map((row) => row.axis))].map(line))),
+      bare.length || !rows.length ? element("p", { class: "note" }, rows.length ? `${none}${bare.some(({ run }) => run) ? " (in brackets the best run with it)" : ""}: ${bare.map((row) => `${name(row.axis)} ${plain(row.value)}${row.run ? ` (× ${free(row)})` : ""}`).join(", ")}.` : "No axis varies among the layouts that finished here.") : "");
   }
 
-  /** Whether all pairs lose, all gain, or neither. */
-  const sign = ({ low, high }) => (high < 1 ? "loss" : low > 1 ? "gain" : "even");
+  /** Whether all pairs lose, all gain, or neither; a tie is neither. */
+  const sign = ({ low, high, tied }) => (tied ? "even" : high < 1 ? "loss" : low > 1 ? "gain" : "even");
 
   const KINDS = [
     ["matmul", "breakdown_matmul_s"], ["attention", "breakdown_attention_s"], ["memory-bound", "breakdown_memory_bound_s"], ["exposed communication", "breakdown_comm_exposed_s"],

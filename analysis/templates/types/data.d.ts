@@ -241,6 +241,7 @@ interface PackedPart {
   /** Ranked layouts; missing for a plan. */
   ranked?: Ranked;
   choices?: ChoiceRow[];
+  settings?: Settings;
   waiting: WaitingPoints[];
 }
 
@@ -281,7 +282,17 @@ interface Ranked {
   sources: string[];
 }
 
-/** What a value of an axis costs: analysis/rows/choice_costs.py. */
+/** How layouts that differ in one axis alone are found: analysis/index_page/page_data.py. */
+interface Settings {
+  /** Name, the degree that must be above 1, and the settings that may differ with the axis. */
+  axes: [string, string | null, ...string[]][];
+  /** Columns in which layouts must agree. */
+  same: string[];
+  /** Codes by ranked layout in which they must agree, too. */
+  codes: Record<string, number[]>;
+}
+
+/** What a value of an axis costs: analysis/rows/choice_costs.py, and `Answer.changes` beside the answer. */
 interface ChoiceRow {
   axis: string;
   first: string;
@@ -290,4 +301,8 @@ interface ChoiceRow {
   median: number | null;
   low: number | null;
   high: number | null;
+  /** Whether its runs are within noise of the answer. */
+  tied?: boolean;
+  /** The best layout with the value, other choices free. */
+  run?: Layout;
 }
