@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.explorer import closed_forms, failed_logs, row_data, row_series, traces
 from analysis.explorer.model_data import models_json
 from analysis.page.embed import deflated
-from analysis.page.render import source
+from analysis.page.render import compact_script, source
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults
 
@@ -38,7 +38,7 @@ MODELS = (
 @cache
 def late() -> dict[str, str]:
     """Variable ``runs`` of ``explorer/runs.html``: the deflated scripts ``echarts`` and ``models``."""
-    models = [source(PYTHON), closed_forms.page_script(), *map(source, MODELS)]
+    models = [compact_script(PYTHON), closed_forms.page_script(), *map(compact_script, MODELS)]
     return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(models))}
 
 

@@ -17,7 +17,7 @@ from analysis.explorer import plan_rows, row_data
 from analysis.index_page import headlines, page_data
 from analysis.page import sentences, tables
 from analysis.page.embed import deflated
-from analysis.page.render import Page, PageTable, Parts, Section, SideBySide, compact_style, source
+from analysis.page.render import Page, PageTable, Parts, Section, SideBySide, compact_script, compact_style
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults
@@ -74,8 +74,8 @@ def scripts(embedded: dict[str, Any]) -> Parts:
     whole = [name for name in runs.SCRIPTS if name not in _BOOT] + [f"page/{name}.js" for name in _OWN]
     return Parts(
         styles=[compact_style(name) for name in ("page/colours.css", "page/page.css", *runs.STYLES)],
-        scripts=[source(name) for name in _BOOT],
-        late={"page-scripts": deflated("\n".join(source(name) for name in whole)), "data": deflated(embedded)},
+        scripts=[compact_script(name) for name in _BOOT],
+        late={"page-scripts": deflated("\n".join(map(compact_script, whole))), "data": deflated(embedded)},
         runs=runs.late(),
     )
 

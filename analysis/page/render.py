@@ -164,5 +164,13 @@ def compact_style(name: str) -> str:
     return "".join(piece if place % 2 else signs.sub(r"\1", piece) for place, piece in enumerate(pieces)).strip()
 
 
+def compact_script(name: str) -> str:
+    """A script below ``templates/`` without comments that begin a line, empty lines and indentation. Texts in
+    backticks over several lines are HTML, in which indentation means nothing."""
+    comment = re.compile(r"^\s*(?://[^\n]*|/\*(?:(?!\*/).)*\*/)\s*$", re.MULTILINE | re.DOTALL)
+    lines = comment.sub("", source(name)).split("\n")
+    return "\n".join(filter(None, map(str.strip, lines)))
+
+
 def style_sheet() -> str:
     return source("report.css")
