@@ -75,14 +75,13 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
                 one, two = matching.pairs(
                     enough & (rows[name] == first), enough & (rows[name] == value), [name, *axis.free]
                 )
-                ratios = _ratios(rates[two] / rates[one], peaks[two] / peaks[one])
-                found.append({"axis": name, "first": first, "value": value} | ratios)
-    return pd.DataFrame(found, columns=[*COLUMNS])
+                of_pairs = _ratios(rates[two] / rates[one], peaks[two] / peaks[one])
+                found.append({"axis": name, "first": first, "value": value} | of_pairs)
+    ratios = [name for name in COLUMNS[4:] if name != "memory_pairs"]
+    return pd.DataFrame(found, columns=[*COLUMNS]).astype(dict.fromkeys(ratios, float))
 
 
-def _ratios(
-    speed: np.ndarray[Any, np.dtype[np.float64]], memory: np.ndarray[Any, np.dtype[np.float64]]
-) -> dict[str, Any]:
+def _ratios(speed: NDArray[np.float64], memory: NDArray[np.float64]) -> dict[str, Any]:
     known, memory = supported_median(speed), memory[np.isfinite(memory)]
     return {
         "pairs": len(speed),

@@ -113,32 +113,18 @@ def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.
 
 
 def best_against_best(rows: pd.DataFrame, column: str, before: object, after: object) -> pd.DataFrame:
-    """The fastest row with ``before`` in ``column`` (``_one``) beside the fastest with ``after`` (``_two``), for each
-    workload, number of devices, tokens per step and network regime.
+    """Throughput of the fastest row with ``before`` in ``column`` (``_one``) and of the fastest with ``after``
+    (``_two``), for each workload, number of devices, tokens per step and network regime.
 
-    All other choices are free: this is the effect for a user who tunes them anew. `matched` gives the effect of the one
-    choice alone.
+    All other choices are free, so the two differ by more than the column: not what the choice costs, see `matched`.
     """
-    kept = list(dict.fromkeys([*_CELL, column, metrics.RANK_BY, *NOISE]))
-    sorted_rows = _fastest_first(rows)[[*kept, "_cell"]]
-    one, two = (sorted_rows[sorted_rows[column].isin([value])].drop_duplicates("_cell") for value in (before, after))
-    both = one.merge(two.drop(columns=_CELL), on="_cell", suffixes=("_one", "_two"))
-    return both.drop(columns="_cell")
-
-
-@cache_per_frame
-def _fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """``rows`` by throughput, with a number in ``_cell`` for each combination of `_CELL`; an unknown network regime is
-    one of its values."""
-    regime = rows["network_regime"].astype(object)
-    rows = rows.assign(network_regime=regime.where(regime.notna(), "–"))
-    rows = rows.assign(_cell=rows.groupby(_CELL, dropna=False, sort=False).ngroup())
-    sorted_rows: pd.DataFrame = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
-    return sorted_rows
+    fastest = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")[[*_CELL, column, metrics.RANK_BY]]
+    one, two = (fastest[fastest[column] == value].drop_duplicates(_CELL) for value in (before, after))
+    return one.merge(two, on=_CELL, suffixes=("_one", "_two"))
 
 
 def within_noise(pairs: pd.DataFrame) -> pd.Series:
-    """Which pairs (of `matched` or `best_against_best`) differ in throughput by no more than noise explains in 95 % of
+    """Which pairs (of `matched`) differ in throughput by no more than noise explains in 95 % of
     pairs without a true difference; NA if the noise is unknown."""
     names = [metrics.RANK_BY, *NOISE]
     one, two = (pairs[[f"{name}{end}" for name in names]].set_axis(names, axis=1) for end in ("_one", "_two"))

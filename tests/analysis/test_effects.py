@@ -81,6 +81,7 @@ def test_the_figure_draws_every_value_that_has_a_pair() -> None:
     frame = labelled(*zero_pairs(0.9, MIN_FOR_INTERVAL - 1))
     assert pd.isna(cost(frame, "zero_stage", 1)["interval_low"])
     assert "ZeRO 0 → 1 (n = 4)" in words(effects.draw(frame))
+    assert effects.FIGURE.conclude is not None and effects.FIGURE.conclude(frame) is None
     more = labelled(*zero_pairs(0.9, 8), run(point(tp=8), 99))
     table = choice_costs.table(more)
     drawn = {text for text in words(effects.draw(more)) if "(n = " in text}

@@ -98,7 +98,8 @@ def compare_changes(part: Cohort, ours: answer.Answer, told: list[dict[str, Any]
         if row[axis] != best[axis] and not pd.isna(row[axis]) and differ_only_in(axis, best, row):
             alone.setdefault((axis, str(row[axis])), []).append(attempt)
     for one in told:
-        axis = one["axis"]
+        axis, needs = one["axis"], choice_costs.AXES[one["axis"]].needs
+        assert needs is None or best[needs] > 1
         attempts = alone.pop((axis, one["value"]), [])
         ratios = [rows[attempt][metrics.RANK_BY] / best[metrics.RANK_BY] for attempt in attempts]
         assert (one["pairs"], one["first"]) == (len(ratios), str(best[axis]))
