@@ -173,7 +173,7 @@ def _table(
     table = plain_table(title=f"\n{title}")
     table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
-    processes = "GPUs" if plan.config.cluster.backend == "cuda" else "processes"
+    processes = "processes" if plan.config.cluster.backend == "cpu" else "GPUs"
     interval = ["90 %"] if any(_interval(point) for point in rows) else []
     for name in (processes, "tokens/s/GPU", *interval, "MFU %", "GiB", *([extra] if extra else [])):
         table.add_column(name, justify="right", no_wrap=name == "90 %")
