@@ -94,7 +94,7 @@ def print_best(
     timed = any(point.time is not None for point in rows)
     if timed and (note := mfu_note((point.experiment.precision for point in rows), plan.config.cluster)):
         console.print(note, highlight=False, markup=False)
-    if timed and plan.power.source is not None:
+    if timed and not verdicts and plan.power.source is not None:
         console.print(f"J/token: {plan.power.source}", highlight=False, markup=False)
     if len(rows) < len(shown):
         console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
@@ -177,7 +177,8 @@ def _table(
     table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
     processes = "processes" if plan.config.cluster.backend == "cpu" else "GPUs"
-    energy = ["J/token"] if plan.power.is_known and any(point.time is not None for point in rows) else []
+    energetic = plan.power.is_known and not reasons and any(point.time is not None for point in rows)
+    energy = ["J/token"] if energetic else []
     interval = ["90 %"] if any(_interval(point) for point in rows) else []
     for name in (processes, "tokens/s/GPU", *interval, "MFU %", "GiB", *([extra] if extra else []), *energy):
         table.add_column(name, justify="right", no_wrap=name == "90 %")
