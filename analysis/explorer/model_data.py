@@ -61,6 +61,14 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     }
 
 
+def power_limit_w(device: str | None, conf: Path = CONF) -> float | None:
+    """The power limit of a device in its shipped file, by the name that the driver reports; None: not known."""
+    for fields in map(_read, _files(conf, "device")):
+        if device is not None and device in (fields["name"], *fields["driver_names"]):
+            return None if fields.get("power_w") is None else float(fields["power_w"])
+    return None
+
+
 def _described(cluster: ClusterSpec) -> dict[str, Any]:
     return {
         "name": cluster.name,

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.explorer import plan_rows, row_data
+from analysis.explorer.model_data import power_limit_w
 from analysis.index_page import next_runs
 from analysis.rows import choice_costs, labels, metrics, pairs
 from analysis.rows.cohorts import Cohort
@@ -68,6 +69,7 @@ def _part(part: Cohort, first: int, results: LoadedResults) -> dict[str, Any]:
         "noun": "GPUs" if "backend" not in frame else labels.device_noun(frame),
         "workloads": labels.workload_order(frame) if "num_params" in frame else list(frame["workload"].unique()),
         "device": _device(frame),
+        "power_limit_w": power_limit_w(_device(frame)),
         "capacity": capacity(frame),
     }
     if part.slug == plan_rows.SLUG:

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sweep.advising.question import Goal, Question
+from sweep.advising.question import OBJECTIVES, Goal, Question
 from sweep.advising.ranking import Peak, Ranked, RankedLayout, Ranking
 from sweep.advising.space import LayoutSpace, space_of
 from sweep.advising.times import Times
-from sweep.predicting.known import Known
+from sweep.predicting.known import Known, known_of
+from sweep.predicting.power import Power
+from workloads.spec.checks import choice
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 
@@ -47,6 +49,8 @@ class GoalAnswer:
     """Layout on the fewest devices that reaches the goal also at the slow end of its prediction."""
     cheapest: Costed | None
     """Layout with the fewest device-hours of those that reach the goal."""
+    soonest: Costed | None
+    """Layout with the fewest days; None also if the question does not optimise time."""
     sizes: tuple[int, ...]
     """Numbers of devices for which some layout obeys the rules."""
 
@@ -60,32 +64,59 @@ class Advice:
     limit_bytes: int
     """Limit for the closed form of memory: usable bytes without the workspace of matrix products."""
     times: Times
+    power: Power
+    optimise: str | None
+    """One of `OBJECTIVES`, by which layouts are ranked over all numbers of devices; None: each number has its own."""
     sizes: tuple[SizeAnswer, ...]
     """Answers for every number of devices for which some layout obeys the rules; empty for an inverse question."""
     goal: GoalAnswer | None
+    top: int
+    """Number of layouts of each number of devices, and of `ranked`."""
 
     @property
     def best(self) -> tuple[RankedLayout, ...]:
         """All layouts that the answer names, each once."""
-        layouts = [one for size in self.sizes for one in size.ranked.best]
+        layouts = [one for size in self.sizes for one in size.ranked.best] if self.optimise is None else [*self.ranked]
         if self.goal is not None:
-            costed = (self.goal.fewest, self.goal.surely, self.goal.cheapest)
+            costed = (self.goal.fewest, self.goal.surely, self.goal.cheapest, self.goal.soonest)
             layouts += [one.ranked_layout for one in costed if one is not None]
         return tuple({one.experiment.id: one for one in layouts}.values())
 
+    @property
+    def ranked(self) -> tuple[RankedLayout, ...]:
+        """The best layouts of all numbers of devices by the objective, best first; empty without one.
 
-def answer(question: Question, top: int = TOP, known: Known | None = None) -> Advice:
+        The power of a device is the same for all layouts, so energy and cost both follow the device-hours of a token.
+        """
+        if self.optimise is None:
+            return ()
+        by_time = self.optimise == "time"
+
+        def amount(one: RankedLayout) -> float:
+            return one.time.step_time_s if by_time else 1 / one.tokens_per_s_per_device
+
+        layouts = [one for size in self.sizes for one in size.ranked.best]
+        return tuple(sorted(layouts, key=lambda one: (amount(one), one.experiment.id))[: self.top])
+
+
+def answer(question: Question, top: int = TOP, known: Known | None = None, optimise: str | None = None) -> Advice:
     """Answers a question. ``known``: measurements on the cluster; None: read the question's results folder.
+    ``optimise``: one of `OBJECTIVES`, by which the layouts of all numbers of devices are ranked together.
 
-    Raises `InvalidSweep` if no layout obeys the rules, or if a device has too little memory for anything.
+    Raises `InvalidSweep` if no layout obeys the rules, if a device has too little memory for anything, or for energy if
+    the power of the device is not known.
     """
+    known = known_of(question.config) if known is None else known
+    power = Power.of(question.cluster, known.power)
+    if optimise is not None:
+        _check_objective(optimise, question, power)
     usable, workspace = question.cluster.usable_bytes, question.cluster.device.workspace_bytes
     assert usable is not None
     space, times = space_of(question), Times.of(question, known)
     ranking = Ranking(space, times, usable - workspace)
     goal, sizes = None, []
     if question.goal is not None:
-        goal = _for_goal(ranking, question.goal)
+        goal = _for_goal(ranking, question.goal, soonest=optimise == "time")
     else:
         there = {int(size) for size in space.size}
         for size in (size for size in question.sizes if size in there):
@@ -97,6 +128,9 @@ def answer(question: Question, top: int = TOP, known: Known | None = None) -> Ad
         may_fit=len(ranking.rows),
         limit_bytes=usable - workspace,
         times=times,
+        power=power,
+        optimise=optimise,
+        top=top,
         sizes=tuple(sizes),
         goal=goal,
     )
@@ -113,7 +147,17 @@ def costed(ranked_layout: RankedLayout, goal: Goal) -> Costed:
     )
 
 
-def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
+def _check_objective(optimise: str, question: Question, power: Power) -> None:
+    choice("advise: optimise", optimise, OBJECTIVES)
+    if optimise == "energy" and not power.is_known:
+        device = question.cluster.device.name
+        raise InvalidSweep(
+            f"advise: optimise=energy: the power of {device} is not known, neither from a measured row in "
+            f"{question.config.results_dir} nor as power_w in its device file; give cluster.device.power_w=700"
+        )
+
+
+def _for_goal(ranking: Ranking, goal: Goal, *, soonest: bool) -> GoalAnswer:
     """Tries sizes from the smallest on, and skips those that cannot reach the goal by their bound.
 
     More devices cost more device-hours in nearly all cases, but not always: a larger cluster may do without
@@ -138,7 +182,27 @@ def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
             surely = surely or (one if one.slow_days <= goal.days else None)
             if cheapest is None or one.device_hours < cheapest.device_hours:
                 cheapest = one
-    return GoalAnswer(goal=goal, fewest=fewest, surely=surely, cheapest=cheapest, sizes=sizes)
+    return GoalAnswer(
+        goal=goal,
+        fewest=fewest,
+        surely=surely,
+        cheapest=cheapest,
+        soonest=_soonest(ranking, goal, sizes) if soonest and fewest is not None else None,
+        sizes=sizes,
+    )
+
+
+def _soonest(ranking: Ranking, goal: Goal, sizes: Sequence[int]) -> Costed | None:
+    """The layout with the fewest days. Sizes are tried in the order of their bounds, until none is left that may be
+    faster."""
+    best: Costed | None = None
+    for bound_s, size in sorted((ranking.bound_s(size), size) for size in sizes):
+        if best is not None and bound_s >= best.ranked_layout.time.step_time_s:
+            break
+        for layout in ranking.best(size, 1).best:
+            one = costed(layout, goal)
+            best = one if best is None or one.days < best.days else best
+    return best
 
 
 def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str]:

@@ -7,12 +7,14 @@ from typing import Any
 
 from sweep.advising.answer import Advice, Costed, settling_words
 from sweep.advising.ranking import RankedLayout
+from sweep.composing.planned_only import planned_only
+from sweep.planning.facts import power_facts
 from sweep.planning.mfu import mfu_note, predicted_mfu
 from sweep.planning.price import price
 from sweep.planning.summary import layout
 from workloads.rules.engine_kinds import engine_lacks
 
-_GOAL = ("fewest", "surely", "cheapest")
+_GOAL = ("fewest", "surely", "cheapest", "soonest")
 
 
 def advice_facts(answer: Advice) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
     Memory is that of one device, with the workspace of matrix products. None: unknown, or not asked for.
     """
     q, goal = answer.question, answer.goal
-    can_run = bool(answer.best) and not engine_lacks(q.model, q.precision)
+    can_run = bool(answer.best) and not engine_lacks(q.model, q.precision) and not q.cluster.is_planned_only
     return {
         "model": q.model.name,
         "cluster": q.cluster.name,
@@ -40,9 +42,13 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         "limit_bytes": q.cluster.usable_bytes,
         "price_per_gpu_hour": q.price,
         "price_source": q.price_source if q.price is not None else None,
+        "optimise": answer.optimise,
+        **power_facts(answer.power),
+        "power_from": answer.power.source,
         "times_from": answer.times.source,
         "note": mfu_note([q.precision], q.cluster),
         "engine_lacks": list(engine_lacks(q.model, q.precision)),
+        "planned_only": planned_only(q.cluster),
         "search_gpu_hours": search_hours(answer) if can_run else None,
         "search_command": shlex.join(["python", "-m", "sweep", "search", *settling_words(q, answer.best)])
         if can_run
@@ -58,7 +64,13 @@ def search_hours(answer: Advice) -> float:
 
 
 def layouts_of(answer: Advice) -> list[tuple[RankedLayout, dict[str, Any]]]:
-    """The fastest layouts of each number of devices, best first, with their numbers. Empty for an inverse question."""
+    """The fastest layouts of each number of devices, best first, with their numbers; with an objective the best of all
+    numbers of devices. Empty for an inverse question."""
+    if answer.optimise is not None:
+        return [
+            (ranked, {"gpus": ranked.experiment.world_size, "place": place, **_numbers(answer, ranked)})
+            for place, ranked in enumerate(answer.ranked, start=1)
+        ]
     return [
         (ranked, {"gpus": one.ranked.size, "place": place, **_numbers(answer, ranked)})
         for one in answer.sizes
@@ -83,8 +95,8 @@ def sizes_of(answer: Advice) -> list[dict[str, Any]]:
 
 def goal_of(answer: Advice) -> list[tuple[RankedLayout, dict[str, Any]]]:
     """The layouts that reach the goal of an inverse question, each with the ``choice`` that it is: on the fewest
-    devices (``fewest``), also at the slow end of its prediction (``surely``), and of the least device-hours
-    (``cheapest``)."""
+    devices (``fewest``), also at the slow end of its prediction (``surely``), of the least device-hours and so of the
+    least energy (``cheapest``), and of the fewest days (``soonest``, only if time is optimised)."""
     goal = answer.goal
     if goal is None:
         return []
@@ -94,7 +106,7 @@ def goal_of(answer: Advice) -> list[tuple[RankedLayout, dict[str, Any]]]:
 
 def _numbers(answer: Advice, ranked: RankedLayout) -> dict[str, Any]:
     q, time, rate = answer.question, ranked.time, ranked.tokens_per_s_per_device
-    parts = answer.times.shares(ranked.experiment)
+    parts, energy = answer.times.shares(ranked.experiment), answer.power.joules_per_token(rate)
     return {
         "layout": layout(ranked.experiment),
         "predicted_tokens_per_s_per_gpu": rate,
@@ -105,6 +117,8 @@ def _numbers(answer: Advice, ranked: RankedLayout) -> dict[str, Any]:
         "predicted_step_time_high_s": time.high_s,
         "predicted_mfu": predicted_mfu(q.model, q.seq_len, q.precision, rate, q.cluster),
         "predicted_peak_bytes": ranked.memory.peak_bytes + q.cluster.device.workspace_bytes,
+        "predicted_energy_per_token_j": energy.measured,
+        "predicted_energy_per_token_at_most_j": energy.most,
         "work_share": parts.work,
         "pipeline_share": parts.fill,
         "traffic_share": parts.traffic,
@@ -114,6 +128,7 @@ def _numbers(answer: Advice, ranked: RankedLayout) -> dict[str, Any]:
 
 def _cost(answer: Advice, one: Costed) -> dict[str, Any]:
     time, price_per_hour = one.ranked_layout.time, answer.question.price
+    energy = answer.power.mwh(one.device_hours)
     return {
         "gpus": one.ranked_layout.experiment.world_size,
         "days": one.days,
@@ -121,5 +136,7 @@ def _cost(answer: Advice, one: Costed) -> dict[str, Any]:
         "days_high": one.slow_days,
         "gpu_hours": one.device_hours,
         "price": one.device_hours * price_per_hour if price_per_hour is not None else None,
+        "energy_mwh": energy.measured,
+        "energy_at_most_mwh": energy.most,
         **_numbers(answer, one.ranked_layout),
     }

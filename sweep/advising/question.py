@@ -26,6 +26,8 @@ LAYOUT_AXES = (
     *("recompute_every", "pp_schedule", "virtual_stages", "cp_kind"),
 )
 """Axes that are searched; each may be restricted: ``tp=[1,2,4,8]``."""
+OBJECTIVES = ("time", "energy", "cost")
+"""What ``optimise`` may rank layouts by: days, joules of a token, device-hours of a token."""
 MOST_DEVICES = 65_536
 MOST_SIZES = 2_048
 DEFAULT_MOST = 2_048

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,8 +15,10 @@ from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settli
 from sweep.advising.facts import search_hours
 from sweep.advising.question import Question
 from sweep.advising.ranking import RankedLayout
+from sweep.composing.planned_only import planned_only
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.summary import layout
+from sweep.predicting.power import JOULES
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import engine_lacks
 from workloads.spec.experiment import ENGINE
@@ -24,6 +27,10 @@ ALIKE = 0.02
 """Layouts whose predicted times differ by up to this share count as equally fast."""
 
 _LEAST_SHARE = 0.005
+_MOST_NAMED = 8
+"""Most numbers of devices that a title names."""
+_LEAST = {"time": "time", "energy": "energy a token", "cost": "GPU-hours a token"}
+_SAME_POWER = "energy and cost rank alike: every layout is taken to draw the same power a device"
 
 
 def print_answer(answer: Advice, console: Console) -> None:
@@ -45,7 +52,10 @@ def print_answer(answer: Advice, console: Console) -> None:
         f"{q.cluster.device.name}"
     )
     for size in answer.sizes:
-        _print_size(answer, size, console)
+        if answer.optimise is None or not size.ranked.best:
+            _print_size(answer, size, console)
+    if answer.ranked:
+        _print_ranked(answer, console)
     if answer.goal is None and (without := sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes})):
         say(
             f"no layout obeys the rules on {', '.join(f'{size:,}' for size in without)} GPUs: dp * micro_batch_size "
@@ -55,6 +65,8 @@ def print_answer(answer: Advice, console: Console) -> None:
         _print_goal(answer, answer.goal, console)
     if note := mfu_note([q.precision], q.cluster):
         say(note)
+    if answer.best and answer.power.source is not None:
+        say(f"energy of the devices alone, at the predicted speed: {answer.power.source}")
     say(
         f"times: {answer.times.source}; memory: the closed form, with {format_bytes(_workspace(q))} for matrix products"
     )
@@ -98,14 +110,7 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
             least = f"; {layout(experiment)} needs least: {needs}"
         console.print(f"\n{ranked.size:,} GPUs: nothing fits{least}", markup=False, highlight=False, soft_wrap=True)
         return
-    table = plain_table(title=f"\n{title}")
-    for name in ("tokens/s/GPU", "90 %", "step", "MFU %", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("layout")
-    table.add_column("where the time goes")
-    for ranked_layout in ranked.best:
-        _add_row(table, answer, ranked_layout)
-    console.print(table)
+    console.print(_table(answer, ranked.best, title))
     tied = [one for one in ranked.best if one.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
     if len(tied) > 1:
         console.print(
@@ -114,14 +119,44 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
         )
 
 
+def _print_ranked(answer: Advice, console: Console) -> None:
+    """Print the best layouts of all numbers of devices by the objective."""
+    assert answer.optimise is not None
+    sizes = [one.ranked.size for one in answer.sizes]
+    on = f"{', '.join(f'{size:,}' for size in sizes)} GPUs"
+    if len(sizes) > _MOST_NAMED:
+        on = f"{len(sizes):,} numbers of GPUs, {sizes[0]:,} to {sizes[-1]:,}"
+    console.print(_table(answer, answer.ranked, f"least {_LEAST[answer.optimise]} first, on {on}"))
+    if answer.optimise != "time":
+        console.print(_SAME_POWER, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(answer: Advice, layouts: Sequence[RankedLayout], title: str) -> Table:
+    """Layouts with their numbers; with an objective also their number of devices and device-hours."""
+    table = plain_table(title=f"\n{title}")
+    sized = ["GPUs"] if answer.optimise is not None else []
+    cost = ["GPU-h/10⁹"] if answer.optimise == "cost" else []
+    energy = ["J/token"] if answer.power.is_known else []
+    for name in (*sized, "tokens/s/GPU", "90 %", "step", "MFU %", "GiB", *energy, *cost):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout")
+    table.add_column("where the time goes")
+    for ranked_layout in layouts:
+        _add_row(table, answer, ranked_layout)
+    return table
+
+
 def _add_row(table: Table, answer: Advice, ranked_layout: RankedLayout) -> None:
     q, time, rate = answer.question, ranked_layout.time, ranked_layout.tokens_per_s_per_device
     table.add_row(
+        *([f"{ranked_layout.experiment.world_size:,}"] if answer.optimise is not None else []),
         f"{rate:,.0f}",
         f"{rate * time.step_time_s / time.high_s:,.0f} to {rate * time.step_time_s / time.low_s:,.0f}",
         f"{time.step_time_s:.3g} s",
         mfu_cell(q.model, q.seq_len, q.precision, rate, q.cluster),
         f"{(ranked_layout.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
+        *([answer.power.joules_per_token(rate).cell(JOULES)] if answer.power.is_known else []),
+        *([f"{1e9 / rate / 3600:.1f}"] if answer.optimise == "cost" else []),
         escape(layout(ranked_layout.experiment)),
         where_time_goes(answer, ranked_layout),
     )
@@ -151,11 +186,15 @@ def _print_goal(answer: Advice, goal: GoalAnswer, console: Console) -> None:
         return
     say(f"{wanted}, {looked}:")
     table = plain_table()
-    for name in ("", "GPUs", "days", "90 %", "GPU-hours", *(["money"] if answer.question.price is not None else [])):
+    money = ["money"] if answer.question.price is not None else []
+    for name in ("", "GPUs", "days", "90 %", "GPU-hours", *money, *(["MWh"] if answer.power.is_known else [])):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
     for name in ("GiB", "layout"):
         table.add_column(name)
-    for name, one in (("fewest", goal.fewest), ("surely", goal.surely), ("least money", goal.cheapest)):
+    least = "least energy" if answer.optimise == "energy" else "least money"
+    rows = [("fewest", goal.fewest), ("surely", goal.surely), (least, goal.cheapest), ("soonest", goal.soonest)]
+    asked = {None: "fewest", "time": "soonest"}.get(answer.optimise, least)
+    for name, one in sorted(rows, key=lambda row: row[0] != asked):
         if one is not None:
             table.add_row(name, *_costs(answer, one))
     console.print(table)
@@ -174,6 +213,7 @@ def _costs(answer: Advice, one: Costed) -> list[str]:
         f"{fast:.3g} to {one.slow_days:.3g}",
         format_hours(one.device_hours),
         *([f"{one.device_hours * price:,.0f}"] if price is not None else []),
+        *([answer.power.mwh(one.device_hours).cell(",.4g")] if answer.power.is_known else []),
         f"{(recommended.memory.peak_bytes + _workspace(answer.question)) / GIB:.1f}",
         escape(layout(recommended.experiment)),
     ]
@@ -181,6 +221,9 @@ def _costs(answer: Advice, one: Costed) -> list[str]:
 
 def _print_settling(answer: Advice, console: Console) -> None:
     q = answer.question
+    if (why := planned_only(q.cluster)) is not None:
+        console.print(why, markup=False, highlight=False, soft_wrap=True)
+        return
     if lacking := engine_lacks(q.model, q.precision):
         say = f"{q.model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
         console.print(say, markup=False, highlight=False, soft_wrap=True)

@@ -50,6 +50,7 @@ examples:
   python -m sweep advise model=llama70b cluster=h100_efa gpus=512
   python -m sweep advise model=qwen3_30b_a3b cluster=h100_efa gpus=[32,64] 'recompute=[none,selective]' --top 3
   python -m sweep advise model=llama8b cluster=h200 tokens=1e12 days=30 price=2.5
+  python -m sweep advise model=llama8b cluster=h200 gpus=8-64 --optimise energy
 """
 ADVISE_OVERRIDES = """\
 overrides:

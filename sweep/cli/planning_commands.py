@@ -19,6 +19,12 @@ def _advise_arguments(parser: Parser) -> None:
         "--top", type=positive, default=5, metavar="N", help="layouts shown for each number of GPUs (default: 5)"
     )
     parser.add_argument(
+        "--optimise",
+        metavar="OBJECTIVE",
+        help="rank the layouts of all numbers of GPUs together, by time, by energy (joules a token) or by cost "
+        "(GPU-hours a token); with tokens and days this choice comes first",
+    )
+    parser.add_argument(
         "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
     )
     add_json(parser)
@@ -30,7 +36,8 @@ def _advise(options: Namespace) -> int:
     from sweep.advising.report import print_answer
     from sweep.composing.conffiles import ConfFolders
 
-    advice = answer(read_question(options.overrides, ConfFolders(tuple(options.conf))), options.top)
+    question = read_question(options.overrides, ConfFolders(tuple(options.conf)))
+    advice = answer(question, options.top, optimise=options.optimise)
     if options.json:
         from sweep.advising.advice_json import advice_json
 

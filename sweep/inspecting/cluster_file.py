@@ -23,11 +23,14 @@ from sweep.composing.machine import clusters_of_device, driver_names
 from sweep.inspecting.nvidia_smi import Gpus
 from sweep.inspecting.slurm_nodes import SlurmNodes
 from workloads.spec.cluster import ClusterSpec, LinkSpec
+from workloads.spec.vendors import PLANNED_ONLY, is_amd
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _WIDTH = 118
 _EFA = ("rdmap", "efa")
 """Beginnings of the names of AWS's network devices (EFA)."""
+_CHECKED = "`python -m sweep probe` measures rates; `python -m sweep doctor` checks a node against this file."
+_PLANNED = "This cluster can be planned only: the engine runs on CUDA, so run, probe and doctor refuse it."
 _UNUSED = "used only once peak_flops and memory_bandwidth of the device are given"
 
 
@@ -60,6 +63,7 @@ class ClusterFile:
     """One line for each value that was found out."""
     unknown: tuple[str, ...]
     """One line for each value that was not, and what the file has instead."""
+    planned_only: bool = False
 
 
 def from_machine(gpus: Gpus) -> Found:
@@ -117,7 +121,8 @@ def cluster_file(found: Found, name: str, base: str | None, folders: ConfFolders
     if base is not None:
         folders.find("cluster", base)
         spec = cluster_named(base, folders)
-        if spec.backend != "cuda" or (found.exact and found.device not in spec.device.driver_names):
+        known = spec.backend == _backend(found) if found.device is not None else spec.backend != "cpu"
+        if not known or (found.exact and found.device not in spec.device.driver_names):
             also = f"; these do: {listed(fitting)}" if fitting else "; no cluster file does, so leave --base out"
             raise UltrasweepError(f"--base {base} does not describe {found.device or 'a GPU'}{also}")
     elif fitting:
@@ -134,18 +139,22 @@ def _fitting(found: Found, folders: ConfFolders) -> list[str]:
     if found.exact:
         return clusters_of_device(folders, found.device)
     words = _words(found.device)
-    names = {name: tuple(driver_names(folders, name)) for name in _gpu_clusters(folders)}
+    names = {name: tuple(driver_names(folders, name)) for name in _gpu_clusters(folders, _backend(found))}
     fitting = {name: known for name, known in names.items() if any(words <= _words(one) for one in known)}
     return sorted(fitting) if len(set(fitting.values())) == 1 else []
 
 
-def _gpu_clusters(folders: ConfFolders) -> list[str]:
-    """Names of the cluster files with GPUs, read without Hydra."""
+def _backend(found: Found) -> str:
+    return PLANNED_ONLY if found.device is not None and is_amd(found.device) else "cuda"
+
+
+def _gpu_clusters(folders: ConfFolders, backend: str) -> list[str]:
+    """Names of the cluster files with GPUs of a ``backend``, read without Hydra."""
     backends = {
         name: [file.fields["backend"] for file in folders.lineage("cluster", name) if "backend" in file.fields]
         for name in folders.names("cluster")
     }
-    return [name for name, given in backends.items() if given[-1:] == ["cuda"]]
+    return [name for name, given in backends.items() if given[-1:] == [backend]]
 
 
 def _words(name: str) -> frozenset[str]:
@@ -192,7 +201,7 @@ def _on_base(found: Found, name: str, base: str, others: Sequence[str], folders:
         unknown.append(_price(fields))
     else:
         unknown.append(f"price_per_device_hour: {as_in}, {spec.price_per_device_hour}")
-    return _file(found, name, fields, known, unknown)
+    return _file(found, name, spec.backend, fields, known, unknown)
 
 
 def _links(found: Found, spec: ClusterSpec, as_in: str, fields: dict[str, object], known: list[str]) -> list[str]:
@@ -227,7 +236,8 @@ def _over_pcie(gpus: Gpus, other: LinkSpec, as_in: str) -> tuple[dict[str, objec
 
 def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
     """A file for a device that no other file describes: its rates are null, so step times are not predicted."""
-    bases = _gpu_clusters(folders)
+    backend = _backend(found)
+    bases = _gpu_clusters(folders, backend)
     other_name = bases[0]
     other = cluster_named(other_name, folders)
     known, unknown = _counts(found)
@@ -263,7 +273,7 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
     unknown += [f"intra_node: {how}", f"inter_node: {inter['source']}", "reserved_bytes, matmul_efficiency: 0 and null"]
     fields: dict[str, object] = {
         "name": name,
-        "backend": "cuda",
+        "backend": backend,
         "device": device,
         "devices_per_node": found.devices_per_node,
         "nodes": found.nodes,
@@ -272,7 +282,7 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
         "reserved_bytes": 0,
         "matmul_efficiency": None,
     }
-    return _file(found, name, fields, known, [*unknown, _price(fields)])
+    return _file(found, name, backend, fields, known, [*unknown, _price(fields)])
 
 
 def _counts(found: Found) -> tuple[list[str], list[str]]:
@@ -292,11 +302,11 @@ def _price(fields: dict[str, object]) -> str:
 
 
 def _file(
-    found: Found, name: str, fields: dict[str, object], known: Sequence[str], unknown: Sequence[str]
+    found: Found, name: str, backend: str, fields: dict[str, object], known: Sequence[str], unknown: Sequence[str]
 ) -> ClusterFile:
     heads = [f"From {found.source}.", "Known:", *(f"- {line}" for line in known)]
     heads += ["Not known:", *(f"- {line}" for line in unknown)]
-    heads.append("`python -m sweep probe` measures rates; `python -m sweep doctor` checks a node against this file.")
+    heads.append(_PLANNED if backend == PLANNED_ONLY else _CHECKED)
     comment = [
         f"# {line}"
         for head in heads
@@ -304,7 +314,8 @@ def _file(
     ]
     body = yaml.safe_dump(fields, sort_keys=False, width=_WIDTH, default_flow_style=None, allow_unicode=True)
     text = "\n".join([*comment, body])
-    return ClusterFile(name=name, text=text, known=tuple(known), unknown=tuple(unknown))
+    planned = backend == PLANNED_ONLY
+    return ClusterFile(name=name, text=text, known=tuple(known), unknown=tuple(unknown), planned_only=planned)
 
 
 def print_cluster_file(made: ClusterFile, found: Found, path: Path, console: Console) -> None:
@@ -312,6 +323,8 @@ def print_cluster_file(made: ClusterFile, found: Found, path: Path, console: Con
     folder = path.parent.parent if path.parent.name == "cluster" else None
     lines = [f"written: {path}, from {found.source}", "known:", *(f"  {line}" for line in made.known)]
     lines += ["not known:", *(f"  {line}" for line in made.unknown)]
+    if made.planned_only:
+        lines.append(_PLANNED)
     if folder is None:
         lines.append(f"move it into a folder DIR/cluster, and give --conf DIR cluster={made.name}")
     else:

@@ -235,11 +235,12 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
 
 
 def cluster_of(record: Record) -> ClusterSpec | None:
-    """The cluster of the newest attempt, or of the grid if there is none; None if it is not available here."""
+    """The cluster of the newest attempt; without one that of the plan file's command, or else of the grid. None if it
+    is not available here."""
     from sweep.composing.config import cluster_for
 
     grid = next((row["grid"] for row in record.ledger), "")
-    name = next((row["cluster"] for row in reversed(record.attempts) if row["cluster"]), None)
+    name = next((row["cluster"] for row in reversed(record.attempts) if row["cluster"]), record.planned_for)
     try:
         return cluster_for(grid, name)
     except UltrasweepError:

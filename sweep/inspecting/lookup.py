@@ -25,6 +25,8 @@ class Record:
     ledger: tuple[Mapping[str, Any], ...]
     attempts: tuple[Mapping[str, Any], ...]
     """Oldest first."""
+    planned_for: str | None = None
+    """Name of the cluster for which the command of a plan file asked; None: the grid's, or not known."""
 
 
 class Results:
@@ -37,6 +39,7 @@ class Results:
         self.path = path
         self._ledger = read_ledger(path)
         self._attempts = read_attempts(path) if path.is_dir() else None
+        self._planned_for = None if path.is_dir() else _cluster_of_plan(path)
 
     def ids(self) -> list[str]:
         experiment_ids = set(self._ledger["experiment_id"].to_pylist())
@@ -69,7 +72,13 @@ class Results:
             experiment = ex.from_json(text)
         except InvalidExperiment as error:
             raise InvalidResults(f"{matches[0]} in {self.path}: {error}") from None
-        return Record(id=matches[0], experiment=experiment, ledger=tuple(ledger), attempts=tuple(attempts))
+        return Record(
+            id=matches[0],
+            experiment=experiment,
+            ledger=tuple(ledger),
+            attempts=tuple(attempts),
+            planned_for=self._planned_for,
+        )
 
     def _stored_under(self, id_part: str) -> list[str]:
         """Ids of stored experiments that a new run would store under an id with ``id_part``."""
@@ -101,6 +110,20 @@ class Results:
         import pyarrow.compute as pc
 
         return list(table.filter(pc.equal(table["experiment_id"], experiment_id)).to_pylist())
+
+
+def _cluster_of_plan(path: Path) -> str | None:
+    """The cluster that the command of a plan file names; None: none, or the file does not have its command."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from results.tables.store import RUN_WORDS
+
+    try:
+        words = shlex.split(((pq.read_schema(path).metadata or {}).get(RUN_WORDS) or b"").decode())
+    except (OSError, pa.ArrowException, ValueError):
+        return None
+    return next((word.partition("=")[2] for word in reversed(words) if word.startswith("cluster=")), None)
 
 
 def _new_id(config_json: str) -> str:

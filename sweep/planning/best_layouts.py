@@ -18,6 +18,7 @@ from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.plan import Plan
 from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.summary import layout, workload
+from sweep.predicting.power import JOULES
 from workloads.spec.checks import did_you_mean
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
@@ -93,6 +94,8 @@ def print_best(
     timed = any(point.time is not None for point in rows)
     if timed and (note := mfu_note((point.experiment.precision for point in rows), plan.config.cluster)):
         console.print(note, highlight=False, markup=False)
+    if timed and not verdicts and plan.power.source is not None:
+        console.print(f"J/token: {plan.power.source}", highlight=False, markup=False)
     if len(rows) < len(shown):
         console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
 
@@ -173,9 +176,11 @@ def _table(
     table = plain_table(title=f"\n{title}")
     table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
-    processes = "GPUs" if plan.config.cluster.backend == "cuda" else "processes"
+    processes = "processes" if plan.config.cluster.backend == "cpu" else "GPUs"
+    energetic = plan.power.is_known and not reasons and any(point.time is not None for point in rows)
+    energy = ["J/token"] if energetic else []
     interval = ["90 %"] if any(_interval(point) for point in rows) else []
-    for name in (processes, "tokens/s/GPU", *interval, "MFU %", "GiB", *([extra] if extra else [])):
+    for name in (processes, "tokens/s/GPU", *interval, "MFU %", "GiB", *([extra] if extra else []), *energy):
         table.add_column(name, justify="right", no_wrap=name == "90 %")
     table.add_column("layout")
     table.add_column("id", no_wrap=True)
@@ -192,6 +197,7 @@ def _table(
             mfu_cell(experiment.model, experiment.seq_len, experiment.precision, rate, plan.config.cluster),
             f"{point.peak_bytes / GIB:.1f}" if point.peak_bytes is not None else "",
             *([_cell(value_of(point, extra))] if extra else []),
+            *([plan.power.joules_per_token(rate).cell(JOULES)] if energy else []),
             layout(experiment),
             experiment.hash,
             "; ".join(filter(None, [_remark(point, reasons), _also(experiment, variants.get(experiment.id, ()))])),

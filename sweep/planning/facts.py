@@ -19,6 +19,7 @@ from sweep.planning.summary import (
     reused_from,
     worst_hours,
 )
+from sweep.predicting.power import Amount, Power
 from workloads.rules.engine_kinds import lacking_kinds
 
 
@@ -26,6 +27,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     """What holds for the whole plan: its points by verdict and rule, its jobs and its price. None: unknown."""
     config = plan.config
     rules = Counter(point.rule for point in plan.points if point.verdict == "invalid")
+    hours = expected_hours(plan.to_run)
+    energy = plan.power.mwh(hours) if hours is not None else Amount(None, None)
     lacking = {model.name: list(lacking_kinds(model)) for model in config.models.values()}
     notes = [reused_from(plan), *eager_points(plan), rehearsals_of(plan)]
     notes.append(mfu_note((p.experiment.precision for p in plan.points if p.time is not None), config.cluster))
@@ -49,8 +52,11 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "engine_lacks": {model: kinds for model, kinds in lacking.items() if kinds},
         "predicted_with": plan.predicted_with or None,
         "budget_gpu_hours": config.budget_gpu_hours,
-        "expected_gpu_hours": expected_hours(plan.to_run),
+        "expected_gpu_hours": hours,
         "worst_gpu_hours": worst_hours(plan.to_run),
+        **power_facts(plan.power),
+        "expected_energy_mwh": energy.measured,
+        "expected_energy_at_most_mwh": energy.most,
         "jobs": [
             {
                 "nodes": key.nodes,
@@ -65,9 +71,19 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def power_facts(power: Power) -> dict[str, Any]:
+    """The power of one device by which energy is counted: measured, and its limit. None: not known."""
+    measured = power.measured
+    return {
+        "power_w": measured.mean_w if measured is not None else None,
+        "power_rows": measured.rows if measured is not None else 0,
+        "power_limit_w": power.limit_w,
+    }
+
+
 def point_facts(point: PlannedPoint, plan: Plan) -> dict[str, Any]:
     """One point with its verdict and its predictions, by the names of the ledger's columns. None: not predicted."""
-    e = point.experiment
+    e, energy = point.experiment, plan.power.joules_per_token(point.tokens_per_s_per_gpu)
     return {
         "experiment_id": e.id,
         "model": e.model.name,
@@ -82,4 +98,6 @@ def point_facts(point: PlannedPoint, plan: Plan) -> dict[str, Any]:
         "predicted_mfu": predicted_mfu(
             e.model, e.seq_len, e.precision, point.tokens_per_s_per_gpu, plan.config.cluster
         ),
+        "predicted_energy_per_token_j": energy.measured,
+        "predicted_energy_per_token_at_most_j": energy.most,
     }

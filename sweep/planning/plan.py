@@ -27,6 +27,7 @@ from sweep.planning.price import information_order, shared_stage_discount, withi
 from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
+from sweep.predicting.power import Power
 from workloads.contract.protocol import Method, Task
 from workloads.contract.stages import rehearsed_ranks
 from workloads.spec.errors import InvalidSweep
@@ -51,6 +52,8 @@ class Plan:
     """Number of combinations left out by each derived value and each condition, see `Expansion.dropped`."""
     unpredicted: int = 0
     """Part of `dropped`: points that a condition left out because the value it uses is not predicted."""
+    power: Power
+    """Power of a device, from which the energy of a token follows."""
     predicted_with: str = ""
     """Earlier measurements used for the step times, in words; empty: none."""
 
@@ -132,6 +135,7 @@ def make_plan(
         combinations=expansion.combinations,
         dropped=dict(dropped),
         unpredicted=unpredicted,
+        power=Power.of(config.cluster, known.power if known is not None else None),
         predicted_with=forecast.used_for({(one.engine, one.engine_version) for one in possible}),
     )
 

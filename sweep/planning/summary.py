@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from results.tables.schema import VERDICTS
-from results.text.numbers import format_hours, name_routing, plural
+from results.text.numbers import device_noun, format_hours, name_routing, plural
 from results.text.terminal import plain_table
+from sweep.composing.planned_only import planned_only
 from sweep.grids.expand import ruled_out
 from sweep.planning.plan import Plan
 from sweep.planning.point_verdict import PlannedPoint, may_not_fit
@@ -76,9 +77,11 @@ def print_jobs(plan: Plan, console: Console) -> None:
 
 
 def cannot_run_here(plan: Plan, devices: int) -> str | None:
-    """One line if a machine with this many GPUs cannot run all points of a plan for the local launcher, otherwise
-    None."""
+    """One line if nothing can run all points of a plan: no engine on the plan's devices or, for the local launcher, a
+    machine with this many GPUs; otherwise None."""
     config = plan.config
+    if (why := planned_only(config.cluster)) is not None:
+        return why
     if config.launcher_kind != "local" or plan.method != "measured" or config.cluster.backend != "cuda":
         return None
     sizes = [point.experiment.world_size for point in plan.to_run]
@@ -207,7 +210,7 @@ def by_shape(plan: Plan) -> dict[JobShape, list[PlannedPoint]]:
 
 def _shapes(plan: Plan) -> Table:
     table = plain_table(title="", show_footer=True)
-    unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"
+    unit = device_noun(plan.config.cluster.backend)
     table.add_column("jobs by shape", footer="total")
     table.add_column("points", justify="right", footer=f"{len(plan.to_run):,}")
     table.add_column(f"expected {unit}-h", justify="right", footer=format_hours(expected_hours(plan.to_run)))

@@ -153,7 +153,7 @@ class Forecast:
         is added here; None: not known. ``start``: share of the device's memory from which the allocator frees.
         """
         device = self.cluster.device
-        if tensor_bytes is None or device.memory_bytes is None or self.cluster.backend != "cuda":
+        if tensor_bytes is None or device.memory_bytes is None or self.cluster.backend == "cpu":
             return time
         lost = near_full.freeing_s(tensor_bytes + device.workspace_bytes, device.memory_bytes, start)
         return dataclasses.replace(

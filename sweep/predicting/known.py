@@ -7,13 +7,14 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweep.composing.config import SweepConfig
+from sweep.predicting.power import MeasuredPower, power_of_rows
 from workloads.contract.probe_figures import ON_GPU
 from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
 from workloads.predict.probed import LAUNCH_S, probed
@@ -48,6 +49,8 @@ class Known:
     """Day when the probe ended, as year-month-day."""
     network: MeasuredNetwork | None = None
     """Times of collectives between nodes; None without a probe of several nodes."""
+    power: MeasuredPower | None = None
+    """Power of rows of the same device, also on other clusters; None: no row has it."""
     elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
     """Measurements on other clusters that also count."""
 
@@ -67,7 +70,13 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     from results.tables.probes import load_probe
 
     others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
-    known = Known(ran_layouts(_measured_rows(results_dir, cluster), cluster.backend), elsewhere=others)
+    devices = {cluster.device.name, *cluster.device.driver_names}
+    rows = list(_measured_rows(results_dir, cluster, ["device_name", "power_w"], devices))
+    known = Known(
+        ran_layouts((row for row in rows if row["cluster"] == cluster.name), cluster.backend),
+        power=power_of_rows(row for row in rows if row["device_name"] in devices),
+        elsewhere=others,
+    )
     if (probe := load_probe(cluster.name, results_dir)) is None:
         return known
     rates = probed(probe.rows, cluster)
@@ -129,8 +138,13 @@ def _middle(launches: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _measured_rows(folder: Path, cluster: ClusterSpec, more: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
-    """Columns `READ`, and ``more``, of finished measurements on the cluster, including real steps of its probes."""
+def _measured_rows(
+    folder: Path, cluster: ClusterSpec, more: Sequence[str] = (), devices: Collection[str] = ()
+) -> Iterable[dict[str, Any]]:
+    """Columns `READ`, and ``more``, of finished measurements on the cluster, including real steps of its probes.
+
+    ``devices``: names of devices whose rows on other clusters come too.
+    """
     from results.errors import InvalidResults
     from results.tables import store
     from results.tables.schema import MEASUREMENT_VERSION
@@ -144,7 +158,7 @@ def _measured_rows(folder: Path, cluster: ClusterSpec, more: Sequence[str] = ())
             if (
                 row["outcome"] == "ok"
                 and row["method"] == "measured"
-                and row["cluster"] == cluster.name
+                and (row["cluster"] == cluster.name or (devices and row["device_name"] in devices))
                 and row["measurement_version"] == MEASUREMENT_VERSION
                 and row["config_json"]
                 and (row["step_time_s"] or 0) > 0

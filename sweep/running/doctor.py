@@ -22,6 +22,7 @@ from results.text.printable import printable
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, cluster_named, compose_sweep
 from sweep.composing.machine import clusters_of_device, default_launcher, this_machine
+from sweep.composing.planned_only import refuse_planned_only
 from sweep.running.launch import environment_of_ranks, is_dry, launch_settings, slurm_options
 
 _GRID = "+grid=probe"
@@ -108,6 +109,7 @@ def _compose(overrides: Sequence[str], folders: ConfFolders) -> SweepConfig:
         if name not in _ALLOWED:
             raise UltrasweepError(f"doctor: {override} has no effect here; {listed(_ALLOWED)} may be given")
     config = compose_sweep([_GRID, *overrides], folders, launcher=default_launcher())
+    refuse_planned_only(config.cluster)
     if config.launcher_kind == "rehearse":
         raise UltrasweepError(
             "doctor: launcher=rehearse needs no node; launcher=local or launcher=slurm can be checked"

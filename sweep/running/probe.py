@@ -20,6 +20,7 @@ from results.tables.probes import Probe
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import default_launcher, this_machine
+from sweep.composing.planned_only import refuse_planned_only
 from sweep.running.run import Prepared, prepare
 from workloads.contract import protocol
 from workloads.contract.protocol import RankResult
@@ -57,6 +58,7 @@ def prepare_probe(overrides: Sequence[str], folders: ConfFolders, nodes: int) ->
     settable_overrides = [override for override in overrides if not override.startswith("results_dir=")]
     begin = ["+grid=probe", *settable_overrides]
     config = compose_sweep(begin, folders, launcher=default_launcher())
+    refuse_planned_only(config.cluster)
     if config.launcher_kind == "rehearse":
         raise UltrasweepError("probe: launcher=rehearse has no links to measure; it may be local or slurm")
     devices, on_cpu = config.cluster.devices_per_node, config.cluster.backend == "cpu"

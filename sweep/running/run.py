@@ -22,6 +22,7 @@ from results.text.secrets import hide_in_arguments
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.machine import Machine, default_launcher, fitting_cluster, this_machine
+from sweep.composing.planned_only import refuse_planned_only
 from sweep.planning.assemble import plan_sweep
 from sweep.planning.ledger import ledger_rows, origin_of
 from sweep.planning.plan import Plan, refuse_if_nothing_can_run
@@ -62,6 +63,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     """
     gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 100)
     config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
+    refuse_planned_only(config.cluster)
     refuse_lacking_kinds(config.models.values())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":

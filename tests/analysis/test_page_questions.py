@@ -48,6 +48,9 @@ def test_what_is_the_cheapest_way_to_train_a_trillion_tokens(study: Path, runs: 
     assert f"cheapest on {size} GPUs" in lead
     money = browser.js("Words.money(arguments[0])", 2 * hours.min())
     assert money in lead
+    said = browser.text("#costbody")
+    assert "MWh with ≤ are at most, by the power limit of NVIDIA H100 80GB HBM3, 700 W: no power was measured" in said
+    assert f"≤ {browser.js('Words.short(arguments[0])', 700e-6 * hours.min())}" in said
 
 
 def test_what_does_forbidding_tensor_parallelism_cost(study: Path, runs: pd.DataFrame, browser: Browser) -> None:

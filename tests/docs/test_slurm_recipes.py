@@ -98,10 +98,11 @@ def test_nodes_of_four_take_two_for_eight_ranks(capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_other_vendors_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_amd_gpus_are_planned_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(CONF, tmp_path / "conf")
-    amd = tmp_path / "conf" / "cluster" / "amd.yaml"
-    amd.write_text("defaults: [h200, _self_]\nname: amd\ndevice: {name: AMD Instinct MI300X}\n")
-    words = ["run", "+grid=first_day", "--conf", str(tmp_path / "conf"), "cluster=amd", "launcher=apptainer"]
-    assert main([*words, "launcher.dry=true"]) == 2
-    assert "not supported" in capsys.readouterr().err
+    (tmp_path / "conf" / "cluster" / "amd.yaml").write_text("defaults: [mi300x, _self_]\nname: amd\n")
+    words = ["+grid=first_day", "--conf", str(tmp_path / "conf"), "cluster=amd", "launcher=apptainer"]
+    assert main(["plan", *words]) == 0
+    assert "cluster amd (AMD Instinct MI300X) is planned only" in capsys.readouterr().out
+    assert main(["run", *words, "launcher.dry=true"]) == 2
+    assert "planned only: the engine runs on CUDA; plan, advise, explain" in capsys.readouterr().err

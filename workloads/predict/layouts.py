@@ -22,7 +22,7 @@ import numpy as np
 from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.time.step_times import StepTimes
-from workloads.predict.hardware import LINKED
+from workloads.predict.hardware import CALIBRATED_AT, LINKED
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
@@ -36,9 +36,6 @@ CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
 PRECISIONS = ("bf16", "fp16")
 """16-bit precisions that the form knows; it knows fp8, too."""
-CALIBRATED_AT = 0.68
-"""``matmul_efficiency`` of the clusters from whose rows the form's default share of peak was set. The share of another
-cluster scales the form by its ratio to this one."""
 STRUCTURE_SPREAD = 0.5
 """Standard deviation of log(structure factor), relative to that logarithm, at least `LEAST_STRUCTURE_SPREAD`."""
 LEAST_STRUCTURE_SPREAD = 0.03

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from workloads.predict.layouts import CALIBRATED_AT
+from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.parameters import TIME
 from workloads.spec.cluster import ClusterSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 from workloads.costs.memory.estimate import peak_stage
 from workloads.predict import layouts
 from workloads.predict.experts import experiment_of
-from workloads.predict.hardware import LIKE, LINKED
+from workloads.predict.hardware import LINKED
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.table import Table
@@ -75,7 +75,7 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
     factors, of_layers, memory = (np.ones(count) for _ in range(3))
     routed, waits = np.zeros(count), np.zeros(count)
     refused: dict[int, str] = {}
-    by_cluster: dict[str | int, tuple[ClusterSpec, dict[int, Experiment]]] = {}
+    by_cluster: dict[str, tuple[ClusterSpec, dict[int, Experiment]]] = {}
     for place, experts in enumerate(table.experts):
         if experts is None:
             continue
@@ -87,8 +87,7 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
         except (ValueError, InvalidExperiment) as error:
             refused[place] = f"the experts cannot be predicted: {error}"
             continue
-        alike = cluster.name if cluster.name in LIKE else id(cluster)  # clusters of `LIKE` are made row by row
-        by_cluster.setdefault(alike, (cluster, {}))[1][place] = experiment
+        by_cluster.setdefault(cluster.name, (cluster, {}))[1][place] = experiment
         memory[place] = peak_stage(experiment).peak_bytes / peak_stage(layouts.plain(experiment)).peak_bytes
         routed[place] = layouts.host_work_of_experts(experiment)
         waits[place] = layouts.host_waits_of_experts(experiment)

@@ -10,6 +10,7 @@ number of devices.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
-from workloads.predict.hardware import LINKED, cluster_of, note_links, power_factor
+from workloads.predict.hardware import LINKED, cluster_of, library_factor, note_links, power_factor
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
@@ -47,6 +48,7 @@ MEASURED = ("status", "step_time_s", "reserved_gib")
 _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
            "dp", "tp", "pp", "vpp", "cp", "ep", *EXPERT_COLUMNS)  # fmt: skip
 _LONGEST_REASON = 300
+_HOPPER = re.compile(r"\b(?:H100|H200|GH200|H800|H20)\b")
 _DEFAULT_VOCAB = 50_000.0
 """Vocabulary if a table does not state it: between those of GPT-2 and Llama 2."""
 
@@ -167,7 +169,8 @@ def _row(
         "recomputed": recomputed.share,
         "ends": _ends(model["layers"], layout, profile, note),
         **_attention(values["attention_kernel"], device.name, profile, note),
-        "clock": power_factor(_positive("power_w", values["power_w"], note), cluster, note),
+        "clock": power_factor(_positive("power_w", values["power_w"], note), cluster, note)
+        * library_factor(cluster, note),
         "launch": _launch(values["host_launch_s"], profile, note),
         "codebase": profile.name,
         "version": text_of(values["code_version"]),
@@ -270,7 +273,7 @@ def _attention(value: Any, device: str, profile: Profile, note: list[str]) -> di
         return {"unfused": float(kind == "unfused") if kind else math.nan}
     usual = profile.time.get("attention", TIME["attention"].value)
     share = {"newest": TIME["attention"].value, "flash2": FLASH2_ON_HOPPER}.get(kind, usual)
-    if "H100" not in device and "H200" not in device and kind != "flash":
+    if _HOPPER.search(device) is None and kind != "flash":
         note.append(f"attention_kernel {value!r}: its rate on {device} is not known, that of flash is taken")
         share = usual
     return {"unfused": 0.0, "kernel": share / usual}

@@ -16,6 +16,7 @@ from workloads.spec.checks import build, choice, known_names, mapping, number, p
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import EXAMPLES, Unit, quantity
+from workloads.spec.vendors import BACKENDS, PLANNED_ONLY, refuse_wrong_backend
 
 _ABSENT = object()
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -29,16 +30,16 @@ _OF_LINK: Mapping[str, tuple[Unit, Range]] = {
     "pair_bandwidth": ("B/s", _LINK),
     "pair_latency_s": ("s", _LATENCY),
 }
+_OF_DEVICE: Mapping[str, Unit] = {
+    "memory_bytes": "B",
+    "memory_bandwidth": "B/s",
+    "workspace_bytes": "B",
+    "power_w": "W",
+}
 _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
-_OTHER_VENDORS = re.compile(
-    r"\b(AMD|Instinct|Radeon|MI ?[1-9][0-9]{1,2}[AX]?|gfx[0-9]+\w*|ROCm|Intel|Gaudi ?[0-9]*|Habana|Ponte Vecchio|"
-    r"TPU\w*|Trainium[0-9]*|Inferentia[0-9]*|Ascend\w*|Cambricon|MLU[0-9]+|Hygon|DCU|Moore Threads|Apple|Cerebras|"
-    r"Graphcore|IPU)\b",
-    re.IGNORECASE,
-)
-"""Words in the names of accelerators that are no NVIDIA GPUs."""
+_POWER: Range = (1, 1e5, "W", EXAMPLES["W"])
 _PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "mxfp8", "nvfp4", "fp4", "tf32", "int8")
 """Precisions that data sheets list; the formulas read bf16, fp8, mxfp8, nvfp4, fp32 and fp64."""
 
@@ -56,6 +57,8 @@ class DeviceSpec:
     """Dense peak in FLOP/s per dtype: ``bf16``, ``fp8``, ``fp32``."""
     memory_bandwidth: float | None = None
     """Bytes per second."""
+    power_w: float | None = None
+    """Watts that the device takes at most: its limit as delivered; None: not known."""
     workspace_bytes: int = 0
     """Memory that a training process allocates for matrix products in addition to tensors: torch gives cuBLAS a
     workspace for each thread that computes, and a step has two, one for forwards and one for backwards."""
@@ -88,7 +91,7 @@ class ClusterSpec:
 
     name: str
     backend: str
-    """``cuda`` or ``cpu``."""
+    """``cuda``, ``cpu``, or ``rocm``, for which points are planned and not run."""
     device: DeviceSpec
     devices_per_node: int
     intra_node: LinkSpec
@@ -104,6 +107,11 @@ class ClusterSpec:
     """Price of one device for an hour, in any currency; None: not known."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the network between the nodes needs in every rank (NCCL, EFA)."""
+
+    @property
+    def is_planned_only(self) -> bool:
+        """Whether points of this cluster are predicted and cannot be run."""
+        return self.backend == PLANNED_ONLY
 
     @property
     def usable_bytes(self) -> int | None:
@@ -146,7 +154,7 @@ def _device(place: str, fields: object) -> DeviceSpec:
         names = [names] if isinstance(names, str) else sequence(f"{place}.driver_names", names)
         device["driver_names"] = tuple(names)
     with mistakes.collected():
-        _convert(f"{place}.", device, {"memory_bytes": "B", "memory_bandwidth": "B/s", "workspace_bytes": "B"})
+        _convert(f"{place}.", device, _OF_DEVICE)
     if "peak_flops" in device:
         with mistakes.collected():
             peaks = mapping(f"{place}.peak_flops", device["peak_flops"])
@@ -195,8 +203,8 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     place, device, mistakes = f"cluster {cluster.name}", cluster.device, Mistakes()
     _check_values(place, to_dict(cluster), mistakes)
     with mistakes.collected():
-        if cluster.backend == "cuda":
-            _refuse_other_vendors(place, device)
+        if cluster.backend != "cpu":
+            refuse_wrong_backend(place, cluster.backend, map(str, (device.name, *device.driver_names)))
     mistakes.refuse()
     link = cluster.inter_node
     if link is not None and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
@@ -209,25 +217,16 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     return cluster
 
 
-def _refuse_other_vendors(place: str, device: DeviceSpec) -> None:
-    for name in map(str, (device.name, *device.driver_names)):
-        words = re.sub("[_-]", " ", name)
-        if "nvidia" not in words.lower() and (match := _OTHER_VENDORS.search(words)) is not None:
-            raise InvalidSweep(
-                f"{place}: device {name!r} is no NVIDIA GPU ({match[0]}); backend cuda runs and predicts NVIDIA GPUs "
-                "only, and other accelerators are not supported"
-            )
-
-
 def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> None:
     """Check each value of a cluster's plain data by itself; absent ones are not checked."""
     checks: dict[str, Callable[[str, Any], object]] = {
-        "backend": lambda where, value: choice(where, value, ("cuda", "cpu")),
+        "backend": lambda where, value: choice(where, value, BACKENDS),
         "devices_per_node": lambda where, value: whole_number(where, value, 1),
         "nodes": lambda where, value: value is None or whole_number(where, value, 1),
         "price_per_device_hour": lambda where, value: value is None or number(where, value, above=0),
         "device.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),
         "device.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
+        "device.power_w": partial(_amount, unit="W", span=_POWER, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
         "reserved_bytes": partial(_amount, unit="B", span=_MEMORY, may_be_0=True),
         "matmul_efficiency": _share,

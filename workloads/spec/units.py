@@ -13,7 +13,7 @@ from typing import Literal
 
 from workloads.spec.errors import InvalidSweep
 
-Unit = Literal["B", "B/s", "FLOP/s", "s"]
+Unit = Literal["B", "B/s", "FLOP/s", "s", "W"]
 
 _NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(.*)", re.DOTALL)
 _SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
@@ -36,9 +36,10 @@ _UNITS: Mapping[Unit, Mapping[str, Decimal]] = {
         "h": Decimal(3600),
         "d": Decimal(86400),
     },
+    "W": {"W": Decimal(1), "kW": Decimal(1000)},
 }
 """Names of units with their size in the unit that is stored. Decimal, so that 5 us are exactly 5e-6."""
-EXAMPLES: Mapping[Unit, str] = {"B": "80 GiB", "B/s": "50 GB/s", "FLOP/s": "989 TFLOP/s", "s": "5 us"}
+EXAMPLES: Mapping[Unit, str] = {"B": "80 GiB", "B/s": "50 GB/s", "FLOP/s": "989 TFLOP/s", "s": "5 us", "W": "700 W"}
 
 
 def quantity(place: str, value: object, unit: Unit, *, example: str = "") -> object:
@@ -68,7 +69,7 @@ def quantity(place: str, value: object, unit: Unit, *, example: str = "") -> obj
     return round(amount) if unit == "B" else float(amount)
 
 
-_KINDS: Mapping[Unit, str] = {"B": "memory", "B/s": "bandwidth", "FLOP/s": "computing speed", "s": "time"}
+_KINDS: Mapping[Unit, str] = {"B": "memory", "B/s": "bandwidth", "FLOP/s": "computing speed", "s": "time", "W": "power"}
 
 
 _DAYS = re.compile(r"([0-9]+)-([0-9]{1,2})(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")

@@ -1,11 +1,13 @@
 "use strict";
 
 /* Cost of training on each number of devices, by the fastest layout there: days against GPU-hours, or against the price
-   if one was given; and the energy of the devices where their power was measured. */
+   if one was given; and the energy of the devices: by their measured power, or at most by the power limit of the device's
+   file where none was measured. */
 const Cost = (() => {
   const by = (id) => document.getElementById(id);
   /** @typedef {{cell: Cell, best: Layout, hours: number, days: number, paid: number}} Point */
   const MJ_PER_MWH = 3.6e12; // millijoules
+  const WH_PER_MWH = 1e6;
 
   /**
    * Energy in MWh that a layout's devices take for the tokens, by the power that was measured; null: it was not.
@@ -15,6 +17,17 @@ const Cost = (() => {
   function energy(state, { row }) {
     const each = state.part.number("energy_per_token_mj", row);
     return each === null ? null : (each * state.tokens) / MJ_PER_MWH;
+  }
+
+  /**
+   * Energy in MWh as a text: by the measured power, or at most by the limit of the devices.
+   * @param {PageState} state
+   * @param {Point} point
+   */
+  function written(state, { best, hours }) {
+    const measured = energy(state, best), limit = state.part.powerLimit;
+    if (measured !== null) return Words.short(measured);
+    return limit === null ? Words.UNKNOWN : `≤ ${Words.short((limit * hours) / WH_PER_MWH)}`;
   }
 
   /**
@@ -57,18 +70,18 @@ const Cost = (() => {
     const box = by("costbody");
     if (!points.length) return void box.replaceChildren(element("p", { class: "empty" }, "No run of this model finished under these limits."));
     const cheapest = points.reduce((a, b) => (b.paid < a.paid ? b : a)), soonest = points.reduce((a, b) => (b.days < a.days ? b : a));
-    const known = (value) => (value === null ? Words.UNKNOWN : Words.short(value));
     const write = (value) => (state.price ? Words.money(value) : `${Words.fixed(value)} GPU-hours`);
     const lead = `${state.cell.workload}, ${state.trillions} T tokens: cheapest on ${cheapest.cell.size} GPUs (${write(cheapest.paid)}, ${Words.days(cheapest.days)} days)`;
     const soon = soonest === cheapest ? ", and soonest there too." : `; soonest on ${soonest.cell.size}: ${Words.days(soonest.days)} days for ${Words.fixed(soonest.paid / cheapest.paid, 2)} times as much.`;
-    const measured = points.some((point) => energy(state, point.best) !== null);
+    const unmeasured = points.some((point) => energy(state, point.best) === null), bound = unmeasured && part.powerLimit !== null;
+    const energetic = bound || points.some((point) => energy(state, point.best) !== null);
     const line = (point) => element("tr", { class: point.cell === state.cell ? "tie" : "" },
-      ...[["", point.cell.size], ["l lay", part.layoutName(point.best.place)], ["", Words.days(point.days)], ["", Words.fixed(point.hours)], ...(measured ? [["", known(energy(state, point.best))]] : []), ...(state.price ? [["", Words.money(point.paid)]] : []), ["", point === cheapest ? Words.UNKNOWN : `× ${Words.fixed(point.paid / cheapest.paid, 2)}`]].map(([kind, text]) => element("td", { class: kind }, String(text))));
-    const head = ["GPUs", "Layout", "Days", "GPU-hours", ...(measured ? ["MWh"] : []), ...(state.price ? ["Cost"] : []), "Against cheapest"];
+      ...[["", point.cell.size], ["l lay", part.layoutName(point.best.place)], ["", Words.days(point.days)], ["", Words.fixed(point.hours)], ...(energetic ? [["", written(state, point)]] : []), ...(state.price ? [["", Words.money(point.paid)]] : []), ["", point === cheapest ? Words.UNKNOWN : `× ${Words.fixed(point.paid / cheapest.paid, 2)}`]].map(([kind, text]) => element("td", { class: kind }, String(text))));
+    const head = ["GPUs", "Layout", "Days", "GPU-hours", ...(energetic ? ["MWh"] : []), ...(state.price ? ["Cost"] : []), "Against cheapest"];
     box.replaceChildren(element("p", { class: "lead" }, lead + soon), element("div", { class: "two" },
       points.length > 1 ? element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Curve of cost" }, chart(state, points)) : element("p", { class: "empty" }, "One number of GPUs: there is no curve to draw."),
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cost" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place === 1 ? "l" : "" }, name)))), element("tbody", {}, ...points.map(line))),
-        element("p", { class: "note" }, `At the speed of the timed steps; no restart, evaluation or checkpoint is in it.${state.price ? "" : " Give a price above to see money."}`), frontier(state, found(state.cell)))));
+        element("p", { class: "note" }, `At the speed of the timed steps; no restart, evaluation or checkpoint is in it.${bound ? ` MWh with ≤ are at most, by the power limit of ${part.device}, ${part.powerLimit} W: no power was measured there.` : ""}${state.price ? "" : " Give a price above to see money."}`), frontier(state, found(state.cell)))));
   }
 
   /**

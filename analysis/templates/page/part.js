@@ -19,6 +19,7 @@ class Part {
     this.rows = packed.rows;
     this.noun = packed.noun;
     this.device = packed.device;
+    this.powerLimit = packed.power_limit_w;
     this.capacity = packed.capacity;
     this.memory = packed.memory;
     this.points = packed.points;

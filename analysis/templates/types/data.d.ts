@@ -232,6 +232,7 @@ interface PackedPart {
   noun: string;
   workloads: string[];
   device: string | null;
+  power_limit_w: number | null;
   /** Memory of a device in bytes. */
   capacity: number | null;
   /** Name of the column with the peak memory. */

@@ -175,6 +175,13 @@ def test_the_events_of_an_explanation(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow
+def test_a_planned_point_is_explained_on_the_cluster_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "+grid=one_point", "model=llama1b", "cluster=a100_40gb"]
+    [point] = printed([*words, "--out", "plan.parquet"], capsys)["listed"]
+    shown = text(["explain", point["experiment_id"], "--results", "plan.parquet"], capsys)
+    assert "for matrix products on a100_40gb" in shown
+
+
 def test_a_planned_point_has_no_attempt(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+grid=tiny", "--out", "plan.parquet"]) == 0
     document = printed(["explain", "tiny-dp1z0-mbs1-gbs4-s128-fp32", "--results", "plan.parquet"], capsys)

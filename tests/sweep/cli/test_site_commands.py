@@ -62,7 +62,7 @@ def test_a_dry_run_shows_the_batch_file_and_writes_nothing(tmp_path: Path, capsy
         (["launcher=rehearse"], "launcher=rehearse needs no node"),
         (["launcher=local", "--nodes", "2"], "--nodes 2 needs launcher=slurm"),
         (["+grid=tiny"], "+grid=tiny has no effect here"),
-        (["launcher=local", "cluster=h20"], "no cluster called 'h20'"),
+        (["launcher=local", "cluster=h300"], "no cluster called 'h300'"),
         (["launcher=slurm", "cluster=h200", "launcher.time_min=3"], "time_min=3"),
         (["launcher=local", "--wait", "0"], "--wait"),
     ],

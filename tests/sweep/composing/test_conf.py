@@ -66,6 +66,17 @@ DRIVER_NAMES = [
     "NVIDIA A100-SXM4-40GB",
     "NVIDIA B200",
     "NVIDIA GB200",
+    "NVIDIA GH200 480GB",
+    "NVIDIA GH200 120GB",
+    "NVIDIA GH200 144G HBM3e",
+    "NVIDIA H20",
+    "NVIDIA H800",
+    "NVIDIA A800-SXM4-80GB",
+    "NVIDIA L40S",
+    "AMD Instinct MI300X",
+    "AMD Instinct MI300X OAM",
+    "AMD Instinct MI325 OAM",
+    "AMD Instinct MI355X",
 ]
 
 
@@ -102,14 +113,16 @@ def test_clusters_are_complete_and_say_where_rates_come_from(name: str) -> None:
     assert cluster.name == name
     assert cluster.device.source
     assert cluster.intra_node.source
-    if cluster.backend == "cuda":
+    if cluster.backend != "cpu":
         assert cluster.inter_node is not None
         assert cluster.inter_node.source
         assert cluster.device.driver_names
         assert cluster.usable_bytes is not None
         assert 0.9 < cluster.usable_bytes / (cluster.device.memory_bytes or 0) < 1
         assert cluster.matmul_efficiency is not None
-        assert 0.5 < cluster.matmul_efficiency < 0.9
+        assert 0.4 < cluster.matmul_efficiency < 0.9
+        assert cluster.device.power_w is not None
+        assert 300 <= cluster.device.power_w <= 1400
         assert cluster.inter_node.bandwidth < cluster.intra_node.bandwidth
         assert "bf16" in cluster.device.peak_flops
 
@@ -121,6 +134,11 @@ def test_dense_peaks() -> None:
     assert peaks["a100_80gb"]["bf16"] == peaks["a100_40gb"]["bf16"] == 312e12
     assert (peaks["b200"]["bf16"], peaks["b200"]["fp8"]) == (2250e12, 4500e12)
     assert "fp8" not in peaks["a100_80gb"]
+    same = ("h800", "gh200_96gb", "gh200_144gb")
+    assert all(peaks[name] == peaks["h100_80gb"] for name in same) and peaks["a800_80gb"] == peaks["a100_80gb"]
+    assert (peaks["h20"]["bf16"], peaks["h20"]["fp8"], peaks["l40s"]["bf16"]) == (148e12, 296e12, 362.05e12)
+    assert peaks["mi300x"] == peaks["mi325x"] and peaks["mi300x"]["bf16"] == 1307.4e12
+    assert (peaks["mi355x"]["bf16"], peaks["mi355x"]["fp8"]) == (2516.6e12, 5033.2e12)
 
 
 @pytest.mark.slow

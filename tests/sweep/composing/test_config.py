@@ -157,7 +157,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
             ["+grid=tiny", "launcher=slurm", "launcher.mail_user=me"],
             "no option 'mail_user' in launcher; write launcher.sbatch.mail_user=me",
         ),
-        (["+grid=tiny", "cluster=h20"], "no cluster called 'h20'; did you mean 'h200'"),
+        (["+grid=tiny", "cluster=mi300"], "no cluster called 'mi300'; did you mean 'mi300x'"),
         (["+grid=tiny", "launcher=slrm"], "no launcher called 'slrm'; did you mean 'slurm'"),
         (["+grid=tiny", "cluster=[h200]"], "a sweep has one cluster"),
         (["+grid=[one_gpu,playbook]"], "different clusters .one_gpu for h200, playbook for h100_efa.; choose one"),
@@ -183,7 +183,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         (["+grid=tiny", "plan.reuse=2"], "must be true or false"),
         (["+grid=tiny", "plan.deadline=3"], "deadline=3 is not a group of options"),
         (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a whole number of at least 1"),
-        (["+grid=tiny", "cluster.backend=tpu"], "backend='tpu'; it may be cuda or cpu"),
+        (["+grid=tiny", "cluster.backend=tpu"], "backend='tpu'; it may be cuda, cpu or rocm"),
         (
             ["+grid=one_gpu", "cluster.inter_node.bandwidth=12.5"],
             "bandwidth=12.5 means 12.5 B/s; between",

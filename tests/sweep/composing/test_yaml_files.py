@@ -80,8 +80,8 @@ def test_a_missing_base_is_told_with_the_known_names(tmp_path: Path) -> None:
     write(tmp_path, "cluster/ours.yaml", "defaults: [h100_ib40, _self_]\nname: ours\n")
     said = told(tmp_path, "+grid=one_gpu", "cluster=ours")
     assert "cluster/ours.yaml: no cluster called 'h100_ib40'; did you mean 'h100_ib400'? known: a100_40gb" in said
-    write(tmp_path, "cluster/ours.yaml", "defaults: [{/device@device: h20}, _self_]\nname: ours\n")
-    assert "no device called 'h20'; did you mean 'h200'?" in told(tmp_path, "+grid=one_gpu", "cluster=ours")
+    write(tmp_path, "cluster/ours.yaml", "defaults: [{/device@device: mi300}, _self_]\nname: ours\n")
+    assert "no device called 'mi300'; did you mean 'mi300x'?" in told(tmp_path, "+grid=one_gpu", "cluster=ours")
 
 
 def test_files_that_are_built_on_each_other_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sweep.composing.config import cluster_named
 from sweep.inspecting.nvidia_smi import parse_topology
 from workloads.spec.cluster import ClusterSpec
 
-H100, A100, L40S = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA A100-SXM4-40GB, 40960", "NVIDIA L40S, 46068"
+H100, A100, L40 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA A100-SXM4-40GB, 40960", "NVIDIA L40, 46068"
 NODE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=56 CPUAlloc=0 CPUEfctv=112 CPUTot=112 CPULoad=0.07 "
     "AvailableFeatures=(null) ActiveFeatures=(null) Gres={gres} NodeAddr={name} NodeHostName={name} Version=23.11.4 "
@@ -147,12 +147,12 @@ def test_gpus_of_a_known_kind_over_pcie_do_not_get_its_nvlink(
 def test_a_gpu_that_no_file_describes_has_null_rates_and_plans(
     commands: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    smi(commands, [L40S] * 4, topology(4, "NODE"), pcie="4, 16")
+    smi(commands, [L40] * 4, topology(4, "NODE"), pcie="4, 16")
     assert main(["cluster", "--from-this-machine"]) == 0
     said = capsys.readouterr().out
     assert "device's peak_flops, memory_bandwidth: null, no cluster file describes it" in said
     cluster = written("gpu17")
-    assert (cluster.device.name, cluster.device.memory_bytes) == ("NVIDIA L40S", 46068 * 2**20)
+    assert (cluster.device.name, cluster.device.memory_bytes) == ("NVIDIA L40", 46068 * 2**20)
     assert (cluster.device.peak_flops, cluster.device.memory_bandwidth, cluster.matmul_efficiency) == ({}, None, None)
     assert main(["plan", "+grid=llama1b_8gpu", "--conf", "conf", "cluster=gpu17"]) == 0
     assert "llama1b" in capsys.readouterr().out
@@ -211,6 +211,47 @@ def test_a_type_that_may_be_two_devices_is_not_guessed(commands: Path, capsys: p
     slurm(commands, ["gpu"], [("gpu:nvidia_a100-sxm4-80gb:4", "IDLE", "gpu")])
     assert main(["cluster", "--from-slurm", "gpu", "--out", "conf/cluster/full.yaml"]) == 0
     assert written("full").device == shipped("a100_80gb").device
+
+
+@pytest.mark.parametrize("gpu_type", ["mi300x", "amd_instinct_mi300x_oam"])
+def test_a_partition_of_amd_gpus_can_be_planned_only(
+    commands: Path, capsys: pytest.CaptureFixture[str], gpu_type: str
+) -> None:
+    slurm(commands, ["amd"], [(f"gpu:{gpu_type}:8", "IDLE", "amd")] * 3)
+    assert main(["cluster", "--from-slurm", "amd"]) == 0
+    assert "This cluster can be planned only: the engine runs on CUDA" in capsys.readouterr().out
+    assert (written("amd").device, written("amd").nodes) == (shipped("mi300x").device, 3)
+    words = ["--conf", "conf", "cluster=amd", "launcher=slurm", "launcher.partition=amd"]
+    assert main(["plan", "+grid=first_day", *words]) == 0
+    assert "cluster amd (AMD Instinct MI300X) is planned only" in capsys.readouterr().out
+    assert main(["run", "+grid=first_day", *words, "launcher.dry=true"]) == 2
+    assert "is planned only: the engine runs on CUDA" in capsys.readouterr().err
+
+
+def test_amd_gpus_that_no_file_describes_are_not_taken_for_nvidias(
+    commands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm(commands, ["amd"], [("gpu:mi250x:8", "IDLE", "amd")])
+    assert main(["cluster", "--from-slurm", "amd"]) == 0
+    assert "--base NAME says which: mi300x, mi325x, mi355x" in capsys.readouterr().out
+    assert (written("amd").backend, written("amd").device.memory_bytes) == ("rocm", None)
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "base"),
+    [
+        ("gh200", None),
+        ("nvidia_gh200_480gb", "gh200_96gb"),
+        *((name, name) for name in ("h20", "h200", "h800", "l40s", "gb200", "b200")),
+        ("l40", None),
+        ("mi300a", None),
+    ],
+)
+def test_a_type_is_one_device_by_whole_words(commands: Path, gpu_type: str, base: str | None) -> None:
+    slurm(commands, ["gpu"], [(f"gpu:{gpu_type}:8", "IDLE", "gpu")])
+    assert main(["cluster", "--from-slurm", "gpu"]) == 0
+    device = written("gpu").device
+    assert device == shipped(base).device if base is not None else device.memory_bytes is None
 
 
 MIXED = [("gpu:h100:8(S:0-1)", "IDLE", "gpu")] * 3 + [("gpu:a100:4(S:0)", "IDLE", "gpu")]

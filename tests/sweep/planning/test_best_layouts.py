@@ -227,7 +227,7 @@ def test_mfu_is_relative_to_the_peak_of_each_precision_or_says_why_there_is_none
 def test_a_plan_whose_points_only_just_fit_is_not_said_to_have_no_rates() -> None:
     plan = plan_of([*SMALL, "plan.oom_margin=3"])
     tight = [p for p in plan.points if p.verdict == "run" and (p.peak_bytes or 0) > (p.limit_bytes or 0)]
-    only = Plan(config=plan.config, method=plan.method, points=tuple(tight), duplicates=0, not_sampled=0)
+    only = dataclasses.replace(plan, points=tuple(tight))
     assert tight
     assert "no step time" not in printed(only)
     assert listed(printed(only))

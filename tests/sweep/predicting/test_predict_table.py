@@ -176,10 +176,10 @@ def test_a_cluster_of_the_users_own_describes_a_device_that_does_not_ship(tmp_pa
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "quad.yaml").write_text(
         "defaults: [h200, _self_]\nname: quad\ndevices_per_node: 4\n"
-        "device: {name: NVIDIA GH200 96GB, driver_names: [], memory_bytes: 96e9, memory_bandwidth: 4 TB/s, "
+        "device: {name: NVIDIA H100 NVL, driver_names: [], memory_bytes: 96e9, memory_bandwidth: 4 TB/s, "
         "peak_flops: {bf16: 989e12}, source: test}\n"
     )
-    frame = pd.DataFrame([row(gpu="GH200 96GB"), row(gpu=None, cluster="quad")])
+    frame = pd.DataFrame([row(gpu="H100 NVL"), row(gpu=None, cluster="quad")])
     said = predict_frame(frame, None, ConfFolders((tmp_path,))).predictions
     assert said["step_time_s"].nunique() == 1 and said["step_time_s"].notna().all()
     assert said["step_time_s"].iloc[0] > one(gpu="H200")["step_time_s"]

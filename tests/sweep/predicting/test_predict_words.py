@@ -7,8 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from sweep.predicting.codebases import read_clusters
 from sweep.predicting.predict_table import OUT
 from tests.sweep.predicting.predicted import EXPERTS, one
+from workloads.predict.hardware import cluster_of
 from workloads.predict.words import recomputed_of, zero_of
 
 
@@ -55,8 +57,11 @@ def test_a_word_says_what_the_host_does_again() -> None:
         ({"attention_kernel": "warp"}, "attention_kernel 'warp' is not known; known: flash, flash2"),
         ({"gated_mlp": "maybe"}, "gated_mlp = 'maybe' is neither true nor false"),
         ({"tie_embeddings": "perhaps"}, "tie_embeddings = 'perhaps' is neither true nor false"),
-        ({"gpu": "GH200"}, "a GH200 is no H200"),
-        ({"gpu": "NVIDIA GH200 144G HBM3e"}, "a GH200 is no H200"),
+        ({"gpu": "GH200"}, "a GH200 has 96 or 144 GB; write GH200 96GB or GH200 144GB"),
+        ({"gpu": "GH200 80GB"}, "an GH200 with 96 GB or 120 GB or 480 GB or 144 GB is described, none with 80 GB"),
+        ({"gpu": "NVIDIA H20-3e"}, "'3e' is not known; known: H20 with a form"),
+        ({"gpu": "NVIDIA L40"}, "gpu 'NVIDIA L40' is not known"),
+        ({"gpu": "AMD Instinct MI300A"}, "gpu 'AMD Instinct MI300A' is not known"),
         ({"gpu": "H100 PCIe"}, "cards for PCIe have lower rates"),
         ({"gpu": "H200 NVL"}, "NVL cards have other rates"),
         ({"gpu": "H100 96GB"}, "an H100 with 80 GB is described, none with 96 GB"),
@@ -84,7 +89,7 @@ def test_a_word_that_is_not_understood_refuses_its_row(changes: dict[str, Any], 
         ({"allreduce_gb_s": "fast"}, "allreduce_gb_s = 'fast' is not a number above 0: ignored"),
         ({"codebase": "megatron"}, "gated_mlp not given: true, since kv_heads < heads"),
         ({"codebase": "megatron", "kv_heads": 32, "ffn": 16384}, "gated_mlp not given: false, since ffn is 4 x hidden"),
-        ({"gpu": "H800"}, "H100 with NVLink of 400 instead of 900 GB/s"),
+        ({"gpu": "AMD Instinct MI300X OAM"}, "AMD Instinct MI300X: products at 0.43 of peak, 0.68 on H200"),
         ({"gpu": "GH200", "cluster": "h200"}, "gpu 'GH200': taken as the NVIDIA H200 of cluster h200"),
         ({"power_w": 900}, "power_w 900: ignored, above the usual 700 W"),
         ({"attention_kernel": "flash2", "gpu": "B200"}, "its rate on NVIDIA B200 is not known, that of flash is taken"),
@@ -99,6 +104,36 @@ def test_what_a_row_does_not_say_is_said(changes: dict[str, Any], said: str) -> 
     found = one(**changes)
     assert said in found["reason"] and found["step_time_s"] > 0
     assert pd.isna(one()["reason"])
+
+
+NAMES = {
+    "h200": "h200, NVIDIA H200, NVIDIA-H200 SXM, NVIDIA H200 141GB HBM3e",
+    "h20": "H20, NVIDIA H20, H20 96GB",
+    "h100_efa": "H100, NVIDIA H100 80GB HBM3, HGX H100",
+    "h800": "H800, NVIDIA H800, NVIDIA H800 80GB",
+    "a100_80gb": "A100, NVIDIA A100-SXM4-80GB",
+    "a100_40gb": "NVIDIA A100-SXM4-40GB",
+    "a800_80gb": "A800, NVIDIA A800-SXM4-80GB",
+    "gh200_96gb": "GH200 96GB, NVIDIA GH200 480GB, NVIDIA GH200 120GB, GH200 120GB",
+    "gh200_144gb": "GH200 144GB, NVIDIA GH200 144G HBM3e",
+    "l40s": "L40S, NVIDIA L40S",
+    "b200": "B200, NVIDIA B200",
+    "b300": "B300, NVIDIA B300 SXM6 AC",
+    "gb200": "GB200, NVIDIA GB200, GB200 NVL72",
+    "gb300": "GB300, NVIDIA GB300",
+    "mi300x": "MI300X, AMD Instinct MI300X, AMD Instinct MI300X OAM",
+    "mi325x": "MI325X, AMD Instinct MI325X, AMD Instinct MI325 OAM",
+    "mi355x": "MI355X, AMD Instinct MI355X, AMD Instinct MI355X 288GB HBM3e, AMD Instinct MI355 OAM",
+}
+"""Names that nvidia-smi, torch on ROCm, Slurm and published tables use, by the cluster that describes them."""
+
+
+def test_a_name_is_one_device_by_whole_words() -> None:
+    clusters = read_clusters()
+    found = {name: cluster_of(name, "", clusters, []).name for names in NAMES.values() for name in names.split(", ")}
+    assert found == {name: cluster for cluster, names in NAMES.items() for name in names.split(", ")}
+    devices = {clusters[cluster].device.name for cluster in NAMES}
+    assert devices == {cluster.device.name for cluster in clusters.values() if cluster.backend != "cpu"}
 
 
 def test_whole_words_of_sharding_and_recomputation() -> None:

@@ -148,6 +148,18 @@ def test_a_goal_is_the_table_of_the_command(capsys: pytest.CaptureFixture[str]) 
         assert row.price == pytest.approx(2.5 * row.gpu_hours)
 
 
+def test_an_objective_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama1b", "cluster=h200", "gpus=[8,16]", "tp=1", "pp=1", "cp=1", "global_batch_size=64"]
+    document = json.loads(command(["advise", *words, "--optimise", "energy", "--top", "3", "--json"], capsys))
+    narrowed = {"tp": 1, "pp": 1, "cp": 1}
+    asked = {"global_batch_size": 64, "top": 3, "optimise": "energy", "overrides": narrowed}
+    advice = ultrasweep.advise("llama1b", "h200", [8, 16], **asked)
+    name = "predicted_energy_per_token_at_most_j"
+    assert advice.layouts[name].tolist() == [one[name] for one in document["layouts"]]
+    assert advice.layouts[name].is_monotonic_increasing and advice.layouts["place"].tolist() == [1, 2, 3]
+    assert advice.facts["optimise"] == document["optimise"] == "energy"
+
+
 # memory
 
 

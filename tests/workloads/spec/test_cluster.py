@@ -57,7 +57,7 @@ def test_quantities_may_have_units() -> None:
         ({"environment": ["A"]}, r"cluster ours: environment=\['A'\] must be a mapping"),
         ({"environment": {"A B": 1}}, "cluster ours: environment: 'A B' cannot be the name of a variable"),
         ({"environment": {"A": True}}, "cluster ours: environment: A=True must be text or a number; put it in quotes"),
-        ({"backend": "tpu"}, "cluster ours: backend='tpu'; it may be cuda or cpu"),
+        ({"backend": "tpu"}, "cluster ours: backend='tpu'; it may be cuda, cpu or rocm"),
         ({"devices_per_node": 0}, "cluster ours: devices_per_node=0 must be a whole number of at least 1"),
         (
             {"reserved_bytes": "2 Gi"},
@@ -84,6 +84,8 @@ def test_quantities_may_have_units() -> None:
         (device(peak_flops={"bf16": 989}), "device.peak_flops.bf16=989 means 989 FLOP/s"),
         (device(peak_flops={"bf61": 9e14}), "device.peak_flops: no precision 'bf61'; did you mean 'bf16'"),
         (device(memory_bandwidth=3.35), "device.memory_bandwidth=3.35 means 3.35 B/s"),
+        (device(power_w=0.7), "device.power_w=0.7 means 0.7 W; between 1 and 100000 W is plausible"),
+        (device(power_w="700 J"), "device.power_w='700 J': 'J' is not a unit of power; write it like '700 W'"),
         ({"matmul_efficiency": 68}, "matmul_efficiency=68 must be a share above 0, at most 1"),
         ({"matmul_efficiency": "high"}, "matmul_efficiency='high' must be a number"),
     ],
@@ -100,17 +102,27 @@ def test_a_missing_part_is_named() -> None:
         cluster_from_dict(without_device)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": name}
-        for name in ("AMD Instinct MI300X", "mi250x", "amd_mi325x", "Intel Gaudi 3", "TPU v5p", "trainium2")
-    ]
-    + [{"name": "ours", "driver_names": ["AMD Instinct MI210"]}],
-)
-def test_accelerators_of_other_vendors_are_not_planned_as_nvidia_gpus(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSweep, match=r"is no NVIDIA GPU .*; backend cuda runs and predicts NVIDIA GPUs only"):
+AMD = ("AMD Instinct MI300X", "mi250x", "amd_mi325x", "mi300a")
+
+
+@pytest.mark.parametrize("changes", [*({"name": name} for name in AMD), {"name": "ours", "driver_names": [AMD[0]]}])
+def test_amd_gpus_need_their_backend(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSweep, match=r"is an AMD GPU; give backend: rocm, with which it can be planned"):
         check_cluster(cluster_from_dict(fields(**device(**changes))))
+    planned = check_cluster(cluster_from_dict(fields(**device(**changes), backend="rocm")))
+    assert planned.is_planned_only
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm"])
+@pytest.mark.parametrize("name", ["Intel Gaudi 3", "TPU v5p", "trainium2"])
+def test_other_accelerators_are_neither_run_nor_predicted(name: str, backend: str) -> None:
+    with pytest.raises(InvalidSweep, match=r"is no NVIDIA or AMD GPU .*; other accelerators are neither run nor"):
+        check_cluster(cluster_from_dict(fields(**device(name=name), backend=backend)))
+
+
+def test_rocm_is_no_backend_of_nvidia_gpus() -> None:
+    with pytest.raises(InvalidSweep, match="device 'NVIDIA H200' is an NVIDIA GPU; give backend: cuda"):
+        check_cluster(cluster_from_dict(fields(**device(name="NVIDIA H200"), backend="rocm")))
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H100 MIG 1g.10gb", "gh200", "A100-SXM4-80GB", "Tesla V100", "midrange"])

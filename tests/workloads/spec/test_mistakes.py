@@ -92,7 +92,7 @@ def test_all_mistakes_of_a_cluster_are_reported_at_once() -> None:
         "intra_node: latency_s must be given; write for example latency_s: 5 us",
         "inter_node: no option 'latency'; did you mean 'latency_s'?",
         "no option 'gpus_per_node'; did you mean 'devices_per_node'?",
-        "backend='nccl'; it may be cuda or cpu",
+        "backend='nccl'; it may be cuda, cpu or rocm",
         "device.memory_bytes=80",
         "matmul_efficiency=70 must be a share above 0, at most 1 (0.7 is 70 %)",
         "intra_node.bandwidth=450",
