@@ -13,6 +13,7 @@ from docs.tools.write_accuracy import CUTS, PAGE, put_section
 from results.statistics import grade
 from results.statistics.grade import grade_of
 from results.tables.load import load
+from sweep.predicting.known import Known
 from sweep.predicting.measured_tables import RECORDED, recorded_table
 from workloads.contract.protocol import HOST_WAIT
 from workloads.predict.table import COLUMNS, MEASURED
@@ -155,8 +156,17 @@ def test_sections_of_the_page_can_be_filled() -> None:
         put_section(text, "nothing", "new")
 
 
-@pytest.mark.exhaustive(seconds=160)
-@pytest.mark.slow
+def test_paces_are_those_of_a_probe() -> None:
+    """Times of a host's rows at some paces beside those of plans with probes of these paces."""
+    points = accuracy_of_plans.points_of(accuracy_of_plans.recorded_attempts())
+    for cluster, rows in points.groupby("cluster"):
+        drawn = rows.sample(12, random_state=5)
+        paces = (0.5, 1.0, 1.7, 3.0)
+        known = [{str(cluster): Known(probe={"pace": pace})} for pace in paces]
+        by_plans = [accuracy_of_plans.planned(drawn, one)["step_time_s"].to_numpy(dtype=float) for one in known]
+        np.testing.assert_allclose(accuracy_of_hosts.at_paces(drawn, paces), by_plans, rtol=1e-12)
+
+
 def test_launches_tell_how_slow_hosts_are() -> None:
     """Of hosts that the law was set from: that it holds shows only that nothing went wrong since."""
     every = accuracy_of_hosts.hosts()
@@ -166,4 +176,4 @@ def test_launches_tell_how_slow_hosts_are() -> None:
     assert off.abs().max() < 0.22 and np.log(found["nearest"]).std() > 0.2
     slow_or_fast = found[np.log(found["nearest"]).abs() > 0.2]
     assert (slow_or_fast["error_launches"] < slow_or_fast["error_usual"]).all()
-    assert "The line through these points" in accuracy_of_hosts.section()
+    assert "The line through these points" in accuracy_of_hosts.section(every)
