@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
-from docs.tools.accuracy_scores import in_cells_of, scores, spearman, verdicts
+from docs.tools.accuracy_scores import scores, spearman, verdicts
 from docs.tools.other_hosts import ON_OTHER_HOSTS
 from docs.tools.write_accuracy import CUTS, PAGE, put_section
 from results.statistics import grade
@@ -38,14 +38,15 @@ def one_cell(measured: list[float], predicted: list[float]) -> pd.DataFrame:
 
 def test_scores_by_hand() -> None:
     found = one_cell([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.1, 1.8, 3.0, 4.0, 5.0, 6.0]).assign(
-        of_step_time_low_s=0.0,
-        of_step_time_high_s=[9.0, 9.0, 9.0, 9.0, 9.0, 1.0],
+        of_step_time_low_s=[0.5, 1.0, 1.5, 2.0, 2.5, 0.5],
+        of_step_time_high_s=[4.5, 9.0, 13.5, 18.0, 22.5, 2.0],
         reserved_gib=10.0,
         of_predicted_peak_reserved_bytes=11 * 2**30,
     )
     said = scores(found)
     assert (said["rows"], said["MAPE"], said["bias"], said["Spearman"]) == ("6", "3.3 %", "+0.0 %", "1.000")
     assert (said["inside 90 %"], said["reserved memory"], said["top-5 regret"]) == ("83.3 %", "10.0 %", "0.0 %")
+    assert said["half-width"] == "200.0 %", "the high end is nine times the low one, three times the middle"
     assert spearman(found) == pytest.approx(1.0) and np.isnan(spearman(found[:2]))
 
 
@@ -115,12 +116,6 @@ def test_runs_of_one_cluster_are_told_apart() -> None:
     assert tokens[kinds["waits"]].median() < tokens[~kinds["waits"]].median(), "short micro-batches wait for the host"
     odd = own["experiment"].map(accuracy_of_plans.has_experts_or_latents)
     assert set(own["model"][odd]) == {"qwen3_30b_a3b_8_layers", "deepseek_v2_lite_10_layers"}
-
-
-def test_rows_of_small_cells_are_left_out() -> None:
-    rows = pd.DataFrame({"layers": 16, "hidden": 2048, "seq": 4096, "gpus": [8] * 3 + [16] * 2, "step_time_s": 1.0})
-    assert in_cells_of(rows, 3)["gpus"].tolist() == [8, 8, 8]
-    assert len(in_cells_of(rows, 2)) == 5
 
 
 def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
