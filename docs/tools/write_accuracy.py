@@ -109,11 +109,9 @@ def study_section(path: Path) -> str:
     known = rows[rows["status"] != "other"]
     every, models = _ran(known), ("layers", "hidden")
     memory = leave_out(known, known, models)
-    blind = known.drop(columns=["allreduce_gb_s", "allreduce_intra_gb_s"])
     tries = [
         ("nothing fitted", _predicted(every, None)),
         ("the whole table of the other models", _ran(memory)),
-        ("the same, without the job's all-reduce rates", leave_out(_ran(blind), blind, models)),
         (f"ten rows, {TEN} draws", ten_rows(every)),
     ]
     fast = f"of these, at least {FAST:g} % MFU"

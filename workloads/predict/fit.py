@@ -2,9 +2,9 @@
 
 In logarithms: residuals ``log measured - log predicted`` with the spread of rows, and for each parameter a residual
 ``log value - log default`` with its own spread. The method is Gauss-Newton with finite differences. Residuals count by
-Huber's loss. With more rows than parameters a second pass starts there with Tukey's biweight, whose scale is the median
-absolute residual: rows beyond it (broken or stuck runs) then have no weight at all (Beaton and Tukey 1974,
-doi:10.1080/00401706.1974.10489171).
+Huber's loss. For step times, with more rows than parameters, a second pass starts there with Tukey's biweight, whose
+scale is the median absolute residual: rows beyond it (broken or stuck runs) then have no weight at all (Beaton and
+Tukey 1974, doi:10.1080/00401706.1974.10489171).
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ def fit(
     spread: float,
     weights: NDArray[np.float64] | None = None,
     near: Mapping[str, float] | None = None,
+    *,
+    stuck: bool = False,
 ) -> Fitted:
     """Fits ``parameters`` to the ``measured`` rows. ``model``: function from values to predictions of these rows.
     ``spread``: standard deviation of a row's logarithm. ``near``: starting values, such as those of nearly equal rows;
-    None: the defaults. With more rows than parameters the first pass, by Huber's loss, is left out
-    then."""
+    None: the defaults. ``stuck``: whether rows far off are broken runs that get no weight, if there are more rows than
+    parameters; from ``near`` such a fit leaves out the pass by Huber's loss."""
     names = tuple(parameters)
     default = np.log([parameters[name].value for name in names])
     wide = np.array([parameters[name].spread for name in names])
@@ -113,7 +115,7 @@ def fit(
                 break
         return theta, normal
 
-    many = len(measured) > len(names)
+    many = stuck and len(measured) > len(names)
     if near is None or not many:
         theta, normal = descend(theta, spread, _huber)
     if many:
