@@ -3,6 +3,9 @@ time."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from pyarrow.parquet import read_table
@@ -12,8 +15,10 @@ from docs.tools.accuracy_scores import percent, table
 from docs.tools.hosts_of_rows import host_of, launch_s
 from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.load import load
-from sweep.predicting.known import Known
+from sweep.predicting.codebases import read_clusters
+from sweep.predicting.forecast import Forecast
 from sweep.predicting.measured_tables import RECORDED
+from workloads.predict import layouts
 from workloads.predict.parameters import TIME
 from workloads.predict.probed import LAUNCH_S, pace_of
 from workloads.spec.experiment import ENGINE
@@ -60,36 +65,53 @@ def hosts() -> pd.DataFrame:
 
 def _host(device: str, rows: pd.DataFrame) -> dict[str, object] | None:
     points = points_of(rows)
-    cluster = str(points["cluster"].iloc[0])
-    times = points.set_index("experiment_id")["step_time_s"]
-
-    def errors(pace: float) -> np.ndarray:
-        found = planned(points, {cluster: Known(probe={"pace": pace})}).set_index("experiment_id")["step_time_s"]
-        ratio = found.reindex(times.index).to_numpy(dtype=float) / times.to_numpy(dtype=float)
-        return np.asarray(np.log(ratio))
-
-    tried = np.array([errors(pace) for pace in PACES])
-    depends = int((tried[-1] - tried[0] > np.log(DEPENDS)).sum())
-    if len(points) < LEAST or depends < LEAST_DEPENDING:
+    if len(points) < LEAST:
         return None
     launch = launch_s(rows)
     assert launch is not None
-    nearest = float(PACES[np.abs(tried).mean(axis=1).argmin()])
-    said = {"usual": 1.0, "launches": pace_of(launch / LAUNCH_S), "nearest": nearest}
+    told = {"usual": 1.0, "launches": pace_of(launch / LAUNCH_S)}
+    tried = [*PACES, *told.values()]
+    off = at_paces(points, tried) / points["step_time_s"].to_numpy(dtype=float)
+    depends = int((np.log(off[len(PACES) - 1] / off[0]) > np.log(DEPENDS)).sum())
+    if depends < LEAST_DEPENDING:
+        return None
+    nearest = int(np.abs(np.log(off[: len(PACES)])).mean(axis=1).argmin())
+    places = {**{name: len(PACES) + at for at, name in enumerate(told)}, "nearest": nearest}
     return {
         "device": device,
         "later": bool(rows["later"].all()),
         "rows": len(points),
         "depend": depends,
         "launch_s": launch,
-        "pace": pace_of(launch / LAUNCH_S),
-        "nearest": nearest,
-        **{f"error_{name}": float(np.abs(np.expm1(errors(pace))).mean()) for name, pace in said.items()},
+        "pace": told["launches"],
+        "nearest": float(PACES[nearest]),
+        **{f"error_{name}": float(np.abs(off[place] - 1).mean()) for name, place in places.items()},
     }
 
 
-def section() -> str:
-    found = hosts()
+def at_paces(points: pd.DataFrame, paces: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Step seconds of the points of one cluster as `planned` predicts them with a probe of each pace, shape (paces,
+    points). Only what depends on the pace is computed for each."""
+    forecast = Forecast.of(read_clusters()[str(points["cluster"].iloc[0])])
+    experiments = points["experiment"].tolist()
+    factors = forecast.structures.factors(experiments)
+    of_layers = forecast.structures.of_layers(experiments, factors)
+    usual = forecast.points(experiments, of_layers)
+
+    def at(pace: float) -> np.ndarray:
+        terms = forecast.predictor.seconds(dataclasses.replace(usual, pace=usual.pace * pace))
+        whole = terms.pipeline + terms.seen + terms.after
+        least = (terms.issued + terms.seen + terms.after) / whole
+        seconds: np.ndarray = whole * layouts.with_hosts(factors, of_layers, least)
+        return seconds
+
+    freeing = planned(points)["step_time_s"].to_numpy(dtype=float) - at(1.0)
+    return np.stack([at(float(pace)) + freeing for pace in paces])
+
+
+def section(found: pd.DataFrame | None = None) -> str:
+    """``found``: the `hosts`, if they are at hand."""
+    found = hosts() if found is None else found
     lines = [
         (
             f"{row['device']}{', later' * row['later']}",

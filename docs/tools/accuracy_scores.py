@@ -24,24 +24,19 @@ from results.statistics.errors_of_predictions import (
 
 CELL = ["layers", "hidden", "seq", "gpus"]
 """Columns that name a cell: the layouts of one cell are ranked against each other."""
-MANY = 8
-"""Rows of a cell whose rank correlation is meaningful by itself."""
 TRIES = 5
 """Layouts that a user would run: those predicted fastest. Regret is what the fastest of them loses against the best."""
 GIB = 2**30
 
 
-def in_cells_of(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The rows of cells that have at least ``count`` of them."""
-    return rows[rows.groupby(CELL)["step_time_s"].transform("size") >= count]
-
-
 def scores(rows: pd.DataFrame) -> dict[str, str]:
-    """One line of a table: errors of the step time, ranking within cells, interval coverage and reserved memory."""
+    """One line of a table: errors of the step time, ranking within cells, coverage of the
+    interval, median half of its width (by how much of the middle its upper end is longer) and reserved memory."""
     times = summary(relative_errors(rows["of_step_time_s"], rows["step_time_s"]))
     assert times is not None
     inside = coverage(rows["of_step_time_low_s"], rows["of_step_time_high_s"], rows["step_time_s"])
     memory = summary(relative_errors(rows["of_predicted_peak_reserved_bytes"], rows["reserved_gib"] * GIB))
+    width = np.sqrt((rows["of_step_time_high_s"] / rows["of_step_time_low_s"]).median()) - 1
     correlations, sizes, regrets = _ranking(rows)
     return {
         "rows": f"{len(rows):,}",
@@ -53,6 +48,7 @@ def scores(rows: pd.DataFrame) -> dict[str, str]:
         "by rows": f"{np.average(correlations, weights=sizes):.3f}" if correlations else "–",
         f"top-{TRIES} regret": percent(float(np.mean(regrets))) if regrets else "–",
         "inside 90 %": percent(inside) if inside is not None else "–",
+        "half-width": percent(width),
         "reserved memory": percent(memory.mape) if memory is not None else "–",
     }
 
@@ -98,7 +94,7 @@ def table(lines: Sequence[tuple[str, dict[str, str]]], first: str) -> str:
 
 
 def by_value(found: pd.DataFrame, column: str) -> list[tuple[str, dict[str, str]]]:
-    keep = ("rows", "MAPE", "p90", "bias", "inside 90 %")
+    keep = ("rows", "MAPE", "p90", "bias", "inside 90 %", "half-width")
     lines = []
     for value, rows in found.groupby(column, sort=True):
         of = scores(rows)

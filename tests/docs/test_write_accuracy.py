@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 
 from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
-from docs.tools.accuracy_scores import in_cells_of, scores, spearman, verdicts
+from docs.tools.accuracy_scores import scores, spearman, verdicts
 from docs.tools.other_hosts import ON_OTHER_HOSTS
 from docs.tools.write_accuracy import CUTS, PAGE, put_section
 from results.statistics import grade
 from results.statistics.grade import grade_of
 from results.tables.load import load
+from sweep.predicting.known import Known
 from sweep.predicting.measured_tables import RECORDED, recorded_table
 from workloads.contract.protocol import HOST_WAIT
 from workloads.predict.table import COLUMNS, MEASURED
@@ -37,14 +38,15 @@ def one_cell(measured: list[float], predicted: list[float]) -> pd.DataFrame:
 
 def test_scores_by_hand() -> None:
     found = one_cell([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.1, 1.8, 3.0, 4.0, 5.0, 6.0]).assign(
-        of_step_time_low_s=0.0,
-        of_step_time_high_s=[9.0, 9.0, 9.0, 9.0, 9.0, 1.0],
+        of_step_time_low_s=[0.5, 1.0, 1.5, 2.0, 2.5, 0.5],
+        of_step_time_high_s=[4.5, 9.0, 13.5, 18.0, 22.5, 2.0],
         reserved_gib=10.0,
         of_predicted_peak_reserved_bytes=11 * 2**30,
     )
     said = scores(found)
     assert (said["rows"], said["MAPE"], said["bias"], said["Spearman"]) == ("6", "3.3 %", "+0.0 %", "1.000")
     assert (said["inside 90 %"], said["reserved memory"], said["top-5 regret"]) == ("83.3 %", "10.0 %", "0.0 %")
+    assert said["half-width"] == "200.0 %", "the high end is nine times the low one, three times the middle"
     assert spearman(found) == pytest.approx(1.0) and np.isnan(spearman(found[:2]))
 
 
@@ -116,12 +118,6 @@ def test_runs_of_one_cluster_are_told_apart() -> None:
     assert set(own["model"][odd]) == {"qwen3_30b_a3b_8_layers", "deepseek_v2_lite_10_layers"}
 
 
-def test_rows_of_small_cells_are_left_out() -> None:
-    rows = pd.DataFrame({"layers": 16, "hidden": 2048, "seq": 4096, "gpus": [8] * 3 + [16] * 2, "step_time_s": 1.0})
-    assert in_cells_of(rows, 3)["gpus"].tolist() == [8, 8, 8]
-    assert len(in_cells_of(rows, 2)) == 5
-
-
 def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
     found = pd.DataFrame(
         {"of_predicted_peak_reserved_bytes": np.array([50, 70, 66, 95]) * 2**30, "status": ["ok", "ok", "oom", "oom"]}
@@ -155,8 +151,17 @@ def test_sections_of_the_page_can_be_filled() -> None:
         put_section(text, "nothing", "new")
 
 
-@pytest.mark.exhaustive(seconds=160)
-@pytest.mark.slow
+def test_paces_are_those_of_a_probe() -> None:
+    """Times of a host's rows at some paces beside those of plans with probes of these paces."""
+    points = accuracy_of_plans.points_of(accuracy_of_plans.recorded_attempts())
+    for cluster, rows in points.groupby("cluster"):
+        drawn = rows.sample(12, random_state=5)
+        paces = (0.5, 1.0, 1.7, 3.0)
+        known = [{str(cluster): Known(probe={"pace": pace})} for pace in paces]
+        by_plans = [accuracy_of_plans.planned(drawn, one)["step_time_s"].to_numpy(dtype=float) for one in known]
+        np.testing.assert_allclose(accuracy_of_hosts.at_paces(drawn, paces), by_plans, rtol=1e-12)
+
+
 def test_launches_tell_how_slow_hosts_are() -> None:
     """Of hosts that the law was set from: that it holds shows only that nothing went wrong since."""
     every = accuracy_of_hosts.hosts()
@@ -166,4 +171,4 @@ def test_launches_tell_how_slow_hosts_are() -> None:
     assert off.abs().max() < 0.22 and np.log(found["nearest"]).std() > 0.2
     slow_or_fast = found[np.log(found["nearest"]).abs() > 0.2]
     assert (slow_or_fast["error_launches"] < slow_or_fast["error_usual"]).all()
-    assert "The line through these points" in accuracy_of_hosts.section()
+    assert "The line through these points" in accuracy_of_hosts.section(every)

@@ -1,8 +1,10 @@
 """Fits the parameters of a closed form to rows, regularized by their prior values.
 
 In logarithms: residuals ``log measured - log predicted`` with the spread of rows, and for each parameter a residual
-``log value - log default`` with its own spread. The method is Gauss-Newton with finite differences; outliers are
-down-weighted (Huber), so that one broken run does not bend the fit.
+``log value - log default`` with its own spread. The method is Gauss-Newton with finite differences. Residuals count by
+Huber's loss. For step times, with more rows than parameters, a second pass starts there with Tukey's biweight, whose
+scale is the median absolute residual: rows beyond it (broken or stuck runs) then have no weight at all (Beaton and
+Tukey 1974, doi:10.1080/00401706.1974.10489171).
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ STEP = 1e-3
 ROUNDS = 12
 HUBER = 2.0
 """Number of spreads beyond which residuals count by their size, not their square."""
+TUKEY = 7.0
+"""Number of scales beyond which a row has no weight. The usual 4.7 also drops host-bound rows, whose errors have long
+tails."""
+OF_NORMAL = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 WIDEST = 4.0
 """Maximum distance of a parameter from its default, in spreads."""
 
@@ -65,10 +72,13 @@ def fit(
     spread: float,
     weights: NDArray[np.float64] | None = None,
     near: Mapping[str, float] | None = None,
+    *,
+    stuck: bool = False,
 ) -> Fitted:
     """Fits ``parameters`` to the ``measured`` rows. ``model``: function from values to predictions of these rows.
     ``spread``: standard deviation of a row's logarithm. ``near``: starting values, such as those of nearly equal rows;
-    None: the defaults."""
+    None: the defaults. ``stuck``: whether rows far off are broken runs that get no weight, if there are more rows than
+    parameters; from ``near`` such a fit leaves out the pass by Huber's loss."""
     names = tuple(parameters)
     default = np.log([parameters[name].value for name in names])
     wide = np.array([parameters[name].spread for name in names])
@@ -76,30 +86,55 @@ def fit(
     target = np.log(measured)
     given = np.ones(len(measured)) if weights is None else weights
 
-    def cost(at: Floats) -> float:
-        z = (target - np.log(model(dict(zip(names, np.exp(at), strict=True))))) / spread
-        size = np.abs(z)
-        loss = np.where(size <= HUBER, 0.5 * z**2, HUBER * (size - 0.5 * HUBER))
-        return float((given * loss).sum() + 0.5 * (((at - default) / wide) ** 2).sum())
+    def residuals(at: Floats) -> Floats:
+        left: Floats = target - np.log(model(dict(zip(names, np.exp(at), strict=True))))
+        return left
 
-    damping, current = 1e-2, cost(theta)
-    normal = np.diag(1 / wide**2)
-    for _ in range(ROUNDS):
-        start, jacobian = derivatives(model, dict(zip(names, np.exp(theta), strict=True)))
-        z = (target - start) / spread
-        weight = given * np.minimum(1.0, HUBER / np.maximum(np.abs(z), 1e-9)) / spread**2
-        normal = jacobian.T @ (weight[:, None] * jacobian) + np.diag(1 / wide**2)
-        slope = jacobian.T @ (weight * (target - start)) - (theta - default) / wide**2
-        for _ in range(6):
-            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
-            new = np.clip(theta + step, default - WIDEST * wide, default + WIDEST * wide)
-            if (after := cost(new)) <= current:
+    def descend(theta: Floats, scale: float, loss: Loss) -> tuple[Floats, Floats]:
+        def cost(at: Floats) -> float:
+            return float((given * loss(residuals(at) / scale)[0]).sum() + 0.5 * (((at - default) / wide) ** 2).sum())
+
+        damping, current = 1e-2, cost(theta)
+        normal = np.diag(1 / wide**2)
+        for _ in range(ROUNDS):
+            start, jacobian = derivatives(model, dict(zip(names, np.exp(theta), strict=True)))
+            weight = given * loss((target - start) / scale)[1] / scale**2
+            normal = jacobian.T @ (weight[:, None] * jacobian) + np.diag(1 / wide**2)
+            slope = jacobian.T @ (weight * (target - start)) - (theta - default) / wide**2
+            for _ in range(6):
+                step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
+                new = np.clip(theta + step, default - WIDEST * wide, default + WIDEST * wide)
+                if (after := cost(new)) <= current:
+                    break
+                damping *= 10
+            else:
                 break
-            damping *= 10
-        else:
-            break
-        done = current - after < 1e-4 * max(1.0, current)
-        theta, current, damping = new, after, damping / 5
-        if done:
-            break
+            done = current - after < 1e-4 * max(1.0, current)
+            theta, current, damping = new, after, damping / 5
+            if done:
+                break
+        return theta, normal
+
+    many = stuck and len(measured) > len(names)
+    if near is None or not many:
+        theta, normal = descend(theta, spread, _huber)
+    if many:
+        typical = OF_NORMAL * float(np.median(np.abs(residuals(theta)) * np.sqrt(given)))
+        theta, normal = descend(theta, max(spread, typical), _tukey)
     return Fitted(dict(zip(names, np.exp(theta).tolist(), strict=True)), names, np.linalg.inv(normal))
+
+
+Loss = Callable[[Floats], tuple[Floats, Floats]]
+"""Function of residuals in scales; returns each row's loss and its weight, which is the loss's slope over the
+residual."""
+
+
+def _huber(z: Floats) -> tuple[Floats, Floats]:
+    size = np.abs(z)
+    loss = np.where(size <= HUBER, 0.5 * z**2, HUBER * (size - 0.5 * HUBER))
+    return loss, np.minimum(1.0, HUBER / np.maximum(size, 1e-9))
+
+
+def _tukey(z: Floats) -> tuple[Floats, Floats]:
+    inside = np.maximum(0.0, 1 - (z / TUKEY) ** 2)
+    return TUKEY**2 / 6 * (1 - inside**3), inside**2

@@ -69,7 +69,7 @@ def learn_time(
     parameters = time_parameters(profiles[name])
     defaults = {key: one.value for key, one in parameters.items()}
     noise = noise_of(points, facts, defaults)
-    fitted = fit(partial(step_time, points, facts), target, parameters, SPREAD, 1 / noise**2, near)
+    fitted = fit(partial(step_time, points, facts), target, parameters, SPREAD, 1 / noise**2, near, stuck=True)
     if len(target) < FEW:
         return LearnedTime(fitted, len(target), None, defaults)
     left = np.log(target / step_time(points, facts, fitted.values))

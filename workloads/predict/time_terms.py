@@ -162,7 +162,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     tokens, tp = x.tokens, x.tp
     memory = x.memory_bandwidth * p["memory"]
     device, products, host = _layer(x, facts, p)
-    slow = p["slow_host"] * facts.slow_host * np.log2(np.maximum(tp, 1.0)) ** p["slow_growth"]
+    slow = p["slow_host"] * facts.slow_host * np.log2(np.clip(tp, 1.0, x.node)) ** p["slow_growth"]
+    slow = slow * np.maximum(1.0, tp / x.node) ** p["slow_between"]
     host = (host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
 
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
@@ -290,7 +291,7 @@ def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     repeated = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
     collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + repeated
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
-    start = p["tp_start"] * (x.tp - 1)
+    start = p["tp_start"] * (x.tp - 1) + p["tp_between"] * np.maximum(0.0, x.tp / x.node - 1)
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)
 
 
@@ -306,7 +307,7 @@ def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     inside = x.pp * stride <= x.node
     link = np.where(inside, x.intra, np.where(np.isfinite(x.inter), x.inter, x.intra)) * p["p2p"]
     size = 2 * x.tokens * x.hidden / np.where(facts.sequence_parallel > 0, x.tp, 1.0)
-    start = np.where(facts.slow_messages > 0, p["slow_message"], p["message"])
+    start = np.where((facts.slow_messages > 0) & ~inside, p["slow_message"], p["message"])
     return np.where(x.pp > 1, x.vpp * (start + size / link), 0.0)
 
 

@@ -121,3 +121,29 @@ def test_the_fill_of_an_interleaved_pipeline_is_the_simulated_one(pp: int, vpp: 
         for m in counts
     ]
     assert parts(rows, {**DEVICE, "p2p": 1e12}).pipeline == pytest.approx(simulated, rel=1e-3)
+
+
+def test_slow_messages_are_those_between_nodes() -> None:
+    """Two stages, four micro-batches, two messages of a second each: none of them inside one node."""
+    rows = [row(gpus=gpus, dp=gpus // 2, pp=2, grad_accum=4) for gpus in (8, 16)]
+    values = {**DEVICE, "slow_message": 1.0}
+    longer = parts(rows, values, slow_messages=1.0).pipeline - parts(rows, values, slow_messages=0.0).pipeline
+    assert longer == pytest.approx([0.0, 2.0 * (4 + 1)], abs=1e-9)
+
+
+def test_tensor_parallelism_starts_later_between_nodes() -> None:
+    """Eight collectives a layer and pass without sequence parallelism, a second for each node after the first."""
+    rows = [row(gpus=32, dp=32 // tp, tp=tp, grad_accum=1) for tp in (4, 8, 16, 32)]
+    values = {**DEVICE, "tp_exposed": 1.0}
+    spans = {**values, "tp_between": 1.0}
+    longer = (
+        parts(rows, spans, sequence_parallel=0.0).pipeline
+        - parts(rows, {**values, "tp_between": NOTHING}, sequence_parallel=0.0).pipeline
+    )
+    assert longer == pytest.approx(np.array([0, 0, 1, 3]) * 8 * 32, rel=1e-3, abs=1e-6)
+
+
+def test_a_slow_host_takes_longer_for_each_doubling_in_a_node_and_for_each_node() -> None:
+    rows = [row(gpus=32, dp=32 // tp, tp=tp, grad_accum=1) for tp in (2, 4, 8, 16, 32)]
+    values = {**DEVICE, "slow_host": 1e3, "slow_growth": 1.0, "slow_between": 1.0}
+    assert parts(rows, values, slow_host=1.0).pipeline / 32e3 == pytest.approx([1, 2, 3, 6, 12], rel=1e-3)
