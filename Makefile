@@ -34,7 +34,7 @@ check-all: lint typecheck
 	$(PYTEST) $$(($(WORKERS) + $(WAITING)))
 
 # About PART_SECONDS of the tests that only check-all runs, drawn by a seed: what CI adds to `make test`.
-PART_SECONDS ?= 120
+PART_SECONDS ?= 60
 part: setup
 	$(PYTEST) $(WORKERS) --exhaustive-part "$(PART_SECONDS)/$(or $(TESTS_SEED),$(shell date +%F))"
 

@@ -12,6 +12,8 @@ from launchers.status.status import SweepStatus
 _AT_MOST_ONE_IN = 5
 """A report is being written for at most this part of the time, because the machine has other work: it is mostly a
 login node."""
+_REPORT = (sys.executable, "-m", "analysis.report")
+"""The command; ``sweep`` does not import ``analysis``."""
 _LEAST_S = 10.0
 """Least seconds from one report to the next."""
 
@@ -24,7 +26,7 @@ class LivePage:
     """
 
     def __init__(self, sweep: Path, out: Path) -> None:
-        self._command = [sys.executable, "-m", "analysis.report", str(sweep), "--out", str(out)]
+        self._command = [*_REPORT, str(sweep), "--out", str(out)]
         self._out = out
         self._process: subprocess.Popen[bytes] | None = None
         self._started = self._next = 0.0

@@ -95,6 +95,7 @@ def test_the_page_follows_the_rows(
     monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", pilot_works)
     monkeypatch.setattr(launchers.slurm.watch, "jobs_of", lambda sweep: None)  # Slurm knows nothing of this pilot
     monkeypatch.setattr(live_page, "_LEAST_S", 0.0)
+    monkeypatch.setattr(live_page, "_REPORT", (*live_page._REPORT, "--figures", "outcomes"))
     assert main(["watch", str(watched.path), "--plain", "--report", str(page.parent)]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the report")]
     assert said == [f"the report is there, and written again as rows come: {page}"]
