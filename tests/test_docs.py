@@ -277,6 +277,19 @@ def test_the_first_page_lists_every_shipped_grid() -> None:
     assert re.findall(r"`(\w+)`", listed[1]) == sorted(ConfFolders().names("grid"))
 
 
+ON_SLURM = [words for words in commands((ROOT / "README.md").read_text(), "sweep") if "launcher=slurm" in words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ON_SLURM, ids=" ".join)
+def test_commands_of_the_first_page_for_slurm_write_batch_files(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "launcher.dry=true"]) == 0, capsys.readouterr().err
+    assert "#SBATCH --partition=main" in capsys.readouterr().out
+
+
 def test_the_page_of_results_names_every_room_and_file_of_its_code() -> None:
     folder = ROOT / "results"
     page = (folder / "README.md").read_text()
