@@ -14,6 +14,7 @@ from sweep.planning.summary import (
     by_shape,
     eager_points,
     expected_hours,
+    formats_not_run,
     layout,
     rehearsals_of,
     reused_from,
@@ -29,7 +30,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     rules = Counter(point.rule for point in plan.points if point.verdict == "invalid")
     hours = expected_hours(plan.to_run)
     energy = plan.power.mwh(hours) if hours is not None else Amount(None, None)
-    lacking = {model.name: list(lacking_kinds(model)) for model in config.models.values()}
+    formats = [f"{precision} matrix products" for precision in formats_not_run(plan)]
+    lacking = {model.name: [*lacking_kinds(model), *formats] for model in config.models.values()}
     notes = [reused_from(plan), *eager_points(plan), rehearsals_of(plan)]
     notes.append(mfu_note((p.experiment.precision for p in plan.points if p.time is not None), config.cluster))
     return {

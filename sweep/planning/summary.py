@@ -57,7 +57,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         if lacking := lacking_kinds(model):
             note = f"{model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"
             console.print(note, highlight=False, markup=False)
-    for precision in _not_run(plan):
+    for precision in formats_not_run(plan):
         note = f"precision={precision} cannot be run yet: the engine lacks {precision} matrix products"
         console.print(note, highlight=False, markup=False)
     console.print(_verdicts(plan))
@@ -173,7 +173,7 @@ def layout(experiment: Experiment) -> str:
     return ", ".join(parts)
 
 
-def _not_run(plan: Plan) -> list[str]:
+def formats_not_run(plan: Plan) -> list[str]:
     """Precisions of points to run whose matrix products the engine lacks."""
     return sorted({point.experiment.precision for point in plan.to_run} & {*PLANNED_FORMATS})
 
@@ -184,7 +184,7 @@ def _verdicts(plan: Plan) -> Table:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
     rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
-    lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)] + _not_run(plan)
+    lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)] + formats_not_run(plan)
     for verdict in VERDICTS:
         if counts[verdict]:
             refused = verdict == "run" and lacking

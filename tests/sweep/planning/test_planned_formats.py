@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ def test_a_run_is_refused_by_name(
     assert f"precision={precision} can be planned and exported, but not run" in said and said.count("\n") == 1
     assert main(["plan", *words]) == 0
     assert f"precision={precision} cannot be run yet" in capsys.readouterr().out
+    assert main(["plan", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["engine_lacks"] == {"llama8b": [f"{precision} matrix products"]}
 
 
 def test_intervals_say_that_nothing_was_measured() -> None:
