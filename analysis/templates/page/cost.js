@@ -49,7 +49,7 @@ const Cost = (() => {
     const told = kept.slice(0, 5).map((layout) => `${state.part.layoutName(layout.place)} (${Words.days(days(layout))} days, ${Words.short(energy(state, layout))} MWh)`);
     return element("p", { class: "note", id: "frontier" }, `Time against energy on ${state.cell.size} GPUs, nothing is better in both: ${told.join("; ")}. Energy is of the devices alone, by the power measured in the timed steps.`);
   }
-  const [WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM] = [520, 240, 64, 20, 24, 38];
+  const [WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM] = [520, 246, 64, 20, 24, 44];
 
   /**
    * @param {PageState} state
@@ -77,9 +77,9 @@ const Cost = (() => {
     const energetic = bound || points.some((point) => energy(state, point.best) !== null);
     const line = (point) => element("tr", { class: point.cell === state.cell ? "tie" : "" },
       ...[["", point.cell.size], ["l lay", part.layoutName(point.best.place)], ["", Words.days(point.days)], ["", Words.fixed(point.hours)], ...(energetic ? [["", written(state, point)]] : []), ...(state.price ? [["", Words.money(point.paid)]] : []), ["", point === cheapest ? Words.UNKNOWN : `× ${Words.fixed(point.paid / cheapest.paid, 2)}`]].map(([kind, text]) => element("td", { class: kind }, String(text))));
-    const head = ["GPUs", "Layout", "Days", "GPU-hours", ...(energetic ? ["MWh"] : []), ...(state.price ? ["Cost"] : []), "Against cheapest"];
+    const head = ["GPUs", "Layout", "Days", "GPU-hours", ...(energetic ? ["MWh"] : []), ...(state.price ? ["Cost"] : []), "Relative"];
     box.replaceChildren(element("p", { class: "lead" }, lead + soon), element("div", { class: "two" },
-      points.length > 1 ? element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Curve of cost" }, chart(state, points)) : element("p", { class: "empty" }, "One number of GPUs: there is no curve to draw."),
+      points.length > 1 ? element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Chart of cost" }, chart(state, points)) : element("p", { class: "empty" }, "One number of GPUs: there is nothing to compare."),
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cost" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place === 1 ? "l" : "" }, name)))), element("tbody", {}, ...points.map(line))),
         element("p", { class: "note" }, `At the speed of the timed steps; no restart, evaluation or checkpoint is in it.${bound ? ` MWh with ≤ are at most, by the power limit of ${part.device}, ${part.powerLimit} W: no power was measured there.` : ""}${state.price ? "" : " Give a price above to see money."}`), frontier(state, found(state.cell)))));
   }
@@ -110,13 +110,11 @@ const Cost = (() => {
     };
     const unit = state.price ? "$" : "GPU-hours", digits = (value) => (value >= 1e6 ? `${Words.fixed(value / 1e6, 1)} M` : value >= 1e3 ? `${Words.fixed(value / 1e3, value < 1e4 ? 1 : 0)} k` : Words.fixed(value, value < 10 ? 1 : 0));
     const levels = round(most), ticks = [1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000].filter((value) => value > low && value < high);
-    const sorted = [...points].sort((a, b) => a.days - b.days);
     return svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `Days against ${unit} over the number of GPUs; the table beside it has the numbers` },
       ...levels.map((value) => svg("text", { class: "mut", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, digits(value))),
-      svg("text", { class: "mut", x: 0, y: 12 }, unit),
-      ...ticks.map((value) => svg("text", { class: "mut", x: x(value), y: HIGH - 18, "text-anchor": "middle" }, Words.fixed(value))),
-      svg("text", { class: "mut", x: (LEFT + WIDE) / 2, y: HIGH - 2, "text-anchor": "middle" }, "days (log)"),
-      svg("polyline", { points: sorted.map((point) => `${x(point.days)},${y(point.paid)}`).join(" "), fill: "none", stroke: "var(--strong)" }),
+      svg("text", { class: "mut", x: 0, y: 12 }, `${unit}, of each number of GPUs`),
+      ...ticks.map((value) => svg("text", { class: "mut", x: x(value), y: HIGH - 24, "text-anchor": "middle" }, Words.fixed(value))),
+      svg("text", { class: "mut", x: (LEFT + WIDE) / 2, y: HIGH - 6, "text-anchor": "middle" }, "days (log)"),
       ...points.map((point) => svg("g", {}, svg("circle", { cx: x(point.days), cy: y(point.paid), r: point.cell === state.cell ? 6 : 4, fill: "var(--accent)" }), svg("text", { x: x(point.days), y: y(point.paid) - 10, "text-anchor": "middle", "font-weight": point.cell === state.cell ? 700 : 400 }, String(point.cell.size)))));
   }
 
