@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.explorer import pack_texts
 from analysis.rows.cohorts import Cohort
-from analysis.rows.labels import OUTCOME_NAMES
+from analysis.rows.labels import OUTCOME_NAMES, device_noun
 from results.tables.reference import EXTRA_COLUMNS
 from results.tables.schema import ATTEMPT_COLUMNS, LEDGER_COLUMNS
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION
@@ -112,6 +112,9 @@ def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
     columns = [column for name in frame.columns if name not in NOT_SHOWN and (column := _column(frame, str(name)))]
     order = {name: place for place, name in enumerate((*_LABELS, *_DESCRIBED))}
     columns.sort(key=lambda column: order.get(column["name"], len(order)))
+    if "backend" in frame and device_noun(frame) != "GPUs":
+        for column in columns:
+            column["label"] = column["label"].replace("GPUs", device_noun(frame)).replace("/GPU", "/process")
     names = [column["name"] for column in columns]
     ids = "\n".join(frame["attempt_id"]) if len(frame) else ""
     return {

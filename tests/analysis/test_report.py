@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import report
+from analysis.explorer import row_data
 from analysis.figures import registry
 from analysis.index_page import next_runs
 from analysis.page import sentences
@@ -163,6 +164,13 @@ def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> N
         "Rehearsed step times differ from the measured ones by −20.0 % to −20.0 % (median −20.0 %, n = 1) with tensor "
         "parallelism and +0.0 % to +0.0 % (median +0.0 %, n = 1) without it." in text
     )
+
+
+def test_a_cpu_has_processes_in_the_list_of_runs() -> None:
+    for backend, names in (("cpu", ("CPU processes", "tokens/s/process")), ("cuda", ("GPUs", "tokens/s/GPU"))):
+        frame = frame_of([synthetic.attempt(POINTS[0], outcome="ok", backend=backend)])
+        labels = {column["name"]: column["label"] for column in row_data.encode(frame, [])["columns"]}
+        assert (labels["world_size"], labels["tokens_per_s_per_gpu"]) == names
 
 
 def test_shipped_sweeps_wait_for_nothing() -> None:

@@ -208,7 +208,7 @@ const Panel = (() => {
       const same = [];
       for (let row = 0; row < this.data.rows && same.length < 20; row++) if (row !== this.row && ids.value(row) === own) same.push(row);
       if (!same.length) return null;
-      const name = (row) => [this.columns.get("sweep")?.text(row), this.columns.get("method")?.text(row), this.columns.get("outcome")?.text(row), this.columns.get("tokens_per_s_per_gpu")?.value(row) != null ? `${this.columns.get("tokens_per_s_per_gpu").text(row)} tokens/s/GPU` : ""].filter(Boolean).join(", ");
+      const name = (row) => [this.columns.get("sweep")?.text(row), this.columns.get("method")?.text(row), this.columns.get("outcome")?.text(row), this.columns.get("tokens_per_s_per_gpu")?.value(row) != null ? `${this.columns.get("tokens_per_s_per_gpu").text(row)} ${this.columns.get("tokens_per_s_per_gpu").label}` : ""].filter(Boolean).join(", ");
       return this.section("others", "Other rows of this experiment", element("ul", { class: "plainlist" }, ...same.map((row) => element("li", {}, element("button", { type: "button", class: "link", onclick: () => this.on.open(row) }, name(row))))));
     }
 
