@@ -21,6 +21,7 @@ import numpy as np
 
 from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
+from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import CALIBRATED_AT, LINKED
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
@@ -84,6 +85,7 @@ def is_plain(e: Experiment) -> bool:
         and e.recompute in RECOMPUTE
         and e.recompute_every == 1
         and not e.gradient_accumulation_fusion
+        and not shares_memory(e)
     )
 
 
@@ -126,6 +128,7 @@ def plain(e: Experiment) -> Experiment:
         recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
         recompute_every=1,
         gradient_accumulation_fusion=False,
+        engine_version=WITHOUT_SHARED_MEMORY[-1] if shares_memory(e) else e.engine_version,
     )
 
 

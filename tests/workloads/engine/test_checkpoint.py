@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.engine.layers.checkpoint import Block, checkpointed
 from workloads.engine.observing.memory import StorageTracker
+from workloads.engine.ops.linear import DeferredGradients, linear
 
 
 def _block(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -99,3 +101,18 @@ def test_a_second_backward_is_told() -> None:
     y.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="a second time"):
         y.backward()
+
+
+def test_the_last_product_is_not_repeated() -> None:
+    """Neither as autograd's own function nor where its weight's gradient is added to a sum."""
+    for deferred in (None, DeferredGradients()):
+        weight = torch.ones(6, 6, requires_grad=True)
+
+        def block(x: Tensor, cos: Tensor, sin: Tensor, deferred: DeferredGradients | None = deferred) -> Tensor:
+            return x + linear(linear(x, weight, deferred).relu(), weight, deferred)  # noqa: B023
+
+        x = torch.ones(5, 6, requires_grad=True)
+        out = checkpointed(block, x, torch.ones(6), torch.ones(6), nullcontext)  # type: ignore[arg-type]
+        with FlopCounterMode(display=False) as counter:
+            out.sum().backward()
+        assert counter.get_total_flops() == (1 + 4) * 2 * 5 * 6 * 6, "one product again, and four of gradients"

@@ -57,7 +57,7 @@ FAULTS = [
             "early_totals",
             "the loss is read before the replay",
             "self._graph.replay()\n",
-            "totals = self._launched.totals.clone(); self._graph.replay(); return totals\n",
+            "totals = self._launched.totals.clone(); self._graph.replay(); self._replayed_at = 0.0; return totals\n",
         ),
     )
 ]

@@ -13,8 +13,8 @@ their own (`expert_degrees`). With uneven routing, the rank with most tokens is 
     optimizer   2 g P / S, the two moments of AdamW (`workloads.spec.optimizer`)
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
-    activations saved bytes of every micro-batch in flight, working bytes of the running block or the head, and
-                FSDP's flat buffers
+    activations saved bytes of every micro-batch in flight, working bytes of the running block or the head,
+                FSDP's flat buffers, and the memory through which tensor-parallel ranks exchange tokens
 
 and peaks at the end of one of the steps of `workloads.costs.memory.layer_events` and
 `workloads.costs.memory.end_events`, each of which allocates and frees named tensors.
@@ -39,6 +39,7 @@ from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
+from workloads.costs.shape.peer_memory import SLOTS, slot_bytes
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
@@ -189,6 +190,8 @@ def timelines_of(
     """Actions of a rank in one of which it peaks. ``chunks``: see `timelines_of_chunks`."""
     part = Part.of(e, x, held)
     always: Live = {"master": part.master, "optimizer": ADAMW.state_bytes(part.master), "inputs": x.inputs}
+    if shared_bytes := SLOTS * slot_bytes(e):
+        always["shared"] = shared_bytes
     if e.virtual_stages > 1:
         return timelines_of_chunks(e, x, stage, always, {} if chunks is None else chunks)
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.

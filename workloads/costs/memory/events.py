@@ -35,6 +35,7 @@ TENSORS: Mapping[str, Tensor] = {
     ),
     "optimizer": Tensor(OPTIMIZER, "AdamW's moments", "training/optimizer.py"),
     "inputs": Tensor(ACTIVATIONS, "token ids, targets and RoPE tables", "training/data.py"),
+    "shared": Tensor(ACTIVATIONS, "memory shared by tensor-parallel ranks", "collectives/peer_memory.py PeerMemory"),
     "others": Tensor(ACTIVATIONS, "saved by other micro-batches", "training/pipeline.py _Step.held"),
     "deferred": Tensor(ACTIVATIONS, "held by other micro-batches or chunks", "ops/linear.py DeferredGradients"),
     "saved": Tensor(ACTIVATIONS, "saved by this micro-batch", "layers/transformer.py Block.forward"),

@@ -15,6 +15,7 @@ from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_tokens, latent_up
+from workloads.costs.shape.peer_memory import shares_memory
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
@@ -34,6 +35,9 @@ of a Llama-3.1-8B layer 690, at 4096 tokens on H200 with torch 2.11."""
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
+
+COPIES_SLOW = 0.15
+"""Part of an exchange's time by which copies slow the products beside them."""
 
 
 def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
@@ -81,7 +85,10 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention + 2 * memory
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
-    tp = _tp_exposed(e, cluster, kind, c, matmul + experts.forward_s, products)
+    if shares_memory(e):
+        tp = _tp_copied(e, cluster, kind, c, per_number * tokens / e.tp)
+    else:
+        tp = _tp_exposed(e, cluster, kind, c, matmul + experts.forward_s, products)
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, kind, attention, backward=turn) for turn in (False, True))
     recompute_s, recompute_exposed_s, named = 0.0, 0.0, e.recomputed_operations
     if e.recompute == "full":
@@ -215,6 +222,73 @@ def _tp_exposed(
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)
     return _TensorParallel(gathers + sums * scatter, backward, gathers, latents, scatter)
+
+
+class _Exchanged(NamedTuple):
+    """Products of one part of a layer, the mixer or the MLP, whose tokens tensor-parallel ranks exchange."""
+
+    inputs: tuple[int, ...]
+    """Widths of the gathered inputs."""
+    into: int
+    """Numbers of the weights that these enter."""
+    rows: int
+    """Numbers of the row-parallel weights."""
+
+
+@lru_cache(maxsize=4096)
+def _exchanged(kind: Layer, hidden: int) -> tuple[_Exchanged, ...]:
+    parts = []
+    for part in (kind.mixer, kind.mlp):
+        if part is None:
+            continue
+        inputs = kind.mixer.tensor_parallel(hidden).gathered if part is kind.mixer and kind.mixer else (hidden,)
+        split = [one for one in part.weights(hidden) if one.use == "matrix" and one.held == "split"]
+        rows = sum(one.active for one in split if one.name in ROW_PARALLEL)
+        if rows:
+            parts.append(_Exchanged(inputs, sum(one.active for one in split) - rows, rows))
+    return tuple(parts)
+
+
+def _tp_copied(e: Experiment, cluster: ClusterSpec, kind: Layer, c: int, per_number_s: float) -> _TensorParallel:
+    """As `_tp_exposed`, where ranks share memory: each exchange overlaps with its own product, part by part
+    (`workloads.engine.collectives.peer_memory`). ``per_number_s``: time of a product for one number of a weight.
+
+    What heads share, and the tokens of experts with ``etp > 1``, are exchanged by collectives.
+    """
+    hidden, tokens = e.model.hidden_size, rank_tokens(e)[0]
+
+    def time_of(op: Collective, width: int) -> float:
+        return collective_time_s(op, float(c * tokens * width), e.tp, 1, cluster)
+
+    gather, scatter = time_of("all_gather", hidden), time_of("reduce_scatter", hidden)
+    gathers, latents, sums, backward, last_sum = 0.0, 0.0, 0.0, 0.0, 0.0
+    for part in _exchanged(kind, hidden):
+        product, rows = per_number_s * part.into / len(part.inputs), per_number_s * part.rows
+        for width in part.inputs:
+            waits = _waits_s(product, time_of("all_gather", width), e.tp)
+            gathers += waits
+            latents += waits if width != hidden else 0.0
+            # The input is gathered again, and its gradient is summed, beside two products.
+            again = time_of("all_gather", width) + time_of("reduce_scatter", width)
+            backward += _waits_s(2 * product, again, e.tp)
+        last_sum = _waits_s(rows, scatter, e.tp)
+        sums += last_sum
+        backward += _waits_s(rows, gather, e.tp)
+    shared = kind.mixer.tensor_parallel(hidden).shared if kind.mixer is not None else 0
+    if shared:
+        gathers += time_of("all_gather", shared)
+        backward += time_of("reduce_scatter", shared)
+    if kind.routed and e.etp > 1:
+        gathers, sums, backward = gathers + gather, sums + scatter, backward + gather + scatter
+    return _TensorParallel(gathers + sums, backward, gathers, latents, last_sum)
+
+
+def _waits_s(product_s: float, exchange_s: float, ranks: int) -> float:
+    """Seconds by which an exchange in ``ranks - 1`` parts delays its product in ``ranks``: one part overlaps with
+    one of the other, and either may be the slower one."""
+    part_s = product_s / ranks
+    late = max(0.0, exchange_s / (ranks - 1) - part_s, exchange_s - (ranks - 1) * part_s)
+    return late + COPIES_SLOW * exchange_s
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, kind: Layer, attention_s: float, *, backward: bool) -> float:

@@ -223,7 +223,7 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 _OF_LAYER = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "cp_kind", "sequence_parallel"),
     *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
-    "gradient_accumulation_fusion",
+    *("gradient_accumulation_fusion", "engine", "engine_version"),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")

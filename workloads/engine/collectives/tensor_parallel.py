@@ -8,7 +8,8 @@ Activations between tensor-parallel regions are flattened to tokens, ``x_TD``. W
 
 (Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198.) Without sequence parallelism the pair is
 identity forward / all-reduce backward, and all-reduce forward / identity backward. A column-parallel layer saves the
-*local* rows of X and gathers them again in its backward, overlapped with the input-gradient matmul.
+*local* rows of X and gathers them again in its backward, overlapped with the input-gradient matmul. Where ranks share
+memory, every exchange of a product overlaps with this product itself (`workloads.engine.collectives.peer_memory`).
 
 DTensor could express the same, but its dispatch costs the host more time than a GPU needs for a layer in eager mode.
 """
@@ -25,8 +26,9 @@ from torch.nn import functional as F
 
 from workloads.engine.collectives.communication import Axis, all_reduce_async, gather_async, reduce_scatter_async, wait
 from workloads.engine.collectives.parameters import add_parameter
+from workloads.engine.collectives.peer_memory import Gathering, PeerMemory, Sum, gathered_product
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear, take_gradients_in
-from workloads.engine.ops.linear import DeferredGradients, linear
+from workloads.engine.ops.linear import DeferredGradients, linear, saved
 from workloads.spec.weights import Weight
 
 
@@ -50,37 +52,90 @@ class TensorParallel:
         return {"tp": self.size}
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """How the products of a layer exchange tokens."""
+
+    tp: TensorParallel
+    peers: PeerMemory | None
+
+    def gather(self, x: Tensor) -> Gathering | Tensor:
+        """Start to gather tokens; without sequence parallelism every rank has them."""
+        if self.peers is not None:
+            return self.peers.gather(x)
+        return gather_async(x, self.tp.axis) if self.tp.sequence_parallel else x
+
+    def gathered(self, tokens: Gathering | Tensor) -> Tensor:
+        if isinstance(tokens, Gathering):
+            return tokens.wait()
+        return wait(tokens) if self.tp.sequence_parallel else tokens
+
+    def gathered_product(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """``X matrix`` of the tokens of all ranks."""
+        if self.peers is not None:
+            return gathered_product(self.peers.gather(x, whole=False), matrix)
+        return self.gathered(self.gather(x)) @ matrix
+
+    def summed_product(self, x: Tensor, matrix: Tensor) -> Sum | Tensor:
+        """Start to sum ``x matrix`` over ranks; with sequence parallelism this rank keeps only its own tokens."""
+        if self.peers is not None:
+            return self.peers.summed_product(x, matrix)
+        return _sum_async(x @ matrix, self.tp)
+
+    @staticmethod
+    def summed(rows: Sum | Tensor) -> Tensor:
+        return rows.wait() if isinstance(rows, Sum) else wait(rows)
+
+
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, tp: TensorParallel, deferred: DeferredGradients | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, exchange: _Exchange, deferred: DeferredGradients | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.tp, ctx.deferred = tp, deferred
+        ctx.exchange, ctx.deferred = exchange, deferred
         ctx.parameter = weight if deferred is not None else None
-        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-        return full @ weight.t()
+        return exchange.gathered_product(x, weight.t())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        tp: TensorParallel = ctx.tp
+        exchange: _Exchange = ctx.exchange
 
         def product(full: Tensor) -> Tensor | None:
             return grad.t() @ full if ctx.deferred is None else ctx.deferred.product(ctx.parameter, grad, full)
 
         def later() -> Tensor | None:
-            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
+            return product(exchange.gathered(exchange.gather(x)))
 
-        grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
-            partial = _sum_async(grad @ weight, tp)
-        elif tp.sequence_parallel:
-            gathered = gather_async(x, tp.axis)
-            partial = reduce_scatter_async(grad @ weight, tp.axis)
-            grad_weight = product(wait(gathered))
-        else:
-            partial = all_reduce_async(grad @ weight, tp.axis)
-            grad_weight = product(x)
-        return wait(partial), grad_weight, None, None
+            return exchange.summed(exchange.summed_product(grad, weight)), None, None, None
+        tokens = exchange.gather(x)
+        partial = exchange.summed_product(grad, weight)
+        grad_weight = product(exchange.gathered(tokens))
+        return exchange.summed(partial), grad_weight, None, None
+
+
+class _RowLinear(torch.autograd.Function):
+    """A row-parallel product and its sum over ranks, in shared memory. Its input is one of `saved`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, peers: PeerMemory, deferred: DeferredGradients | None) -> Tensor:
+        ctx.saved, ctx.peers, ctx.deferred = x.grad_fn, peers, deferred
+        ctx.parameter = weight if deferred is not None else None
+        return peers.summed_product(x, weight.t()).wait()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, weight = ctx.saved.saved_tensors
+        tokens = ctx.peers.gather(grad)
+        grad_x = gathered_product(tokens, weight)
+        full = tokens.wait()
+
+        def make() -> Tensor | None:
+            return full.t() @ x if ctx.deferred is None else ctx.deferred.product(ctx.parameter, full, x)
+
+        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
+            return grad_x, None, None, None
+        return grad_x, make(), None, None
 
 
 class _Fp8ColumnLinear(torch.autograd.Function):
@@ -191,6 +246,7 @@ class ColumnParallelLinear(nn.Module):
         self.tp, self.shares_input = tp, shares_input
         self.deferred: DeferredGradients | None = None
         self.fp8: Fp8Products | None = None
+        self.peers: PeerMemory | None = None
         add_parameter(self, "weight", parts, tp.sizes)
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -201,7 +257,7 @@ class ColumnParallelLinear(nn.Module):
             return _Fp8ColumnLinear.apply(x_TD, self.weight, self.tp, self.fp8, self.deferred)
         if self.tp.size == 1:
             return linear(x_TD, self.weight, self.deferred)
-        return _ColumnLinear.apply(x_TD, self.weight, self.tp, self.deferred)
+        return _ColumnLinear.apply(x_TD, self.weight, _Exchange(self.tp, self.peers), self.deferred)
 
 
 class RowParallelLinear(nn.Module):
@@ -214,6 +270,7 @@ class RowParallelLinear(nn.Module):
         self.tp, self.input_of, self.shares_input = tp, input_of, input_of == "attention"
         self.deferred: DeferredGradients | None = None
         self.fp8: Fp8Products | None = None
+        self.peers: PeerMemory | None = None
         add_parameter(self, "weight", [part], tp.sizes)
 
     @property
@@ -222,6 +279,8 @@ class RowParallelLinear(nn.Module):
         return self.fp8 is not None and self.fp8.scaling == "tensorwise"
 
     def forward(self, x_TF: Tensor) -> Tensor:
+        if self.peers is not None:
+            return _RowLinear.apply(saved(x_TF, self.weight), self.weight, self.peers, self.deferred)
         if self.fp8 is not None:
             y_TD = fp8_linear(x_TF, self.weight, self.fp8, self.deferred)
         else:

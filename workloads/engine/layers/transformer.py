@@ -17,6 +17,7 @@ from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention, local_positions
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import add_parameter
+from workloads.engine.collectives.peer_memory import PeerMemory
 from workloads.engine.collectives.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -248,6 +249,12 @@ class Chunk(nn.Module):
         for module in self.modules():
             if hasattr(module, "deferred"):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
+
+    def exchange_through(self, peers: PeerMemory) -> None:
+        """Exchange the tokens of tensor-parallel products through memory that the ranks share."""
+        for module in self.modules():
+            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+                module.peers = peers
 
     def use_fp8(self, scaling: Fp8Scaling) -> None:
         """Run the products of the blocks in fp8, except those of routed experts, whose weights are gathered in fp8

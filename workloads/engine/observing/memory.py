@@ -176,10 +176,13 @@ class MemoryProbe:
         return total
 
     def _resident(self) -> list[Tensor]:
-        """Tensors that exist before the step: master weights, optimizer state and the RoPE tables."""
+        """Tensors that exist before the step: master weights, optimizer state, the RoPE tables and memory that ranks
+        share."""
         shards = [local_shard(named.current) for named in self.engine.optimizer.parameters]
+        peers = self.engine.peers
         return [
             *shards,
+            *([peers.memory] if peers is not None else []),
             *self.engine.optimizer.state_tensors(),
             *(buffer for chunk in self.engine.chunks for buffer in chunk.buffers()),
         ]

@@ -103,17 +103,37 @@ class DeferredGradients:
             after_gradient(weight, len(waiting))
 
 
+class _Saved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def saved(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
+    """The input of a product, saved with its weight before the product is computed, whose backward finds both in the
+    node of its input (``saved_tensors``).
+
+    What a function saves exists for autograd when its forward has ended. Recomputation ends with the last tensor that
+    backward needs, so it repeats no product whose tensors were saved before.
+    """
+    return _Saved.apply(x_TI, weight_OI)  # type: ignore[no-any-return]
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, deferred: DeferredGradients) -> Tensor:
-        ctx.save_for_backward(x, weight)
         # Not the saved tensor: the gradient belongs to this object, even after data parallelism has freed its storage.
-        ctx.parameter, ctx.deferred = weight, deferred
+        ctx.saved, ctx.parameter, ctx.deferred = x.grad_fn, weight, deferred
         return x @ weight.t()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+        x, weight = ctx.saved.saved_tensors
         grad_x = grad @ weight
         deferred: DeferredGradients = ctx.deferred
 
@@ -128,4 +148,4 @@ def linear(x_TI: Tensor, weight_OI: Tensor, deferred: DeferredGradients | None =
     is split or gradients are added to sums; None if autograd gets it."""
     if deferred is None:
         return F.linear(x_TI, weight_OI)
-    return _Linear.apply(x_TI, weight_OI, deferred)
+    return _Linear.apply(saved(x_TI, weight_OI), weight_OI, deferred)

@@ -10,6 +10,7 @@ import torch
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import ParameterSpec, initialise
+from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
 from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.training.clock import Clock
@@ -34,6 +35,8 @@ class Engine:
     clock: Clock
     source: Source | None = None
     """Source of the training sequences; None for synthetic tokens."""
+    peers: PeerMemory | None = None
+    """Memory that tensor-parallel ranks share."""
 
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
@@ -99,6 +102,10 @@ def assemble(
 ) -> Engine:
     """Make the engine from chunks that are already built; see `build`."""
     clock = Clock(groups.device)
+    peers = open_peer_memory(experiment, groups.axes["tp"], groups.device)
+    if peers is not None and peers.is_open:
+        for chunk in chunks:
+            chunk.exchange_through(peers)
     optimizer = ShardedAdamW(chunks, groups, learning_rate)
     if optimizer.loss_scale is not None:
         for chunk in chunks:
@@ -106,7 +113,7 @@ def assemble(
                 chunk.head.loss_scale = optimizer.loss_scale.value
             for router in routers(chunk):
                 router.loss_scale = optimizer.loss_scale.value
-    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source)
+    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source, peers)
 
 
 def choose_attention(experiment: Experiment) -> None:
