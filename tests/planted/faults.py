@@ -24,6 +24,7 @@ RUN_STEP = "workloads.measuring.step:run_step"
 LAUNCH = "workloads.measuring.step:_launch"
 HEAD = ENGINE + "layers.transformer:Head.__init__"
 TENSOR = ENGINE + "collectives.tensor_parallel:"
+EXCHANGE = ENGINE + "collectives.tensor_products:Exchange."
 CROSS_ENTROPY = ENGINE + "ops.linear_cross_entropy:"
 CONTEXT = ENGINE + "collectives.context_parallel:"
 PIPELINE = ENGINE + "training.pipeline:_Step."
@@ -233,9 +234,9 @@ TENSORS = faults_of(
     (
         "column_input_gradient",
         "input gradients of column-parallel layers are not summed",
-        TENSOR + "_ColumnLinear.backward",
-        "partial = all_reduce_async(grad @ weight, tp.axis)",
-        "partial = grad @ weight",
+        EXCHANGE + "summed_product",
+        "sum_async(x @ matrix, self.tp)",
+        "(x @ matrix)",
         TP_ONLY,
     ),
     (
@@ -250,7 +251,7 @@ TENSORS = faults_of(
         "vocabulary_input_gradient",
         "the input gradient of the vocabulary-parallel head is not summed",
         TENSOR + "_GatherTokens.backward",
-        "wait(_sum_async(grad, tp))",
+        "wait(sum_async(grad, tp))",
         "grad",
         TP_ONLY,
     ),

@@ -111,7 +111,7 @@ def _is_form_precision(precision: str) -> bool:
 def plain(e: Experiment) -> Experiment:
     """The nearest experiment that `is_plain`: equal degrees, batch and size."""
     precision: Precision = e.precision if _is_form_precision(e.precision) else "bf16"
-    return dataclasses.replace(
+    near = dataclasses.replace(
         e,
         **_plain_schedule(e),
         model=plain_model(e.model),
@@ -128,8 +128,8 @@ def plain(e: Experiment) -> Experiment:
         recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
         recompute_every=1,
         gradient_accumulation_fusion=False,
-        engine_version=WITHOUT_SHARED_MEMORY[-1] if shares_memory(e) else e.engine_version,
     )
+    return dataclasses.replace(near, engine_version=WITHOUT_SHARED_MEMORY[-1]) if shares_memory(near) else near
 
 
 @lru_cache(maxsize=256)

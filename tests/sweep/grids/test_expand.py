@@ -200,7 +200,7 @@ def test_grids_share_no_run() -> None:
         ({"axes": {"seed": ["abc"]}}, "axis seed='abc' must be a whole number"),
         ({"axes": {"engine": "foo"}}, "axis engine='foo'; it may be ultrasweep"),
         ({"axes": {"engine": "ultra_sweep"}}, r"axis engine='ultra_sweep'; did you mean 'ultrasweep'\?"),
-        ({"axes": {"engine_version": 1}}, "axis engine_version='1'; it may be 4"),
+        ({"axes": {"engine_version": 1}}, "axis engine_version='1'; it may be 5"),
         ({"axes": {"sequence_parallel": ["maybe"]}}, "axis sequence_parallel='maybe'; it may be true or false"),
         ({"axes": {"zero_stage": ["abc"]}}, "axis zero_stage='abc'; it may be 0, 1, 2 or 3"),
         ({"axes": {"compile": [False]}}, "axis compile=False; it may be none or block"),
@@ -332,9 +332,9 @@ def test_one_more_condition_is_named_as_it_was_typed() -> None:
 
 
 def test_a_text_that_yaml_reads_as_a_number_is_a_name() -> None:
-    fields = {"axes": {"model": 8, "global_batch_size": 8, "engine_version": 4}}
+    fields = {"axes": {"model": 8, "global_batch_size": 8, "engine_version": 5}}
     expansion = expand(grid_from_dict("g", fields), {"8": MODELS["small"]}.__getitem__)
-    assert expansion.points[0].experiment.engine_version == "4"
+    assert expansion.points[0].experiment.engine_version == "5"
 
 
 def test_the_message_of_an_impossible_size_names_every_derived_value_that_rules_it_out() -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.planted.plant import Fault, planted
 from tests.pool import Pool, RankFailed
 from tests.sampling import sampled
 from tests.workloads.engine.parity import check, experiment, experts, train_rank
@@ -78,6 +79,41 @@ def test_shared_memory_equals_a_single_process(gloo_pool: Pool, tmp_path: Path, 
     check(
         gloo_pool, case, body=partial(train_with_files, folder=tmp_path), clip_at=0.3, counts=case.attention != "math"
     )
+
+
+PEERS = "workloads.engine.collectives.peer_memory:"
+FAULTS = [
+    Fault(name=name, what=what, axis="tp", place=PEERS + place, old=old, new=new)
+    for name, what, place, old, new in (
+        (
+            "rows_of_another",
+            "rows are put where another rank's belong",
+            "PeerMemory.gather",
+            "axis.rank + step",
+            "step",
+        ),
+        (
+            "without_own_rows",
+            "a whole copy lacks this rank's rows",
+            "PeerMemory.gather",
+            "full[axis.rank * len(x) : (axis.rank + 1) * len(x)].copy_(x)",
+            "full[axis.rank * len(x) : (axis.rank + 1) * len(x)].zero_()",
+        ),
+        ("first_of_others", "a sum has one of the other ranks", "Sum.wait", "self._total.add_(other)", "pass"),
+        ("not_summed", "a sum is this rank's part alone", "Sum.wait", "first, out", "0 * first, out"),
+    )
+]
+
+
+def exchanges_with(rank: int, fault: Fault | None, folder: Path) -> None:
+    with planted(fault):
+        exchanges(rank, folder, True)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_of_an_exchange_is_found(gloo_pool: Pool, tmp_path: Path, fault: Fault) -> None:
+    with pytest.raises(RankFailed, match="not close"):
+        gloo_pool.run(exchanges_with, 3, fault, tmp_path)
 
 
 def exchanges(rank: int, folder: Path, read: bool) -> tuple[Tensor, Tensor, Tensor]:

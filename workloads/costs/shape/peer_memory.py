@@ -17,8 +17,9 @@ def shares_memory(experiment: Experiment) -> bool:
     """Whether a layout's ranks share memory: with sequence parallelism, in eager layers, unless products are in fp8,
     which cast all rows with one scale."""
     e = experiment
-    able = e.engine == ENGINE and e.engine_version not in WITHOUT_SHARED_MEMORY
-    return able and e.tp > 1 and e.sequence_parallel and e.compile == "none" and not e.precision.startswith("fp8")
+    able = e.engine == ENGINE and e.engine_version not in WITHOUT_SHARED_MEMORY and not e.precision.startswith("fp8")
+    compiled = e.compiles(routed=False, recomputed=e.recompute != "none" and e.recompute_every == 1)
+    return able and e.tp > 1 and e.sequence_parallel and not compiled
 
 
 def slot_bytes(experiment: Experiment) -> int:

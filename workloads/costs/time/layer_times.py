@@ -36,8 +36,9 @@ ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
 
-COPIES_SLOW = 0.15
-"""Part of an exchange's time by which copies slow the products beside them."""
+COPIES_SLOW = 0.25
+"""Seconds by which a second of copies between devices slows the products beside them: from the products of a layer of
+Llama 8B alone and beside their exchanges, two H200 at their power limit."""
 
 
 def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
@@ -288,7 +289,7 @@ def _waits_s(product_s: float, exchange_s: float, ranks: int) -> float:
     one of the other, and either may be the slower one."""
     part_s = product_s / ranks
     late = max(0.0, exchange_s / (ranks - 1) - part_s, exchange_s - (ranks - 1) * part_s)
-    return late + COPIES_SLOW * exchange_s
+    return late + COPIES_SLOW * (exchange_s - late)
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, kind: Layer, attention_s: float, *, backward: bool) -> float:

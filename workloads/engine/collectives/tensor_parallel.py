@@ -7,9 +7,8 @@ Activations between tensor-parallel regions are flattened to tokens, ``x_TD``. W
     row-parallel     Y = X W^T, W = [W_1, ..., W_tp] by columns: X split over features, Y reduce-scattered over tokens
 
 (Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198.) Without sequence parallelism the pair is
-identity forward / all-reduce backward, and all-reduce forward / identity backward. A column-parallel layer saves the
-*local* rows of X and gathers them again in its backward, overlapped with the input-gradient matmul. Where ranks share
-memory, every exchange of a product overlaps with this product itself (`workloads.engine.collectives.peer_memory`).
+identity forward / all-reduce backward, and all-reduce forward / identity backward. The products and their exchanges are
+in `workloads.engine.collectives.tensor_products`.
 
 DTensor could express the same, but its dispatch costs the host more time than a GPU needs for a layer in eager mode.
 """
@@ -17,175 +16,26 @@ DTensor could express the same, but its dispatch costs the host more time than a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.engine.collectives.communication import Axis, all_reduce_async, gather_async, reduce_scatter_async, wait
+from workloads.engine.collectives.communication import gather_async, wait
 from workloads.engine.collectives.parameters import add_parameter
-from workloads.engine.collectives.peer_memory import Gathering, PeerMemory, Sum, gathered_product
+from workloads.engine.collectives.peer_memory import PeerMemory
+from workloads.engine.collectives.tensor_products import (
+    ColumnProduct,
+    Exchange,
+    Fp8ColumnProduct,
+    RowProduct,
+    sum_async,
+)
+from workloads.engine.collectives.tensor_products import TensorParallel as TensorParallel
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear, take_gradients_in
 from workloads.engine.ops.linear import DeferredGradients, linear, saved
 from workloads.spec.weights import Weight
-
-
-@dataclass(frozen=True, slots=True)
-class TensorParallel:
-    """The tensor-parallel axis as the layers need it. With ``size == 1`` no collective runs."""
-
-    axis: Axis
-    sequence_parallel: bool
-
-    @property
-    def size(self) -> int:
-        return self.axis.size
-
-    @property
-    def rank(self) -> int:
-        return self.axis.rank
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"tp": self.size}
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """How the products of a layer exchange tokens."""
-
-    tp: TensorParallel
-    peers: PeerMemory | None
-
-    def gather(self, x: Tensor) -> Gathering | Tensor:
-        """Start to gather tokens; without sequence parallelism every rank has them."""
-        if self.peers is not None:
-            return self.peers.gather(x)
-        return gather_async(x, self.tp.axis) if self.tp.sequence_parallel else x
-
-    def gathered(self, tokens: Gathering | Tensor) -> Tensor:
-        if isinstance(tokens, Gathering):
-            return tokens.wait()
-        return wait(tokens) if self.tp.sequence_parallel else tokens
-
-    def gathered_product(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """``X matrix`` of the tokens of all ranks."""
-        if self.peers is not None:
-            return gathered_product(self.peers.gather(x, whole=False), matrix)
-        return self.gathered(self.gather(x)) @ matrix
-
-    def summed_product(self, x: Tensor, matrix: Tensor) -> Sum | Tensor:
-        """Start to sum ``x matrix`` over ranks; with sequence parallelism this rank keeps only its own tokens."""
-        if self.peers is not None:
-            return self.peers.summed_product(x, matrix)
-        return _sum_async(x @ matrix, self.tp)
-
-    @staticmethod
-    def summed(rows: Sum | Tensor) -> Tensor:
-        return rows.wait() if isinstance(rows, Sum) else wait(rows)
-
-
-class _ColumnLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, exchange: _Exchange, deferred: DeferredGradients | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.exchange, ctx.deferred = exchange, deferred
-        ctx.parameter = weight if deferred is not None else None
-        return exchange.gathered_product(x, weight.t())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
-        exchange: _Exchange = ctx.exchange
-
-        def product(full: Tensor) -> Tensor | None:
-            return grad.t() @ full if ctx.deferred is None else ctx.deferred.product(ctx.parameter, grad, full)
-
-        def later() -> Tensor | None:
-            return product(exchange.gathered(exchange.gather(x)))
-
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
-            return exchange.summed(exchange.summed_product(grad, weight)), None, None, None
-        tokens = exchange.gather(x)
-        partial = exchange.summed_product(grad, weight)
-        grad_weight = product(exchange.gathered(tokens))
-        return exchange.summed(partial), grad_weight, None, None
-
-
-class _RowLinear(torch.autograd.Function):
-    """A row-parallel product and its sum over ranks, in shared memory. Its input is one of `saved`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, peers: PeerMemory, deferred: DeferredGradients | None) -> Tensor:
-        ctx.saved, ctx.peers, ctx.deferred = x.grad_fn, peers, deferred
-        ctx.parameter = weight if deferred is not None else None
-        return peers.summed_product(x, weight.t()).wait()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        x, weight = ctx.saved.saved_tensors
-        tokens = ctx.peers.gather(grad)
-        grad_x = gathered_product(tokens, weight)
-        full = tokens.wait()
-
-        def make() -> Tensor | None:
-            return full.t() @ x if ctx.deferred is None else ctx.deferred.product(ctx.parameter, full, x)
-
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
-            return grad_x, None, None, None
-        return grad_x, make(), None, None
-
-
-class _Fp8ColumnLinear(torch.autograd.Function):
-    """Like `_ColumnLinear`, in fp8. The local rows are saved and gathered in the compute dtype, and cast after the
-    gather."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        tp: TensorParallel,
-        products: Fp8Products,
-        deferred: DeferredGradients | None,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.tp, ctx.products, ctx.deferred = tp, products, deferred
-        ctx.parameter = weight if deferred is not None else None
-        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-        return products.forward(full, weight)[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        x, weight = ctx.saved_tensors
-        tp: TensorParallel = ctx.tp
-        products: Fp8Products = ctx.products
-        cast_grad = products.gradient(grad)
-        for_weight = cast_grad.for_weight
-        del grad
-
-        def product(full: Tensor) -> Tensor | None:
-            return products.weight_gradient(for_weight, (full,), x.dtype, ctx.parameter, ctx.deferred)
-
-        def later() -> Tensor | None:
-            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
-
-        grad_weight = None
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
-            partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
-        else:
-            gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
-            partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
-            del cast_grad
-            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
-        return wait(partial), grad_weight, None, None, None
-
-
-def _sum_async(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Start summing partial rows; with sequence parallelism this rank keeps only its own tokens."""
-    return reduce_scatter_async(x, tp.axis) if tp.sequence_parallel else all_reduce_async(x, tp.axis)
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -199,7 +49,7 @@ class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         tp = ctx.tp
-        return wait(_sum_async(grad, tp)), None
+        return wait(sum_async(grad, tp)), None
 
 
 class _SumPartials(torch.autograd.Function):
@@ -212,7 +62,7 @@ class _SumPartials(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
-        return wait(_sum_async(x, tp))
+        return wait(sum_async(x, tp))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -254,10 +104,10 @@ class ColumnParallelLinear(nn.Module):
             if self.tp.size == 1:
                 return fp8_linear(x_TD, self.weight, self.fp8, self.deferred)
             take_gradients_in(self.weight, x_TD.dtype)
-            return _Fp8ColumnLinear.apply(x_TD, self.weight, self.tp, self.fp8, self.deferred)
+            return Fp8ColumnProduct.apply(x_TD, self.weight, self.tp, self.fp8, self.deferred)
         if self.tp.size == 1:
             return linear(x_TD, self.weight, self.deferred)
-        return _ColumnLinear.apply(x_TD, self.weight, _Exchange(self.tp, self.peers), self.deferred)
+        return ColumnProduct.apply(x_TD, self.weight, Exchange(self.tp, self.peers), self.deferred)
 
 
 class RowParallelLinear(nn.Module):
@@ -280,7 +130,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x_TF: Tensor) -> Tensor:
         if self.peers is not None:
-            return _RowLinear.apply(saved(x_TF, self.weight), self.weight, self.peers, self.deferred)
+            return RowProduct.apply(saved(x_TF, self.weight), self.weight, self.peers, self.deferred)
         if self.fp8 is not None:
             y_TD = fp8_linear(x_TF, self.weight, self.fp8, self.deferred)
         else:
