@@ -235,6 +235,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         routing=measurements.routing,
         cuda_graph=measurements.cuda_graph,
         not_captured=measurements.not_captured,
+        shares_memory=measurements.shares_memory,
         device_state=state,
         nccl_environment=nccl_variables,
         nccl_transports=transports_in(nccl_log),

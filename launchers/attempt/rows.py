@@ -322,6 +322,7 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         "host_launch_s": max(_present(result.host_launch_s for result in every), default=None),
         "cuda_graph_run": "+".join(sorted(set(_present(result.cuda_graph for result in every)))) or None,
         "cuda_graph_reason": next(iter(_present(result.not_captured for result in every)), None),
+        "shares_memory": min(_present(result.shares_memory for result in every), default=None),
         "host_lead_s": min(_present(result.host_lead_s for result in every), default=None),
         "throttle_reasons": ",".join(names) if reasons else None,
         "device_memory_bytes": first.device_memory_bytes,

@@ -248,6 +248,9 @@ class RankResult:
     """Whether the timed steps were replays of a captured one: ``step`` or ``none``. None for other engines."""
     not_captured: str | None = None
     """Why they were not, although ``cuda_graph=auto`` allowed it."""
+    shares_memory: bool | None = None
+    """Whether tensor-parallel products exchanged their tokens through memory that ranks share. None where this engine's
+    layouts cannot, and for other engines."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None

@@ -82,6 +82,8 @@ class Measurements:
     """Whether the timed steps were replays of a captured one; None for other engines."""
     not_captured: str | None = None
     """Why not, if ``cuda_graph=auto`` allowed it."""
+    shares_memory: bool | None = None
+    """Whether tensor-parallel ranks exchange tokens through memory that they share; None without such a layout."""
 
 
 def measure(
@@ -181,7 +183,8 @@ def _measure(
     if captured is not None:
         captured.release()
     ran_as: Literal["none", "step"] = "step" if captures else "none"
-    return Measurements(records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason)
+    shares = engine.peers.is_open if engine.peers is not None else None
+    return Measurements(records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason, shares)
 
 
 def _quickest_s(records: list[StepRecord]) -> float | None:

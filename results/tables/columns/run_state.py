@@ -167,5 +167,11 @@ RUN_STATE_COLUMNS: tuple[Column, ...] = (
         "and rehearsals",
     ),
     Column("cuda_graph_reason", TEXT, "Why steps were not captured, although cuda_graph is auto; null if they were"),
+    Column(
+        "shares_memory",
+        BOOL,
+        "Whether tensor-parallel products exchanged tokens through memory that devices share: true on GPUs of one host "
+        "that reach each other, false where collectives did it; null: no such products, other engines and versions",
+    ),
     Column("throttle_reasons", TEXT, "NVML clock event reasons that were seen, separated by commas; empty: none"),
 )

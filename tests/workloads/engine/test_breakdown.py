@@ -147,7 +147,15 @@ def test_parts_add_up_on_any_time_line() -> None:
                 "Memcpy DtoD (Device -> Device)",
             ),
         ),
-        ("communication", ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclKernel_SendRecv")),
+        (
+            "communication",
+            (
+                "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                "ncclKernel_SendRecv",
+                "Memcpy PtoP (Device -> Device)",
+                "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
+            ),
+        ),
     ],
 )
 def test_kernels_are_known_by_their_names(kind: Kind, names: tuple[str, ...]) -> None:

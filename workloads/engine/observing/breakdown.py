@@ -37,6 +37,9 @@ _FUSED = re.compile(r"triton_(poi|red|per|for)_")
 _ATTENTION = re.compile(r"fmha|flash|attention|attn|sdpa", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|splitk|triton_tem_.*mm", re.IGNORECASE)
 
+SHARED_MEMORY = re.compile(r"^Memcpy PtoP|barrier_kernel")
+"""Copies between devices, and barriers of torch's symmetric memory: exchanges of tensor-parallel ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSpan:
@@ -57,7 +60,7 @@ def kind_of(name: str, *, in_optimizer: bool = False) -> Kind:
     attention by cuDNN (``…native_sdpa…flash…``), FlashAttention, ``fmha_…``. Names of attention may contain parts of
     matmul names.
     """
-    if name.startswith("nccl"):
+    if name.startswith("nccl") or SHARED_MEMORY.search(name):
         return "communication"
     if in_optimizer:
         return "optimizer"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from results.text.numbers import plural
-from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE, KernelSpan, kind_of
+from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, SHARED_MEMORY, STEP_RANGE, KernelSpan, kind_of
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -56,6 +56,8 @@ def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> TracedStep:
         at = launched.get(args.get("correlation"))
         kind = kind_of(event["name"], in_optimizer=at is not None and _place(updates, at) is not None)
         axis = axes.get(str(args.get("Process Group Name"))) if kind == "communication" else None
+        if SHARED_MEMORY.search(event["name"]):
+            axis = "tp"
         start = float(event["ts"])
         span = KernelSpan(event["name"], start * _US, (start + float(event.get("dur", 0))) * _US, kind, axis)
         spans.append(span)
