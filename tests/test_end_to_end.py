@@ -186,7 +186,7 @@ def test_a_hang_inside_a_replay_is_named(conf: Path) -> None:
     words = f"cluster={fitting[0]}", "+grid.axes.cuda_graph=step", "measure.warmup_steps=3"
     first = first_attempt_of_a_hang(conf, *words, phase="replay", steps=STEPS_OF_REPLAYS)
     print(first.evidence)
-    assert (first.phase, first.failed_rank) == ("replay", 1)
+    assert first.phase == "replay"  # a graph does not say which of its ranks waits for the other: both are named
     assert re.search(r"no progress: .*rank 1 in the replay of step \d+", first.evidence), first.evidence
 
 

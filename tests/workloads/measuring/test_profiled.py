@@ -148,7 +148,8 @@ def profile_on_gpu(rank: int, folder: Path) -> tuple[Breakdown | None, str | Non
     from workloads.spec.experiment import Experiment
 
     wide = dataclasses.replace(MODEL, hidden_size=1024, num_heads=8, head_dim=128, ffn_hidden_size=4096, num_layers=8)
-    case = Experiment.canonical(model=wide, dp=2, zero_stage=3, seq_len=1024, micro_batch_size=2, global_batch_size=8)
+    batch = {"seq_len": 1024, "micro_batch_size": 2, "global_batch_size": 8}
+    case = Experiment.canonical(model=wide, dp=2, zero_stage=3, cuda_graph="none", **batch)  # profiled steps are eager
     choose_attention(case)
     made = build(case, make_groups(case, rank, torch.device("cuda", rank)))
     counter = TrafficCounter(axes_of(made.groups), 8)

@@ -90,6 +90,7 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
         step()
         resident = [local_shard(parameter.current) for parameter in engine.optimizer.parameters]
         resident += [buffer for chunk in chunks for buffer in chunk.buffers()]
+        resident += [engine.peers.memory] if engine.peers is not None else []
         there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
         with tracked_storages(StorageTracker()) as tracker:
             step()
