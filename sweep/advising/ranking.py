@@ -2,7 +2,9 @@
 
 1. Rows whose layouts all need more memory than a device has are left out (`sweep.advising.floor`).
 2. For the other rows the parts of a step are computed in one batch (`Times.bounds`). They give an estimate for every
-   group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism.
+   group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism. What experts,
+   replicas and other kinds of context parallelism add is bounded for many layouts at once (`Times.least_factors`), and
+   computed exactly only for those whose bound is good enough.
 3. Groups are expanded in the order of these estimates and timed as in a plan, until the next estimate is worse than the
    best few layouts by a margin (`MARGIN`). The exact memory is computed only for layouts that would be among these.
 
@@ -18,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +101,22 @@ class _Search:
             self.worst_s = heapq.nsmallest(self.top, times)[-1]
 
 
+class _Promising(NamedTuple):
+    """Rows of groups with the same replicas and kind of context parallelism that may be among the best."""
+
+    groups: Sequence[LayoutGroup]
+    rows: Ints
+    """In ascending order."""
+    estimates: Floats
+    """Without the structure factor, by row and group."""
+    ahead: Iterator[int]
+    """The rows in the order of their bounds."""
+
+    def estimates_of(self, row: int) -> list[float]:
+        estimates: list[float] = self.estimates[int(np.searchsorted(self.rows, row))].tolist()
+        return estimates
+
+
 @dataclass(slots=True)
 class Ranking:
     space: LayoutSpace
@@ -116,6 +134,8 @@ class Ranking:
     """Bounds of these rows: with a ring of context-parallel ranks; without the ring's host time; also without its
     messages."""
     factors: dict[tuple[int, str, int], float] = field(default_factory=dict)
+    least: dict[str, Floats] = field(default_factory=dict)
+    """Lower bounds of factors by kind of context parallelism, of these rows; NaN: not computed."""
 
     def __post_init__(self) -> None:
         space, saved = self.space, saved_of(self.space)
@@ -176,36 +196,57 @@ class Ranking:
     def _ordered(self, size: int, groups: Sequence[LayoutGroup], search: _Search) -> Iterator[tuple[float, Experiment]]:
         """Yields (estimate, layout) in non-decreasing order of the estimate.
 
-        The factor for replicas, other kinds of context parallelism and routed experts is computed only when the row
-        would come next; the row then moves back accordingly.
+        The factor for replicas, other kinds of context parallelism and routed experts is computed exactly only when the
+        row would come next by its bound; the row then moves back accordingly.
         """
         mine = np.flatnonzero(self.space.size[self.rows] == size)
         if not len(mine) or not groups:
             return
-        plain = np.stack([self._estimate(mine, group) for group in groups], axis=1)
-        sets: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for at, group in enumerate(groups):
-            sets[group.cp_kind, group.replicas].append(at)
+        sets: dict[tuple[str, int], list[LayoutGroup]] = defaultdict(list)
+        for group in groups:
+            sets[group.cp_kind, group.replicas].append(group)
         waiting: list[tuple[float, int, int, int]] = []
-        keys, ahead = list(sets), list[Iterator[int]]()
-        for number, key in enumerate(keys):
-            first = np.stack([self._least(mine, groups[at]) for at in sets[key]], axis=1).min(axis=1)
-            there = np.flatnonzero(np.isfinite(first))
-            waiting += [(float(first[row]), int(row), number, -1) for row in there]
-            ahead.append(iter(mine[there[np.argsort(first[there], kind="stable")]].tolist()))
+        promising: list[_Promising] = []
+        for number, alike in enumerate(sets.values()):
+            first, estimates = self._first(mine, alike, search.worst_s)
+            rows = np.flatnonzero(first < search.worst_s)
+            waiting += [(float(first[row]), row, number, -1) for row in rows.tolist()]
+            ahead = mine[rows[np.argsort(first[rows], kind="stable")]].tolist()
+            promising.append(_Promising(alike, rows, estimates[rows], iter(ahead)))
         heapq.heapify(waiting)
         while waiting:
             estimate, row, number, at = heapq.heappop(waiting)
+            of_set = promising[number]
             if at >= 0:
-                if (experiment := self.space.layout(int(self.rows[mine[row]]), groups[at])) is not None:
+                if (experiment := self.space.layout(int(self.rows[mine[row]]), of_set.groups[at])) is not None:
                     yield estimate, experiment
                 continue
             if estimate >= search.worst_s:
                 return
-            factor = self._factor(int(mine[row]), groups[sets[keys[number]][0]], ahead[number])
-            for one in sets[keys[number]]:
-                if math.isfinite(later := max(estimate, factor * float(plain[row, one]))) and later < search.worst_s:
+            factor = self._factor(int(mine[row]), of_set.groups[0], of_set.ahead)
+            for one, plain in enumerate(of_set.estimates_of(row)):
+                if math.isfinite(later := max(estimate, factor * plain)) and later < search.worst_s:
                     heapq.heappush(waiting, (later, row, number, one))
+
+    def _first(self, mine: Ints, alike: Sequence[LayoutGroup], worst_s: float) -> tuple[Floats, Floats]:
+        """(lower bound of the estimates by row, estimates without the structure factor by row and group), of groups
+        with the same replicas and kind of context parallelism. Bounds are tight for rows that may beat ``worst_s``."""
+        estimates = np.stack([self._estimate(mine, group) for group in alike], axis=1)
+        first = np.stack([self._least(mine, group) for group in alike], axis=1).min(axis=1)
+        if not self._is_form(alike[0]) and len(there := np.flatnonzero(first < worst_s)):
+            factors = self._least_factors(mine[there], alike[0].cp_kind)
+            first[there] = np.maximum(first[there], factors * estimates[there].min(axis=1))
+        return first, estimates
+
+    def _least_factors(self, here: Ints, kind: str) -> Floats:
+        known = self.least.setdefault(kind, np.full(len(self.rows), np.nan))
+        if len(new := here[np.isnan(known[here])]):
+            known[new] = self.times.least_factors(self.space, self.rows[new], kind)
+        return known[here]
+
+    def _is_form(self, group: LayoutGroup) -> bool:
+        """Whether the closed form describes the group's structure, so that its factor is 1."""
+        return self.space.question.model.moe is None and group.cp_kind == "ring" and group.replicas == 1
 
     def _factor(self, here: int, group: LayoutGroup, ahead: Iterator[int]) -> float:
         """Factor on a row's time for groups with the same replicas and kind of context parallelism.
@@ -213,7 +254,7 @@ class Ranking:
         ``ahead``: the rows that will be needed next, some of which are computed in the same batch.
         """
         kind, replicas = group.cp_kind, group.replicas
-        if self.space.question.model.moe is None and kind == "ring" and replicas == 1:
+        if self._is_form(group):
             return 1.0
         if (here, kind, replicas) not in self.factors:
             rows_of_batch = list(dict.fromkeys([here, *islice(ahead, BATCH)]))
@@ -230,9 +271,7 @@ class Ranking:
     def _plain_schedule(self, here: int, kind: str, replicas: int) -> Experiment | None:
         """A row's layout with the schedule that bounds assume; None if it breaks a rule."""
         row = int(self.rows[here])
-        schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-        recompute = "selective" if self.space.question.engine == ENGINE else "none"  # others have no selective one
-        experiment = self.space.layout(row, LayoutGroup(recompute, 1, schedule, 1, replicas, kind))
+        experiment = self.space.layout(row, self.space.plain_group(row, kind, replicas))
         return None if experiment is None or violations(experiment, self.space.question.cluster) else experiment
 
     def _estimate(self, mine: Ints, group: LayoutGroup) -> Floats:
@@ -252,7 +291,7 @@ class Ranking:
         """Estimate from the compute time alone, which no schedule shortens."""
         parts = self.bounds if group.cp_kind == "ring" else self.without_ring
         of_kind, of_none = (parts.work[mine, one] for one in (KINDS.index(group.recompute), 0))
-        if group.replicas == 1 and group.cp_kind == "ring" and self.space.question.model.moe is None:
+        if self._is_form(group):
             return self._estimate(mine, group)
         estimates = np.full(len(mine), np.inf)
         there = self._there(mine, self.rows[mine], group)

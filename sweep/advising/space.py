@@ -18,7 +18,7 @@ from sweep.advising.question import Question
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import splits_of
 
 Ints = NDArray[np.int64]
@@ -115,7 +115,7 @@ class LayoutSpace:
 
     def layout(self, row: int, group: LayoutGroup) -> Experiment | None:
         """The layout of a row in a group, which may still break a rule; None: the row has none in this group."""
-        q, dp, cp, zero = self.question, int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
+        dp, cp, zero = int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
         replicas = dp if zero == 0 else group.replicas
         if (zero == 0 and group.replicas > 1) or (zero and group.replicas not in self.replicas):
             return None
@@ -123,12 +123,24 @@ class LayoutSpace:
             return None
         if dp % replicas or (zero and dp // replicas * cp == 1):
             return None
+        return self.spelled(row, group)
+
+    def plain_group(self, row: int, cp_kind: str, replicas: int = 1) -> LayoutGroup:
+        """The group of a row whose structure stands for all its schedules and kinds of recomputation."""
+        schedule = "1f1b" if self.pp[row] > 1 else "none"
+        recompute = "selective" if self.question.engine == ENGINE else "none"  # others have no selective one
+        return LayoutGroup(recompute, 1, schedule, 1, replicas, cp_kind)
+
+    def spelled(self, row: int, group: LayoutGroup) -> Experiment:
+        """The layout of a row in a group that need not be one of the space's; it may break a rule."""
+        q, dp, zero = self.question, int(self.dp[row]), int(self.zero[row])
+        replicas = dp if zero == 0 else group.replicas
         return Experiment.canonical(
             model=q.model,
             dp_replicate=replicas,
             dp_shard=dp // replicas,
             tp=int(self.tp[row]),
-            cp=cp,
+            cp=int(self.cp[row]),
             pp=int(self.pp[row]),
             ep=int(self.ep[row]),
             etp=int(self.etp[row]),

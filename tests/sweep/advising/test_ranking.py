@@ -1,0 +1,51 @@
+"""How ``advise`` leaves layouts out: bounds that no layout is below, and few of them computed exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sweep.advising.question import read_question
+from sweep.advising.ranking import Ranking
+from sweep.advising.space import space_of
+from sweep.advising.times import Times
+from sweep.predicting.known import Known
+from workloads.rules.layout_rules import violations
+
+MIXTURE = ("model=qwen3_30b_a3b_8_layers", "cluster=h200", "gpus=16", "global_batch_size=64", "pp=[1,2]", "tp=[1,2]")
+DENSE = ("model=llama8b", "cluster=h200", "gpus=16", "global_batch_size=16", "seq_len=16384", "tp=[1,2]", "pp=[1,2]")
+
+
+def ranking_of(*words: str) -> Ranking:
+    question = read_question(words)
+    usable = question.cluster.usable_bytes
+    assert usable is not None
+    return Ranking(space_of(question), Times.of(question, Known()), usable)
+
+
+@pytest.mark.parametrize("words", [MIXTURE, (*MIXTURE, "seq_len=256", "cuda_graph=none"), DENSE])
+def test_no_structure_factor_is_below_its_bound(words: tuple[str, ...]) -> None:
+    ranking = ranking_of(*words)
+    space, times = ranking.space, ranking.times
+    compared = 0
+    for kind in ("ring", *space.kinds[1:] * bool((space.cp > 1).any())):
+        rows = ranking.rows[(space.cp[ranking.rows] > 1) | (kind == "ring")][::5]
+        least = times.least_factors(space, rows, kind)
+        for replicas in (1, 2, 8):
+            layouts = [space.layout(row, space.plain_group(row, kind, replicas)) for row in rows.tolist()]
+            valid = [at for at, one in enumerate(layouts) if one and not violations(one, space.question.cluster)]
+            if not valid:
+                continue
+            factors = times.factors([one for at in valid if (one := layouts[at]) is not None])
+            assert (least[valid] > 0).all() and (least[valid] <= factors).all()
+            compared += len(valid)
+    assert compared > 50
+
+
+def test_few_structure_factors_are_computed_exactly() -> None:
+    ranking = ranking_of(*MIXTURE)
+    assert len(ranking.best(16, 3).best) == 3
+    sets = {(group.cp_kind, group.replicas) for group in ranking.space.groups}
+    rows = sum(int(((ranking.space.cp[ranking.rows] > 1) | (kind == "ring")).sum()) for kind, _ in sets)
+    assert 0 < len(ranking.factors) < 0.3 * rows
+    assert all(np.isfinite(known).any() for known in ranking.least.values())
