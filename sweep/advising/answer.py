@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sweep.advising.question import OBJECTIVES, Goal, Question
-from sweep.advising.ranking import Peak, Ranked, RankedLayout, Ranking
+from sweep.advising.ranked import Peak, Ranked, RankedLayout
+from sweep.advising.ranking import Ranking
 from sweep.advising.space import LayoutSpace, space_of
 from sweep.advising.times import Times
 from sweep.predicting.known import Known, known_of

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from sweep.advising.answer import Advice, Costed, settling_words
-from sweep.advising.ranking import RankedLayout
+from sweep.advising.ranked import RankedLayout
 from sweep.composing.planned_only import planned_only
 from sweep.planning.facts import power_facts
 from sweep.planning.mfu import mfu_note, predicted_mfu

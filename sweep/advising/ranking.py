@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.advising.floor import Floor, floor_of, saved_of
+from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
+from sweep.advising.simpler import simplest
 from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import StepTime
-from sweep.predicting.engine_memory import EnginePeak
-from workloads.costs.memory.estimate import StageMemory, peak_stage
+from workloads.costs.memory.estimate import peak_stage
 from workloads.predict.points import Floats
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import violations
@@ -48,39 +49,7 @@ BATCH = 96
 LEAST_OF_ANOTHER = 0.8
 """Factor on the memory floor for another engine, because the floor is computed for this project's engine."""
 
-Family = tuple[int, ...]
-Peak = StageMemory | EnginePeak
 Flags = NDArray[Any]
-
-
-def family_of(e: Experiment) -> Family:
-    """Degrees, micro-batch and ZeRO stage of a layout."""
-    return e.dp, e.tp, e.cp, e.pp, e.ep, e.etp, e.micro_batch_size, e.zero_stage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedLayout:
-    """A layout that fits, with its predictions."""
-
-    experiment: Experiment
-    time: StepTime
-    memory: Peak
-
-    @property
-    def tokens_per_s_per_device(self) -> float:
-        return self.experiment.tokens_per_step / self.time.step_time_s / self.experiment.world_size
-
-
-@dataclass(slots=True, kw_only=True)
-class Ranked:
-    """The best layouts of one number of devices, fastest first, one per family."""
-
-    size: int
-    best: list[RankedLayout]
-    timed: int
-    """Number of layouts timed in full."""
-    open_bound_s: float | None = None
-    """If the search was given up: lower estimate for the remaining layouts. None: the search was complete."""
 
 
 @dataclass(slots=True)
@@ -175,7 +144,8 @@ class Ranking:
         # Plain layouts first: their bound is nearly exact, and a good layout early prunes the others.
         self._walk(size, search, [group for group in self.space.groups if group.is_plain], BATCH * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)
-        best = sorted(search.kept.values(), key=lambda one: (one.time.step_time_s, one.experiment.id))[:top]
+        best = _sorted(search.kept.values())[:top]
+        best = _sorted(simplest(best, self.space, self.times, self._fitting))
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
     def _walk(self, size: int, search: _Search, groups: Sequence[LayoutGroup], most: int) -> float | None:
@@ -326,12 +296,17 @@ class Ranking:
             before = search.kept.get(family_of(one))
             if before is not None and time.step_time_s >= before.time.step_time_s:
                 continue
-            if (memory := self.peak(one)) is None:
-                continue
-            if is_own(one):
-                time = self.times.forecast.near_full(time, memory.peak_bytes)
-            if memory.peak_bytes <= self.limit_bytes and (before is None or time.step_time_s < before.time.step_time_s):
-                search.keep(RankedLayout(experiment=one, time=time, memory=memory))
+            fits = self._fitting(one, time)
+            if fits is not None and (before is None or fits.time.step_time_s < before.time.step_time_s):
+                search.keep(fits)
+
+    def _fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
+        """The layout with its memory, and the time that a nearly full device takes more; None: it does not fit."""
+        if (memory := self.peak(one)) is None or memory.peak_bytes > self.limit_bytes:
+            return None
+        if is_own(one):
+            time = self.times.forecast.near_full(time, memory.peak_bytes)
+        return RankedLayout(experiment=one, time=time, memory=memory)
 
     def peak(self, experiment: Experiment) -> Peak | None:
         """Peak memory without the workspace of matrix products; None: unknown."""
@@ -355,6 +330,10 @@ class Ranking:
                 if memory is not None and (best is None or memory.peak_bytes < best[1].peak_bytes):
                     best = one, memory
         return best
+
+
+def _sorted(layouts: Iterable[RankedLayout]) -> list[RankedLayout]:
+    return sorted(layouts, key=lambda one: (one.time.step_time_s, one.experiment.id))
 
 
 _ASKED_OF = 64

@@ -14,7 +14,7 @@ from results.text.terminal import plain_table
 from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
 from sweep.advising.facts import search_hours
 from sweep.advising.question import Question
-from sweep.advising.ranking import RankedLayout
+from sweep.advising.ranked import ALIKE, RankedLayout
 from sweep.composing.planned_only import planned_only
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.summary import layout
@@ -22,9 +22,6 @@ from sweep.predicting.power import JOULES
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import engine_lacks
 from workloads.spec.experiment import ENGINE
-
-ALIKE = 0.02
-"""Layouts whose predicted times differ by up to this share count as equally fast."""
 
 _LEAST_SHARE = 0.005
 _MOST_NAMED = 8

@@ -15,7 +15,8 @@ from rich.console import Console
 from sweep.__main__ import main
 from sweep.advising.answer import Advice, answer, settling_words
 from sweep.advising.question import read_question
-from sweep.advising.ranking import Ranking, family_of
+from sweep.advising.ranked import ALIKE, family_of
+from sweep.advising.ranking import Ranking
 from sweep.advising.report import print_answer
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
@@ -85,7 +86,8 @@ def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
         step_s = found.times.forecast.near_full(time, peak_stage(one).peak_bytes).step_time_s
         fastest[family_of(one)] = min(step_s, fastest.get(family_of(one), float("inf")))
     expected = sorted(fastest.values())[:3]
-    assert [one.time.step_time_s for one in found.sizes[0].ranked.best] == pytest.approx(expected, rel=1e-9)
+    for ranked, least_s in zip(found.sizes[0].ranked.best, expected, strict=True):  # a simpler one may be as good
+        assert (1 - 1e-9) * least_s <= ranked.time.step_time_s <= (1 + ALIKE + 1e-9) * least_s
     ranking = Ranking(found.space, found.times, found.limit_bytes)
     assert ranking.bound_s(found.sizes[0].ranked.size) <= expected[0], "which other sizes are left out by"
 
@@ -228,7 +230,7 @@ def test_another_engine_gets_layouts_that_it_runs_with_its_own_times() -> None:
         for one, time in times.items()
         if time is not None and (peak := peaks[one]) is not None and peak.peak_bytes <= theirs.limit_bytes
     ]
-    assert best[0].time.step_time_s == pytest.approx(min(fitting), rel=1e-9)
+    assert min(fitting) <= best[0].time.step_time_s <= (1 + ALIKE) * min(fitting)
     assert "torchtitan" in printed(theirs) and "torchtitan" not in printed(ours)
     assert "+grid.axes.engine=torchtitan" in settling_words(theirs.question, best)
     with pytest.raises(InvalidSweep, match="dense models"):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from sweep.advising.question import read_question
+from sweep.advising.ranked import ALIKE
 from sweep.advising.ranking import Ranking
+from sweep.advising.simpler import departures
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
 from sweep.predicting.known import Known
@@ -49,3 +51,26 @@ def test_few_structure_factors_are_computed_exactly() -> None:
     rows = sum(int(((ranking.space.cp[ranking.rows] > 1) | (kind == "ring")).sum()) for kind, _ in sets)
     assert 0 < len(ranking.factors) < 0.3 * rows
     assert all(np.isfinite(known).any() for known in ranking.least.values())
+
+
+SMALL = ("model=smollm3_3b", "cluster=h100_efa", "gpus=8", "tp=1", "cp=1", "pp=[1,2]", "micro_batch_size=[1,2]")
+
+
+def test_nothing_is_recomputed_where_memory_is_free_and_no_time_is_won() -> None:
+    ranking = ranking_of(*SMALL)
+    free = [one.experiment for one in ranking.best(8, 4).best if one.memory.peak_bytes < 0.8 * ranking.limit_bytes]
+    assert len(free) >= 2
+    assert {one.recompute for one in free} == {"none"}
+    assert departures(free[0]) == 0
+    asked_for = ranking_of(*SMALL, "recompute=selective", "recompute_every=[2,4]").best(8, 1).best[0]
+    assert asked_for.experiment.recompute_every == 4
+
+
+def test_recomputation_that_wins_time_or_saves_needed_memory_stays() -> None:
+    ranking = ranking_of(*SMALL[:-1], "micro_batch_size=4")
+    best = ranking.best(8, 1).best[0]
+    without = best.experiment.replace(recompute="none", recompute_every=1)
+    assert best.experiment.recompute == "selective"
+    assert (memory := ranking.peak(without)) is not None and memory.peak_bytes > 0.88 * ranking.limit_bytes
+    [time] = ranking.times.of_layouts([without])
+    assert time is not None and time.step_time_s < (1 + ALIKE) * best.time.step_time_s
