@@ -94,7 +94,7 @@ class Advice:
         by_time = self.optimise == "time"
 
         def amount(one: RankedLayout) -> float:
-            return one.time.step_time_s if by_time else 1 / one.tokens_per_s_per_device
+            return one.time.cautious_s * (1 if by_time else one.experiment.world_size)
 
         layouts = [one for size in self.sizes for one in size.ranked.best]
         return tuple(sorted(layouts, key=lambda one: (amount(one), one.experiment.id))[: self.top])

@@ -115,6 +115,7 @@ def _numbers(answer: Advice, ranked: RankedLayout) -> dict[str, Any]:
         "predicted_step_time_s": time.step_time_s,
         "predicted_step_time_low_s": time.low_s,
         "predicted_step_time_high_s": time.high_s,
+        "predicted_step_time_cautious_s": time.cautious_s,
         "predicted_mfu": predicted_mfu(q.model, q.seq_len, q.precision, rate, q.cluster),
         "predicted_peak_bytes": ranked.memory.peak_bytes + q.cluster.device.workspace_bytes,
         "predicted_energy_per_token_j": energy.measured,

@@ -36,11 +36,12 @@ class RankedLayout:
 
 @dataclass(slots=True, kw_only=True)
 class Ranked:
-    """The best layouts of one number of devices, fastest first, one per family."""
+    """The best layouts of one number of devices by `StepTime.cautious_s`, best first, one per family."""
 
     size: int
     best: list[RankedLayout]
     timed: int
     """Number of layouts timed in full."""
     open_bound_s: float | None = None
-    """If the search was given up: lower estimate for the remaining layouts. None: the search was complete."""
+    """If the search was given up: lower estimate of the remaining layouts' cautious step times. None: the search was
+    complete."""

@@ -8,6 +8,9 @@
 3. Groups are expanded in the order of these estimates and timed as in a plan, until the next estimate is worse than the
    best few layouts by a margin (`MARGIN`). The exact memory is computed only for layouts that would be among these.
 
+Layouts are ranked by `StepTime.cautious_s`, so that a wide interval counts against a layout. Estimates include the
+width that all layouts have (`Times.narrowest`) and the part of it that follows from the structure factor.
+
 Estimates are not strict bounds: a layout that is faster than its estimate by more than the margin is missed. A test
 compares the answer with the plan of whole grids.
 """
@@ -30,9 +33,11 @@ from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.simpler import simplest
 from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped
 from sweep.advising.times import Bounds, Times
-from sweep.grids.step_time import StepTime
+from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage
+from workloads.predict import layouts
 from workloads.predict.points import Floats
+from workloads.predict.predictor import NORMAL_90
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import ENGINE, Experiment
@@ -43,6 +48,8 @@ FILL = {"interleaved_zero_bubble": 0.5, "zero_bubble_v": 0.35, "dualpipe_v": 0.3
 """Share of the pipeline fill time that remains with a schedule: the 10th percentile over layouts of Llama 70B and
 Qwen3-30B-A3B, so that few layouts are faster than their estimate. Interleaved 1F1B divides the fill time by its virtual
 stages."""
+_OF_WIDTH = 0.9
+"""Factor on widths in estimates: recomputation and schedule change a layout's interval a little."""
 BATCH = 96
 """Number of layouts timed in one batch."""
 
@@ -60,13 +67,13 @@ class _Search:
     kept: dict[Family, RankedLayout] = field(default_factory=dict)
     timed: int = 0
     worst_s: float = math.inf
-    """Step time that a layout must beat to be among the best."""
+    """Cautious step time that a layout must beat to be among the best."""
 
     def keep(self, faster: RankedLayout) -> None:
         """Replace the layout kept of its family by a ``faster`` one."""
         self.kept[family_of(faster.experiment)] = faster
         if len(self.kept) >= self.top:
-            times = (one.time.step_time_s for one in self.kept.values())
+            times = (one.time.cautious_s for one in self.kept.values())
             self.worst_s = heapq.nsmallest(self.top, times)[-1]
 
 
@@ -102,6 +109,8 @@ class Ranking:
     without_ring: Bounds = field(init=False)
     """Bounds of these rows: with a ring of context-parallel ranks; without the ring's host time; also without its
     messages."""
+    width: float = field(init=False)
+    """Least log-width of a half interval without the part of the structure factor."""
     factors: dict[tuple[int, str, int], float] = field(default_factory=dict)
     least: dict[str, Floats] = field(default_factory=dict)
     """Lower bounds of factors by kind of context parallelism, of these rows; NaN: not computed."""
@@ -111,6 +120,7 @@ class Ranking:
         least = 1.0 if space.question.engine == ENGINE else LEAST_OF_ANOTHER
         lowest = least * self._lowest(floor_of(space, 1, saved), space.pp)
         self.rows = np.flatnonzero(lowest.min(axis=1) <= self.limit_bytes)
+        self.width = self.times.narrowest(space, self.rows)
         self.bounds = self.of_other_kinds = self.without_ring = self.times.bounds(space, self.rows)
         if (space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
             self.of_other_kinds, self.without_ring = self._other_kinds(context=True), self._other_kinds(context=False)
@@ -164,7 +174,7 @@ class Ranking:
         return None
 
     def _ordered(self, size: int, groups: Sequence[LayoutGroup], search: _Search) -> Iterator[tuple[float, Experiment]]:
-        """Yields (estimate, layout) in non-decreasing order of the estimate.
+        """Yields (estimate of the cautious time, layout) in non-decreasing order of the estimate.
 
         The factor for replicas, other kinds of context parallelism and routed experts is computed exactly only when the
         row would come next by its bound; the row then moves back accordingly.
@@ -194,19 +204,31 @@ class Ranking:
             if estimate >= search.worst_s:
                 return
             factor = self._factor(int(mine[row]), of_set.groups[0], of_set.ahead)
+            wider = float(self._widening(abs(self._log(factor))))
             for one, plain in enumerate(of_set.estimates_of(row)):
-                if math.isfinite(later := max(estimate, factor * plain)) and later < search.worst_s:
+                if math.isfinite(later := max(estimate, factor * plain * wider)) and later < search.worst_s:
                     heapq.heappush(waiting, (later, row, number, one))
 
     def _first(self, mine: Ints, alike: Sequence[LayoutGroup], worst_s: float) -> tuple[Floats, Floats]:
         """(lower bound of the estimates by row, estimates without the structure factor by row and group), of groups
         with the same replicas and kind of context parallelism. Bounds are tight for rows that may beat ``worst_s``."""
         estimates = np.stack([self._estimate(mine, group) for group in alike], axis=1)
-        first = np.stack([self._least(mine, group) for group in alike], axis=1).min(axis=1)
+        first = np.stack([self._least(mine, group) for group in alike], axis=1).min(axis=1) * self._widening(0.0)
         if not self._is_form(alike[0]) and len(there := np.flatnonzero(first < worst_s)):
             factors = self._least_factors(mine[there], alike[0].cp_kind)
-            first[there] = np.maximum(first[there], factors * estimates[there].min(axis=1))
+            wider = self._widening(np.maximum(0.0, self._log(factors)))
+            first[there] = np.maximum(first[there], factors * wider * estimates[there].min(axis=1))
         return first, estimates
+
+    def _widening(self, log_factor: Any) -> Any:
+        """Lower estimate of cautious over predicted time, by the size of the structure factor's logarithm."""
+        structure = NORMAL_90 * _OF_WIDTH * layouts.STRUCTURE_SPREAD * log_factor
+        return np.exp(CAUTION * np.hypot(self.width, structure))
+
+    def _log(self, factors: Any) -> Any:
+        """Logarithm of structure factors that are relative to the bounds."""
+        experts = layouts.EXPERTS if self.space.question.model.moe is not None else 1.0
+        return np.log(factors * experts)
 
     def _least_factors(self, here: Ints, kind: str) -> Floats:
         known = self.least.setdefault(kind, np.full(len(self.rows), np.nan))
@@ -290,14 +312,14 @@ class Ranking:
         new = [one for one in dict.fromkeys(experiments) if not violations(one, cluster)]
         search.timed += len(new)
         timed = [(time, one) for time, one in zip(self.times.of_layouts(new), new, strict=True) if time is not None]
-        for time, one in sorted(timed, key=lambda pair: pair[0].step_time_s):
-            if time.step_time_s >= search.worst_s:
+        for time, one in sorted(timed, key=lambda pair: pair[0].cautious_s):
+            if time.cautious_s >= search.worst_s:
                 break
             before = search.kept.get(family_of(one))
-            if before is not None and time.step_time_s >= before.time.step_time_s:
+            if before is not None and time.cautious_s >= before.time.cautious_s:
                 continue
             fits = self._fitting(one, time)
-            if fits is not None and (before is None or fits.time.step_time_s < before.time.step_time_s):
+            if fits is not None and (before is None or fits.time.cautious_s < before.time.cautious_s):
                 search.keep(fits)
 
     def _fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
@@ -333,7 +355,7 @@ class Ranking:
 
 
 def _sorted(layouts: Iterable[RankedLayout]) -> list[RankedLayout]:
-    return sorted(layouts, key=lambda one: (one.time.step_time_s, one.experiment.id))
+    return sorted(layouts, key=lambda one: (one.time.cautious_s, one.experiment.id))
 
 
 _ASKED_OF = 64

@@ -27,6 +27,7 @@ _LEAST_SHARE = 0.005
 _MOST_NAMED = 8
 """Most numbers of devices that a title names."""
 _LEAST = {"time": "time", "energy": "energy a token", "cost": "GPU-hours a token"}
+_CAUTIOUS = "ranked by the step time that three in four such predictions keep: a wide interval counts against a layout"
 _SAME_POWER = "energy and cost rank alike: every layout is taken to draw the same power a device"
 
 
@@ -53,6 +54,8 @@ def print_answer(answer: Advice, console: Console) -> None:
             _print_size(answer, size, console)
     if answer.ranked:
         _print_ranked(answer, console)
+    if answer.best and answer.goal is None:
+        say(_CAUTIOUS)
     if answer.goal is None and (without := sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes})):
         say(
             f"no layout obeys the rules on {', '.join(f'{size:,}' for size in without)} GPUs: dp * micro_batch_size "
@@ -98,7 +101,7 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
     ranked, q = one.ranked, answer.question
     title = f"{ranked.size:,} GPUs: the fastest that fit, {ranked.timed:,} layouts timed"
     if ranked.open_bound_s is not None:
-        title += f", then given up: a remaining layout may take only {ranked.open_bound_s:.4g} s"
+        title += f", then given up: a remaining layout may rank as if it took {ranked.open_bound_s:.4g} s"
     if not ranked.best:
         least = ""
         if one.smallest is not None:
@@ -108,10 +111,10 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
         console.print(f"\n{ranked.size:,} GPUs: nothing fits{least}", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(_table(answer, ranked.best, title))
-    tied = [one for one in ranked.best if one.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
+    tied = [one for one in ranked.best if one.time.cautious_s <= ranked.best[0].time.cautious_s * (1 + ALIKE)]
     if len(tied) > 1:
         console.print(
-            f"the first {len(tied)} are predicted within {ALIKE * 100:g} %: no prediction tells them apart",
+            f"the first {len(tied)} rank within {ALIKE * 100:g} %: no prediction tells them apart",
             highlight=False,
         )
 

@@ -24,13 +24,13 @@ Fitting = Callable[[Experiment, StepTime], RankedLayout | None]
 def simplest(best: Sequence[RankedLayout], space: LayoutSpace, times: Times, fitting: Fitting) -> list[RankedLayout]:
     """For each of the ``best`` the layout with the least recomputation, and of these the one with the fewest departures
     from plain 1F1B, of those that differ in nothing else, take at most `ALIKE` longer and leave memory free."""
-    found, longest_s = list(best), [(1 + ALIKE) * one.time.step_time_s for one in best]
+    found, longest_s = list(best), [(1 + ALIKE) * one.time.cautious_s for one in best]
     for variants in (_recomputing_less, _departing_less, _recomputing_less):
         tried = [(at, one) for at, of_best in enumerate(found) for one in variants(of_best.experiment, space)]
         tried = [(at, one) for at, one in tried if not violations(one, space.question.cluster)]
         simpler: dict[int, RankedLayout] = {}
         for (at, one), time in zip(tried, times.of_layouts([one for _, one in tried]), strict=True):
-            if at in simpler or time is None or time.step_time_s > longest_s[at]:
+            if at in simpler or time is None or time.cautious_s > longest_s[at]:
                 continue
             other = fitting(one, time)
             # A step that is longer with its memory than without it stops to free memory.

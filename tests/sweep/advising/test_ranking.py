@@ -11,6 +11,7 @@ from sweep.advising.ranking import Ranking
 from sweep.advising.simpler import departures
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
+from sweep.grids.step_time import StepTime
 from sweep.predicting.known import Known
 from workloads.rules.layout_rules import violations
 
@@ -74,3 +75,16 @@ def test_recomputation_that_wins_time_or_saves_needed_memory_stays() -> None:
     assert (memory := ranking.peak(without)) is not None and memory.peak_bytes > 0.88 * ranking.limit_bytes
     [time] = ranking.times.of_layouts([without])
     assert time is not None and time.step_time_s < (1 + ALIKE) * best.time.step_time_s
+
+
+def test_a_wide_interval_counts_against_a_layout() -> None:
+    wide, narrow = (StepTime(step, step / (1 + share), step * (1 + share), 0.0, 0.0) for step, share in WIDTHS)
+    assert wide.step_time_s < narrow.step_time_s and narrow.cautious_s < wide.cautious_s
+    assert StepTime(1.0, 1.0, 1.0, 0.0, 0.0).cautious_s == 1.0
+    best = [one.time for one in ranking_of(*MIXTURE, "micro_batch_size=[1,2,4]").best(16, 12).best]
+    assert [one.cautious_s for one in best] == sorted(one.cautious_s for one in best)
+    assert [one.step_time_s for one in best] != sorted(one.step_time_s for one in best)
+
+
+WIDTHS = ((1.0, 0.6), (1.1, 0.1))
+"""Step seconds and half-widths of 90 % intervals."""
