@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweep.advising.published import PublishedLayout, published
 from sweep.advising.question import OBJECTIVES, Goal, Question
 from sweep.advising.ranked import Peak, Ranked, RankedLayout
 from sweep.advising.ranking import Ranking
@@ -71,6 +72,8 @@ class Advice:
     sizes: tuple[SizeAnswer, ...]
     """Answers for every number of devices for which some layout obeys the rules; empty for an inverse question."""
     goal: GoalAnswer | None
+    published: tuple[PublishedLayout, ...]
+    """Layouts that teams published for these numbers of devices; empty for an inverse question."""
     top: int
     """Number of layouts of each number of devices, and of `ranked`."""
 
@@ -134,6 +137,7 @@ def answer(question: Question, top: int = TOP, known: Known | None = None, optim
         top=top,
         sizes=tuple(sizes),
         goal=goal,
+        published=published(question, ranking) if goal is None else (),
     )
 
 

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from sweep.advising.answer import Advice, Costed, settling_words
+from sweep.advising.published import PublishedLayout
 from sweep.advising.ranked import RankedLayout
 from sweep.composing.planned_only import planned_only
 from sweep.planning.facts import power_facts
@@ -76,6 +77,26 @@ def layouts_of(answer: Advice) -> list[tuple[RankedLayout, dict[str, Any]]]:
         for one in answer.sizes
         for place, ranked in enumerate(one.ranked.best, start=1)
     ]
+
+
+def published_of(answer: Advice) -> list[tuple[PublishedLayout, dict[str, Any]]]:
+    """Published layouts for these numbers of devices, with their numbers and their predicted tokens a second over those
+    of the best layout of the same number of devices, less 1. None: not predicted, see ``why_not``."""
+    rows = []
+    for one in answer.published:
+        fields: dict[str, Any] = {"gpus": one.experiment.world_size, "layout": layout(one.experiment)}
+        fields |= {"source": one.source, "url": one.url, "date": one.date, "published_precision": one.precision}
+        fields |= {"why_not": one.why_not, "against_best": ahead_of_best(answer, one)}
+        rows.append((one, {**fields, **(_numbers(answer, one.ranked) if one.ranked is not None else {})}))
+    return rows
+
+
+def ahead_of_best(answer: Advice, one: PublishedLayout) -> float | None:
+    """Predicted tokens a second over those of the best layout of the same number of devices, less 1."""
+    best = next((size.ranked.best for size in answer.sizes if size.ranked.size == one.experiment.world_size), [])
+    if one.ranked is None or not best:
+        return None
+    return one.ranked.tokens_per_s_per_device / best[0].tokens_per_s_per_device - 1
 
 
 def sizes_of(answer: Advice) -> list[dict[str, Any]]:

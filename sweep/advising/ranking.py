@@ -155,7 +155,7 @@ class Ranking:
         self._walk(size, search, [group for group in self.space.groups if group.is_plain], BATCH * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)
         best = _sorted(search.kept.values())[:top]
-        best = _sorted(simplest(best, self.space, self.times, self._fitting))
+        best = _sorted(simplest(best, self.space, self.times, self.fitting))
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
     def _walk(self, size: int, search: _Search, groups: Sequence[LayoutGroup], most: int) -> float | None:
@@ -318,11 +318,11 @@ class Ranking:
             before = search.kept.get(family_of(one))
             if before is not None and time.cautious_s >= before.time.cautious_s:
                 continue
-            fits = self._fitting(one, time)
+            fits = self.fitting(one, time)
             if fits is not None and (before is None or fits.time.cautious_s < before.time.cautious_s):
                 search.keep(fits)
 
-    def _fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
+    def fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
         """The layout with its memory, and the time that a nearly full device takes more; None: it does not fit."""
         if (memory := self.peak(one)) is None or memory.peak_bytes > self.limit_bytes:
             return None

@@ -12,7 +12,8 @@ from rich.table import Table
 from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
 from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
-from sweep.advising.facts import search_hours
+from sweep.advising.facts import ahead_of_best, search_hours
+from sweep.advising.published import PublishedLayout
 from sweep.advising.question import Question
 from sweep.advising.ranked import ALIKE, RankedLayout
 from sweep.composing.planned_only import planned_only
@@ -56,6 +57,8 @@ def print_answer(answer: Advice, console: Console) -> None:
         _print_ranked(answer, console)
     if answer.best and answer.goal is None:
         say(_CAUTIOUS)
+    for one in answer.published:
+        say(_published(answer, one))
     if answer.goal is None and (without := sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes})):
         say(
             f"no layout obeys the rules on {', '.join(f'{size:,}' for size in without)} GPUs: dp * micro_batch_size "
@@ -74,6 +77,18 @@ def print_answer(answer: Advice, console: Console) -> None:
         say(text)
     if answer.best:
         _print_settling(answer, console)
+
+
+def _published(answer: Advice, one: PublishedLayout) -> str:
+    """A published layout, and how far its predicted speed is from that of the best layout."""
+    text = f"published: {layout(one.experiment)} on {one.experiment.world_size:,} GPUs in {one.precision}"
+    text += f" ({one.source}, {one.date}, {one.url}): "
+    if one.ranked is None:
+        return f"{text}not predicted here, {one.why_not}"
+    text += f"{one.ranked.tokens_per_s_per_device:,.0f} tokens/s/GPU predicted for this question"
+    if (ahead := ahead_of_best(answer, one)) is None:
+        return text
+    return f"{text}, {100 * abs(ahead):.0f} % {'less' if ahead < 0 else 'more'} than the first"
 
 
 def _captured(answer: Advice) -> str:
