@@ -227,7 +227,8 @@ def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str
         if values != [_USUAL[name]]:
             written = [_written(value) for value in values]
             words.append(f"grid.axes.{name}={written[0] if len(written) == 1 else '[' + ','.join(written) + ']'}")
-    return [*words, "--where", " or ".join(f"world_size == {size}" for size in sizes)]
+    asked = [word for one in question.where for word in ("--where", one.text)]
+    return [*words, "--where", " or ".join(f"world_size == {size}" for size in sizes), *asked]
 
 
 def _written(value: object) -> str:

@@ -35,6 +35,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         "seq_len": q.seq_len,
         "global_batch_size": q.global_batch_size,
         "tokens_per_step": q.tokens_per_step,
+        "where": [one.text for one in q.where],
         "gpus": [one.ranked.size for one in answer.sizes],
         "gpus_without_layout": sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes}) if goal is None else [],
         "allowed_layouts": answer.space.allowed,

@@ -198,7 +198,8 @@ class Ranking:
             estimate, row, number, at = heapq.heappop(waiting)
             of_set = promising[number]
             if at >= 0:
-                if (experiment := self.space.layout(int(self.rows[mine[row]]), of_set.groups[at])) is not None:
+                experiment = self.space.layout(int(self.rows[mine[row]]), of_set.groups[at])
+                if experiment is not None and self.space.meets(experiment):
                     yield estimate, experiment
                 continue
             if estimate >= search.worst_s:
@@ -346,7 +347,7 @@ class Ranking:
                 if group.recompute != KINDS[kind] or group.every > 1 or is_v_shaped(group.schedule):
                     continue
                 one = self.space.layout(int(of_size[row]), group)
-                if one is None or violations(one, self.space.question.cluster):
+                if one is None or not self.space.meets(one) or violations(one, self.space.question.cluster):
                     continue
                 memory = self.peak(one)
                 if memory is not None and (best is None or memory.peak_bytes < best[1].peak_bytes):

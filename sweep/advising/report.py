@@ -50,6 +50,8 @@ def print_answer(answer: Advice, console: Console) -> None:
         f"stage; {answer.may_fit:,} of these may fit in the {format_bytes(usable)} that training can have of "
         f"{q.cluster.device.name}"
     )
+    if q.where:
+        say(f"only layouts with {' and '.join(one.text for one in q.where)}")
     for size in answer.sizes:
         if answer.optimise is None or not size.ranked.best:
             _print_size(answer, size, console)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
+from sweep.advising.conditions import meets
 from sweep.advising.ranked import ALIKE, RankedLayout
 from sweep.advising.space import KINDS, LayoutSpace
 from sweep.advising.times import Times
@@ -27,7 +28,8 @@ def simplest(best: Sequence[RankedLayout], space: LayoutSpace, times: Times, fit
     found, longest_s = list(best), [(1 + ALIKE) * one.time.cautious_s for one in best]
     for variants in (_recomputing_less, _departing_less, _recomputing_less):
         tried = [(at, one) for at, of_best in enumerate(found) for one in variants(of_best.experiment, space)]
-        tried = [(at, one) for at, one in tried if not violations(one, space.question.cluster)]
+        question = space.question
+        tried = [(at, one) for at, one in tried if meets(one, question.where) and not violations(one, question.cluster)]
         simpler: dict[int, RankedLayout] = {}
         for (at, one), time in zip(tried, times.of_layouts([one for _, one in tried]), strict=True):
             if at in simpler or time is None or time.cautious_s > longest_s[at]:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sweep.advising.conditions import OF_GROUPS, OF_LAYOUTS, holds, meets
 from sweep.advising.question import Question
+from sweep.grids.columns import field_of
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
@@ -50,6 +52,12 @@ class LayoutGroup(NamedTuple):
     """Replicas of ZeRO's shards. Without ZeRO every data-parallel rank is a replica, whatever this value."""
 
     cp_kind: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of `OF_GROUPS` of the group's layouts."""
+        every = self.every if self.recompute != "none" else 1
+        return {**self._asdict(), "recompute_every": every, "pp_schedule": self.schedule}
 
     @property
     def is_plain(self) -> bool:
@@ -105,13 +113,19 @@ class LayoutSpace:
     def groups(self) -> tuple[LayoutGroup, ...]:
         """Groups tried for each row."""
         schedules = (*((("none", 1),) if self.unpiped else ()), *self.schedules)
-        return tuple(
+        groups = (
             LayoutGroup(kind, every, schedule, stages, replicas, cp_kind)
             for kind, every in self.recomputations
             for schedule, stages in schedules
             for replicas in dict.fromkeys((1, *self.replicas))
             for cp_kind in dict.fromkeys(("ring", *self.kinds))
         )
+        conditions = [one for one in self.question.where if one.names <= OF_GROUPS]
+        return tuple(group for group in groups if all(holds(one, group.values) for one in conditions))
+
+    def meets(self, experiment: Experiment) -> bool:
+        """Whether a layout meets the conditions that its family and its group do not decide."""
+        return meets(experiment, [one for one in self.question.where if not one.names <= OF_GROUPS])
 
     def layout(self, row: int, group: LayoutGroup) -> Experiment | None:
         """The layout of a row in a group, which may still break a rule; None: the row has none in this group."""
@@ -146,20 +160,13 @@ class LayoutSpace:
             etp=int(self.etp[row]),
             micro_batch_size=int(self.mbs[row]),
             global_batch_size=q.global_batch_size,
-            seq_len=q.seq_len,
             zero_stage=zero,
             recompute=group.recompute,
             recompute_every=group.every,
             pp_schedule=group.schedule,
             virtual_stages=group.virtual_stages,
             cp_kind=group.cp_kind,
-            precision=q.precision,
-            routing=q.routing,
-            routing_imbalance=q.routing_imbalance,
-            compile=q.compile,
-            cuda_graph=q.cuda_graph,
-            engine=q.engine,
-            engine_version=q.engine_version,
+            **{name: getattr(q, name) for name in _SAME},
         )
 
 
@@ -191,6 +198,9 @@ def space_of(question: Question) -> LayoutSpace:
             f"equal the number of devices, dp*micro_batch_size must divide global_batch_size={q.global_batch_size:,}, "
             f"tp must divide {split}, and pp is at most {model.num_layers}"
         )
+    keep[keep] = _meets(question, *(one[keep] for one in columns))
+    if not keep.any():
+        raise InvalidSweep(f"advise: no layout meets --where {' and '.join(one.text for one in q.where)}")
     rows = {
         name: array[keep]
         for name, array in zip(
@@ -217,6 +227,42 @@ def space_of(question: Question) -> LayoutSpace:
         combinations=len(q.sizes) * int(np.prod([len(one) for one in degrees])) * inner,
         allowed=_allowed(question, rows, schedules, replicas, kinds) * len(recomputations),
     )
+
+
+def _meets(q: Question, tp: Ints, cp: Ints, pp: Ints, ep: Ints, etp: Ints, mbs: Ints, zero: Ints, dp: Ints) -> Any:
+    """Rows that meet the conditions on what all layouts of a family share."""
+    met = np.ones(len(tp), dtype=bool)
+    if not (conditions := [one for one in q.where if not one.names & OF_LAYOUTS]):
+        return met
+    columns: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "ep": ep, "etp": etp, "micro_batch_size": mbs}
+    columns |= {"zero_stage": zero, "dp": dp, "world_size": tp * cp * pp * dp}
+    columns["num_microbatches"] = q.global_batch_size // (dp * mbs)
+    names = {name for one in conditions for name in one.names}
+    used = [name for name in columns if name in names]
+    same = {name: _same(q, name) for name in names - set(used)}
+    for condition in conditions:
+        known: dict[tuple[int, ...], bool] = {}
+        for at, values in enumerate(zip(*(columns[name].tolist() for name in used), strict=True)):
+            if values not in known:
+                known[values] = holds(condition, {**same, **dict(zip(used, values, strict=True))})
+            met[at] &= known[values]
+        met &= bool(used) or holds(condition, same)
+    return met
+
+
+def _same(q: Question, name: str) -> Any:
+    """The value of a field that is equal in all layouts of a question."""
+    one = Experiment.canonical(
+        model=q.model,
+        global_batch_size=q.global_batch_size,
+        **{field: getattr(q, field) for field in _SAME},
+    )
+    return field_of(one, name)
+
+
+_SAME = (
+    *("seq_len", "precision", "routing", "routing_imbalance", "compile", "cuda_graph", "engine", "engine_version"),
+)
 
 
 def _allowed(
