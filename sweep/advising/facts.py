@@ -9,10 +9,11 @@ from sweep.advising.answer import Advice, Costed, settling_words
 from sweep.advising.published import PublishedLayout
 from sweep.advising.ranked import RankedLayout
 from sweep.composing.planned_only import planned_only
-from sweep.planning.facts import power_facts
+from sweep.planning.facts import narrowed_facts, power_facts
 from sweep.planning.mfu import mfu_note, predicted_mfu
 from sweep.planning.price import price
 from sweep.planning.summary import layout
+from sweep.predicting.narrowed import Narrowed, narrowed
 from workloads.rules.engine_kinds import engine_lacks
 
 _GOAL = ("fewest", "surely", "cheapest", "soonest")
@@ -48,6 +49,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         **power_facts(answer.power),
         "power_from": answer.power.source,
         "times_from": answer.times.source,
+        **narrowed_facts(narrowed_of(answer)),
         "note": mfu_note([q.precision], q.cluster),
         "engine_lacks": list(engine_lacks(q.model, q.precision)),
         "planned_only": planned_only(q.cluster),
@@ -56,6 +58,11 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         if can_run
         else None,
     }
+
+
+def narrowed_of(answer: Advice) -> Narrowed | None:
+    """By how much measurements have narrowed the intervals of the answer's layouts."""
+    return narrowed(answer.times.forecast, [one.experiment for one in answer.best])
 
 
 def search_hours(answer: Advice) -> float:

@@ -12,7 +12,7 @@ from rich.table import Table
 from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
 from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
-from sweep.advising.facts import ahead_of_best, search_hours
+from sweep.advising.facts import ahead_of_best, narrowed_of, search_hours
 from sweep.advising.published import PublishedLayout
 from sweep.advising.question import Question
 from sweep.advising.ranked import ALIKE, RankedLayout
@@ -72,9 +72,10 @@ def print_answer(answer: Advice, console: Console) -> None:
         say(note)
     if answer.best and answer.power.source is not None:
         say(f"energy of the devices alone, at the predicted speed: {answer.power.source}")
-    say(
-        f"times: {answer.times.source}; memory: the closed form, with {format_bytes(_workspace(q))} for matrix products"
-    )
+    narrowed = narrowed_of(answer)
+    intervals = f", {narrowed.in_words}" if narrowed is not None else ""
+    products = f"with {format_bytes(_workspace(q))} for matrix products"
+    say(f"times: {answer.times.source}{intervals}; memory: the closed form, {products}")
     if text := _captured(answer):
         say(text)
     if answer.best:
