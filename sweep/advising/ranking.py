@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from sweep.advising.floor import Floor, floor_of, saved_of
 from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.simpler import simplest
-from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped
+from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped, shards_are_whole
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage
@@ -50,8 +50,10 @@ Qwen3-30B-A3B, so that few layouts are faster than their estimate. Interleaved 1
 stages."""
 _OF_WIDTH = 0.9
 """Factor on widths in estimates: recomputation and schedule change a layout's interval a little."""
-BATCH = 96
-"""Number of layouts timed in one batch."""
+BATCH = 192
+"""Number of layouts timed in one batch, and of structure factors computed in one."""
+PLAIN = 96
+"""Number of plain layouts timed first for each of the best that are asked for."""
 
 LEAST_OF_ANOTHER = 0.8
 """Factor on the memory floor for another engine, because the floor is computed for this project's engine."""
@@ -104,6 +106,8 @@ class Ranking:
     """Rows of the space that may fit in memory."""
     floors: dict[int, Floor] = field(init=False)
     """Memory bounds of these rows, by replicas."""
+    whole: dict[int, Flags] = field(init=False)
+    """Which of these rows may have so many replicas of ZeRO's shards."""
     bounds: Bounds = field(init=False)
     of_other_kinds: Bounds = field(init=False)
     without_ring: Bounds = field(init=False)
@@ -120,6 +124,11 @@ class Ranking:
         least = 1.0 if space.question.engine == ENGINE else LEAST_OF_ANOTHER
         lowest = least * self._lowest(floor_of(space, 1, saved), space.pp)
         self.rows = np.flatnonzero(lowest.min(axis=1) <= self.limit_bytes)
+        names = {name: getattr(space, name)[self.rows] for name in ("dp", "cp", "tp", "ep", "etp")}
+        self.whole = {
+            replicas: shards_are_whole(space.question, names, replicas)
+            for replicas in dict.fromkeys(group.replicas for group in space.groups)
+        }
         self.width = self.times.narrowest(space, self.rows)
         self.bounds = self.of_other_kinds = self.without_ring = self.times.bounds(space, self.rows)
         if (space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
@@ -152,7 +161,7 @@ class Ranking:
         """The ``top`` families of one number of devices."""
         search = _Search(top)
         # Plain layouts first: their bound is nearly exact, and a good layout early prunes the others.
-        self._walk(size, search, [group for group in self.space.groups if group.is_plain], BATCH * top)
+        self._walk(size, search, [group for group in self.space.groups if group.is_plain], PLAIN * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)
         best = _sorted(search.kept.values())[:top]
         best = _sorted(simplest(best, self.space, self.times, self.fitting))
@@ -302,7 +311,7 @@ class Ranking:
         needs = (floor.v_shaped if is_v_shaped(group.schedule) else floor.piped)[mine, KINDS.index(group.recompute)]
         there: Flags = (pp > 1) == (group.schedule != "none")
         there &= pp * group.virtual_stages <= self.space.question.model.num_layers
-        there &= (zero > 0) | (group.replicas == 1)
+        there &= np.where(zero > 0, self.whole[group.replicas][mine], group.replicas == 1)
         there &= (cp > 1) | (group.cp_kind == "ring")
         fits: Flags = needs <= self.limit_bytes
         return there & fits

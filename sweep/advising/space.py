@@ -7,6 +7,7 @@ are repeated here for whole arrays; `workloads.rules.layout_rules` checks each l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
@@ -269,19 +270,27 @@ def _allowed(
     q: Question, rows: dict[str, Ints], schedules: tuple[tuple[str, int], ...], replicas: Any, kinds: Any
 ) -> int:
     """Number of layouts in the rows for each recomputation."""
-    model, dp, cp, tp, pp = q.model, rows["dp"], rows["cp"], rows["tp"], rows["pp"]
+    model, cp, tp, pp = q.model, rows["cp"], rows["tp"], rows["pp"]
     fitting = sum(((pp > 1) & (pp * v <= model.num_layers)).astype(np.int64) for _, v in schedules) + (pp == 1)
     whole_heads = (model.num_heads // tp % cp == 0) & (model.num_kv_heads // tp % cp == 0)
     ways = sum(((cp > 1) & (whole_heads | (kind != "ulysses"))).astype(np.int64) for kind in kinds) + (cp == 1)
     copies = (rows["zero"] == 0).astype(np.int64)
     for r in replicas:
-        shards = dp // r * cp
-        sharded = (rows["zero"] > 0) & (dp % r == 0) & (shards > 1)
-        if model.moe is not None:
-            of_experts = np.maximum(1, shards * tp // rows["etp"])
-            sharded &= (of_experts % rows["ep"] == 0) | (rows["ep"] % of_experts == 0)
+        sharded = (rows["zero"] > 0) & shards_are_whole(q, rows, r)
         copies = copies + sharded
     return int((fitting * ways * copies).sum())
+
+
+def shards_are_whole(q: Question, rows: Mapping[str, Ints], replicas: int) -> Any:
+    """Rows that may have so many replicas of ZeRO's shards, with more than one shard each, that ranks with the same
+    experts are whole groups."""
+    dp, cp = rows["dp"], rows["cp"]
+    shards = dp // replicas * cp
+    whole = (dp % replicas == 0) & (shards > 1)
+    if q.model.moe is not None:
+        of_experts = np.maximum(1, shards * rows["tp"] // rows["etp"])
+        whole &= (of_experts % rows["ep"] == 0) | (rows["ep"] % of_experts == 0)
+    return whole
 
 
 def _axes(q: Question) -> dict[str, tuple[Any, ...]]:
