@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweep.advising.published import PublishedLayout, published
 from sweep.advising.question import OBJECTIVES, Goal, Question
-from sweep.advising.ranking import Peak, Ranked, RankedLayout, Ranking
+from sweep.advising.ranked import Peak, Ranked, RankedLayout
+from sweep.advising.ranking import Ranking
 from sweep.advising.space import LayoutSpace, space_of
 from sweep.advising.times import Times
 from sweep.predicting.known import Known, known_of
@@ -70,6 +72,8 @@ class Advice:
     sizes: tuple[SizeAnswer, ...]
     """Answers for every number of devices for which some layout obeys the rules; empty for an inverse question."""
     goal: GoalAnswer | None
+    published: tuple[PublishedLayout, ...]
+    """Layouts that teams published for these numbers of devices; empty for an inverse question."""
     top: int
     """Number of layouts of each number of devices, and of `ranked`."""
 
@@ -93,7 +97,7 @@ class Advice:
         by_time = self.optimise == "time"
 
         def amount(one: RankedLayout) -> float:
-            return one.time.step_time_s if by_time else 1 / one.tokens_per_s_per_device
+            return one.time.cautious_s * (1 if by_time else one.experiment.world_size)
 
         layouts = [one for size in self.sizes for one in size.ranked.best]
         return tuple(sorted(layouts, key=lambda one: (amount(one), one.experiment.id))[: self.top])
@@ -133,6 +137,7 @@ def answer(question: Question, top: int = TOP, known: Known | None = None, optim
         top=top,
         sizes=tuple(sizes),
         goal=goal,
+        published=published(question, ranking) if goal is None else (),
     )
 
 
@@ -222,7 +227,8 @@ def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str
         if values != [_USUAL[name]]:
             written = [_written(value) for value in values]
             words.append(f"grid.axes.{name}={written[0] if len(written) == 1 else '[' + ','.join(written) + ']'}")
-    return [*words, "--where", " or ".join(f"world_size == {size}" for size in sizes)]
+    asked = [word for one in question.where for word in ("--where", one.text)]
+    return [*words, "--where", " or ".join(f"world_size == {size}" for size in sizes), *asked]
 
 
 def _written(value: object) -> str:

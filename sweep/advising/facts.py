@@ -6,12 +6,14 @@ import shlex
 from typing import Any
 
 from sweep.advising.answer import Advice, Costed, settling_words
-from sweep.advising.ranking import RankedLayout
+from sweep.advising.published import PublishedLayout
+from sweep.advising.ranked import RankedLayout
 from sweep.composing.planned_only import planned_only
-from sweep.planning.facts import power_facts
+from sweep.planning.facts import narrowed_facts, power_facts
 from sweep.planning.mfu import mfu_note, predicted_mfu
 from sweep.planning.price import price
 from sweep.planning.summary import layout
+from sweep.predicting.narrowed import Narrowed, narrowed
 from workloads.rules.engine_kinds import engine_lacks
 
 _GOAL = ("fewest", "surely", "cheapest", "soonest")
@@ -34,6 +36,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         "seq_len": q.seq_len,
         "global_batch_size": q.global_batch_size,
         "tokens_per_step": q.tokens_per_step,
+        "where": [one.text for one in q.where],
         "gpus": [one.ranked.size for one in answer.sizes],
         "gpus_without_layout": sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes}) if goal is None else [],
         "allowed_layouts": answer.space.allowed,
@@ -46,6 +49,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         **power_facts(answer.power),
         "power_from": answer.power.source,
         "times_from": answer.times.source,
+        **narrowed_facts(narrowed_of(answer)),
         "note": mfu_note([q.precision], q.cluster),
         "engine_lacks": list(engine_lacks(q.model, q.precision)),
         "planned_only": planned_only(q.cluster),
@@ -54,6 +58,11 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         if can_run
         else None,
     }
+
+
+def narrowed_of(answer: Advice) -> Narrowed | None:
+    """By how much measurements have narrowed the intervals of the answer's layouts."""
+    return narrowed(answer.times.forecast, [one.experiment for one in answer.best])
 
 
 def search_hours(answer: Advice) -> float:
@@ -76,6 +85,26 @@ def layouts_of(answer: Advice) -> list[tuple[RankedLayout, dict[str, Any]]]:
         for one in answer.sizes
         for place, ranked in enumerate(one.ranked.best, start=1)
     ]
+
+
+def published_of(answer: Advice) -> list[tuple[PublishedLayout, dict[str, Any]]]:
+    """Published layouts for these numbers of devices, with their numbers and their predicted tokens a second over those
+    of the best layout of the same number of devices, less 1. None: not predicted, see ``why_not``."""
+    rows = []
+    for one in answer.published:
+        fields: dict[str, Any] = {"gpus": one.experiment.world_size, "layout": layout(one.experiment)}
+        fields |= {"source": one.source, "url": one.url, "date": one.date, "published_precision": one.precision}
+        fields |= {"why_not": one.why_not, "against_best": ahead_of_best(answer, one)}
+        rows.append((one, {**fields, **(_numbers(answer, one.ranked) if one.ranked is not None else {})}))
+    return rows
+
+
+def ahead_of_best(answer: Advice, one: PublishedLayout) -> float | None:
+    """Predicted tokens a second over those of the best layout of the same number of devices, less 1."""
+    best = next((size.ranked.best for size in answer.sizes if size.ranked.size == one.experiment.world_size), [])
+    if one.ranked is None or not best:
+        return None
+    return one.ranked.tokens_per_s_per_device / best[0].tokens_per_s_per_device - 1
 
 
 def sizes_of(answer: Advice) -> list[dict[str, Any]]:
@@ -115,6 +144,7 @@ def _numbers(answer: Advice, ranked: RankedLayout) -> dict[str, Any]:
         "predicted_step_time_s": time.step_time_s,
         "predicted_step_time_low_s": time.low_s,
         "predicted_step_time_high_s": time.high_s,
+        "predicted_step_time_cautious_s": time.cautious_s,
         "predicted_mfu": predicted_mfu(q.model, q.seq_len, q.precision, rate, q.cluster),
         "predicted_peak_bytes": ranked.memory.peak_bytes + q.cluster.device.workspace_bytes,
         "predicted_energy_per_token_j": energy.measured,

@@ -13,7 +13,7 @@ import numpy as np
 
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, LayoutSpace
-from workloads.costs.memory.layer_classes import layer_sizes
+from workloads.costs.memory.kind_sizes import saved_parts
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, layer_counts
 from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
@@ -73,22 +73,21 @@ def saved_of(space: LayoutSpace) -> Floats:
 
 def _saved_by(q: Question, kind: str, tp: int, cp: int, mbs: int, ep: int, etp: int) -> int:
     dp = ep * etp
-    sizes = layer_sizes(
-        Experiment.canonical(
-            model=q.model,
-            dp_shard=dp,
-            zero_stage=1 if dp * cp > 1 else 0,
-            tp=tp,
-            cp=cp,
-            ep=ep,
-            etp=etp,
-            micro_batch_size=mbs,
-            global_batch_size=dp * mbs,
-            seq_len=q.seq_len,
-            recompute=kind,
-            precision=q.precision,
-            routing=q.routing,
-            routing_imbalance=q.routing_imbalance,
-        )
+    e = Experiment.canonical(
+        model=q.model,
+        dp_shard=dp,
+        zero_stage=1 if dp * cp > 1 else 0,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        micro_batch_size=mbs,
+        global_batch_size=dp * mbs,
+        seq_len=q.seq_len,
+        recompute=kind,
+        precision=q.precision,
+        routing=q.routing,
+        routing_imbalance=q.routing_imbalance,
     )
-    return min(size.saved for size in sizes)
+    c = COMPUTE_BYTES[e.precision]
+    return min(sum(saved_parts(e, layer, c, recomputed=True).values()) for layer in layers_of(e.model).kinds)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweep.advising.conditions import conditions_of
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
@@ -17,6 +18,7 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, ENGINES
 from workloads.spec.experiment_values import Precision
+from workloads.spec.expressions import Expression
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here
@@ -75,6 +77,8 @@ class Question:
     cuda_graph: str
     axes: Mapping[str, tuple[Any, ...]]
     """Axes of `LAYOUT_AXES` that the user restricted, with their values."""
+    where: tuple[Expression, ...]
+    """Conditions that every layout must meet."""
     goal: Goal | None
     price: float | None
     """Price of a device-hour; None: unknown."""
@@ -85,9 +89,9 @@ class Question:
         return self.global_batch_size * self.seq_len
 
 
-def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) -> Question:
-    """Reads the command line. Raises `InvalidSweep` (or another `UltrasweepError`) with one line for a mistake of the
-    user."""
+def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, where: Sequence[str] = ()) -> Question:
+    """Reads the command line. ``where``: conditions on layouts. Raises `InvalidSweep` (or another `UltrasweepError`)
+    with one line for a mistake of the user."""
     folders = folders or ConfFolders()
     values: dict[str, Any] = {}
     changes: list[str] = []
@@ -128,6 +132,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
         compile=_choice("compile", values.get("compile", "none")),
         cuda_graph=_choice("cuda_graph", values.get("cuda_graph", "auto")),
         axes={name: _narrowed(name, values[name]) for name in LAYOUT_AXES if name in values},
+        where=conditions_of(where),
         goal=goal,
         price=price,
         price_source="price=" if "price" in values else f"cluster file {cluster.name}",

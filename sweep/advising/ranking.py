@@ -2,9 +2,14 @@
 
 1. Rows whose layouts all need more memory than a device has are left out (`sweep.advising.floor`).
 2. For the other rows the parts of a step are computed in one batch (`Times.bounds`). They give an estimate for every
-   group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism.
+   group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism. What experts,
+   replicas and other kinds of context parallelism add is bounded for many layouts at once (`Times.least_factors`), and
+   computed exactly only for those whose bound is good enough.
 3. Groups are expanded in the order of these estimates and timed as in a plan, until the next estimate is worse than the
    best few layouts by a margin (`MARGIN`). The exact memory is computed only for layouts that would be among these.
+
+Layouts are ranked by `StepTime.cautious_s`, so that a wide interval counts against a layout. Estimates include the
+width that all layouts have (`Times.narrowest`) and the part of it that follows from the structure factor.
 
 Estimates are not strict bounds: a layout that is faster than its estimate by more than the margin is missed. A test
 compares the answer with the plan of whole grids.
@@ -15,21 +20,24 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sweep.advising.floor import Floor, floor_of, saved_of
-from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped
+from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
+from sweep.advising.simpler import simplest
+from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped, shards_are_whole
 from sweep.advising.times import Bounds, Times
-from sweep.grids.step_time import StepTime
-from sweep.predicting.engine_memory import EnginePeak
-from workloads.costs.memory.estimate import StageMemory, peak_stage
+from sweep.grids.step_time import CAUTION, StepTime
+from workloads.costs.memory.estimate import peak_stage
+from workloads.predict import layouts
 from workloads.predict.points import Floats
+from workloads.predict.predictor import NORMAL_90
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import ENGINE, Experiment
@@ -40,45 +48,17 @@ FILL = {"interleaved_zero_bubble": 0.5, "zero_bubble_v": 0.35, "dualpipe_v": 0.3
 """Share of the pipeline fill time that remains with a schedule: the 10th percentile over layouts of Llama 70B and
 Qwen3-30B-A3B, so that few layouts are faster than their estimate. Interleaved 1F1B divides the fill time by its virtual
 stages."""
-BATCH = 96
-"""Number of layouts timed in one batch."""
+_OF_WIDTH = 0.9
+"""Factor on widths in estimates: recomputation and schedule change a layout's interval a little."""
+BATCH = 192
+"""Number of layouts timed in one batch, and of structure factors computed in one."""
+PLAIN = 96
+"""Number of plain layouts timed first for each of the best that are asked for."""
 
 LEAST_OF_ANOTHER = 0.8
 """Factor on the memory floor for another engine, because the floor is computed for this project's engine."""
 
-Family = tuple[int, ...]
-Peak = StageMemory | EnginePeak
 Flags = NDArray[Any]
-
-
-def family_of(e: Experiment) -> Family:
-    """Degrees, micro-batch and ZeRO stage of a layout."""
-    return e.dp, e.tp, e.cp, e.pp, e.ep, e.etp, e.micro_batch_size, e.zero_stage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedLayout:
-    """A layout that fits, with its predictions."""
-
-    experiment: Experiment
-    time: StepTime
-    memory: Peak
-
-    @property
-    def tokens_per_s_per_device(self) -> float:
-        return self.experiment.tokens_per_step / self.time.step_time_s / self.experiment.world_size
-
-
-@dataclass(slots=True, kw_only=True)
-class Ranked:
-    """The best layouts of one number of devices, fastest first, one per family."""
-
-    size: int
-    best: list[RankedLayout]
-    timed: int
-    """Number of layouts timed in full."""
-    open_bound_s: float | None = None
-    """If the search was given up: lower estimate for the remaining layouts. None: the search was complete."""
 
 
 @dataclass(slots=True)
@@ -89,14 +69,30 @@ class _Search:
     kept: dict[Family, RankedLayout] = field(default_factory=dict)
     timed: int = 0
     worst_s: float = math.inf
-    """Step time that a layout must beat to be among the best."""
+    """Cautious step time that a layout must beat to be among the best."""
 
     def keep(self, faster: RankedLayout) -> None:
         """Replace the layout kept of its family by a ``faster`` one."""
         self.kept[family_of(faster.experiment)] = faster
         if len(self.kept) >= self.top:
-            times = (one.time.step_time_s for one in self.kept.values())
+            times = (one.time.cautious_s for one in self.kept.values())
             self.worst_s = heapq.nsmallest(self.top, times)[-1]
+
+
+class _Promising(NamedTuple):
+    """Rows of groups with the same replicas and kind of context parallelism that may be among the best."""
+
+    groups: Sequence[LayoutGroup]
+    rows: Ints
+    """In ascending order."""
+    estimates: Floats
+    """Without the structure factor, by row and group."""
+    ahead: Iterator[int]
+    """The rows in the order of their bounds."""
+
+    def estimates_of(self, row: int) -> list[float]:
+        estimates: list[float] = self.estimates[int(np.searchsorted(self.rows, row))].tolist()
+        return estimates
 
 
 @dataclass(slots=True)
@@ -110,18 +106,30 @@ class Ranking:
     """Rows of the space that may fit in memory."""
     floors: dict[int, Floor] = field(init=False)
     """Memory bounds of these rows, by replicas."""
+    whole: dict[int, Flags] = field(init=False)
+    """Which of these rows may have so many replicas of ZeRO's shards."""
     bounds: Bounds = field(init=False)
     of_other_kinds: Bounds = field(init=False)
     without_ring: Bounds = field(init=False)
     """Bounds of these rows: with a ring of context-parallel ranks; without the ring's host time; also without its
     messages."""
+    width: float = field(init=False)
+    """Least log-width of a half interval without the part of the structure factor."""
     factors: dict[tuple[int, str, int], float] = field(default_factory=dict)
+    least: dict[str, Floats] = field(default_factory=dict)
+    """Lower bounds of factors by kind of context parallelism, of these rows; NaN: not computed."""
 
     def __post_init__(self) -> None:
         space, saved = self.space, saved_of(self.space)
         least = 1.0 if space.question.engine == ENGINE else LEAST_OF_ANOTHER
         lowest = least * self._lowest(floor_of(space, 1, saved), space.pp)
         self.rows = np.flatnonzero(lowest.min(axis=1) <= self.limit_bytes)
+        names = {name: getattr(space, name)[self.rows] for name in ("dp", "cp", "tp", "ep", "etp")}
+        self.whole = {
+            replicas: shards_are_whole(space.question, names, replicas)
+            for replicas in dict.fromkeys(group.replicas for group in space.groups)
+        }
+        self.width = self.times.narrowest(space, self.rows)
         self.bounds = self.of_other_kinds = self.without_ring = self.times.bounds(space, self.rows)
         if (space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
             self.of_other_kinds, self.without_ring = self._other_kinds(context=True), self._other_kinds(context=False)
@@ -153,9 +161,10 @@ class Ranking:
         """The ``top`` families of one number of devices."""
         search = _Search(top)
         # Plain layouts first: their bound is nearly exact, and a good layout early prunes the others.
-        self._walk(size, search, [group for group in self.space.groups if group.is_plain], BATCH * top)
+        self._walk(size, search, [group for group in self.space.groups if group.is_plain], PLAIN * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)
-        best = sorted(search.kept.values(), key=lambda one: (one.time.step_time_s, one.experiment.id))[:top]
+        best = _sorted(search.kept.values())[:top]
+        best = _sorted(simplest(best, self.space, self.times, self.fitting))
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
     def _walk(self, size: int, search: _Search, groups: Sequence[LayoutGroup], most: int) -> float | None:
@@ -174,38 +183,72 @@ class Ranking:
         return None
 
     def _ordered(self, size: int, groups: Sequence[LayoutGroup], search: _Search) -> Iterator[tuple[float, Experiment]]:
-        """Yields (estimate, layout) in non-decreasing order of the estimate.
+        """Yields (estimate of the cautious time, layout) in non-decreasing order of the estimate.
 
-        The factor for replicas, other kinds of context parallelism and routed experts is computed only when the row
-        would come next; the row then moves back accordingly.
+        The factor for replicas, other kinds of context parallelism and routed experts is computed exactly only when the
+        row would come next by its bound; the row then moves back accordingly.
         """
         mine = np.flatnonzero(self.space.size[self.rows] == size)
         if not len(mine) or not groups:
             return
-        plain = np.stack([self._estimate(mine, group) for group in groups], axis=1)
-        sets: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for at, group in enumerate(groups):
-            sets[group.cp_kind, group.replicas].append(at)
+        sets: dict[tuple[str, int], list[LayoutGroup]] = defaultdict(list)
+        for group in groups:
+            sets[group.cp_kind, group.replicas].append(group)
         waiting: list[tuple[float, int, int, int]] = []
-        keys, ahead = list(sets), list[Iterator[int]]()
-        for number, key in enumerate(keys):
-            first = np.stack([self._least(mine, groups[at]) for at in sets[key]], axis=1).min(axis=1)
-            there = np.flatnonzero(np.isfinite(first))
-            waiting += [(float(first[row]), int(row), number, -1) for row in there]
-            ahead.append(iter(mine[there[np.argsort(first[there], kind="stable")]].tolist()))
+        promising: list[_Promising] = []
+        for number, alike in enumerate(sets.values()):
+            first, estimates = self._first(mine, alike, search.worst_s)
+            rows = np.flatnonzero(first < search.worst_s)
+            waiting += [(float(first[row]), row, number, -1) for row in rows.tolist()]
+            ahead = mine[rows[np.argsort(first[rows], kind="stable")]].tolist()
+            promising.append(_Promising(alike, rows, estimates[rows], iter(ahead)))
         heapq.heapify(waiting)
         while waiting:
             estimate, row, number, at = heapq.heappop(waiting)
+            of_set = promising[number]
             if at >= 0:
-                if (experiment := self.space.layout(int(self.rows[mine[row]]), groups[at])) is not None:
+                experiment = self.space.layout(int(self.rows[mine[row]]), of_set.groups[at])
+                if experiment is not None and self.space.meets(experiment):
                     yield estimate, experiment
                 continue
             if estimate >= search.worst_s:
                 return
-            factor = self._factor(int(mine[row]), groups[sets[keys[number]][0]], ahead[number])
-            for one in sets[keys[number]]:
-                if math.isfinite(later := max(estimate, factor * float(plain[row, one]))) and later < search.worst_s:
+            factor = self._factor(int(mine[row]), of_set.groups[0], of_set.ahead)
+            wider = float(self._widening(abs(self._log(factor))))
+            for one, plain in enumerate(of_set.estimates_of(row)):
+                if math.isfinite(later := max(estimate, factor * plain * wider)) and later < search.worst_s:
                     heapq.heappush(waiting, (later, row, number, one))
+
+    def _first(self, mine: Ints, alike: Sequence[LayoutGroup], worst_s: float) -> tuple[Floats, Floats]:
+        """(lower bound of the estimates by row, estimates without the structure factor by row and group), of groups
+        with the same replicas and kind of context parallelism. Bounds are tight for rows that may beat ``worst_s``."""
+        estimates = np.stack([self._estimate(mine, group) for group in alike], axis=1)
+        first = np.stack([self._least(mine, group) for group in alike], axis=1).min(axis=1) * self._widening(0.0)
+        if not self._is_form(alike[0]) and len(there := np.flatnonzero(first < worst_s)):
+            factors = self._least_factors(mine[there], alike[0].cp_kind)
+            wider = self._widening(np.maximum(0.0, self._log(factors)))
+            first[there] = np.maximum(first[there], factors * wider * estimates[there].min(axis=1))
+        return first, estimates
+
+    def _widening(self, log_factor: Any) -> Any:
+        """Lower estimate of cautious over predicted time, by the size of the structure factor's logarithm."""
+        structure = NORMAL_90 * _OF_WIDTH * layouts.STRUCTURE_SPREAD * log_factor
+        return np.exp(CAUTION * np.hypot(self.width, structure))
+
+    def _log(self, factors: Any) -> Any:
+        """Logarithm of structure factors that are relative to the bounds."""
+        experts = layouts.EXPERTS if self.space.question.model.moe is not None else 1.0
+        return np.log(factors * experts)
+
+    def _least_factors(self, here: Ints, kind: str) -> Floats:
+        known = self.least.setdefault(kind, np.full(len(self.rows), np.nan))
+        if len(new := here[np.isnan(known[here])]):
+            known[new] = self.times.least_factors(self.space, self.rows[new], kind)
+        return known[here]
+
+    def _is_form(self, group: LayoutGroup) -> bool:
+        """Whether the closed form describes the group's structure, so that its factor is 1."""
+        return self.space.question.model.moe is None and group.cp_kind == "ring" and group.replicas == 1
 
     def _factor(self, here: int, group: LayoutGroup, ahead: Iterator[int]) -> float:
         """Factor on a row's time for groups with the same replicas and kind of context parallelism.
@@ -213,7 +256,7 @@ class Ranking:
         ``ahead``: the rows that will be needed next, some of which are computed in the same batch.
         """
         kind, replicas = group.cp_kind, group.replicas
-        if self.space.question.model.moe is None and kind == "ring" and replicas == 1:
+        if self._is_form(group):
             return 1.0
         if (here, kind, replicas) not in self.factors:
             rows_of_batch = list(dict.fromkeys([here, *islice(ahead, BATCH)]))
@@ -230,9 +273,7 @@ class Ranking:
     def _plain_schedule(self, here: int, kind: str, replicas: int) -> Experiment | None:
         """A row's layout with the schedule that bounds assume; None if it breaks a rule."""
         row = int(self.rows[here])
-        schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-        recompute = "selective" if self.space.question.engine == ENGINE else "none"  # others have no selective one
-        experiment = self.space.layout(row, LayoutGroup(recompute, 1, schedule, 1, replicas, kind))
+        experiment = self.space.layout(row, self.space.plain_group(row, kind, replicas))
         return None if experiment is None or violations(experiment, self.space.question.cluster) else experiment
 
     def _estimate(self, mine: Ints, group: LayoutGroup) -> Floats:
@@ -252,7 +293,7 @@ class Ranking:
         """Estimate from the compute time alone, which no schedule shortens."""
         parts = self.bounds if group.cp_kind == "ring" else self.without_ring
         of_kind, of_none = (parts.work[mine, one] for one in (KINDS.index(group.recompute), 0))
-        if group.replicas == 1 and group.cp_kind == "ring" and self.space.question.model.moe is None:
+        if self._is_form(group):
             return self._estimate(mine, group)
         estimates = np.full(len(mine), np.inf)
         there = self._there(mine, self.rows[mine], group)
@@ -270,7 +311,7 @@ class Ranking:
         needs = (floor.v_shaped if is_v_shaped(group.schedule) else floor.piped)[mine, KINDS.index(group.recompute)]
         there: Flags = (pp > 1) == (group.schedule != "none")
         there &= pp * group.virtual_stages <= self.space.question.model.num_layers
-        there &= (zero > 0) | (group.replicas == 1)
+        there &= np.where(zero > 0, self.whole[group.replicas][mine], group.replicas == 1)
         there &= (cp > 1) | (group.cp_kind == "ring")
         fits: Flags = needs <= self.limit_bytes
         return there & fits
@@ -281,18 +322,23 @@ class Ranking:
         new = [one for one in dict.fromkeys(experiments) if not violations(one, cluster)]
         search.timed += len(new)
         timed = [(time, one) for time, one in zip(self.times.of_layouts(new), new, strict=True) if time is not None]
-        for time, one in sorted(timed, key=lambda pair: pair[0].step_time_s):
-            if time.step_time_s >= search.worst_s:
+        for time, one in sorted(timed, key=lambda pair: pair[0].cautious_s):
+            if time.cautious_s >= search.worst_s:
                 break
             before = search.kept.get(family_of(one))
-            if before is not None and time.step_time_s >= before.time.step_time_s:
+            if before is not None and time.cautious_s >= before.time.cautious_s:
                 continue
-            if (memory := self.peak(one)) is None:
-                continue
-            if is_own(one):
-                time = self.times.forecast.near_full(time, memory.peak_bytes)
-            if memory.peak_bytes <= self.limit_bytes and (before is None or time.step_time_s < before.time.step_time_s):
-                search.keep(RankedLayout(experiment=one, time=time, memory=memory))
+            fits = self.fitting(one, time)
+            if fits is not None and (before is None or fits.time.cautious_s < before.time.cautious_s):
+                search.keep(fits)
+
+    def fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
+        """The layout with its memory, and the time that a nearly full device takes more; None: it does not fit."""
+        if (memory := self.peak(one)) is None or memory.peak_bytes > self.limit_bytes:
+            return None
+        if is_own(one):
+            time = self.times.forecast.near_full(time, memory.peak_bytes)
+        return RankedLayout(experiment=one, time=time, memory=memory)
 
     def peak(self, experiment: Experiment) -> Peak | None:
         """Peak memory without the workspace of matrix products; None: unknown."""
@@ -310,12 +356,16 @@ class Ranking:
                 if group.recompute != KINDS[kind] or group.every > 1 or is_v_shaped(group.schedule):
                     continue
                 one = self.space.layout(int(of_size[row]), group)
-                if one is None or violations(one, self.space.question.cluster):
+                if one is None or not self.space.meets(one) or violations(one, self.space.question.cluster):
                     continue
                 memory = self.peak(one)
                 if memory is not None and (best is None or memory.peak_bytes < best[1].peak_bytes):
                     best = one, memory
         return best
+
+
+def _sorted(layouts: Iterable[RankedLayout]) -> list[RankedLayout]:
+    return sorted(layouts, key=lambda one: (one.time.cautious_s, one.experiment.id))
 
 
 _ASKED_OF = 64

@@ -12,9 +12,10 @@ from rich.table import Table
 from results.text.numbers import GIB, format_bytes, format_hours, plural
 from results.text.terminal import plain_table
 from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settling_words
-from sweep.advising.facts import search_hours
+from sweep.advising.facts import ahead_of_best, narrowed_of, search_hours
+from sweep.advising.published import PublishedLayout
 from sweep.advising.question import Question
-from sweep.advising.ranking import RankedLayout
+from sweep.advising.ranked import ALIKE, RankedLayout
 from sweep.composing.planned_only import planned_only
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.summary import layout
@@ -23,13 +24,11 @@ from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import engine_lacks
 from workloads.spec.experiment import ENGINE
 
-ALIKE = 0.02
-"""Layouts whose predicted times differ by up to this share count as equally fast."""
-
 _LEAST_SHARE = 0.005
 _MOST_NAMED = 8
 """Most numbers of devices that a title names."""
 _LEAST = {"time": "time", "energy": "energy a token", "cost": "GPU-hours a token"}
+_CAUTIOUS = "ranked by the step time that three in four such predictions keep: a wide interval counts against a layout"
 _SAME_POWER = "energy and cost rank alike: every layout is taken to draw the same power a device"
 
 
@@ -51,11 +50,17 @@ def print_answer(answer: Advice, console: Console) -> None:
         f"stage; {answer.may_fit:,} of these may fit in the {format_bytes(usable)} that training can have of "
         f"{q.cluster.device.name}"
     )
+    if q.where:
+        say(f"only layouts with {' and '.join(one.text for one in q.where)}")
     for size in answer.sizes:
         if answer.optimise is None or not size.ranked.best:
             _print_size(answer, size, console)
     if answer.ranked:
         _print_ranked(answer, console)
+    if answer.best and answer.goal is None:
+        say(_CAUTIOUS)
+    for one in answer.published:
+        say(_published(answer, one))
     if answer.goal is None and (without := sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes})):
         say(
             f"no layout obeys the rules on {', '.join(f'{size:,}' for size in without)} GPUs: dp * micro_batch_size "
@@ -67,13 +72,26 @@ def print_answer(answer: Advice, console: Console) -> None:
         say(note)
     if answer.best and answer.power.source is not None:
         say(f"energy of the devices alone, at the predicted speed: {answer.power.source}")
-    say(
-        f"times: {answer.times.source}; memory: the closed form, with {format_bytes(_workspace(q))} for matrix products"
-    )
+    narrowed = narrowed_of(answer)
+    intervals = f", {narrowed.in_words}" if narrowed is not None else ""
+    products = f"with {format_bytes(_workspace(q))} for matrix products"
+    say(f"times: {answer.times.source}{intervals}; memory: the closed form, {products}")
     if text := _captured(answer):
         say(text)
     if answer.best:
         _print_settling(answer, console)
+
+
+def _published(answer: Advice, one: PublishedLayout) -> str:
+    """A published layout, and how far its predicted speed is from that of the best layout."""
+    text = f"published: {layout(one.experiment)} on {one.experiment.world_size:,} GPUs in {one.precision}"
+    text += f" ({one.source}, {one.date}, {one.url}): "
+    if one.ranked is None:
+        return f"{text}not predicted here, {one.why_not}"
+    text += f"{one.ranked.tokens_per_s_per_device:,.0f} tokens/s/GPU predicted for this question"
+    if (ahead := ahead_of_best(answer, one)) is None:
+        return text
+    return f"{text}, {100 * abs(ahead):.0f} % {'less' if ahead < 0 else 'more'} than the first"
 
 
 def _captured(answer: Advice) -> str:
@@ -101,7 +119,7 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
     ranked, q = one.ranked, answer.question
     title = f"{ranked.size:,} GPUs: the fastest that fit, {ranked.timed:,} layouts timed"
     if ranked.open_bound_s is not None:
-        title += f", then given up: a remaining layout may take only {ranked.open_bound_s:.4g} s"
+        title += f", then given up: a remaining layout may rank as if it took {ranked.open_bound_s:.4g} s"
     if not ranked.best:
         least = ""
         if one.smallest is not None:
@@ -111,10 +129,10 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
         console.print(f"\n{ranked.size:,} GPUs: nothing fits{least}", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(_table(answer, ranked.best, title))
-    tied = [one for one in ranked.best if one.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
+    tied = [one for one in ranked.best if one.time.cautious_s <= ranked.best[0].time.cautious_s * (1 + ALIKE)]
     if len(tied) > 1:
         console.print(
-            f"the first {len(tied)} are predicted within {ALIKE * 100:g} %: no prediction tells them apart",
+            f"the first {len(tied)} rank within {ALIKE * 100:g} %: no prediction tells them apart",
             highlight=False,
         )
 

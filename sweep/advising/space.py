@@ -7,6 +7,7 @@ are repeated here for whole arrays; `workloads.rules.layout_rules` checks each l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sweep.advising.conditions import OF_GROUPS, OF_LAYOUTS, holds, meets
 from sweep.advising.question import Question
+from sweep.grids.columns import field_of
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import splits_of
 
 Ints = NDArray[np.int64]
@@ -50,6 +53,12 @@ class LayoutGroup(NamedTuple):
     """Replicas of ZeRO's shards. Without ZeRO every data-parallel rank is a replica, whatever this value."""
 
     cp_kind: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of `OF_GROUPS` of the group's layouts."""
+        every = self.every if self.recompute != "none" else 1
+        return {**self._asdict(), "recompute_every": every, "pp_schedule": self.schedule}
 
     @property
     def is_plain(self) -> bool:
@@ -105,17 +114,23 @@ class LayoutSpace:
     def groups(self) -> tuple[LayoutGroup, ...]:
         """Groups tried for each row."""
         schedules = (*((("none", 1),) if self.unpiped else ()), *self.schedules)
-        return tuple(
+        groups = (
             LayoutGroup(kind, every, schedule, stages, replicas, cp_kind)
             for kind, every in self.recomputations
             for schedule, stages in schedules
             for replicas in dict.fromkeys((1, *self.replicas))
             for cp_kind in dict.fromkeys(("ring", *self.kinds))
         )
+        conditions = [one for one in self.question.where if one.names <= OF_GROUPS]
+        return tuple(group for group in groups if all(holds(one, group.values) for one in conditions))
+
+    def meets(self, experiment: Experiment) -> bool:
+        """Whether a layout meets the conditions that its family and its group do not decide."""
+        return meets(experiment, [one for one in self.question.where if not one.names <= OF_GROUPS])
 
     def layout(self, row: int, group: LayoutGroup) -> Experiment | None:
         """The layout of a row in a group, which may still break a rule; None: the row has none in this group."""
-        q, dp, cp, zero = self.question, int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
+        dp, cp, zero = int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
         replicas = dp if zero == 0 else group.replicas
         if (zero == 0 and group.replicas > 1) or (zero and group.replicas not in self.replicas):
             return None
@@ -123,31 +138,36 @@ class LayoutSpace:
             return None
         if dp % replicas or (zero and dp // replicas * cp == 1):
             return None
+        return self.spelled(row, group)
+
+    def plain_group(self, row: int, cp_kind: str, replicas: int = 1) -> LayoutGroup:
+        """The group of a row whose structure stands for all its schedules and kinds of recomputation."""
+        schedule = "1f1b" if self.pp[row] > 1 else "none"
+        recompute = "selective" if self.question.engine == ENGINE else "none"  # others have no selective one
+        return LayoutGroup(recompute, 1, schedule, 1, replicas, cp_kind)
+
+    def spelled(self, row: int, group: LayoutGroup) -> Experiment:
+        """The layout of a row in a group that need not be one of the space's; it may break a rule."""
+        q, dp, zero = self.question, int(self.dp[row]), int(self.zero[row])
+        replicas = dp if zero == 0 else group.replicas
         return Experiment.canonical(
             model=q.model,
             dp_replicate=replicas,
             dp_shard=dp // replicas,
             tp=int(self.tp[row]),
-            cp=cp,
+            cp=int(self.cp[row]),
             pp=int(self.pp[row]),
             ep=int(self.ep[row]),
             etp=int(self.etp[row]),
             micro_batch_size=int(self.mbs[row]),
             global_batch_size=q.global_batch_size,
-            seq_len=q.seq_len,
             zero_stage=zero,
             recompute=group.recompute,
             recompute_every=group.every,
             pp_schedule=group.schedule,
             virtual_stages=group.virtual_stages,
             cp_kind=group.cp_kind,
-            precision=q.precision,
-            routing=q.routing,
-            routing_imbalance=q.routing_imbalance,
-            compile=q.compile,
-            cuda_graph=q.cuda_graph,
-            engine=q.engine,
-            engine_version=q.engine_version,
+            **{name: getattr(q, name) for name in _SAME},
         )
 
 
@@ -179,6 +199,9 @@ def space_of(question: Question) -> LayoutSpace:
             f"equal the number of devices, dp*micro_batch_size must divide global_batch_size={q.global_batch_size:,}, "
             f"tp must divide {split}, and pp is at most {model.num_layers}"
         )
+    keep[keep] = _meets(question, *(one[keep] for one in columns))
+    if not keep.any():
+        raise InvalidSweep(f"advise: no layout meets --where {' and '.join(one.text for one in q.where)}")
     rows = {
         name: array[keep]
         for name, array in zip(
@@ -207,23 +230,67 @@ def space_of(question: Question) -> LayoutSpace:
     )
 
 
+def _meets(q: Question, tp: Ints, cp: Ints, pp: Ints, ep: Ints, etp: Ints, mbs: Ints, zero: Ints, dp: Ints) -> Any:
+    """Rows that meet the conditions on what all layouts of a family share."""
+    met = np.ones(len(tp), dtype=bool)
+    if not (conditions := [one for one in q.where if not one.names & OF_LAYOUTS]):
+        return met
+    columns: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "ep": ep, "etp": etp, "micro_batch_size": mbs}
+    columns |= {"zero_stage": zero, "dp": dp, "world_size": tp * cp * pp * dp}
+    columns["num_microbatches"] = q.global_batch_size // (dp * mbs)
+    names = {name for one in conditions for name in one.names}
+    used = [name for name in columns if name in names]
+    same = {name: _same(q, name) for name in names - set(used)}
+    for condition in conditions:
+        known: dict[tuple[int, ...], bool] = {}
+        for at, values in enumerate(zip(*(columns[name].tolist() for name in used), strict=True)):
+            if values not in known:
+                known[values] = holds(condition, {**same, **dict(zip(used, values, strict=True))})
+            met[at] &= known[values]
+        met &= bool(used) or holds(condition, same)
+    return met
+
+
+def _same(q: Question, name: str) -> Any:
+    """The value of a field that is equal in all layouts of a question."""
+    one = Experiment.canonical(
+        model=q.model,
+        global_batch_size=q.global_batch_size,
+        **{field: getattr(q, field) for field in _SAME},
+    )
+    return field_of(one, name)
+
+
+_SAME = (
+    *("seq_len", "precision", "routing", "routing_imbalance", "compile", "cuda_graph", "engine", "engine_version"),
+)
+
+
 def _allowed(
     q: Question, rows: dict[str, Ints], schedules: tuple[tuple[str, int], ...], replicas: Any, kinds: Any
 ) -> int:
     """Number of layouts in the rows for each recomputation."""
-    model, dp, cp, tp, pp = q.model, rows["dp"], rows["cp"], rows["tp"], rows["pp"]
+    model, cp, tp, pp = q.model, rows["cp"], rows["tp"], rows["pp"]
     fitting = sum(((pp > 1) & (pp * v <= model.num_layers)).astype(np.int64) for _, v in schedules) + (pp == 1)
     whole_heads = (model.num_heads // tp % cp == 0) & (model.num_kv_heads // tp % cp == 0)
     ways = sum(((cp > 1) & (whole_heads | (kind != "ulysses"))).astype(np.int64) for kind in kinds) + (cp == 1)
     copies = (rows["zero"] == 0).astype(np.int64)
     for r in replicas:
-        shards = dp // r * cp
-        sharded = (rows["zero"] > 0) & (dp % r == 0) & (shards > 1)
-        if model.moe is not None:
-            of_experts = np.maximum(1, shards * tp // rows["etp"])
-            sharded &= (of_experts % rows["ep"] == 0) | (rows["ep"] % of_experts == 0)
+        sharded = (rows["zero"] > 0) & shards_are_whole(q, rows, r)
         copies = copies + sharded
     return int((fitting * ways * copies).sum())
+
+
+def shards_are_whole(q: Question, rows: Mapping[str, Ints], replicas: int) -> Any:
+    """Rows that may have so many replicas of ZeRO's shards, with more than one shard each, that ranks with the same
+    experts are whole groups."""
+    dp, cp = rows["dp"], rows["cp"]
+    shards = dp // replicas * cp
+    whole = (dp % replicas == 0) & (shards > 1)
+    if q.model.moe is not None:
+        of_experts = np.maximum(1, shards * rows["tp"] // rows["etp"])
+        whole &= (of_experts % rows["ep"] == 0) | (rows["ep"] % of_experts == 0)
+    return whole
 
 
 def _axes(q: Question) -> dict[str, tuple[Any, ...]]:

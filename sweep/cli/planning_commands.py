@@ -25,6 +25,13 @@ def _advise_arguments(parser: Parser) -> None:
         "(GPU-hours a token); with tokens and days this choice comes first",
     )
     parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="a condition on the fields of a layout that it must meet: 'tp * cp <= 8'",
+    )
+    parser.add_argument(
         "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
     )
     add_json(parser)
@@ -36,7 +43,7 @@ def _advise(options: Namespace) -> int:
     from sweep.advising.report import print_answer
     from sweep.composing.conffiles import ConfFolders
 
-    question = read_question(options.overrides, ConfFolders(tuple(options.conf)))
+    question = read_question(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     advice = answer(question, options.top, optimise=options.optimise)
     if options.json:
         from sweep.advising.advice_json import advice_json

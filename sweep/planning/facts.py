@@ -20,6 +20,7 @@ from sweep.planning.summary import (
     reused_from,
     worst_hours,
 )
+from sweep.predicting.narrowed import Narrowed
 from sweep.predicting.power import Amount, Power
 from workloads.rules.engine_kinds import lacking_kinds
 
@@ -53,6 +54,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "may_not_fit": sum(map(may_not_fit, plan.to_run)),
         "engine_lacks": {model: kinds for model, kinds in lacking.items() if kinds},
         "predicted_with": plan.predicted_with or None,
+        **narrowed_facts(plan.narrowed),
         "budget_gpu_hours": config.budget_gpu_hours,
         "expected_gpu_hours": hours,
         "worst_gpu_hours": worst_hours(plan.to_run),
@@ -70,6 +72,14 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
             for key, points in by_shape(plan).items()
         ],
         "notes": [note for note in notes if note],
+    }
+
+
+def narrowed_facts(narrowed: Narrowed | None) -> dict[str, Any]:
+    """Half-widths of the intervals of step times, with the measurements and without. None: nothing was measured."""
+    return {
+        "half_interval": narrowed.with_measurements if narrowed is not None else None,
+        "half_interval_unmeasured": narrowed.without if narrowed is not None else None,
     }
 
 

@@ -27,6 +27,7 @@ from sweep.planning.price import information_order, shared_stage_discount, withi
 from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
+from sweep.predicting.narrowed import Narrowed, narrowed
 from sweep.predicting.power import Power
 from workloads.contract.protocol import Method, Task
 from workloads.contract.stages import rehearsed_ranks
@@ -56,6 +57,8 @@ class Plan:
     """Power of a device, from which the energy of a token follows."""
     predicted_with: str = ""
     """Earlier measurements used for the step times, in words; empty: none."""
+    narrowed: Narrowed | None = None
+    """By how much they have narrowed the intervals of step times; None: there are none."""
 
     @property
     def to_run(self) -> tuple[PlannedPoint, ...]:
@@ -137,6 +140,7 @@ def make_plan(
         unpredicted=unpredicted,
         power=Power.of(config.cluster, known.power if known is not None else None),
         predicted_with=forecast.used_for({(one.engine, one.engine_version) for one in possible}),
+        narrowed=narrowed(forecast, possible),
     )
 
 

@@ -52,7 +52,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         highlight=False,
     )
     if plan.predicted_with:
-        console.print(plan.predicted_with, highlight=False, markup=False)
+        narrowed = f"; step times {plan.narrowed.in_words}" if plan.narrowed is not None else ""
+        console.print(f"{plan.predicted_with}{narrowed}", highlight=False, markup=False)
     for model in plan.config.models.values():
         if lacking := lacking_kinds(model):
             note = f"{model.name} cannot be run yet: the engine lacks {'; '.join(lacking)}"

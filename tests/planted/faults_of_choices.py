@@ -17,9 +17,9 @@ CHOICES: list[Fault] = [
         (
             "advice_that_does_not_fit",
             "a layout is recommended whatever memory it needs",
-            RANKING + "_look",
-            "memory.peak_bytes <= self.limit_bytes",
-            "True",
+            RANKING + "fitting",
+            "memory.peak_bytes > self.limit_bytes",
+            "False",
             {},
         ),
         (

@@ -13,8 +13,9 @@ parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def is_plain(e: Experiment) -> bool:
     )
 
 
-def _has_odd_layers(e: Experiment) -> bool:
+def has_odd_layers(e: Experiment) -> bool:
     """Whether the experiment has layers that a table row does not describe."""
     odd = e.model.moe is not None or e.model.mla is not None or e.model.layers is not None
     return odd or e.recompute not in RECOMPUTE or e.recompute_every > 1
@@ -163,14 +164,21 @@ def _plain_of_layers(model: ModelSpec) -> ModelSpec:
     )
 
 
+_OF_PLAIN = attrgetter(
+    *("model", "precision", "dp", "cp", "tp", "pp", "zero_stage", "micro_batch_size", "global_batch_size", "seq_len"),
+    *("recompute", "pp_schedule", "virtual_stages", "attention", "compile", "pad_vocab_to"),
+)
+"""Properties that determine the times of a `plain` neighbour."""
+
+
 @dataclasses.dataclass(slots=True)
 class Structures:
     """Factors of layouts on one cluster, with a cache of step times."""
 
     cluster: ClusterSpec
     _times: StepTimes = dataclasses.field(init=False)
-    _plain: dict[Experiment, float] = dataclasses.field(default_factory=dict)
-    """Seconds of plain neighbours, which many layouts share."""
+    _plain: dict[Hashable, float] = dataclasses.field(default_factory=dict)
+    """Seconds of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
 
     def __post_init__(self) -> None:
         self._times = StepTimes(self.cluster)
@@ -182,20 +190,28 @@ class Structures:
         if not odd:
             return factors
         odd_experiments = [experiments[at] for at in odd]
-        near = [self._near(one) for one in odd_experiments]
+        factors[odd] = self._times.seconds(odd_experiments) / self.plain_s(odd_experiments)
+        factors[odd] *= [_expert_factor(one) for one in odd_experiments]
+        return factors
+
+    def plain_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """Step time of the `plain` neighbours, by experiment."""
+        keys = [_OF_PLAIN(one) for one in experiments]
         if len(self._plain) > _MOST_KEPT:
             self._plain.clear()
-        new = [one for one in dict.fromkeys(near) if one not in self._plain]
-        seconds = self._times.seconds([*odd_experiments, *new])
-        self._plain |= zip(new, seconds[len(odd_experiments) :].tolist(), strict=True)
-        scaled = np.array([_expert_factor(one) for one in odd_experiments])
-        factors[odd] = seconds[: len(odd_experiments)] / np.array([self._plain[one] for one in near]) * scaled
-        return factors
+        new = {key: one for key, one in zip(keys, experiments, strict=True) if key not in self._plain}
+        self._plain |= zip(new, self._times.seconds([self._near(one) for one in new.values()]).tolist(), strict=True)
+        return np.array([self._plain[key] for key in keys])
+
+    def least_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
+        least: Floats = self._times.least_s(experiments) * np.array([_expert_factor(one) for one in experiments])
+        return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
         """Part of `factors` that is due to the layers, without the effect of another schedule."""
-        of_layers = np.array([one if _has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
-        both = [at for at, e in enumerate(experiments) if _has_odd_layers(e) and _has_odd_schedule(e)]
+        of_layers = np.array([one if has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
+        both = [at for at, e in enumerate(experiments) if has_odd_layers(e) and _has_odd_schedule(e)]
         if both:
             plainly = [dataclasses.replace(experiments[at], **_plain_schedule(experiments[at])) for at in both]
             of_layers[both] = self.factors(plainly)
@@ -241,23 +257,34 @@ def points_of(
             host_waits_of_experts(e), e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
-    versions = np.array([_version(e, cluster.backend) for e in experiments], dtype=np.str_)
+    captured = [is_captured(e, cluster.backend) for e in experiments]
+    versions = np.array([_version(*one) for one in zip(experiments, captured, strict=True)], dtype=np.str_)
     columns = dict(zip((*COLUMNS, "ring", "routed", "waits", "latents"), values, strict=True))
     if of_layers is None:
-        columns |= {name: np.zeros(count) for name in ("routed", "waits", "latents")}
+        columns |= {name: np.zeros(count) for name in _OF_HOSTS}
     columns["scaled"] = np.ones(count) if of_layers is None else of_layers
     columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
     columns["launch"] = np.ones(count) if launch is None else launch
     columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
-    columns["captured"] = np.array([is_captured(e, cluster.backend) for e in experiments], dtype=float)
+    columns["captured"] = np.array(captured, dtype=float)
     return points_from(columns, peak, versions, cluster, measured)
 
 
-def _version(e: Experiment, backend: str) -> str:
+_OF_HOSTS = ("routed", "waits", "latents")
+"""Columns of the host's part of layers that differ from dense ones."""
+
+
+def without_layers(points: Points) -> Points:
+    """The points of `points_of` without ``of_layers``."""
+    ones, zeros = np.ones(len(points)), np.zeros(len(points))
+    return dataclasses.replace(points, scaled=ones, **dict.fromkeys(_OF_HOSTS, zeros))
+
+
+def _version(e: Experiment, captured: bool) -> str:
     """Version as in a table. Compiled layers of another engine leave errors of their own, and so do captured steps,
     which do not wait for a host."""
     compiled = " compiled" if e.engine != CODEBASE and e.compile != "none" else ""
-    return f"engine {e.engine_version}" + compiled + (CAPTURED if is_captured(e, backend) else "")
+    return f"engine {e.engine_version}" + compiled + (CAPTURED if captured else "")
 
 
 def _expert_factor(e: Experiment) -> float:

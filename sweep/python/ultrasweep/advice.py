@@ -13,7 +13,7 @@ from results.errors import UltrasweepError
 from sweep.advising.answer import answer
 from sweep.advising.facts import advice_facts, goal_of, layouts_of, sizes_of
 from sweep.advising.question import read_question
-from ultrasweep.given import Conf, changes, folders, frame_of_rows, words
+from ultrasweep.given import Conf, changes, folders, frame_of_rows, several, words
 from workloads.spec.record import config_columns
 
 
@@ -56,6 +56,7 @@ def advise(
     top: int = 5,
     optimise: str | None = None,
     overrides: Mapping[str, object] | None = None,
+    where: str | Sequence[str] | None = None,
     conf: Conf = (),
 ) -> Advice:
     """The layouts that train a model fastest on ``gpus`` GPUs, of all that fit, as predicted. Or, with ``tokens`` and
@@ -66,14 +67,17 @@ def advise(
     sequences a step, ``precision`` such as "bf16"; None: the defaults of the command. ``top``: layouts for each number
     of GPUs. ``optimise``: "time", "energy" (joules a token) or "cost" (GPU-hours a token), by which the layouts of all
     numbers of GPUs are ranked together. ``overrides``: other options by their names, such as ``{"tp": [1, 2],
-    "recompute": "none", "cluster.nodes": 4}``. ``conf``: folders with your own model/ and cluster/ files. Raises
+    "recompute": "none", "cluster.nodes": 4}``. ``where``: conditions on a layout's fields such as ``"tp * cp <= 8"``.
+    ``conf``: folders with your own model/ and cluster/ files. Raises
     `UltrasweepError` with one line for a mistake.
     """
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise UltrasweepError(f"top={top!r} is not a whole number of at least 1")
     asked: dict[str, object] = {"model": model, "cluster": cluster, "gpus": gpus, "tokens": tokens, "days": days}
     asked |= {"price": price, "seq_len": seq_len, "global_batch_size": global_batch_size, "precision": precision}
-    advice = answer(read_question([*words(asked), *changes(overrides)], folders(conf)), top, optimise=optimise)
+    conditions = [] if where is None else several("where", where)
+    question = read_question([*words(asked), *changes(overrides)], folders(conf), conditions)
+    advice = answer(question, top, optimise=optimise)
     layouts, goal = (
         [{**numbers, **config_columns(ranked.experiment)} for ranked, numbers in rows]
         for rows in (layouts_of(advice), goal_of(advice))

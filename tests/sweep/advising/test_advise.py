@@ -15,7 +15,8 @@ from rich.console import Console
 from sweep.__main__ import main
 from sweep.advising.answer import Advice, answer, settling_words
 from sweep.advising.question import read_question
-from sweep.advising.ranking import Ranking, family_of
+from sweep.advising.ranked import ALIKE, family_of
+from sweep.advising.ranking import Ranking
 from sweep.advising.report import print_answer
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
@@ -80,14 +81,17 @@ def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
     fitting = [one for one in layouts if peak_stage(one).peak_bytes <= found.limit_bytes]
     times = found.times.of_layouts(fitting)
     fastest: dict[tuple[int, ...], float] = {}
+    shortest_s = float("inf")
     for one, time in zip(fitting, times, strict=True):
         assert time is not None
-        step_s = found.times.forecast.near_full(time, peak_stage(one).peak_bytes).step_time_s
-        fastest[family_of(one)] = min(step_s, fastest.get(family_of(one), float("inf")))
+        step = found.times.forecast.near_full(time, peak_stage(one).peak_bytes)
+        fastest[family_of(one)] = min(step.cautious_s, fastest.get(family_of(one), float("inf")))
+        shortest_s = min(shortest_s, step.step_time_s)
     expected = sorted(fastest.values())[:3]
-    assert [one.time.step_time_s for one in found.sizes[0].ranked.best] == pytest.approx(expected, rel=1e-9)
+    for ranked, least_s in zip(found.sizes[0].ranked.best, expected, strict=True):  # a simpler one may be as good
+        assert (1 - 1e-9) * least_s <= ranked.time.cautious_s <= (1 + ALIKE + 1e-9) * least_s
     ranking = Ranking(found.space, found.times, found.limit_bytes)
-    assert ranking.bound_s(found.sizes[0].ranked.size) <= expected[0], "which other sizes are left out by"
+    assert ranking.bound_s(found.sizes[0].ranked.size) <= shortest_s, "which other sizes are left out by"
 
 
 @pytest.mark.slow
@@ -224,11 +228,11 @@ def test_another_engine_gets_layouts_that_it_runs_with_its_own_times() -> None:
     times = {one: theirs.times.of_layouts([one])[0] for one in every_layout(theirs)}
     peaks = {one: theirs.times.forecast.memory.peak(one) for one in times}
     fitting = [
-        time.step_time_s
+        time.cautious_s
         for one, time in times.items()
         if time is not None and (peak := peaks[one]) is not None and peak.peak_bytes <= theirs.limit_bytes
     ]
-    assert best[0].time.step_time_s == pytest.approx(min(fitting), rel=1e-9)
+    assert min(fitting) <= best[0].time.cautious_s <= (1 + ALIKE) * min(fitting)
     assert "torchtitan" in printed(theirs) and "torchtitan" not in printed(ours)
     assert "+grid.axes.engine=torchtitan" in settling_words(theirs.question, best)
     with pytest.raises(InvalidSweep, match="dense models"):

@@ -77,6 +77,11 @@ class StepTimes:
         same errors."""
         return self._by_layout(experiments, step_bounds_s)
 
+    def least_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """Lower bounds of `seconds` for every ZeRO stage and number of replicas: steps without gathers and reductions
+        of data parallelism, and without an optimizer."""
+        return self._by_layout(experiments, lambda steps: step_bounds_s(_without_data_parallel(steps)))
+
     def ends_s(self, experiments: Sequence[Experiment]) -> Floats:
         """The part of `seconds` that follows the work of the last micro-batch, by experiment."""
         return self._by_layout(experiments, ends_s)
@@ -84,11 +89,10 @@ class StepTimes:
     def _by_layout(self, experiments: Sequence[Experiment], of_steps: Callable[[LayoutSteps], Floats]) -> Floats:
         seconds = np.full(len(experiments), np.nan)
         for start in range(0, len(experiments), _AT_ONCE):
-            known = [
-                at for at in range(start, min(start + _AT_ONCE, len(experiments))) if self.is_known(experiments[at])
-            ]
+            part = [as_held(one) for one in experiments[start : start + _AT_ONCE]]
+            known = [at for at, one in enumerate(part) if self._layer(one) is not None]
             if known:
-                seconds[known] = of_steps(self.parts([experiments[at] for at in known]).steps)
+                seconds[[start + at for at in known]] = of_steps(self._parts([part[at] for at in known]).steps)
         return seconds
 
     def is_known(self, experiment: Experiment) -> bool:
@@ -97,7 +101,9 @@ class StepTimes:
 
     def parts(self, experiments: Sequence[Experiment]) -> StepParts:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
-        experiments = [as_held(e) for e in experiments]
+        return self._parts([as_held(e) for e in experiments])
+
+    def _parts(self, experiments: Sequence[Experiment]) -> StepParts:
         held = [self._kinds(e) for e in experiments]
         layers = [self._layer(e) for e in experiments]
         table = np.array(
@@ -212,6 +218,12 @@ class StepTimes:
             _make_room(self._held)
             self._held[key] = _Kinds.made(e)
         return self._held[key]
+
+
+def _without_data_parallel(steps: LayoutSteps) -> LayoutSteps:
+    nothing, at_ends = np.zeros(len(steps.zero_stage)), np.zeros(len(steps.schedules))
+    chunks = steps.chunks._replace(gather_s=nothing, scatter_s=nothing, replicas_s=nothing)
+    return steps._replace(chunks=chunks, tied_s=at_ends, optimizer_s=at_ends)
 
 
 def _make_room(kept: dict[Hashable, Any]) -> None:

@@ -1,0 +1,90 @@
+"""How ``advise`` leaves layouts out: bounds that no layout is below, and few of them computed exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sweep.advising.question import read_question
+from sweep.advising.ranked import ALIKE
+from sweep.advising.ranking import Ranking
+from sweep.advising.simpler import departures
+from sweep.advising.space import space_of
+from sweep.advising.times import Times
+from sweep.grids.step_time import StepTime
+from sweep.predicting.known import Known
+from workloads.rules.layout_rules import violations
+
+MIXTURE = ("model=qwen3_30b_a3b_8_layers", "cluster=h200", "gpus=16", "global_batch_size=64", "pp=[1,2]", "tp=[1,2]")
+DENSE = ("model=llama8b", "cluster=h200", "gpus=16", "global_batch_size=16", "seq_len=16384", "tp=[1,2]", "pp=[1,2]")
+
+
+def ranking_of(*words: str) -> Ranking:
+    question = read_question(words)
+    usable = question.cluster.usable_bytes
+    assert usable is not None
+    return Ranking(space_of(question), Times.of(question, Known()), usable)
+
+
+@pytest.mark.parametrize("words", [MIXTURE, (*MIXTURE, "seq_len=256", "cuda_graph=none"), DENSE])
+def test_no_structure_factor_is_below_its_bound(words: tuple[str, ...]) -> None:
+    ranking = ranking_of(*words)
+    space, times = ranking.space, ranking.times
+    compared = 0
+    for kind in ("ring", *space.kinds[1:] * bool((space.cp > 1).any())):
+        rows = ranking.rows[(space.cp[ranking.rows] > 1) | (kind == "ring")][::5]
+        least = times.least_factors(space, rows, kind)
+        for replicas in (1, 2, 8):
+            layouts = [space.layout(row, space.plain_group(row, kind, replicas)) for row in rows.tolist()]
+            valid = [at for at, one in enumerate(layouts) if one and not violations(one, space.question.cluster)]
+            if not valid:
+                continue
+            factors = times.factors([one for at in valid if (one := layouts[at]) is not None])
+            assert (least[valid] > 0).all() and (least[valid] <= factors).all()
+            compared += len(valid)
+    assert compared > 50
+
+
+def test_few_structure_factors_are_computed_exactly() -> None:
+    ranking = ranking_of(*MIXTURE)
+    assert len(ranking.best(16, 3).best) == 3
+    sets = {(group.cp_kind, group.replicas) for group in ranking.space.groups}
+    rows = sum(int(((ranking.space.cp[ranking.rows] > 1) | (kind == "ring")).sum()) for kind, _ in sets)
+    assert 0 < len(ranking.factors) < 0.3 * rows
+    assert all(np.isfinite(known).any() for known in ranking.least.values())
+
+
+SMALL = ("model=smollm3_3b", "cluster=h100_efa", "gpus=8", "tp=1", "cp=1", "pp=[1,2]", "micro_batch_size=[1,2]")
+
+
+def test_nothing_is_recomputed_where_memory_is_free_and_no_time_is_won() -> None:
+    ranking = ranking_of(*SMALL)
+    free = [one.experiment for one in ranking.best(8, 4).best if one.memory.peak_bytes < 0.8 * ranking.limit_bytes]
+    assert len(free) >= 2
+    assert {one.recompute for one in free} == {"none"}
+    assert departures(free[0]) == 0
+    asked_for = ranking_of(*SMALL, "recompute=selective", "recompute_every=[2,4]").best(8, 1).best[0]
+    assert asked_for.experiment.recompute_every == 4
+
+
+def test_recomputation_that_wins_time_or_saves_needed_memory_stays() -> None:
+    ranking = ranking_of(*SMALL[:-1], "micro_batch_size=4")
+    best = ranking.best(8, 1).best[0]
+    without = best.experiment.replace(recompute="none", recompute_every=1)
+    assert best.experiment.recompute == "selective"
+    assert (memory := ranking.peak(without)) is not None and memory.peak_bytes > 0.88 * ranking.limit_bytes
+    [time] = ranking.times.of_layouts([without])
+    assert time is not None and time.step_time_s < (1 + ALIKE) * best.time.step_time_s
+
+
+def test_a_wide_interval_counts_against_a_layout() -> None:
+    wide, narrow = (StepTime(step, step / (1 + share), step * (1 + share), 0.0, 0.0) for step, share in WIDTHS)
+    assert wide.step_time_s < narrow.step_time_s and narrow.cautious_s < wide.cautious_s
+    assert StepTime(1.0, 1.0, 1.0, 0.0, 0.0).cautious_s == 1.0
+    best = [one.time for one in ranking_of(*MIXTURE, "micro_batch_size=[1,2,4]").best(16, 12).best]
+    assert [one.cautious_s for one in best] == sorted(one.cautious_s for one in best)
+    assert [one.step_time_s for one in best] != sorted(one.step_time_s for one in best)
+
+
+WIDTHS = ((1.0, 0.6), (1.1, 0.1))
+"""Step seconds and half-widths of 90 % intervals."""

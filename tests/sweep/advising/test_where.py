@@ -1,0 +1,55 @@
+"""``advise --where``: only layouts that meet a condition in the language of grids, also as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from sweep.__main__ import main
+
+WORDS = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64", "cp=1", "pp=[1,2]", "results_dir=nowhere")
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["advise", *WORDS, *words, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_conditions_are_as_good_as_narrowed_axes(capsys: pytest.CaptureFixture[str]) -> None:
+    by_axes = answered(capsys, "tp=[2,4]", "recompute=none")
+    by_conditions = answered(capsys, "--where", "tp > 1 and tp < 8", "--where", "recompute == 'none'")
+    assert [one["experiment_id"] for one in by_conditions["layouts"]] == [
+        one["experiment_id"] for one in by_axes["layouts"]
+    ]
+    assert by_conditions["families"] == by_axes["families"]
+    assert by_conditions["where"] == ["tp > 1 and tp < 8", "recompute == 'none'"] and by_axes["where"] == []
+    words = shlex.split(by_conditions["search_command"])
+    assert words[-4:] == ["--where", "tp > 1 and tp < 8", "--where", "recompute == 'none'"]
+
+
+def test_every_layout_of_the_answer_meets_a_condition_on_several_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    condition = "dp_shard == 2 and recompute_every * pp <= 2"
+    layouts = [one["experiment"] for one in answered(capsys, "--where", condition)["layouts"]]
+    assert layouts and all(one["dp_shard"] == 2 and one["recompute_every"] * one["pp"] <= 2 for one in layouts)
+    assert main(["advise", *WORDS, "--where", condition, "--top", "1"]) == 0
+    assert f"only layouts with {condition}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("tpp == 2", "advise: --where: no name 'tpp'; did you mean 'tp'?"),
+        ("step_time_s < 2", "step_time_s is a prediction; conditions here are on a layout's fields"),
+        ("tp / 0 > 1", "advise: --where 'tp / 0 > 1': "),
+        ("tp == 3", "advise: no layout meets --where tp == 3"),
+        ("tp ==", "advise: --where"),
+    ],
+)
+def test_mistakes_get_one_line(condition: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *WORDS, "--where", condition]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
