@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
@@ -14,7 +14,7 @@ from sweep.composing.search_settings import Settings
 from sweep.searching.choice import to_repeat
 from sweep.searching.recorded import RecordedSpace
 from sweep.searching.session import Session
-from sweep.searching.space import RUNNING, UNTRIED, Floats
+from sweep.searching.space import RUNNING, UNTRIED, Floats, Outcome
 from workloads.contract.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
 
 START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
@@ -22,6 +22,25 @@ START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
 ENDS_EARLY_STEPS = WARM_STEPS + SLOW_STEPS
 """Steps of a run that ends early because it is `Settings.slow` times slower than the best of its cell; its row still
 counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What happens to replayed runs that did not happen to the recorded ones."""
+
+    noise: float = 0.0
+    """Standard deviation of the logarithm of a run's step time."""
+    failures: float = 0.0
+    """Probability that a run fails, for a reason that another run of the layout does not meet."""
+    slow_node: float = 1.0
+    """Factor on the step time of runs that use one node of the cluster, `SLOW`."""
+
+
+NO_TROUBLE = Trouble()
+SLOW = "node0"
+NODE_GPUS = 8
+"""Devices of a node of the replayed cluster. A cell's runs share ``batch`` times the nodes of one of them, so that all
+nodes are in use while a batch runs; the numbering of nodes is the same for all cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +65,13 @@ class CellResult:
 
 @dataclass(slots=True)
 class CellReplay:
-    """Replayed runs of one cell, with added noise."""
+    """Replayed runs of one cell, with added trouble."""
 
     recorded: RecordedSpace
     cell: int
     slow: float | None = None
     """See `Settings.slow`."""
-    noise: float = 0.0
-    """Standard deviation of the logarithm of a run's step time."""
+    trouble: Trouble = NO_TROUBLE
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     runs: list[int] = field(default_factory=list)
     regret: list[float] = field(default_factory=list)
@@ -66,12 +84,14 @@ class CellReplay:
         """The candidate with the smallest median observed step time."""
         return min(self.seen_s, key=lambda one: float(np.median(self.seen_s[one])), default=None)
 
-    def run(self, one: int) -> float | None:
-        """Replays a run of candidate ``one``. Returns its observed step time in seconds; None if it fails."""
+    def run(self, one: int, nodes: Collection[str] = ()) -> float | None:
+        """Replays a run of candidate ``one`` on ``nodes``. Returns its observed step time in seconds; None if it
+        fails."""
         true_s = float(self.recorded.step_time_s[one])
         time_s, steps_s = None, 0.0
-        if np.isfinite(true_s):
-            time_s = true_s * float(np.exp(self.noise * self.random.standard_normal()))
+        if np.isfinite(true_s) and not self.random.random() < self.trouble.failures:
+            time_s = true_s * float(np.exp(self.trouble.noise * self.random.standard_normal()))
+            time_s *= self.trouble.slow_node if SLOW in nodes else 1.0
             best = min((min(times) for times in self.seen_s.values()), default=inf)
             ends_early = self.slow is not None and time_s > self.slow * best
             steps_s = (ENDS_EARLY_STEPS if ends_early else STEPS) * time_s
@@ -100,32 +120,68 @@ def cell_best(recorded: RecordedSpace, cell: int) -> float:
 
 
 def replay(
-    recorded: RecordedSpace, settings: Settings, *, noise: float = 0.0, repeats: int = 0, seed: int = 0
+    recorded: RecordedSpace,
+    settings: Settings,
+    *,
+    trouble: Trouble = NO_TROUBLE,
+    repeats: int = 0,
+    seed: int = 0,
 ) -> list[CellResult]:
     """Searches cell after cell, smaller sizes first; later cells learn from rows of earlier ones.
 
-    ``noise``: standard deviation of log step time added to every run, drawn from ``seed``. ``repeats``: additional runs
-    of the top candidates at the end.
+    ``trouble`` is drawn from ``seed``. ``repeats``: additional runs of the top candidates at the end.
     """
     space, random = recorded.space, np.random.default_rng(seed)
     session = Session(space, settings)
     results = []
     for cell in sorted(space.cells, key=lambda cell: (float(space.gpus[space.of(cell)][0]), cell)):
-        ran = CellReplay(recorded, cell, slow=settings.slow, noise=noise, random=random)
-        decisions = _search_cell(recorded, session, cell, ran)
+        ran = CellReplay(recorded, cell, slow=settings.slow, trouble=trouble, random=random)
+        cluster = _Cluster(int(space.gpus[space.of(cell)][0]), settings.batch, random)
+        decisions = _search_cell(recorded, session, cell, ran, cluster)
         for one in to_repeat(space, session.seen, cell) * repeats:
-            ran.run(one)
+            nodes = cluster.take()
+            ran.run(one, nodes)
+            cluster.free(nodes)
         results.append(ran.result(decisions))
     return results
 
 
-def _search_cell(recorded: RecordedSpace, session: Session, cell: int, ran: CellReplay) -> list[tuple[float, bool]]:
+@dataclass(slots=True)
+class _Cluster:
+    """The nodes on which the runs of a cell are placed at random."""
+
+    gpus: int
+    batch: int
+    random: np.random.Generator
+    _free: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._free = [f"node{number}" for number in range(self.batch * self._per_run)]
+
+    @property
+    def _per_run(self) -> int:
+        return -(-self.gpus // NODE_GPUS)
+
+    def take(self) -> tuple[str, ...]:
+        """The nodes of a run that starts."""
+        chosen = self.random.choice(len(self._free), self._per_run, replace=False)
+        nodes = tuple(self._free[number] for number in sorted(chosen))
+        self.free(nodes, back=False)
+        return nodes
+
+    def free(self, nodes: Collection[str], *, back: bool = True) -> None:
+        self._free = [*self._free, *nodes] if back else [one for one in self._free if one not in set(nodes)]
+
+
+def _search_cell(
+    recorded: RecordedSpace, session: Session, cell: int, ran: CellReplay, cluster: _Cluster
+) -> list[tuple[float, bool]]:
     """Runs a batch at a time until the session ends the cell; each finished run is followed by another.
 
     Returns, for every decision, the estimated probability of a better layout and whether there was one.
     """
     decisions: list[tuple[float, bool]] = []
-    running: list[tuple[float, int]] = []
+    running: list[tuple[float, int, tuple[str, ...]]] = []
     now_s = 0.0
     while True:
         probability = session.probability(cell)
@@ -134,13 +190,18 @@ def _search_cell(recorded: RecordedSpace, session: Session, cell: int, ran: Cell
             decisions.append((probability, _fastest_left(recorded, session, cell) < limit))
         if session.end(cell, probability) is None and (room := session.settings.batch - len(running)):
             for one in session.ask(cell, room):
-                heapq.heappush(running, (now_s + START_S + STEPS * _or_0(float(recorded.step_time_s[one])), one))
+                end_s = now_s + START_S + STEPS * _or_0(float(recorded.step_time_s[one]))
+                heapq.heappush(running, (end_s, one, cluster.take()))
         if not running:
             return decisions
-        now_s, one = heapq.heappop(running)
-        time_s = ran.run(one)
+        now_s, one, nodes = heapq.heappop(running)
+        time_s = ran.run(one, nodes)
+        cluster.free(nodes)
         probed = float(recorded.log_expected[one] - recorded.space.log_time[one])
-        session.tell(one, recorded.outcome[one], time_s, probed)
+        outcome: Outcome = recorded.outcome[one]
+        if outcome == "ok" and time_s is None:
+            outcome = "other"
+        session.tell(one, outcome, time_s, probed)
 
 
 def _or_0(step_time_s: float) -> float:

@@ -18,7 +18,7 @@ from results.text.numbers import plural
 from sweep.composing.search_settings import Settings
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
 from sweep.searching.recorded import RecordedSpace, read_recorded, recorded_space
-from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
+from sweep.searching.replay import CellResult, Trouble, coverage, quantiles, replay, settled
 
 CALIBRATED, COLD, UNFITTED = "other models", "nothing", "–"
 SEARCH, IN_ORDER, RANDOM = "search", "predicted order", "random"
@@ -79,7 +79,8 @@ def replay_table(path: Path, settings: Settings) -> Replayed:
 
 def _noisy(recorded: RecordedSpace, settings: Settings) -> tuple[float, float, float]:
     def mean(repeats: int, value: Callable[[list[CellResult]], float]) -> float:
-        runs = [replay(recorded, settings, noise=NOISE, repeats=repeats, seed=seed) for seed in range(NOISY_DRAWS)]
+        trouble = Trouble(noise=NOISE)
+        runs = [replay(recorded, settings, trouble=trouble, repeats=repeats, seed=seed) for seed in range(NOISY_DRAWS)]
         return float(np.mean([value(one) for one in runs]))
 
     def right(results: list[CellResult]) -> float:
