@@ -68,9 +68,7 @@ def _share(text: str) -> float:
 # The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def _cells(recorded: RecordedSpace, settings: Settings, trouble: Trouble, draws: int) -> Iterator[str]:
-    results = [
-        replay(recorded, settings, trouble=trouble, repeats=settings.repeats, seed=seed) for seed in range(draws)
-    ]
+    results = [replay(recorded, settings, trouble=trouble, seed=seed) for seed in range(draws)]
     right = [settled(one, settings.within) for one in results]
     yield f"{np.mean(right):.1f} of {len(recorded.space.cells)}"
     yield f"{min(right)} to {max(right)}"

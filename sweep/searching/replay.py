@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,9 @@ from math import inf
 import numpy as np
 
 from sweep.composing.search_settings import Settings
-from sweep.searching.choice import to_repeat
 from sweep.searching.recorded import RecordedSpace
 from sweep.searching.session import Session
-from sweep.searching.space import RUNNING, UNTRIED, Floats, Outcome
+from sweep.searching.space import Floats, Outcome
 from workloads.contract.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
 
 START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
@@ -78,6 +78,8 @@ class CellReplay:
     gpu_hours: list[float] = field(default_factory=list)
     seen_s: dict[int, list[float]] = field(default_factory=dict)
     """Observed step times of the candidates that ran, noise included."""
+    nodes: dict[int, set[str]] = field(default_factory=dict)
+    """Nodes on which candidates ran."""
 
     @property
     def fastest(self) -> int | None:
@@ -99,10 +101,18 @@ class CellReplay:
         spent = float(self.recorded.space.gpus[one]) * (START_S + steps_s) / 3600
         self.gpu_hours.append((self.gpu_hours[-1] if self.gpu_hours else 0.0) + spent)
         self.runs.append(one)
-        fastest = self.fastest
-        best_s = cell_best(self.recorded, self.cell)
-        self.regret.append(inf if fastest is None else float(self.recorded.step_time_s[fastest]) / best_s - 1)
+        self.regret.append(self._regret_of(self.fastest))
+        self.nodes[one] = {*self.nodes.get(one, ()), *nodes}
         return time_s
+
+    def found(self, best: int | None) -> None:
+        """Set the best after the last run, if it is not the one with the smallest median."""
+        self.regret[-1] = self._regret_of(best)
+
+    def _regret_of(self, best: int | None) -> float:
+        if best is None:
+            return inf
+        return float(self.recorded.step_time_s[best]) / cell_best(self.recorded, self.cell) - 1
 
     def result(self, decisions: Sequence[tuple[float, bool]] = ()) -> CellResult:
         return CellResult(
@@ -124,24 +134,20 @@ def replay(
     settings: Settings,
     *,
     trouble: Trouble = NO_TROUBLE,
-    repeats: int = 0,
     seed: int = 0,
 ) -> list[CellResult]:
     """Searches cell after cell, smaller sizes first; later cells learn from rows of earlier ones.
 
-    ``trouble`` is drawn from ``seed``. ``repeats``: additional runs of the top candidates at the end.
+    ``trouble`` is drawn from ``seed``.
     """
     space, random = recorded.space, np.random.default_rng(seed)
+    space = dataclasses.replace(space, log_time=space.log_time.copy())
     session = Session(space, settings)
     results = []
     for cell in sorted(space.cells, key=lambda cell: (float(space.gpus[space.of(cell)][0]), cell)):
         ran = CellReplay(recorded, cell, slow=settings.slow, trouble=trouble, random=random)
         cluster = _Cluster(int(space.gpus[space.of(cell)][0]), settings.batch, random)
         decisions = _search_cell(recorded, session, cell, ran, cluster)
-        for one in to_repeat(space, session.seen, cell) * repeats:
-            nodes = cluster.take()
-            ran.run(one, nodes)
-            cluster.free(nodes)
         results.append(ran.result(decisions))
     return results
 
@@ -162,10 +168,10 @@ class _Cluster:
     def _per_run(self) -> int:
         return -(-self.gpus // NODE_GPUS)
 
-    def take(self) -> tuple[str, ...]:
-        """The nodes of a run that starts."""
-        chosen = self.random.choice(len(self._free), self._per_run, replace=False)
-        nodes = tuple(self._free[number] for number in sorted(chosen))
+    def take(self, ran_on: Collection[str]) -> tuple[str, ...]:
+        """The nodes of a run that starts: others than those on which its layout ``ran_on``, as far as they are free."""
+        order = [self._free[number] for number in self.random.permutation(len(self._free))]
+        nodes = tuple(sorted(order, key=lambda one: one in ran_on)[: self._per_run])
         self.free(nodes, back=False)
         return nodes
 
@@ -184,35 +190,32 @@ def _search_cell(
     running: list[tuple[float, int, tuple[str, ...]]] = []
     now_s = 0.0
     while True:
-        probability = session.probability(cell)
         if (best := session.best(cell)) is not None:
             limit = float(recorded.step_time_s[best]) * (1 - session.settings.within)
-            decisions.append((probability, _fastest_left(recorded, session, cell) < limit))
-        if session.end(cell, probability) is None and (room := session.settings.batch - len(running)):
+            decisions.append((session.probability(cell), cell_best(recorded, cell) < limit))
+        if session.end(cell) is None and (room := session.settings.batch - len(running)):
             for one in session.ask(cell, room):
                 end_s = now_s + START_S + STEPS * _or_0(float(recorded.step_time_s[one]))
-                heapq.heappush(running, (end_s, one, cluster.take()))
+                heapq.heappush(running, (end_s, one, cluster.take(ran.nodes.get(one, ()))))
         if not running:
             return decisions
         now_s, one, nodes = heapq.heappop(running)
         time_s = ran.run(one, nodes)
         cluster.free(nodes)
-        probed = float(recorded.log_expected[one] - recorded.space.log_time[one])
         outcome: Outcome = recorded.outcome[one]
         if outcome == "ok" and time_s is None:
             outcome = "other"
-        session.tell(one, outcome, time_s, probed)
+        # The bandwidths that its job measured belong to a recorded run: they are known once it has run, and its
+        # repeats have them, too.
+        probed = float(recorded.log_expected[one] - session.space.log_time[one])
+        session.tell(one, outcome, time_s, probed, nodes)
+        session.space.log_time[one] += probed if time_s is not None else 0.0
+        ran.found(session.best(cell))
 
 
 def _or_0(step_time_s: float) -> float:
     """Step time, or 0 for a failed run, which takes no steps."""
     return step_time_s if np.isfinite(step_time_s) else 0.0
-
-
-def _fastest_left(recorded: RecordedSpace, session: Session, cell: int) -> float:
-    candidates = recorded.space.of(cell)
-    times = recorded.step_time_s[candidates][np.isin(session.seen.state[candidates], (UNTRIED, RUNNING))]
-    return float(np.nanmin(times)) if np.isfinite(times).any() else inf
 
 
 def quantiles(results: Sequence[CellResult], within: float) -> tuple[float, float]:

@@ -88,11 +88,10 @@ def test_what_waits_is_what_promises_most_by_now(tmp_path: Path) -> None:
     # The same choice by hand: one has ended, one runs and counts as if it had turned out as expected, two wait.
     settings = search.prepared.plan.config.search
     now = read_round(queued.sweep, search.planned, settings, "measured")
-    (cell,) = search.planned.names
     state = now.session.seen.state
     assert [layout_id(search.planned.points[one].experiment) for one in (state == RUNNING).nonzero()[0]] == running[1:]
     assert set(now.waiting) == {search.planned.place_of[one] for one in waiting(queued)}
-    wanted = next_points(now, {cell: now.session.probability(cell)}, settings)
+    wanted = next_points(now, settings)
     assert [layout_id(one.point.experiment) for one in wanted] == waiting(queued)
     assert len(wanted) == 2 and not set(waiting(queued)) & set(running)
     ended = float(now.times_s[search.planned.place_of[running[0]]][0])
