@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=8, help="replays of each line (default 8)")
     parser.add_argument("--cold", action="store_true", help="also without rows of other models")
     try:
-        options = parser.parse_args(argv)
+        options = parser.parse_intermixed_args(argv)
         check_replay(options.overrides, None)
         settings, frame = compose_search(options.overrides), read_recorded(options.table)
         troubles = {
@@ -51,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for fitted_on in (CALIBRATED, COLD) if options.cold else (CALIBRATED,):
             recorded = recorded_space(frame, fitted_on == CALIBRATED)
             for name, trouble in troubles.items():
-                print(f"| {' | '.join((fitted_on, name, *_cells(recorded, settings, trouble, options.draws)))} |")
+                print(
+                    f"| {' | '.join((fitted_on, name, *_cells(recorded, settings, trouble, options.draws)))} |",
+                    flush=True,
+                )
         return 0
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -67,12 +70,11 @@ def _share(text: str) -> float:
 
 # The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-def _cells(recorded: RecordedSpace, settings: Settings, trouble: Trouble, draws: int) -> Iterator[str]:
+def _cells(recorded: RecordedSpace, settings: Settings, trouble: Trouble, draws: int) -> tuple[str, str, str]:
     results = [replay(recorded, settings, trouble=trouble, seed=seed) for seed in range(draws)]
     right = [settled(one, settings.within) for one in results]
-    yield f"{np.mean(right):.1f} of {len(recorded.space.cells)}"
-    yield f"{min(right)} to {max(right)}"
-    yield f"{np.mean([sum(len(cell.runs) for cell in one) for one in results]):.0f}"
+    runs = np.mean([sum(len(cell.runs) for cell in one) for one in results])
+    return f"{np.mean(right):.1f} of {len(recorded.space.cells)}", f"{min(right)} to {max(right)}", f"{runs:.0f}"
 
 
 if __name__ == "__main__":
