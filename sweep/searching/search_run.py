@@ -140,7 +140,7 @@ def _outcome(search: Search, now: SearchRound, summary: RunSummary | None, *, ov
 
 def print_search(search: Search, result: SearchOutcome, console: Console) -> None:
     """Print for every model and size: the fastest layouts, the probability of a better one, and the cost so far."""
-    now, within = result.round, search.prepared.plan.config.search.within
+    now = result.round
     for cell, name in search.planned.names.items():
         console.print(_cell_line(search, result, cell, name), highlight=False, markup=False, soft_wrap=True)
         ties = now.session.ties(cell)
@@ -154,9 +154,7 @@ def print_search(search: Search, result: SearchOutcome, console: Console) -> Non
                 soft_wrap=True,
             )
         if len(ties) > _MOST_TIES:
-            console.print(
-                f"  and {len(ties) - _MOST_TIES} more within {within * 100:g} %", highlight=False, markup=False
-            )
+            console.print(f"  {len(ties) - _MOST_TIES} more may be the fastest", highlight=False, markup=False)
     if result.over_budget:
         hours = search.budget_gpu_hours
         console.print(f"the budget of {hours:g} {_unit(search)} covers no further run", highlight=False, markup=False)

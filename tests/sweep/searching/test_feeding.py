@@ -136,5 +136,4 @@ def test_a_cell_that_is_done_takes_back_what_waits_and_repeats_the_top_elsewhere
     repeats = [one for one in seen if one[0]]
     assert repeats and all(ran_on == ("node0",) and slow is None for _, ran_on, slow in repeats)
     first = seen.index(repeats[0])
-    assert all(one[0] for one in seen[first:]), "repeats come last, when nothing else runs or waits"
-    assert first < len(search.planned.points), "what waited was taken back"
+    assert 0 < first < len(search.planned.points), "what waited was taken back"
