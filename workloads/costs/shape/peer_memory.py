@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from workloads.costs.shape.fp8 import is_low
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.spec.experiment import ENGINE, Experiment
 
@@ -14,10 +15,10 @@ WITHOUT_SHARED_MEMORY = ("1", "2", "3", "4")
 
 
 def shares_memory(experiment: Experiment) -> bool:
-    """Whether a layout's ranks share memory: with sequence parallelism, in eager layers, unless products are in fp8,
-    which cast all rows with one scale."""
+    """Whether a layout's ranks share memory: with sequence parallelism, in eager layers, unless products are below 16
+    bits, which cast all rows with one scale."""
     e = experiment
-    able = e.engine == ENGINE and e.engine_version not in WITHOUT_SHARED_MEMORY and not e.precision.startswith("fp8")
+    able = e.engine == ENGINE and e.engine_version not in WITHOUT_SHARED_MEMORY and not is_low(e)
     compiled = e.compiles(routed=False, recomputed=e.recompute != "none" and e.recompute_every == 1)
     return able and e.tp > 1 and e.sequence_parallel and not compiled
 
