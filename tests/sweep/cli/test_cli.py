@@ -147,12 +147,14 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
     program = (
-        "import sys, resource\n"
+        "import sys, time\n"
+        "from tests.fixed_task import fixed_task_seconds\n"
+        "before, start = fixed_task_seconds(), time.process_time()\n"
         "from sweep.__main__ import main\n"
         "code = main(['plan', '+grid=playbook'])\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "used, after = time.process_time() - start, fixed_task_seconds()\n"
         "heavy = [m for m in ('torch', 'pandas', 'matplotlib', 'triton') if m in sys.modules]\n"
-        "print(f'CODE {code} HEAVY {heavy} CPU {used.ru_utime + used.ru_stime:.1f}')\n"
+        "print(f'CODE {code} HEAVY {heavy} FIXED TASKS {2 * used / (before + after):.1f}')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -165,7 +167,7 @@ def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "playbook: 10,611 points of playbook"
     assert lines[-1].startswith("CODE 0 HEAVY []"), lines[-1]
-    assert float(lines[-1].split()[-1]) < 10  # seconds of CPU time, 3.3 here, whatever else runs beside it
+    assert float(lines[-1].split()[-1]) < 120  # 52 beside three other workers
     told = done.stdout
     for word in ("run", "invalid", "pp_layers", "predicted_oom", "64 nodes, 512 GPUs", "expected GPU-h", "llama469b"):
         assert word in told
