@@ -247,8 +247,10 @@ class Ranking:
         return known[here]
 
     def _is_form(self, group: LayoutGroup) -> bool:
-        """Whether the closed form describes the group's structure, so that its factor is 1."""
-        return self.space.question.model.moe is None and group.cp_kind == "ring" and group.replicas == 1
+        """Whether the closed form describes the group's structure, so that its factor is 1. This project's engine adds
+        to sums in its products and shares memory between tensor-parallel ranks, which the form does not know."""
+        q = self.space.question
+        return q.engine != ENGINE and q.model.moe is None and group.cp_kind == "ring" and group.replicas == 1
 
     def _factor(self, here: int, group: LayoutGroup, ahead: Iterator[int]) -> float:
         """Factor on a row's time for groups with the same replicas and kind of context parallelism.
