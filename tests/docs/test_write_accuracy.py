@@ -96,9 +96,10 @@ def test_rehearsals_are_put_together_as_they_are_now() -> None:
 
 
 def test_clocks_tell_which_devices_waited() -> None:
-    """Of the rows that say it themselves more than four in five are sorted alike, and few that waited are missed."""
+    """Of the eager rows that say it themselves more than four in five are sorted alike, and few that waited are
+    missed."""
     rows = pd.concat([load(folder).table.to_pandas() for folder in (RECORDED, ON_OTHER_HOSTS)])
-    stopped = rows["allocator_retries"] > 0
+    stopped = (rows["allocator_retries"] > 0) | (rows["cuda_graph_run"] == "step")
     rows = rows[(rows["outcome"] == "ok") & rows["host_lead_s"].notna() & rows["sm_clock_mhz"].notna() & ~stopped]
     waited = rows["host_lead_s"] < HOST_WAIT * rows["step_time_s"]
     told = rows["sm_clock_mhz"] > accuracy_of_rehearsals.FULL_CLOCK_MHZ
