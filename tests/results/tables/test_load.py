@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,12 @@ def test_shipped_rows_of_an_older_version_are_read_without_being_rewritten(tmp_p
     pq.write_table(table.drop_columns(list({"backend"} & set(table.column_names))), sweep / "attempts.parquet")
     assert load(sweep).table.schema.names == ATTEMPTS.names
     assert set(load(sweep).table["backend"].to_pylist()) <= {"cuda", None}
+
+
+def test_the_commands_of_shipped_rows_name_no_folder_of_a_machine() -> None:
+    for file in RECORDED.glob("*/sweep.json"):
+        words = json.loads(file.read_text())["settings"].get("command", [])
+        assert not [word for word in words if word.startswith("results_dir=") and word != "results_dir=results"], file
+    for file in RECORDED.glob("*/attempts.parquet"):
+        commands = " ".join(filter(None, pq.read_table(file, columns=["command"])["command"].unique().to_pylist()))
+        assert set(re.findall(r"results_dir=(\S+)", commands)) <= {"results"}, file
