@@ -22,7 +22,7 @@ from workloads.costs.shape.params import counted_tokens
 from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import initialise
-from workloads.engine.collectives.tensor_parallel import TensorParallel
+from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.layers import experts as expert_layers
 from workloads.engine.layers import latent_attention
 from workloads.engine.layers.experts import Experts

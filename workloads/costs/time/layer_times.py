@@ -36,9 +36,9 @@ ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
 
-COPIES_SLOW = 0.25
-"""Seconds by which a second of copies between devices slows the products beside them: from the products of a layer of
-Llama 8B alone and beside their exchanges, two H200 at their power limit."""
+COPIES_SLOW = 0.27
+"""Seconds by which a second of copies between devices slows the products beside them: of the four products of a layer
+of Llama 8B, two H200 at their power limit (results/recorded/h200x2_shared_memory/NOTE.md)."""
 
 
 def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:

@@ -205,7 +205,6 @@ def open_peer_memory(experiment: Experiment, axis: Axis, device: torch.device) -
         return None
     if device.type == "cuda" and not axis.is_rehearsal and _on_one_host(axis, device):
         assert axis.group is not None
-
         with torch.cuda.use_mem_pool(symmetric_memory.get_mem_pool(device)):
             memory = torch.empty(size, dtype=torch.uint8, device=device)
         try:

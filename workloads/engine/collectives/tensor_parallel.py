@@ -30,9 +30,9 @@ from workloads.engine.collectives.tensor_products import (
     Exchange,
     Fp8ColumnProduct,
     RowProduct,
+    TensorParallel,
     sum_async,
 )
-from workloads.engine.collectives.tensor_products import TensorParallel as TensorParallel
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear, take_gradients_in
 from workloads.engine.ops.linear import DeferredGradients, linear, saved
 from workloads.spec.weights import Weight
@@ -104,7 +104,8 @@ class ColumnParallelLinear(nn.Module):
             if self.tp.size == 1:
                 return fp8_linear(x_TD, self.weight, self.fp8, self.deferred)
             take_gradients_in(self.weight, x_TD.dtype)
-            return Fp8ColumnProduct.apply(x_TD, self.weight, self.tp, self.fp8, self.deferred)
+            exchange = Exchange(self.tp, None)  # all rows are cast together
+            return Fp8ColumnProduct.apply(x_TD, self.weight, exchange, self.fp8, self.deferred)
         if self.tp.size == 1:
             return linear(x_TD, self.weight, self.deferred)
         return ColumnProduct.apply(x_TD, self.weight, Exchange(self.tp, self.peers), self.deferred)

@@ -134,20 +134,19 @@ class Fp8ColumnProduct(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        tp: TensorParallel,
+        exchange: Exchange,
         products: Fp8Products,
         deferred: DeferredGradients | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.tp, ctx.products, ctx.deferred = tp, products, deferred
+        ctx.exchange, ctx.products, ctx.deferred = exchange, products, deferred
         ctx.parameter = weight if deferred is not None else None
-        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
-        return products.forward(full, weight)[0]
+        return products.forward(exchange.gathered(exchange.gather(x)), weight)[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        tp: TensorParallel = ctx.tp
+        exchange: Exchange = ctx.exchange
         products: Fp8Products = ctx.products
         cast_grad = products.gradient(grad)
         for_weight = cast_grad.for_weight
@@ -157,16 +156,16 @@ class Fp8ColumnProduct(torch.autograd.Function):
             return products.weight_gradient(for_weight, (full,), x.dtype, ctx.parameter, ctx.deferred)
 
         def later() -> Tensor | None:
-            return product(wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x)
+            return product(exchange.gathered(exchange.gather(x)))
 
         grad_weight = None
         if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
-            partial = sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
+            partial = sum_async(products.input_gradient(cast_grad, weight, x.dtype), exchange.tp)
         else:
-            gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
-            partial = sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
+            tokens = exchange.gather(x)
+            partial = sum_async(products.input_gradient(cast_grad, weight, x.dtype), exchange.tp)
             del cast_grad
-            grad_weight = product(wait(gathered) if tp.sequence_parallel else x)
+            grad_weight = product(exchange.gathered(tokens))
         return wait(partial), grad_weight, None, None, None
 
 

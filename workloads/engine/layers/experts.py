@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from workloads.engine.collectives.communication import gather_async, wait
 from workloads.engine.collectives.dispatch import Dispatch
 from workloads.engine.collectives.parameters import add_parameter
-from workloads.engine.collectives.tensor_parallel import TensorParallel, gather_tokens, sum_partials
+from workloads.engine.collectives.tensor_parallel import gather_tokens, sum_partials
+from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear, grouped_product

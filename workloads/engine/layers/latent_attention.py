@@ -32,10 +32,10 @@ from workloads.engine.collectives.context_parallel import ContextParallel, conte
 from workloads.engine.collectives.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
-    TensorParallel,
     WholeLinear,
     gather_tokens,
 )
+from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.ops.attention import attention

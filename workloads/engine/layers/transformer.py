@@ -21,11 +21,11 @@ from workloads.engine.collectives.peer_memory import PeerMemory
 from workloads.engine.collectives.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
-    TensorParallel,
     VocabularyParallelEmbedding,
     WholeLinear,
     gather_tokens,
 )
+from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
