@@ -149,6 +149,8 @@ def batching(row: Mapping[str, Any]) -> str:
     if row.get("recompute") not in (None, "none") and isinstance(row.get("recompute"), str):
         every = _int(row, "recompute_every") or 1
         parts.append(f"rc {row['recompute']}" + (f" every {every}" if every > 1 else ""))
+    if isinstance(row.get("attention"), str) and row["attention"] != "auto":
+        parts.append(f"{row['attention']} attention")
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
     if word := capture_word(row.get("cuda_graph"), row.get("engine"), row.get("engine_version")):

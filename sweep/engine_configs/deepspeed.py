@@ -63,6 +63,7 @@ ATTENTION: Mapping[str, Choice] = {
     "auto": NOTHING,
     **{name: Choice(note=f"the model's attention by torch's {name} kernel") for name in ("cudnn", "flash", "math")},
     "efficient": Choice(note="the model's attention by torch's memory-efficient kernel"),
+    "flash4": Choice(note="the model's attention by FlashAttention-4 (package flash-attn-4)"),
 }
 ROUTING: Mapping[str, Choice] = {
     "balanced": Choice(warning="tokens follow the router: experts wait for the most loaded one"),

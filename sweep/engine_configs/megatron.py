@@ -108,6 +108,10 @@ ATTENTION: Mapping[str, Choice] = {
     "cudnn": Choice(options={"attention-backend": "fused"}),
     "math": Choice(options={"attention-backend": "unfused"}),
     "efficient": Choice(options={"attention-backend": "auto"}, warning="it has no such kernel and picks one itself"),
+    "flash4": Choice(
+        options={"attention-backend": "flash"},
+        warning="Transformer Engine picks the FlashAttention that it finds installed",
+    ),
 }
 COMPILE: Mapping[str, Choice] = {
     "none": NOTHING,

@@ -91,7 +91,8 @@ ATTENTION: Mapping[str, Choice] = {
     "auto": Choice(options=_FLASH, note="FlashAttention 2, where torch would pick a kernel"),
     "flash": Choice(options=_FLASH),
     **dict.fromkeys(
-        ("cudnn", "efficient", "math"), Choice(options=_SDPA, warning="torch picks the kernel there, whatever is asked")
+        ("cudnn", "efficient", "math", "flash4"),
+        Choice(options=_SDPA, warning="torch picks the kernel there, whatever is asked"),
     ),
 }
 COMPILE: Mapping[str, Choice] = {"none": NOTHING, "block": Choice(warning="it is not compiled there: slower")}

@@ -100,7 +100,7 @@ CONTEXT: Mapping[str, Choice] = {
 _PICKS = Choice(warning="torch picks the kernel there, whatever is asked")
 ATTENTION: Mapping[str, Choice] = {
     "auto": NOTHING,
-    **dict.fromkeys(("cudnn", "flash", "efficient", "math"), _PICKS),
+    **dict.fromkeys(("cudnn", "flash", "efficient", "math", "flash4"), _PICKS),
 }
 COMPILE: Mapping[str, Choice] = {
     "none": Choice(options={"compile.enable": False}),

@@ -81,7 +81,7 @@ _FLEX = Choice(warning="it refuses scaled_dot_product_attention: flex attention 
 ATTENTION: Mapping[str, Choice] = {
     "auto": NOTHING,
     "flash": Choice(options={GRAPHS: True}, warning="its varlen attention, which CUDA graphs cannot contain"),
-    **dict.fromkeys(("cudnn", "efficient", "math"), _FLEX),
+    **dict.fromkeys(("cudnn", "efficient", "math", "flash4"), _FLEX),
 }
 LOSS_CHUNKS = 8
 """Parts of a sequence whose logits exist at a time, as in torchtitan's own configurations."""

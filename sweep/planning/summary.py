@@ -163,6 +163,8 @@ def layout(experiment: Experiment) -> str:
         parts.append(f"recompute {experiment.recompute}{every}")
     if experiment.precision != "bf16":
         parts.append(experiment.precision)
+    if experiment.attention != "auto":
+        parts.append(f"{experiment.attention} attention")
     if experiment.compile != "none":
         parts.append("compiled")
     if word := capture_word(experiment.cuda_graph, experiment.engine, experiment.engine_version):

@@ -16,9 +16,9 @@ The timed steps begin on all ranks together, after each has collected its garbag
 until they end; otherwise one rank's collection would make all ranks wait.
 
 With ``cuda_graph`` a step is captured after all warm-up steps but one, and replayed from there on
-(`workloads.engine.training.captured_step`). The marks of a captured step are set again by every replay, so the times of
-a step's parts are those of the last timed step; the time of a step is that of every step. Peak memory is that of the
-capture, since a replay allocates nothing.
+(`workloads.engine.training.captured_step`); with ``auto`` only if the graph will find its memory. The marks of a
+captured step are set again by every replay, so the times of a step's parts are those of the last timed step; the time
+of a step is that of every step. Peak memory is that of the capture, since a replay allocates nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from workloads.engine.observing.memory import MemoryProbe
 from workloads.engine.training import loss_scale
 from workloads.engine.training.balance import finish_routing, routing_record
 from workloads.engine.training.build import Engine
-from workloads.engine.training.captured_step import Batches, CapturedStep, Launched, own_stream, stacked
+from workloads.engine.training.captured_step import Batches, CapturedStep, Launched, no_room, own_stream, stacked
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches
 from workloads.measuring.device_times import Pending, host_lead_s, micro_batch_s, spans_of
@@ -152,6 +152,12 @@ def _measure(
     if first < eager and not slow:
         warmed = run_steps(engine, range(first, eager), before_step, is_warmup=True)
         records += [_finish(engine, pending) for pending in warmed]
+    if captures and engine.experiment.cuda_graph == "auto":
+        reason = no_room(max(record.peak_reserved_bytes or 0 for record in records))
+        if reason is not None:
+            captures = False
+            warmed = run_steps(engine, range(len(records), len(records) + 1), before_step, is_warmup=True)
+            records += [_finish(engine, pending) for pending in warmed]
     captured = None
     if captures:
         before_step(len(records), True)

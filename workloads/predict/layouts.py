@@ -23,6 +23,7 @@ import numpy as np
 from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
+from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import CALIBRATED_AT, LINKED
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
@@ -267,6 +268,7 @@ def points_of(
     columns["launch"] = np.ones(count) if launch is None else launch
     columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
     columns["captured"] = np.array(captured, dtype=float)
+    columns["kernel"] = np.array([attention_relative(e) for e in experiments])
     return points_from(columns, peak, versions, cluster, measured)
 
 

@@ -3,6 +3,7 @@
 They were checked with torch 2.11 on an H200 and with torch 2.13 on a CPU, in bf16, fp16, fp32 and fp64 and with heads
 of 4 to 512: ``auto`` and ``math`` ran everywhere, and so did every other combination that is not refused here. With
 grouped queries there are fewer key and value heads than query heads. The fp8 precisions compute attention in bf16.
+FlashAttention-4 was checked on an H200 with the sizes that its release 4.0.0b36 names.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ _SIZES = "{model} has {query_size} for queries and {value_size} for values; use 
 ATTENTION_CASES = (
     (
         "attention",
-        "attention in ('cudnn', 'efficient') and backend != 'cuda'",
+        "attention in ('cudnn', 'efficient', 'flash4') and backend != 'cuda'",
         "attention={attention} needs CUDA devices, cluster {cluster} has {backend}; use attention=auto, flash or math",
     ),
     (
         "attention",
-        "backend == 'cuda' and (attention in ('cudnn', 'flash') and precision in ('fp32', 'fp64') "
+        "backend == 'cuda' and (attention in ('cudnn', 'flash', 'flash4') and precision in ('fp32', 'fp64') "
         "or attention == 'efficient' and precision == 'fp64')",
         "attention={attention} has no {precision} kernels on CUDA; use attention=auto or math",
     ),
@@ -35,15 +36,27 @@ ATTENTION_CASES = (
     ),
     (
         "attention",
-        "backend == 'cuda' and (attention == 'cudnn' or attention == 'efficient' and num_kv_heads == num_heads) "
-        "and precision not in ('fp32', 'fp64') and gcd(query_size, value_size) % 8",
+        "backend == 'cuda' and (attention in ('cudnn', 'flash4') or attention == 'efficient' "
+        "and num_kv_heads == num_heads) and precision not in ('fp32', 'fp64') and gcd(query_size, value_size) % 8",
         "attention={attention} takes sizes of heads that are multiples of 8 on CUDA, " + _SIZES + "auto or math",
     ),
     (
         "attention",
-        "backend == 'cuda' and (attention == 'flash' or attention == 'cudnn' and not gcd(query_size, value_size) % 8) "
+        "backend == 'cuda' and (attention == 'flash' or attention in ('cudnn', 'flash4') "
+        "and not gcd(query_size, value_size) % 8) "
         "and precision not in ('fp32', 'fp64') and (query_size > 256 or value_size > 256)",
         "attention={attention} takes heads of at most 256 on CUDA, " + _SIZES + "auto or math",
     ),
+    (
+        "attention_compile",
+        "attention == 'flash4' and compile == 'block'",
+        "compile=block with attention=flash4: torch.compile cannot look into its kernels; use compile=none, or "
+        "attention=auto",
+    ),
+    (
+        "attention_device",
+        "attention == 'flash4' and backend == 'cuda' and 'fp8' not in precisions",
+        "attention=flash4 needs Hopper or newer devices, {device} is older; use attention=auto",
+    ),
 )
-"""(name, condition that breaks the rule, sentence); at most one is broken at a time."""
+"""(name, condition that breaks the rule, sentence); at most one of a name is broken at a time."""

@@ -231,6 +231,8 @@ class Experiment(_WithId):
             parts.append(self.routing)
         if self.precision != "bf16":
             parts.append(self.precision)
+        if self.attention == "flash4":
+            parts.append(self.attention)
         if self.compile != "none":
             parts.append("compiled")
         if word := capture_word(self.cuda_graph, self.engine, self.engine_version):

@@ -93,7 +93,7 @@ CHANGES: dict[str, list[object]] = {
     "cp_kind": ["ring", "allgather", "ulysses"],
     "sequence_parallel": [True, False],
     "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4"],
-    "attention": ["auto", "cudnn", "flash", "efficient", "math"],
+    "attention": ["auto", "cudnn", "flash", "efficient", "math", "flash4"],
     "compile": ["none", "block"],
     "cuda_graph": ["none"],
     "routing": ["balanced", "learned", "skewed"],

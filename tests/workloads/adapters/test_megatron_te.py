@@ -96,6 +96,21 @@ def test_tensor_parallelism_on_transformer_engine_has_one_connection(monkeypatch
         assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8", "what the user has set stays"
 
 
+def test_memory_grows_in_segments_as_users_of_torchtitan_have_it() -> None:
+    with mock.patch.dict("os.environ", clear=True) as environment:
+        set_environment(of("megatron"))
+        assert environment == {}, "Megatron-Core cannot register such memory"
+        set_environment(of("torchtitan"))
+        assert environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        set_environment(of("ultrasweep"))
+        assert environment.pop("NCCL_GRAPH_REGISTER") == "0"
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            environment.clear()
+            environment[name] = "max_split_size_mb:512"
+            set_environment(of("ultrasweep"))
+            assert environment == {name: "max_split_size_mb:512", "NCCL_GRAPH_REGISTER": "0"}
+
+
 def test_the_version_without_transformer_engine_is_chosen_by_name() -> None:
     assert of("megatron").engine_version == ENGINES["megatron"] != WITHOUT_TRANSFORMER_ENGINE
     chosen = of("megatron", engine_version=WITHOUT_TRANSFORMER_ENGINE)

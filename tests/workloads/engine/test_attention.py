@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from importlib.util import find_spec
 from itertools import product
 from typing import Any, get_args
 
@@ -17,9 +18,11 @@ from tests.workloads.costs.shapes import H200, ONE_NODE
 from tests.workloads.engine.attention_checks import inputs, relative_error, textbook_gradients
 from tests.workloads.engine.parity import model
 from workloads.engine.ops import attention as ops
+from workloads.engine.ops import flash4
 from workloads.engine.ops.attention import AttentionKernel, attention, attention_backward, attention_forward
 from workloads.engine.training.build import choose_attention
 from workloads.rules.layout_rules import violations
+from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import Attention
 
@@ -132,9 +135,8 @@ def test_what_the_rules_let_through_has_a_kernel_and_nothing_else(device: str, p
     """Of equal heads, grouped ones, and heads that are no multiple of 8 or above 256, on this machine's torch."""
     cluster = ONE_NODE if device == "cpu" else H200
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}[precision]
-    for kernel, (heads, kv_heads, size) in product(
-        get_args(Attention), [(2, 2, 16), (2, 1, 16), (2, 2, 20), (2, 2, 264)]
-    ):
+    kernels = set(get_args(Attention)) - {"flash4"}  # of another package: a CPU rehearses it with a kernel of torch
+    for kernel, (heads, kv_heads, size) in product(sorted(kernels), [(2, 2, 16), (2, 1, 16), (2, 2, 20), (2, 2, 264)]):
         shape = model(num_heads=heads, num_kv_heads=kv_heads, head_dim=size)
         case = Experiment.canonical(model=shape, global_batch_size=1, precision=precision, attention=kernel)
         refused = any(rule == "attention" for rule, _ in violations(case, cluster))
@@ -222,7 +224,68 @@ def test_layouts_of_the_log_sum_exp(name: str, cudnn_dims: int, shape: Any, monk
     assert check_blocks(shape, torch.float64).name == name
 
 
+class Flash4:
+    """The package's two functions, made of the plain formulas: sequences come before heads."""
+
+    @staticmethod
+    def _flash_attn_fwd(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, return_lse: bool
+    ) -> tuple[Tensor, Tensor | None, None]:
+        o, lse, _ = ops.MATH.forward(*(x.transpose(1, 2) for x in (q, k, v)), causal)
+        return o.transpose(1, 2), lse if return_lse else None, None
+
+    @staticmethod
+    def _flash_attn_bwd(*args: Tensor, causal: bool) -> tuple[Tensor, ...]:
+        *tensors, lse = args
+        q, k, v, o, grad = (x.transpose(1, 2) for x in tensors)
+        assert lse.is_contiguous()
+        return tuple(x.transpose(1, 2) for x in ops.MATH.backward(grad, q, k, v, o, lse, None, causal))
+
+
+@pytest.mark.parametrize("shape", GROUPS, ids=str)
+def test_flash4_as_a_whole_and_by_blocks(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash4, "interface", lambda: Flash4)
+    monkeypatch.setattr(ops, "_runs_flash4", lambda q: True)
+    for causal in (True, False):
+        assert check(shape, torch.float64, causal) is ops.FLASH4
+    assert check_blocks(shape, torch.float64) is ops.FLASH4
+    q, k, v, grad = (x.requires_grad_() for x in inputs(shape))
+    o = attention(q, k, v, causal=True)
+    found = (o, *torch.autograd.grad(o, (q, k, v), grad))
+    o, _, *gradients = textbook_gradients(q, k, v, grad, causal=True)
+    assert max(relative_error(a.detach(), e) for a, e in zip(found, (o, *gradients), strict=True)) < 1e-13
+
+
+@pytest.mark.parametrize(("installed", "here"), [(None, "it is not installed"), ("4.0.0b1", "4.0.0b1 is installed")])
+def test_flash4_of_another_release_is_refused(
+    installed: str | None, here: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash4, "_installed", lambda: installed)
+    flash4.interface.cache_clear()
+    with pytest.raises(UnsupportedByEngine, match=f"flash-attn-4 4.0.0b36, and {here}: pip install"):
+        ops.choose_flash4(chosen=True)
+    ops.choose_flash4(chosen=False)
+
+
 # GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(find_spec("flash_attn") is None, reason="flash-attn-4 is not installed")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
+def test_flash4_on_a_gpu(shape: Any, causal: bool) -> None:
+    ops.choose_flash4(chosen=True)
+    try:
+        assert check(shape, torch.bfloat16, causal, "cuda") is ops.FLASH4
+        assert check_blocks(shape, torch.bfloat16, "cuda") is ops.FLASH4
+        q, k, v, grad = (x.requires_grad_() for x in inputs(shape, torch.bfloat16, "cuda"))
+        o = attention(q, k, v, causal=True)
+        found = (o, *torch.autograd.grad(o, (q, k, v), grad))
+    finally:
+        ops.choose_flash4(chosen=False)
+    o, _, *gradients = textbook_gradients(q, k, v, grad, causal=True)
+    assert max(relative_error(a.detach(), e) for a, e in zip(found, (o, *gradients), strict=True)) < 3e-2
 
 
 SWITCHES = {name: [backend] for name, backend in CUDA_KERNELS.items()}

@@ -29,7 +29,7 @@ from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.training import captured_step
 from workloads.engine.training import clock as clock_module
 from workloads.engine.training.build import Engine, build, choose_attention
-from workloads.engine.training.captured_step import CapturedStep, CudaGraph, Launched
+from workloads.engine.training.captured_step import CapturedStep, CudaGraph, Launched, fullest
 from workloads.engine.training.pipeline import PipelineMarks
 from workloads.measuring import step
 from workloads.measuring.step import Measurements, measure
@@ -101,13 +101,15 @@ def unchanged(of: Engine | None) -> Iterator[None]:
 
 
 @contextmanager
-def stood_in_for() -> Iterator[None]:
-    usual = captured_step.CudaGraph, step.not_captured
+def stood_in_for(room: str | None = None) -> Iterator[None]:
+    """A CPU's graph. ``room``: why it has no memory."""
+    usual = captured_step.CudaGraph, step.not_captured, step.no_room
     captured_step.CudaGraph, step.not_captured = StandIn, lambda *_: None  # type: ignore[misc,assignment]
+    step.no_room = lambda reserved: room  # type: ignore[assignment]
     try:
         yield
     finally:
-        captured_step.CudaGraph, step.not_captured = usual  # type: ignore[misc]
+        captured_step.CudaGraph, step.not_captured, step.no_room = usual  # type: ignore[misc]
 
 
 def measured(rank: int, layout: dict[str, Any], graph: str, **spec: Any) -> Measurements:
@@ -160,6 +162,27 @@ def test_what_is_not_captured_says_why(gloo_pool: Pool) -> None:
     assert auto == on_cpu
     assert refused == f"cuda_graph=step: {on_cpu}; or use cuda_graph=none or auto"
     assert "measure.warmup_steps is 2; use 3 or more" in few
+
+
+def without_room(rank: int) -> list[Measurements]:
+    with stood_in_for("no room"):
+        return [measured(rank, {"dp": 2}, graph, warmup_steps=4) for graph in ("auto", "step", "none")]
+
+
+def test_without_room_for_a_graph_auto_runs_eagerly(gloo_pool: Pool) -> None:
+    for auto, step_, none in gloo_pool.run(without_room, 2):
+        assert (auto.cuda_graph, auto.not_captured) == ("none", "no room")
+        assert (step_.cuda_graph, step_.not_captured) == ("step", None), "what is asked for is tried"
+        assert values_of(auto) == values_of(none)
+        assert [one.is_warmup for one in auto.steps] == [True] * 4 + [False] * 3
+
+
+def test_the_fullest_device_tells_whether_a_graph_finds_its_memory() -> None:
+    gib = 2**30
+    assert fullest([(100 * gib, 104 * gib), (90 * gib, 95 * gib)]) is None
+    reason = fullest([(100 * gib, 140 * gib), (120 * gib, 122 * gib), (130 * gib, 133 * gib)])
+    assert reason is not None
+    assert "on rank 1 eager steps reserve 120.0 GiB, and a graph up to 123.6 of 122.0 GiB" in reason
 
 
 def phases(rank: int) -> list[tuple[int, bool, bool]]:

@@ -153,6 +153,11 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "compile=block with recompute=norm+swiglu: in a compiled block norms",
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
+        (
+            {"attention": "flash4", "compile": "block"},
+            "attention_compile",
+            "compile=block with attention=flash4: torch.compile cannot look into its kernels",
+        ),
         ({"recompute": "norm+mla_up"}, "recompute_mla_up", "llama8b has no latent attention"),
         ({"recompute": "selective+experts"}, "recompute_experts", "llama8b has no routed experts"),
     ],
@@ -189,6 +194,11 @@ WIDE = dataclasses.replace(LLAMA_8B, head_dim=264)
         (H200, {"attention": "flash", "model": WIDE}, "heads of at most 256 on CUDA, llama8b has 264 for queries"),
         (H200, {"attention": "flash", "model": PADDED}, None),
         (H200, {"attention": "math", "model": WIDE, "precision": "fp64"}, None),
+        (ONE_NODE, {"attention": "flash4"}, "attention=flash4 needs CUDA"),
+        (H200, {"attention": "flash4"}, None),
+        (H200, {"attention": "flash4", "precision": "fp32"}, "attention=flash4 has no fp32 kernels on CUDA"),
+        (H200, {"attention": "flash4", "model": PADDED}, "multiples of 8"),
+        (H200, {"attention": "flash4", "model": WIDE}, "heads of at most 256"),
     ],
     ids=str,
 )

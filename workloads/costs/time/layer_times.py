@@ -32,6 +32,10 @@ ATTENTION_RELATIVE_EFFICIENCY = 0.74
 """Rate of causal attention over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix products
 of a Llama-3.1-8B layer 690, at 4096 tokens on H200 with torch 2.11."""
 
+FLASH4_RELATIVE, FLASH4_RELATIVE_64 = 1.09, 1.23
+"""Rate of FlashAttention-4 over that of cuDNN, forward and backward: with heads of 128, and of 64 or less, at 4,096
+tokens on H200 (results/recorded/h200_flash4/NOTE.md)."""
+
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
@@ -55,6 +59,13 @@ def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
     )
 
 
+def attention_relative(e: Experiment) -> float:
+    """Rate of the layout's attention kernel over that of the usual one."""
+    if e.attention != "flash4":
+        return 1.0
+    return FLASH4_RELATIVE_64 if e.model.head_dim <= 64 else FLASH4_RELATIVE
+
+
 def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
     """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
@@ -71,8 +82,9 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     trained = mixing.trained
     if isinstance(kind.mixer, Recurrent):
         trained = kind.mixer.kernel_flops()
-    attention = tokens * trained / e.tp / rates.attention
-    scores = tokens * mixing.untrained / e.tp / rates.attention
+    rate = rates.attention * attention_relative(e)
+    attention = tokens * trained / e.tp / rate
+    scores = tokens * mixing.untrained / e.tp / rate
     experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
     tensors = kind_tensors(kind, Sizes.of(e, c), streams).all()
     parts = (kind.mixer is not None) + (kind.mlp is not None)

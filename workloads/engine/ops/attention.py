@@ -24,18 +24,40 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from workloads.engine.ops import flash4
 from workloads.engine.ops.backend import accumulation_dtype
+from workloads.spec.errors import UnsupportedByEngine
 
 _aten = torch.ops.aten
 _EFFICIENT_ROWS = 32
 """Memory-efficient attention pads the queries of its log-sum-exp to a multiple of this number, with infinity."""
+_flash4_chosen = False
+
+
+def choose_flash4(*, chosen: bool) -> None:
+    """Run FlashAttention-4 on CUDA from now on, or torch's kernels. Raises `UnsupportedByEngine` if it is not installed
+    or the device is older than Hopper."""
+    global _flash4_chosen
+    if chosen:
+        flash4.interface()
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+            name = torch.cuda.get_device_name()
+            raise UnsupportedByEngine(f"attention=flash4 needs a Hopper GPU or a newer one, not {name}; use auto")
+    _flash4_chosen = chosen
+
+
+def _runs_flash4(q: Tensor) -> bool:
+    return _flash4_chosen and q.device.type == "cuda"
 
 
 def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> Tensor:
     """Attention of every query over all keys: [B, N, S, V]. ``causal``: only over keys up to its position; needs S = T.
 
-    Torch picks the kernel among those that the process allows (`workloads.engine.training.build.choose_attention`).
+    Torch picks the kernel among those that the process allows (`workloads.engine.training.build.choose_attention`),
+    unless the process has chosen FlashAttention-4.
     """
+    if _runs_flash4(q_BNSH):
+        return flash4.attention(q_BNSH, k_BKTH, v_BKTV, causal=causal)
     grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
     if not _needs_equal_sizes(q_BNSH, v_BKTV):
         return F.scaled_dot_product_attention(q_BNSH, k_BKTH, v_BKTV, is_causal=causal, enable_gqa=grouped)
@@ -52,7 +74,7 @@ def _needs_equal_sizes(q: Tensor, v: Tensor) -> bool:
     gradient.
     """
     switches = torch.backends.cuda
-    if q.shape[-1] == v.shape[-1] or not switches.flash_sdp_enabled():
+    if _runs_flash4(q) or q.shape[-1] == v.shape[-1] or not switches.flash_sdp_enabled():
         return False
     return _is_cpu(q) or not (switches.cudnn_sdp_enabled() or switches.mem_efficient_sdp_enabled())
 
@@ -225,11 +247,22 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return scores
 
 
+def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    return *flash4.forward(q, k, v, causal), Saved(FLASH4, 1)
+
+
+def _flash4_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return flash4.backward(grad_o, q, k, v, o, lse, causal)
+
+
 CUDNN = AttentionKernel("cudnn", _cudnn_forward, _cudnn_backward, grouped=True)
 FLASH = AttentionKernel("flash", _flash_forward, _flash_backward, grouped=True)
 EFFICIENT = AttentionKernel("efficient", _efficient_forward, _efficient_backward, grouped=False)
 CPU = AttentionKernel("cpu", _cpu_forward, _cpu_backward, grouped=True)
 MATH = AttentionKernel("math", _math_forward, _math_backward, grouped=True)
+FLASH4 = AttentionKernel("flash4", _flash4_forward, _flash4_backward, grouped=True)
 
 _KERNELS = {
     SDPBackend.CUDNN_ATTENTION.value: CUDNN,
@@ -241,6 +274,8 @@ _KERNELS = {
 
 def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[AttentionKernel, int]:
     """(kernel that torch would pick for these tensors, number of times keys and values must be repeated for it)."""
+    if _runs_flash4(q):
+        return FLASH4, 1
     if _is_cpu(q) and torch.backends.cuda.flash_sdp_enabled():
         return CPU, 1  # torch is not asked, because it takes FakeTensors for tensors of another device
     repeats = q.shape[1] // k.shape[1]

@@ -13,6 +13,7 @@ from workloads.engine.collectives.parameters import ParameterSpec, initialise
 from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
 from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
+from workloads.engine.ops.attention import choose_flash4
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
 from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
@@ -117,7 +118,7 @@ def assemble(
 
 
 def choose_attention(experiment: Experiment) -> None:
-    """Set the SDPA back ends of this process.
+    """Set the kernels of attention of this process: torch's back ends, or FlashAttention-4.
 
     ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions and for the sizes of heads that it has kernels
     for (multiples of 8 up to 256), otherwise torch's default order.
@@ -135,5 +136,6 @@ def choose_attention(experiment: Experiment) -> None:
         sizes = (mla.qk_head_dim, mla.v_head_dim) if mla is not None else (experiment.model.head_dim,)
         fits = all(size % 8 == 0 and size <= 256 for size in sizes)
         chosen = "cudnn" if hopper and fits and experiment.precision not in ("fp32", "fp64") else "all"
+    choose_flash4(chosen=chosen == "flash4" and torch.cuda.is_available())
     for name, enable in backends.items():
-        enable(chosen in (name, "all"))
+        enable(chosen in (name, "all", "flash4"))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -30,6 +31,9 @@ from workloads.engine.training.data_parallel import param_groups_of
 from workloads.engine.training.pipeline import PipelineMarks
 
 Batches = list[tuple[Tensor, Tensor]]
+MORE_THAN_EAGER = 0.03
+"""Share by which a captured step reserves more memory than the eager ones before it: at most 1.6 % in six layouts
+(results/recorded/h200_flash4/NOTE.md), and some more for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,34 @@ class CapturedStep:
     def release(self) -> None:
         """Free the graph. Call it before process groups are destroyed, since the graph has kernels of theirs."""
         self._graph.reset()
+
+
+def no_room(reserved_bytes: int) -> str | None:
+    """Why a graph may not find its memory on the device of some rank; None if it does. A collective.
+
+    A graph cannot free and join blocks when memory runs out, as eager steps do. So it needs what they reserve at their
+    peak, on this rank ``reserved_bytes``, and `MORE_THAN_EAGER` of it. A device has for torch what is free and what
+    torch reserves now: the rest belongs to CUDA, NCCL and other processes.
+    """
+    free, _ = torch.cuda.mem_get_info()
+    of_rank = torch.tensor([reserved_bytes, free + torch.cuda.memory_reserved()], device="cuda")
+    of_ranks = of_rank.new_empty(dist.get_world_size() * 2)
+    dist.all_gather_into_tensor(of_ranks, of_rank)
+    return fullest(of_ranks.view(-1, 2).tolist())
+
+
+def fullest(of_ranks: Sequence[Sequence[int]]) -> str | None:
+    """The reason that `no_room` returns. ``of_ranks``: (bytes that eager steps reserve, bytes that the device has) of
+    every rank."""
+    over = [(round(reserved * (1 + MORE_THAN_EAGER)) / has, rank) for rank, (reserved, has) in enumerate(of_ranks)]
+    share, rank = max(over)
+    if share <= 1:
+        return None
+    reserved, has = (size / 2**30 for size in of_ranks[rank])
+    return (
+        f"a graph may not find its memory: on rank {rank} eager steps reserve {reserved:.1f} GiB, and a graph "
+        f"up to {reserved * (1 + MORE_THAN_EAGER):.1f} of {has:.1f} GiB"
+    )
 
 
 def stacked(batches: Batches) -> Tensor:

@@ -1,0 +1,78 @@
+"""FlashAttention-4's kernels (package ``flash-attn-4``, in Python and CuTe) for ``attention=flash4``.
+
+Their names: B sequences, S queries, T keys, N query heads, K key and value heads, H head size of queries and keys, V of
+values, as in `workloads.engine.ops.attention`; the package wants sequences before heads. Kernels are compiled at the
+first call of a shape, which takes seconds. The package has one public function, for a whole attention. This module
+calls the two functions below it, because context parallelism needs a forward that returns its log-sum-exp and a
+backward that takes one: so the release is pinned.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.spec.errors import UnsupportedByEngine
+
+PACKAGE, RELEASE = "flash-attn-4", "4.0.0b36"
+
+
+@lru_cache(maxsize=1)
+def interface() -> Any:
+    """The package's module of functions. Raises `UnsupportedByEngine` if another release, or none, is installed."""
+    installed = _installed()
+    if installed != RELEASE:
+        here = f"{installed} is installed" if installed else "it is not installed"
+        raise UnsupportedByEngine(
+            f"attention=flash4 needs the package {PACKAGE} {RELEASE}, and {here}: pip install 'ultrasweep[flash4]'; "
+            "or use attention=auto"
+        )
+    return importlib.import_module("flash_attn.cute.interface")
+
+
+def _installed() -> str | None:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return None
+
+
+def forward(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """(o [B, N, S, V], lse [B, N, S] in fp32)."""
+    q, k, v = (x.detach().transpose(1, 2) for x in (q_BNSH, k_BKTH, v_BKTV))
+    o, lse, *_ = interface()._flash_attn_fwd(q, k, v, causal=causal, return_lse=True)
+    return o.transpose(1, 2), lse
+
+
+def backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse_BNS: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of one block of keys, given output and log-sum-exp of the queries over all keys."""
+    turned = (x.transpose(1, 2) for x in (q, k, v, o, grad_o))
+    dq, dk, dv = interface()._flash_attn_bwd(*turned, lse_BNS.contiguous(), causal=causal)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        o, lse = forward(q, k, v, causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.causal = causal
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        return *backward(grad, q, k, v, o, lse, ctx.causal), None
+
+
+def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> Tensor:
+    """Attention of every query over all keys, with autograd: [B, N, S, V]."""
+    o: Tensor = _Attention.apply(q_BNSH, k_BKTH, v_BKTV, causal)
+    return o
