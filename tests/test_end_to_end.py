@@ -172,7 +172,7 @@ def test_a_hang_says_which_collective_its_ranks_wait_in_on_gpus(conf: Path) -> N
     fitting = clusters_of_device(ConfFolders(), this_machine().gpu_name or "")
     if not fitting:
         pytest.skip("no cluster file describes the devices of this machine")
-    first = first_attempt_of_a_hang(conf, f"cluster={fitting[0]}")
+    first = first_attempt_of_a_hang(conf, f"cluster={fitting[0]}", "+grid.axes.cuda_graph=none")
     print(first.evidence)
     assert re.search(r"no progress: .*; waiting: \w+ #\d+ \[\d+\].* on rank 0(;|$)", first.evidence), first.evidence
 
