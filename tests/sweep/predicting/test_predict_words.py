@@ -172,3 +172,31 @@ def test_columns_say_what_the_profile_of_a_code_base_would_guess() -> None:
     linked = {"tp": 8, "dp": 1}
     assert time(**linked, gpu="H800") > 1.05 * time(**linked, gpu="H100")
     assert time(gpu="H20") > 5 * time()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reading", "covers"),
+    [
+        ({"precision": "fp8?"}, {"precision": "bf16"}, "precision bf16"),
+        (
+            {"codebase": "megatron", "hidden": 2048, "heads": 16, "kv_heads": 8, "ffn": 8192},
+            {"gated_mlp": "false"},
+            "gated_mlp false",
+        ),
+        ({**EXPERTS, "ep": 8, "layers": 4}, {"dense_layers": 3}, "dense_layers 3"),
+        (
+            {"gpu": "H100", "gpus": 64, "dp": 8, "tp": 8, "sharding": "zero2"},
+            {"cluster": "h100_ib400"},
+            "cluster h100_ib400",
+        ),
+    ],
+)
+def test_an_interval_covers_what_a_row_leaves_open(
+    changes: dict[str, Any], reading: dict[str, Any], covers: str
+) -> None:
+    found, other = one(**changes), one(**{**changes, **reading})
+    assert f"the interval also covers {covers}" in found["reason"]
+    low, high = found["step_time_low_s"], found["step_time_high_s"]
+    assert low <= other["step_time_low_s"] and high >= other["step_time_high_s"]
+    alone = found["step_time_s"] ** 2  # an interval of one reading is even in the logarithm, one of two is wider
+    assert low * high != pytest.approx(alone, rel=1e-6)
