@@ -158,6 +158,7 @@ def _of_device(device: str, clusters: Mapping[str, ClusterSpec]) -> ClusterSpec:
 
 
 def _reported(device: str) -> str:
-    """A device's name in lower case, without its maker and punctuation: ``NVIDIA-H200 SXM`` is ``h200 sxm``."""
-    words = re.sub(r"[^a-z0-9]+", " ", device.lower()).strip()
+    """A device's name in lower case, without its maker, punctuation and references such as ``(see note)``:
+    ``NVIDIA-H200 SXM`` is ``h200 sxm``."""
+    words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"\(see [^)]*\)", "", device.lower())).strip()
     return re.sub(r"^(?:(?:nvidia|amd|instinct|tesla|hgx|dgx|gpu) )*", "", words)
