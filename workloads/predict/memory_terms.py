@@ -56,7 +56,8 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
 
     shared = np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     tokens = x.tokens
-    layer = 2 * tokens * (p["hidden"] * x.hidden / shared + p["ffn"] * x.ffn / x.tp + p["whole"] * x.hidden)
+    of_hidden, of_ffn = p["hidden"] - facts.fp8_hidden, p["ffn"] - facts.fp8_ffn
+    layer = 2 * tokens * (of_hidden * x.hidden / shared + of_ffn * x.ffn / x.tp + p["whole"] * x.hidden)
     layer = layer + facts.unfused * 5 * x.mbs * x.heads * x.seq**2 / x.tp
     kept = np.where(x.recompute == 1, p["selective"] * layer, layer)
     kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)

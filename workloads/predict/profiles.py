@@ -55,6 +55,10 @@ class Profile:
     time: Mapping[str, float] = field(default_factory=dict)
     """Values of `workloads.predict.parameters.TIME` that differ from the general ones."""
     memory: Mapping[str, float] = field(default_factory=dict)
+    fp8_hidden: float = 0.0
+    """Values of 2 bytes, a token and hidden unit, by which a layer in fp8 keeps less."""
+    fp8_ffn: float = 0.0
+    """The same a token and feed-forward column."""
     reserved_of: str = "peak"
     """Rank whose reserved memory its tables contain: ``first``, or the fullest one, ``peak``."""
     source: str = ""

@@ -81,6 +81,9 @@ class Facts:
     """1: a compiler has fused the small operations of layers and of the loss."""
     captured: Floats
     """1: forward and backward are a CUDA graph, which no host launches."""
+    fp8_hidden: Floats
+    fp8_ffn: Floats
+    """Values of 2 bytes that a layer in fp8 keeps less (`Profile`); 0 for rows in 16 bits."""
 
 
 def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
@@ -112,6 +115,8 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
         captured=np.maximum(points.captured, points.compiled * graphs + unpipelined * (points.pp == 1)),
+        fp8_hidden=array([one.fp8_hidden for one in of_rows]) * (points.fp8 > 0),
+        fp8_ffn=array([one.fp8_ffn for one in of_rows]) * (points.fp8 > 0),
     )
 
 

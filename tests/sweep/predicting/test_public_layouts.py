@@ -1,0 +1,52 @@
+"""Layouts that others published, with what they measured: memory and verdicts of other code bases, nothing fitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sweep.predicting.predicted import one
+
+GIB = 2**30
+LLAMA_70B = {"hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "tie_embeddings": False}
+LLAMA_405B = {**LLAMA_70B, "hidden": 16384, "heads": 128, "ffn": 53248}
+SIMUMAX = {"gpu": "B200", "gpus": 8, "mbs": 1, "grad_accum": 4, "codebase": "Megatron-LM 0.14", "sharding": "zero1"}
+"""Megatron-LM on eight B200 (SimuMax, docs/b200)."""
+MLPERF = {
+    **LLAMA_405B, "gpu": "H100", "gpus": 512, "layers": 126, "seq": 8192, "mbs": 1, "grad_accum": 288, "dp": 4, "tp": 8,
+    "pp": 8, "vpp": 8, "cp": 2, "precision": "fp8", "codebase": "NeMo 25.01", "sharding": "zero1", "vocab": 32768,
+}  # fmt: skip
+"""NVIDIA's Llama 3.1 405B on 512 H100 (MLPerf Training 5.0), which ran."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "measured_gib"),
+    [
+        ({**LLAMA_70B, "layers": 12, "tp": 2, "dp": 4}, 60.68),
+        ({**LLAMA_70B, "layers": 12, "pp": 2, "dp": 4}, 66.55),
+        ({**LLAMA_405B, "layers": 4, "tp": 8, "dp": 1}, 38.57),
+        ({**LLAMA_70B, "layers": 12, "seq": 131072, "tp": 2, "cp": 4, "dp": 1}, 112.67),
+        ({**LLAMA_70B, "layers": 12, "seq": 131072, "cp": 8, "dp": 1}, 147.99),
+    ],
+)
+def test_memory_of_megatron_follows_from_its_tensors(layout: dict[str, Any], measured_gib: float) -> None:
+    found = one(**SIMUMAX, **layout)
+    assert found["predicted_peak_allocated_bytes"] / GIB == pytest.approx(measured_gib, rel=0.05)
+    assert found["fits"]
+
+
+def test_a_run_that_ran_fits_with_gradients_and_inputs_as_its_recipe_keeps_them() -> None:
+    assert one(**MLPERF)["fits"]
+    assert not one(**{**MLPERF, "codebase": "megatron"})["fits"], "gradients in fp32 would not fit"
+    peaks = [one(**{**MLPERF, "precision": kind})["predicted_peak_allocated_bytes"] for kind in ("fp8", "bf16")]
+    assert peaks[0] < 0.95 * peaks[1], "inputs of products take a byte in fp8"
+
+
+def test_more_chunks_hold_no_more_micro_batches_than_there_are() -> None:
+    layout = {"gpus": 8, "layers": 32, "pp": 4, "dp": 2, "mbs": 1, "vocab": 1024, "codebase": "megatron"}
+    few, many = (
+        [one(**layout, grad_accum=m, vpp=v)["predicted_peak_allocated_bytes"] for v in (1, 8)] for m in (4, 32)
+    )
+    assert few[0] == few[1]
+    assert many[0] < many[1]
