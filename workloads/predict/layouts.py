@@ -375,6 +375,8 @@ def points_from(
         node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
         intra=same(cluster.intra_node.bandwidth),
         inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
+        hop_inside=same(cluster.intra_node.latency_s),
+        hop_between=same((cluster.inter_node or cluster.intra_node).latency_s),
         world_measured=same(figures.get("world_measured")),
         intra_measured=same(figures.get("intra_measured")),
     )

@@ -65,7 +65,9 @@ TIME: dict[str, Parameter] = {
     "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that is exposed although a backward could hide it"),
     "dp_start": Parameter(0.0003, 1.0, "seconds a layer and doubling of the ranks to start a gradient reduction"),
     "ring_start": Parameter(
-        0.00003, 1.0, "seconds a layer and rank of a ring that shards gradients or gathers weights"
+        0.00003,
+        1.0,
+        "seconds a collective and hop of a ring that shards gradients or gathers weights",
     ),
     "slow_down": Parameter(0.08, 0.7, "seconds of compute lost per second of overlapping traffic"),
     "hidable": Parameter(0.6, 0.4, "share of the last backward that gradient traffic can hide behind"),

@@ -128,6 +128,10 @@ class Points:
     """B/s of each device inside a node."""
     inter: Floats
     """B/s of each device between nodes; NaN: unknown."""
+    hop_inside: Floats
+    hop_between: Floats
+    """``hop_inside``, ``hop_between``: seconds to start one hop of a ring inside a node, and between nodes; the former
+    on clusters of one node."""
     world_measured: Floats
     """Bus bandwidth of an all-reduce over all devices in B/s; NaN: not measured."""
     intra_measured: Floats

@@ -182,6 +182,8 @@ def _row(
         "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
         "intra": cluster.intra_node.bandwidth,
         "inter": inter,
+        "hop_inside": cluster.intra_node.latency_s,
+        "hop_between": (cluster.inter_node or cluster.intra_node).latency_s,
         "world_measured": 1e9 * _positive("allreduce_gb_s", values["allreduce_gb_s"], note),
         "intra_measured": 1e9 * _positive("allreduce_intra_gb_s", values["allreduce_intra_gb_s"], note),
     }

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workloads.predict.points import Floats, Points
-from workloads.predict.profiles import Profile
+from workloads.predict.profiles import BUCKET_OF_RANK, Profile
 from workloads.predict.stages import Stages, stages_of
 
 SHARPNESS = 6.0
@@ -81,6 +81,11 @@ class Facts:
     """1: a compiler has fused the small operations of layers and of the loss."""
     captured: Floats
     """1: forward and backward are a CUDA graph, which no host launches."""
+    overlaps_messages: Floats
+    """1: bytes of pipeline messages travel beside the compute of other chunks."""
+    bucket: Floats
+    fitted_ring: Floats
+    """``bucket``, ``fitted_ring``: as in `Profile`."""
     fp8_hidden: Floats
     fp8_ffn: Floats
     """Values of 2 bytes that a layer in fp8 keeps less (`Profile`); 0 for rows in 16 bits."""
@@ -115,6 +120,9 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
         captured=np.maximum(points.captured, points.compiled * graphs + unpipelined * (points.pp == 1)),
+        overlaps_messages=array([one.overlaps_messages for one in of_rows]) * (points.vpp > 1),
+        bucket=array([one.bucket for one in of_rows]),
+        fitted_ring=array([one.fitted_ring for one in of_rows]),
         fp8_hidden=array([one.fp8_hidden for one in of_rows]) * (points.fp8 > 0),
         fp8_ffn=array([one.fp8_ffn for one in of_rows]) * (points.fp8 > 0),
     )
@@ -313,7 +321,7 @@ def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     link = np.where(inside, x.intra, np.where(np.isfinite(x.inter), x.inter, x.intra)) * p["p2p"]
     size = 2 * x.tokens * x.hidden / np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     start = np.where((facts.slow_messages > 0) & ~inside, p["slow_message"], p["message"])
-    return np.where(x.pp > 1, x.vpp * (start + size / link), 0.0)
+    return np.where(x.pp > 1, x.vpp * (start + (1 - facts.overlaps_messages) * size / link), 0.0)
 
 
 def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Floats, slowest: Floats) -> Floats:
@@ -326,9 +334,9 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     gather = np.where(sharded, share * 2 * largest / rate * p["sharded"], 0.0)
     m = x.micro_batches
     reduce = reduce * np.where(x.zero >= 2, m, 1.0)
-    layers = x.layers / x.pp
-    ring = p["ring_start"] * ranks * layers
-    reduce = reduce + np.where(sharded, ring, p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * layers)
+    ring = _ring_start(x, facts, p) * _reductions(x, facts, largest)
+    doublings = np.log2(np.maximum(ranks, 1.0))
+    reduce = reduce + np.where(sharded, ring, p["dp_start"] * doublings * _reductions(x, facts, largest))
     gather = gather + np.where(sharded, ring, 0.0)
     hidable = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
     # ZeRO 3 gathers in both directions of every micro-batch, overlapping with the previous layers.
@@ -337,3 +345,21 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     hidden = reduce + ahead - over
     once = np.where(x.zero == 3, 0.0, gather * p["gather_exposed"])
     return np.where(ranks > 1, over + once + hidden * (p["dp_exposed"] + p["slow_down"]), 0.0)
+
+
+def _reductions(x: Points, facts: Facts, largest: Floats) -> Floats:
+    """Number of collectives in which a stage reduces its gradients. ``largest``: its parameters."""
+    layers = x.layers / x.pp
+    bucket = np.maximum(facts.bucket, BUCKET_OF_RANK * x.dp * x.cp)
+    return np.where(facts.bucket > 0, np.clip(largest / bucket, 1.0, layers), layers)
+
+
+def _ring_start(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """Seconds to start a ring over the data-parallel ranks: ``ring_start`` for each hop as far as rows reach
+    (`Profile.fitted_ring`), and for each further one its link's latency (`workloads.costs.traffic.collectives`)."""
+    ranks = x.dp * x.cp
+    local = np.minimum(ranks, np.maximum(1.0, np.floor(x.node / x.tp)))
+    hop = ((local - 1) * x.hop_inside + np.where(ranks > local, x.hop_between, x.hop_inside)) / local
+    known = facts.fitted_ring
+    started: Floats = p["ring_start"] * np.minimum(ranks, known) + hop * np.maximum(0.0, ranks - known)
+    return started

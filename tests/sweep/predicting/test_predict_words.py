@@ -96,7 +96,7 @@ def test_a_word_that_is_not_understood_refuses_its_row(changes: dict[str, Any], 
         ({"attention_kernel": "flash2", "gpu": "B200"}, "its rate on NVIDIA B200 is not known, that of flash is taken"),
         (
             {"gpu": "H100", "gpus": 16, "dp": 16},
-            "cluster not given: h100_efa, 22.5 GB/s a device between nodes (h100_ib400 has 50)",
+            "cluster not given: h100_ib400, 50 GB/s a device between nodes (h100_efa has 22.5)",
         ),
         ({**EXPERTS, "ep": 8}, "shared_experts not given: 0; dense_layers not given: 0"),
     ],
@@ -110,7 +110,7 @@ def test_what_a_row_does_not_say_is_said(changes: dict[str, Any], said: str) -> 
 NAMES = {
     "h200": "h200, NVIDIA H200, NVIDIA-H200 SXM, NVIDIA H200 141GB HBM3e",
     "h20": "H20, NVIDIA H20, H20 96GB",
-    "h100_efa": "H100, NVIDIA H100 80GB HBM3, HGX H100",
+    "h100_ib400": "H100, NVIDIA H100 80GB HBM3, HGX H100",
     "h800": "H800, NVIDIA H800, NVIDIA H800 80GB",
     "a100_80gb": "A100, NVIDIA A100-SXM4-80GB, A100-SXM4-80GB (see note)",
     "a100_40gb": "NVIDIA A100-SXM4-40GB",
@@ -187,8 +187,8 @@ def test_columns_say_what_the_profile_of_a_code_base_would_guess() -> None:
         ({**EXPERTS, "ep": 8, "layers": 4}, {"dense_layers": 3}, "dense_layers 3"),
         (
             {"gpu": "H100", "gpus": 64, "dp": 8, "tp": 8, "sharding": "zero2"},
-            {"cluster": "h100_ib400"},
-            "cluster h100_ib400",
+            {"cluster": "h100_efa"},
+            "cluster h100_efa",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Layouts that others published, with what they measured: memory and verdicts of other code bases, nothing fitted."""
+"""Layouts that others published, with what they measured: memory, verdicts and step times, nothing fitted."""
 
 from __future__ import annotations
 
@@ -50,3 +50,36 @@ def test_more_chunks_hold_no_more_micro_batches_than_there_are() -> None:
     )
     assert few[0] == few[1]
     assert many[0] < many[1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "measured_s"),
+    [
+        ({**SIMUMAX, **LLAMA_70B, "layers": 12, "pp": 2, "dp": 4}, 0.843),
+        ({**SIMUMAX, **LLAMA_70B, "layers": 12, "tp": 8, "dp": 1}, 0.2809),
+        ({**SIMUMAX, **LLAMA_405B, "layers": 4, "tp": 2, "dp": 4}, 0.9073),
+        ({**SIMUMAX, **LLAMA_70B, "layers": 12, "seq": 32768, "cp": 8, "dp": 1}, 1.7681),
+        (MLPERF, 55.136),
+        ({**MLPERF, "gpus": 8192, "dp": 64, "grad_accum": 24}, 5.1888),
+        ({**MLPERF, "gpu": "GB200", "gpus": 512, "dp": 8, "tp": 4, "grad_accum": 112}, 19.4614),
+    ],
+)
+def test_step_times_of_others(layout: dict[str, Any], measured_s: float) -> None:
+    assert one(**layout)["step_time_s"] == pytest.approx(measured_s, rel=0.15)
+
+
+def test_a_ring_over_many_ranks_starts_within_milliseconds() -> None:
+    """32 layers, reduced and gathered once each: (8 x 30 us + 504 hops of at most 8 us) x 64 is 0.3 s at most."""
+    wide = {"gpu": "GB200", "seq": 8192, "mbs": 1, "grad_accum": 4, "codebase": "unheard of", "sharding": "zero1"}
+    few, many = (one(**wide, gpus=ranks, dp=ranks)["step_time_s"] for ranks in (64, 512))
+    assert few < many < few + 0.4
+
+
+def test_messages_between_chunks_travel_beside_compute_where_the_code_base_overlaps_them() -> None:
+    layout = {**MLPERF, "grad_accum": 16}
+    chunks = [
+        one(**{**layout, "codebase": code, "vpp": 8})["step_time_s"]
+        - one(**{**layout, "codebase": code, "vpp": 4})["step_time_s"]
+        for code in ("megatron", "unheard of")
+    ]
+    assert chunks[0] < chunks[1]
