@@ -191,7 +191,7 @@ class Structures:
             return factors
         odd_experiments = [experiments[at] for at in odd]
         factors[odd] = self._times.seconds(odd_experiments) / self.plain_s(odd_experiments)
-        factors[odd] *= [_expert_factor(one) for one in odd_experiments]
+        factors[odd] *= [expert_factor(one) for one in odd_experiments]
         return factors
 
     def plain_s(self, experiments: Sequence[Experiment]) -> Floats:
@@ -205,7 +205,7 @@ class Structures:
 
     def least_s(self, experiments: Sequence[Experiment]) -> Floats:
         """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
-        least: Floats = self._times.least_s(experiments) * np.array([_expert_factor(one) for one in experiments])
+        least: Floats = self._times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
         return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
@@ -287,7 +287,7 @@ def _version(e: Experiment, captured: bool) -> str:
     return f"engine {e.engine_version}" + compiled + (CAPTURED if captured else "")
 
 
-def _expert_factor(e: Experiment) -> float:
+def expert_factor(e: Experiment) -> float:
     """Factor on the time of a step whose layers have routed experts; 1 without experts."""
     if e.model.moe is None:
         return 1.0
@@ -365,6 +365,7 @@ def points_from(
         **columns,
         ep=np.ones(count),
         matrices=np.full(count, 3.0),
+        queries=columns["hidden"],
         codebase=np.array([CODEBASE] * count, dtype=np.str_),
         version=versions,
         device=np.array([cluster.name] * count, dtype=np.str_),

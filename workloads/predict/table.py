@@ -23,6 +23,7 @@ from workloads.predict.hardware import LINKED, cluster_of, library_factor, note_
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
+from workloads.predict.shapes import attention_of
 from workloads.predict.words import (
     FLASH2_ON_HOPPER,
     Refused,
@@ -35,18 +36,19 @@ from workloads.predict.words import (
 )
 from workloads.spec.checks import MOST, shown
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import ENGINE
 
 COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
-    "power_w", "cluster",
+    "power_w", "cluster", "head_dim",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
 """Additional columns of rows to calibrate with."""
 _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
-           "dp", "tp", "pp", "vpp", "cp", "ep", *EXPERT_COLUMNS)  # fmt: skip
+           "dp", "tp", "pp", "vpp", "cp", "ep", "head_dim", *EXPERT_COLUMNS)  # fmt: skip
 _LONGEST_REASON = 300
 _HOPPER = re.compile(r"\b(?:H100|H200|GH200|H800|H20)\b")
 _DEFAULT_VOCAB = 50_000.0
@@ -142,8 +144,10 @@ def _row(
         note_links(layout["gpus"], cluster, clusters, note)
     _batch(n, layout, note)
     model = _model(values, n, layout, profile, note)
+    model["queries"], mla = attention_of(n, model, profile.name != ENGINE, note)
     experts = experts_of(n, model, layout["ep"], routed, note)
     if experts is not None:
+        experts = experts._replace(mla=mla)
         model["ffn"] = experts.used_columns(model["layers"])
     recomputed = recomputed_of(values["recompute"], note)
     fp8, fp16 = precision_of(values["precision"], note)
@@ -369,7 +373,7 @@ def _count(name: str, value: Any) -> float | None:
     if number == 0:
         if name in ("shared_experts", "dense_layers"):
             return 0.0
-        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads", *EXPERT_COLUMNS):
+        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads", "head_dim", *EXPERT_COLUMNS):
             return None
         raise Refused(f"{name} = 0")
     return number

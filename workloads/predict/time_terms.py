@@ -9,8 +9,8 @@ matmul      2 T P / t FLOPs forward and twice that backward, at a share of peak 
             bases without the down projection
 rest        a power-limited device that waits for other stages clocks higher while it works: the time of products and
             attention is multiplied by (work / (work + wait)) to a power
-attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that forward and backward (FlashAttention-2,
-            arXiv:2307.08691); slower for heads smaller than 128
+attention   4 T s Q / t FLOPs with Q columns of the queries, half of them under a causal mask; 3.5 times that forward
+            and backward (FlashAttention-2, arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to launch it, plus a part once a step; casts to fp8,
             routed experts and latent attention add a share of kernels; tensor parallelism, ZeRO 3, recomputation and
@@ -254,17 +254,18 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     peak = x.clock * x.peak
     rate = peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
     matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower
-    head_dim = h / x.heads
+    head_dim = x.queries / x.heads
     attention_rate = x.kernel * peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
     attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
     turns = 3.5 + whole
     attention_rate = attention_rate / (1 + p["short"] / x.seq)
-    flops = 4 * tokens * x.seq * h / tp
+    flops = 4 * tokens * x.seq * x.queries / tp
     attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
 
     shared = np.where(facts.sequence_parallel > 0, tp, 1.0)
     values = (
-        10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
+        10 * tokens * h / shared
+        + (4 * (1 + x.kv_heads / x.heads) * x.queries + (2 * x.matrices - 3) * x.ffn) * tokens / tp
     )
     moved = 3 * 2 * values * (1 + np.where(kind == 1, 0.5 * x.recomputed, whole) / 3)
     if "passes" in p:
@@ -309,7 +310,7 @@ def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
 
 
 def _context_parallel(x: Points, p: Mapping[str, float]) -> Floats:
-    keys = 2 * 2 * x.tokens * x.hidden * x.kv_heads / x.heads / x.tp
+    keys = 2 * 2 * x.tokens * x.queries * x.kv_heads / x.heads / x.tp
     each = keys * (x.cp - 1) / bandwidth(x, x.cp, x.tp, p)
     return np.where(x.cp > 1, 3 * p["context"] * (each + p["tp_start"] * (x.cp - 1)), 0.0)
 

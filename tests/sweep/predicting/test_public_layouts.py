@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from sweep.composing.conffiles import ConfFolders
 from tests.sweep.predicting.predicted import one
+from workloads.predict.shapes import SHAPES
 
 GIB = 2**30
 LLAMA_70B = {"hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "tie_embeddings": False}
@@ -66,6 +68,56 @@ def test_more_chunks_hold_no_more_micro_batches_than_there_are() -> None:
 )
 def test_step_times_of_others(layout: dict[str, Any], measured_s: float) -> None:
     assert one(**layout)["step_time_s"] == pytest.approx(measured_s, rel=0.15)
+
+
+DEEPSEEK = {
+    "heads": 128, "kv_heads": 128, "layers": 4, "tie_embeddings": False, "grad_accum": 32, "dense_layers": None,
+}  # fmt: skip
+V2 = {
+    **DEEPSEEK, "hidden": 5120, "ffn": 12288, "vocab": 102400, "num_experts": 160, "experts_per_token": 6,
+    "expert_ffn": 1536, "shared_experts": 2,
+}  # fmt: skip
+V3 = {
+    **DEEPSEEK, "hidden": 7168, "ffn": 18432, "vocab": 129280, "num_experts": 256, "experts_per_token": 8,
+    "expert_ffn": 2048, "shared_experts": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "measured_s", "measured_gib"),
+    [
+        ({**V2, "dp": 8, "ep": 8}, 2.7213, 45.63),
+        ({**V2, "dp": 4, "ep": 4, "pp": 2}, 1.7277, 44.7),
+        ({**V3, "dp": 8, "ep": 8}, 4.1412, 104.3),
+        ({**V3, "dp": 4, "ep": 4, "pp": 2}, 2.7186, 114.0),
+    ],
+)
+def test_published_models_have_their_attention_and_first_layers(
+    layout: dict[str, Any], measured_s: float, measured_gib: float
+) -> None:
+    found = one(**{**SIMUMAX, **layout})
+    assert "attention of DeepSeek-V" in found["reason"] and "dense_layers not given: 1" in found["reason"]
+    assert found["step_time_s"] == pytest.approx(measured_s, rel=0.1)
+    assert found["predicted_peak_allocated_bytes"] / GIB == pytest.approx(measured_gib, rel=0.05)
+
+
+def test_the_sizes_of_published_models_are_those_of_the_shipped_ones() -> None:
+    found = {}
+    for name in ("deepseek_v2_lite", "deepseek_v3", "qwen3_30b_a3b", "qwen3_235b_a22b"):
+        m = ConfFolders().model(name)
+        assert m.moe is not None
+        shape = (m.hidden_size, m.num_heads, m.num_kv_heads, m.moe.num_experts, m.moe.expert_hidden_size, m.head_dim)
+        found[(*shape, m.mla, m.moe.num_dense_layers)] = name
+    assert found.keys() <= {tuple(one[1:]) for one in SHAPES}
+
+
+def test_the_size_of_a_head_is_a_column() -> None:
+    def seconds(**changes: Any) -> float:
+        return float(one(codebase="megatron", **changes)["step_time_s"])
+
+    assert seconds() == seconds(head_dim=128) < seconds(head_dim=256)
+    said = one(codebase="megatron", hidden=5120, heads=32, kv_heads=8)["reason"]
+    assert "attention of Mistral-Nemo-12B, whose sizes the row has" in said
 
 
 def test_a_ring_over_many_ranks_starts_within_milliseconds() -> None:
