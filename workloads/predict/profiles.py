@@ -38,7 +38,8 @@ class Profile:
     """Whether the host launches the work after a pipeline message before the message has arrived."""
     captures: str = ""
     """Steps whose passes are a CUDA graph, which no host launches: ``block``, those with ``compile=block``, which then
-    have the kernels of eager ones; ``unpipelined``, all without a pipeline; empty: none."""
+    have the kernels of eager ones; ``unpipelined``, all without a pipeline; ``dense``, all without routed experts;
+    empty: none."""
     autocasts: bool = False
     """Whether weights that are not sharded stay in fp32, so that every product casts its operands (torch.autocast)."""
     gradient_bytes: float = 4.0

@@ -102,6 +102,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
     with np.errstate(invalid="ignore"):
         slow_host = (points.intra_measured < limit).astype(float)
     graphs = array([one.captures == "block" for one in of_rows])
+    dense = array([one.captures == "dense" for one in of_rows]) * (points.routed == 0)
     unpipelined = array([one.captures == "unpipelined" for one in of_rows])
     slow = [one.has_slow_messages(str(version)) for one, version in zip(of_rows, points.version, strict=True)]
     return Facts(
@@ -119,7 +120,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         slow_messages=array(slow),
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
-        captured=np.maximum(points.captured, points.compiled * graphs + unpipelined * (points.pp == 1)),
+        captured=np.maximum(points.captured, points.compiled * graphs + dense + unpipelined * (points.pp == 1)),
         overlaps_messages=array([one.overlaps_messages for one in of_rows]) * (points.vpp > 1),
         bucket=array([one.bucket for one in of_rows]),
         fitted_ring=array([one.fitted_ring for one in of_rows]),

@@ -120,6 +120,13 @@ def test_the_size_of_a_head_is_a_column() -> None:
     assert "attention of Mistral-Nemo-12B, whose sizes the row has" in said
 
 
+def test_recipes_with_cuda_graphs_do_not_wait_for_the_host() -> None:
+    """Of 512 tokens, layers of Megatron-LM take as long as the host needs to launch them."""
+    small = {"gpu": "GB200", "gpus": 4, "dp": 4, "seq": 512, "mbs": 1, "grad_accum": 8}
+    host, graph = (one(**small, codebase=code)["step_time_s"] for code in ("Megatron-LM", "NeMo"))
+    assert graph < 0.6 * host
+
+
 def test_a_ring_over_many_ranks_starts_within_milliseconds() -> None:
     """32 layers, reduced and gathered once each: (8 x 30 us + 504 hops of at most 8 us) x 64 is 0.3 s at most."""
     wide = {"gpu": "GB200", "seq": 8192, "mbs": 1, "grad_accum": 4, "codebase": "unheard of", "sharding": "zero1"}
