@@ -35,6 +35,8 @@ class Experts(NamedTuple):
     """Feed-forward size of these layers."""
     mla: MLASpec | None = None
     """Latent attention; None: as the row's heads."""
+    once_a_node: bool = False
+    """`Profile.sends_once_a_node`."""
 
     def used_columns(self, layers: float) -> float:
         """Mean number of feed-forward columns that a token uses in a layer."""

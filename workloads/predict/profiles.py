@@ -59,6 +59,8 @@ class Profile:
     time: Mapping[str, float] = field(default_factory=dict)
     """Values of `workloads.predict.parameters.TIME` that differ from the general ones."""
     memory: Mapping[str, float] = field(default_factory=dict)
+    sends_once_a_node: bool = False
+    """Whether a token goes once to every node that has some of its experts, and there to all of these."""
     overlaps_messages: bool = False
     """Whether the bytes of messages travel beside the compute of other chunks under an interleaved schedule."""
     bucket: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -103,7 +104,10 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
         factors[places] = structures.factors([experiments[place] for place in places])
         of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
         others = [place for place in experiments if place in neighbours]
-        factors[others] = _against(structures.cluster, [(experiments[at], neighbours[at]) for at in others])
+        for copies in {_copies_a_node(table, at, experiments[at], linked) for at in others}:
+            same = [at for at in others if _copies_a_node(table, at, experiments[at], linked) == copies]
+            network = _for_fewer_copies(structures.cluster, copies)
+            factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
         of_layers[others] = factors[others]
     points = dataclasses.replace(
         table.points,
@@ -130,6 +134,26 @@ def _experiment(table: Table, place: int, own: bool) -> Experiment:
     if broken:
         raise ValueError(broken[0].message)
     return experiment
+
+
+def _copies_a_node(table: Table, place: int, e: Experiment, node: int) -> float:
+    """Mean number of copies of a token that the experts of one other node get, if only one of them crosses the network;
+    1 if all of them do, or no expert is on another node. Experts are chosen evenly over N nodes: k / N copies for each,
+    and a node gets some with probability 1 - (1 - 1/N)^k."""
+    experts = table.experts[place]
+    nodes = math.ceil(e.ep / node)
+    if experts is None or not experts.once_a_node or nodes == 1:
+        return 1.0
+    return experts.per_token / nodes / (1 - (1 - 1 / nodes) ** experts.per_token)
+
+
+def _for_fewer_copies(cluster: ClusterSpec, copies: float) -> ClusterSpec:
+    """A network on which all copies take as long as one of ``copies`` does on the cluster's. Other traffic, which is
+    faster on it, too, is nearly the same with and without experts, and cancels in their ratio."""
+    if cluster.inter_node is None or copies == 1:
+        return cluster
+    link = dataclasses.replace(cluster.inter_node, bandwidth=copies * cluster.inter_node.bandwidth)
+    return dataclasses.replace(cluster, inter_node=link)
 
 
 def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:

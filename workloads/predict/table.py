@@ -147,7 +147,7 @@ def _row(
     model["queries"], mla = attention_of(n, model, profile.name != ENGINE, note)
     experts = experts_of(n, model, layout["ep"], routed, note)
     if experts is not None:
-        experts = experts._replace(mla=mla)
+        experts = experts._replace(mla=mla, once_a_node=profile.sends_once_a_node)
         model["ffn"] = experts.used_columns(model["layers"])
     recomputed = recomputed_of(values["recompute"], note)
     fp8, fp16 = precision_of(values["precision"], note)

@@ -120,6 +120,21 @@ def test_the_size_of_a_head_is_a_column() -> None:
     assert "attention of Mistral-Nemo-12B, whose sizes the row has" in said
 
 
+def test_a_token_crosses_once_to_each_node_where_the_dispatcher_does_so() -> None:
+    """Of 8 copies over 2 nodes, 4 go to the other node, or one. On one node there is nothing to save."""
+    qwen = {
+        "gpu": "H100", "layers": 48, "hidden": 2048, "heads": 32, "kv_heads": 4, "mbs": 1, "grad_accum": 64,
+        "num_experts": 128, "experts_per_token": 8, "expert_ffn": 768, "shared_experts": 0, "dense_layers": 0,
+        "sharding": "zero1",
+    }  # fmt: skip
+    wide, narrow = ({**qwen, "gpus": n, "dp": n, "ep": n} for n in (16, 8))
+    ratios = [
+        one(**layout, codebase="Megatron-Bridge")["step_time_s"] / one(**layout, codebase="Megatron-LM")["step_time_s"]
+        for layout in (wide, narrow)
+    ]
+    assert ratios[0] < 0.8 * ratios[1]
+
+
 def test_recipes_with_cuda_graphs_do_not_wait_for_the_host() -> None:
     """Of 512 tokens, layers of Megatron-LM take as long as the host needs to launch them."""
     small = {"gpu": "GB200", "gpus": 4, "dp": 4, "seq": 512, "mbs": 1, "grad_accum": 8}
