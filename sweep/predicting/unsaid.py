@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from workloads.predict.hardware import LINKED
 from workloads.predict.predictor import Prediction, Predictor
 from workloads.predict.profiles import Profile
 from workloads.predict.routed import routed_rows
@@ -69,7 +68,7 @@ def _others(
     if experts is not None and text_of(values["ffn"]) and not text_of(values["dense_layers"]):
         others.append(("dense_layers", min(MOST_DENSE, int(x.layers[place]) - 1)))
     named = text_of(values["cluster"]) or text_of(values["gpu"]) in clusters
-    if not named and x.gpus[place] > max(cluster.devices_per_node, LINKED.get(cluster.name, 0)):
+    if not named and x.gpus[place] > cluster.domain:
         same = (one for one in clusters.values() if one.device == cluster.device and one.inter_node is not None)
         others += [("cluster", one.name) for one in same if one.name != cluster.name]
     return others

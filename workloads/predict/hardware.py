@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from workloads.predict.words import Refused
 from workloads.spec.cluster import ClusterSpec
 
-LINKED = {"gb200": 72.0, "gb300": 72.0}
-"""Number of devices that NVLink connects, if more than in a node."""
 _OF_NAME: Mapping[str, Mapping[int, str]] = {
     "gb300": {279: "gb300", 288: "gb300"},
     "b300": {262: "b300", 268: "b300", 270: "b300", 275: "b300", 288: "b300"},
@@ -85,7 +83,7 @@ def cluster_of(device: str, name: str, clusters: Mapping[str, ClusterSpec], note
 
 def note_links(gpus: float, cluster: ClusterSpec, clusters: Mapping[str, ClusterSpec], note: list[str]) -> None:
     """Says which links between nodes were assumed for a row without a cluster."""
-    if cluster.inter_node is None or gpus <= max(cluster.devices_per_node, LINKED.get(cluster.name, 0)):
+    if cluster.inter_node is None or gpus <= cluster.domain:
         return
     others = [
         f"{name} has {other.inter_node.bandwidth / 1e9:g}"

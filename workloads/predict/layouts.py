@@ -24,7 +24,7 @@ from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
 from workloads.costs.time.step_times import StepTimes
-from workloads.predict.hardware import CALIBRATED_AT, LINKED
+from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
@@ -68,7 +68,7 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
         and (device.peak_of("bf16") is not None or not fp8_kind(precision))
         and device.memory_bandwidth is not None
         and cluster.matmul_efficiency is not None
-        and (cluster.inter_node is not None or experiment.world_size <= cluster.devices_per_node)
+        and (cluster.inter_node is not None or experiment.world_size <= cluster.domain)
     )
 
 
@@ -373,7 +373,7 @@ def points_from(
         peak_matmul=scale * np.where(columns["fp8"] > 0, peaks[columns["fp8"].astype(int)], peak),
         memory_bandwidth=same(device.memory_bandwidth),
         capacity=same(device.memory_bytes),
-        node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
+        node=same(float(cluster.domain)),
         intra=same(cluster.intra_node.bandwidth),
         inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
         hop_inside=same(cluster.intra_node.latency_s),

@@ -13,7 +13,6 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
 from workloads.predict.experts import experiment_of
-from workloads.predict.hardware import LINKED
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.table import Table
@@ -98,14 +97,13 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
         waits[place] = layouts.host_waits_of_experts(experiment)
         latents[place] = experiment.model.mla is not None and not own
     for cluster, experiments in by_cluster.values():
-        linked = round(LINKED.get(cluster.name, cluster.devices_per_node))
-        structures = layouts.Structures(dataclasses.replace(cluster, devices_per_node=linked))
+        structures = layouts.Structures(cluster)
         places = [place for place in experiments if place not in neighbours]
         factors[places] = structures.factors([experiments[place] for place in places])
         of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
         others = [place for place in experiments if place in neighbours]
-        for copies in {_copies_a_node(table, at, experiments[at], linked) for at in others}:
-            same = [at for at in others if _copies_a_node(table, at, experiments[at], linked) == copies]
+        for copies in {_copies_a_node(table, at, experiments[at], cluster.domain) for at in others}:
+            same = [at for at in others if _copies_a_node(table, at, experiments[at], cluster.domain) == copies]
             network = _for_fewer_copies(structures.cluster, copies)
             factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
         of_layers[others] = factors[others]

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
-from workloads.predict.hardware import LINKED, cluster_of, library_factor, note_links, power_factor
+from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
@@ -183,7 +183,7 @@ def _row(
         "peak_matmul": low,
         "memory_bandwidth": device.memory_bandwidth,
         "capacity": float(device.memory_bytes or math.nan),
-        "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
+        "node": float(cluster.domain),
         "intra": cluster.intra_node.bandwidth,
         "inter": inter,
         "hop_inside": cluster.intra_node.latency_s,
@@ -314,7 +314,7 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
             raise Refused(
                 f"dp x tp x pp x cp = {dp:g} x {tp:g} x {pp:g} x {cp:g} = {dp * tp * pp * cp:g}, gpus = {gpus:g}"
             )
-    if gpus > cluster.devices_per_node and cluster.inter_node is None:
+    if gpus > cluster.domain and cluster.inter_node is None:
         raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
     vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
     if vpp > 1 and pp == 1:
