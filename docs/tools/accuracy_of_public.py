@@ -49,12 +49,18 @@ def _group(rows: pd.DataFrame) -> pd.Series[str]:
     return grouped
 
 
+def _is_bound(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Rows whose memory is only said to be below a number."""
+    bound: pd.Series[bool] = rows["mem_kind"].astype(str).str.startswith("<")
+    return bound
+
+
 def _line(name: str, rows: pd.DataFrame) -> str:
     known = rows[rows["of_step_time_s"].notna()]
     measured = numeric(known["step_time_s"])
     times = summary(relative_errors(known["of_step_time_s"].astype(float), measured))
     inside = coverage(known["of_step_time_low_s"], known["of_step_time_high_s"], measured)
-    of_peak = known[known["mem_kind"].astype(str).str.contains("alloc")] if "mem_kind" in known else known
+    of_peak = known[known["mem_kind"].astype(str).str.match(".*alloc") & ~_is_bound(known)]
     peaks = of_peak["of_predicted_peak_allocated_bytes"].astype(float)
     memory = summary(relative_errors(peaks, numeric(of_peak["mem_gib"]) * GIB))
     cells = (
