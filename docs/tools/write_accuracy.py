@@ -1,8 +1,8 @@
 """Writes docs/accuracy.md: errors of predicted tables, measured on rows that were left out of the fit.
 
-``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv] [--only SECTION]`` computes
-every number from rows. The shipped rows are read from results/recorded; the study's and the A100 runs' files do not
-ship, and a section whose file is not given is kept as it stands.
+``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv] [--public public_rows.csv]
+[--only SECTION]`` computes every number from rows. The shipped rows are read from results/recorded; the files of the
+study, of the A100 runs and of published runs do not ship, and a section whose file is not given is kept as it stands.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from docs.tools import (
     accuracy_of_engines,
     accuracy_of_hosts,
     accuracy_of_plans,
+    accuracy_of_public,
     accuracy_of_rehearsals,
 )
 from docs.tools.accuracy_limits import host_sets_pace
@@ -165,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m docs.tools.write_accuracy", description=__doc__)
     parser.add_argument("--study", type=Path, help="bench_final2_mfu2.csv of nanotron/ultrascale-playbook-data")
     parser.add_argument("--a100", type=Path, help="a table of measured A100 runs")
+    parser.add_argument("--public", type=Path, help="a table of runs that other teams published")
     parser.add_argument("--only", action="append", help="name of a section; give it again for more of them")
     options = parser.parse_args(arguments)
     makers: dict[str, Callable[[], str] | None] = {
@@ -174,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "recorded": recorded_section,
         "rehearsals": accuracy_of_rehearsals.section,
         "study": (lambda: study_section(options.study)) if options.study else None,
+        "public": (lambda: accuracy_of_public.section(options.public)) if options.public else None,
         "a100": (lambda: a100_section(options.a100)) if options.a100 else None,
     }
     text = PAGE.read_text()

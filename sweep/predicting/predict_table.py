@@ -23,6 +23,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.measured_tables import columns_of_attempts, has_latents, is_attempts, measured_attempts
 from sweep.predicting.predict_own_memory import own_memory, reserved_over_form
+from sweep.predicting.unsaid import cover
 from workloads.predict.predictor import GIB, Measured, Predictor
 from workloads.predict.profiles import Profile, find_profile
 from workloads.predict.routed import routed_rows
@@ -115,6 +116,7 @@ def predict_frame(
         mistakes += [f"calibration row {given.rows[place] + 1}: {why}" for place, why in of_rows.refused.items()]
     predictor = Predictor.learn(measured, profiles)
     prediction = routed.predict(predictor)
+    covered = cover(prediction, frame, table, predictor, clusters, general)
     for place, memory in own_memory(frame if attempts is None else attempts, table).items():
         prediction.allocated_bytes[place] = memory.peak_bytes
         prediction.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
@@ -127,7 +129,7 @@ def predict_frame(
         OUT[3]: _spread(table, prediction.step_time_s, len(frame)),
         OUT[4]: _spread(table, prediction.low_s, len(frame)),
         OUT[5]: _spread(table, prediction.high_s, len(frame)),
-        OUT[6]: pd.Series(_reasons(table, prediction.step_time_s), dtype="string"),
+        OUT[6]: pd.Series(_reasons(table, prediction.step_time_s, covered), dtype="string"),
     }
     fitted = 0 if measured is None else int(np.isfinite(measured.step_time_s).sum())
     predictions = pd.DataFrame(columns)
@@ -230,13 +232,13 @@ def _spread(table: Table, values: Any, count: int) -> pd.Series[Any]:
     return column.astype("Float64") if values.dtype != bool else column.astype("boolean")
 
 
-def _reasons(table: Table, time: Any) -> list[str | None]:
+def _reasons(table: Table, time: Any, covered: Mapping[int, str]) -> list[str | None]:
     reasons: list[str | None] = [reason or None for reason in table.reasons]
     for place, row in enumerate(table.rows):
         if not np.isfinite(time[place]):
             reasons[row] = "the ranks span several nodes, and the link between nodes is unknown"
         elif table.notes[row]:
-            reasons[row] = f"assumed: {table.notes[row]}"
+            reasons[row] = "; ".join([f"assumed: {table.notes[row]}", *([covered[place]] if place in covered else [])])
     return reasons
 
 

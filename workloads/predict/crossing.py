@@ -80,7 +80,7 @@ class Crossing:
 
     def __post_init__(self) -> None:
         fields = {one.name: getattr(self.cluster, one.name) for one in dataclasses.fields(ClusterSpec)}
-        one_node = dataclasses.replace(self.cluster, devices_per_node=_ONE_NODE, inter_node=None)
+        one_node = dataclasses.replace(self.cluster, devices_per_node=_ONE_NODE, linked_devices=None, inter_node=None)
         object.__setattr__(self, "one_node", one_node)
         object.__setattr__(self, "_timed", StepTimes(ProbedCluster(**fields, network=self.network)))
         object.__setattr__(self, "_inside", StepTimes(one_node))

@@ -15,7 +15,7 @@ from workloads.predict.points import RECOMPUTE, Points
 from workloads.predict.words import Refused
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
-from workloads.spec.model_spec import ModelSpec, MoESpec
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 EXPERT_COLUMNS = ("num_experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 
@@ -33,6 +33,10 @@ class Experts(NamedTuple):
     """Number of first layers without experts."""
     dense_columns: int
     """Feed-forward size of these layers."""
+    mla: MLASpec | None = None
+    """Latent attention; None: as the row's heads."""
+    once_a_node: bool = False
+    """`Profile.sends_once_a_node`."""
 
     def used_columns(self, layers: float) -> float:
         """Mean number of feed-forward columns that a token uses in a layer."""
@@ -83,6 +87,7 @@ def experiment_of(points: Points, place: int, experts: Experts | None, **fields:
     names = (
         *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches", "dp", "tp"),
         *("pp", "vpp", "cp", "ep", "zero", "recompute", "recomputed", "fp8", "fp16", "matrices"),
+        "queries",
     )
     number = {name: float(getattr(points, name)[place]) for name in names}
     if experts is not None:
@@ -91,13 +96,13 @@ def experiment_of(points: Points, place: int, experts: Experts | None, **fields:
     if any(value != round(value) for value in number.values()):
         raise ValueError("not in whole numbers")
     n = {name: round(value) for name, value in number.items()}
-    if n["hidden"] % n["heads"]:
+    if n["queries"] % n["heads"]:
         raise ValueError("heads do not divide the hidden size")
     if n["matrices"] != 3:
         raise ValueError("feed-forward layers without a gate")
     if n["ep"] > 1 and experts is None:
         raise ValueError("with experts that no column describes")
-    shape = tuple(n[name] for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied"))
+    shape = tuple(n[name] for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "queries"))
     schedule = {"pp_schedule": "interleaved_1f1b" if n["vpp"] > 1 else "1f1b"} if n["pp"] > 1 else {}
     values: dict[str, Any] = {
         "model": _model(shape, experts),
@@ -119,7 +124,10 @@ def experiment_of(points: Points, place: int, experts: Experts | None, **fields:
 @lru_cache(maxsize=1024)
 def _model(shape: tuple[int, ...], experts: Experts | None) -> ModelSpec:
     """Returns the same object for equal shapes, under a name of its own: other caches use the model's name as key."""
-    layers, hidden, heads, kv_heads, ffn, vocab, tied = shape
+    layers, hidden, heads, kv_heads, ffn, vocab, tied, queries = shape
+    mla = experts.mla if experts is not None else None
+    head_dim = queries // heads if mla is None else mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    kind = f"{heads}:{kv_heads} heads" if head_dim == hidden // heads else f"{heads}:{kv_heads} heads of {head_dim}"
     moe = experts and MoESpec(
         num_experts=experts.number,
         experts_per_token=experts.per_token,
@@ -128,14 +136,15 @@ def _model(shape: tuple[int, ...], experts: Experts | None) -> ModelSpec:
         num_dense_layers=experts.dense_layers,
     )
     return ModelSpec(
-        name=f"{layers}x{hidden}, {heads}:{kv_heads} heads, {ffn}, {vocab}, {tied}" + (f", {experts}" if moe else ""),
+        name=f"{layers}x{hidden}, {kind}, {ffn}, {vocab}, {tied}" + (f", {experts}" if moe else ""),
         num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
+        head_dim=head_dim,
         ffn_hidden_size=ffn,
         vocab_size=vocab,
         tie_embeddings=bool(tied),
         moe=moe,
+        mla=mla,
     )

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from workloads.predict.words import Refused
 from workloads.spec.cluster import ClusterSpec
 
-LINKED = {"gb200": 72.0, "gb300": 72.0}
-"""Number of devices that NVLink connects, if more than in a node."""
 _OF_NAME: Mapping[str, Mapping[int, str]] = {
     "gb300": {279: "gb300", 288: "gb300"},
     "b300": {262: "b300", 268: "b300", 270: "b300", 275: "b300", 288: "b300"},
@@ -21,7 +19,7 @@ _OF_NAME: Mapping[str, Mapping[int, str]] = {
     "b200": {180: "b200", 186: "b200", 192: "b200"},
     "gh200": {96: "gh200_96gb", 120: "gh200_96gb", 480: "gh200_96gb", 144: "gh200_144gb"},
     "h200": {141: "h200", 144: "h200"},
-    "h100": {80: "h100_efa"},
+    "h100": {80: "h100_ib400"},
     "h800": {80: "h800"},
     "h20": {96: "h20"},
     "a100": {80: "a100_80gb", 40: "a100_40gb"},
@@ -32,7 +30,8 @@ _OF_NAME: Mapping[str, Mapping[int, str]] = {
     "mi355x": {288: "mi355x"},
 }
 """Names of devices, each with the sizes in GB under which it is sold or reported, and the cluster file of each; that of
-the first is taken without a size. Of several clusters with an H100 the study's is the default. The names of GH200 count
+the first is taken without a size. Of several clusters with an H100
+that of NVIDIA's reference design is the default. The names of GH200 count
 the memory of its CPU."""
 _NEEDS_SIZE = {"gh200": "a GH200 has 96 or 144 GB; write GH200 96GB or GH200 144GB"}
 """Names that are two devices."""
@@ -40,8 +39,8 @@ CLOCK_OF_POWER = 1 / 3
 """Exponent: rate of products by power limit. Power grows with clock times voltage squared and voltage with the clock,
 so a limit moves the clock by its cube root. Assumed, not measured here."""
 CALIBRATED_AT = 0.68
-"""``matmul_efficiency`` of the clusters from whose rows the form's default share of peak was set. In plans the share of
-another cluster scales the form by its ratio to this one, in tables that of AMD GPUs alone."""
+"""``matmul_efficiency`` of the clusters from whose rows the form's default share of peak was set. The share of another
+cluster scales the form by its ratio to this one."""
 _NOT_DESCRIBED: Mapping[str, str] = {
     "pcie": "cards for PCIe have lower rates and no NVSwitch",
     "nvl": "NVL cards have other rates and memory, and NVLink only between pairs",
@@ -84,7 +83,7 @@ def cluster_of(device: str, name: str, clusters: Mapping[str, ClusterSpec], note
 
 def note_links(gpus: float, cluster: ClusterSpec, clusters: Mapping[str, ClusterSpec], note: list[str]) -> None:
     """Says which links between nodes were assumed for a row without a cluster."""
-    if cluster.inter_node is None or gpus <= max(cluster.devices_per_node, LINKED.get(cluster.name, 0)):
+    if cluster.inter_node is None or gpus <= cluster.domain:
         return
     others = [
         f"{name} has {other.inter_node.bandwidth / 1e9:g}"
@@ -121,9 +120,9 @@ def power_factor(power_w: float, cluster: ClusterSpec, note: list[str]) -> float
 
 
 def library_factor(cluster: ClusterSpec, note: list[str]) -> float:
-    """Rate of products over that of the libraries on CUDA, from which the form's share of peak was set; 1 on CUDA."""
+    """Rate of products over that on H200, from which the form's share of peak was set; 1 if not known."""
     share = cluster.matmul_efficiency
-    if not cluster.is_planned_only or share is None:
+    if share is None or share == CALIBRATED_AT:
         return 1.0
     note.append(f"{cluster.device.name}: products at {share:g} of peak, {CALIBRATED_AT:g} on H200")
     return share / CALIBRATED_AT
@@ -158,6 +157,7 @@ def _of_device(device: str, clusters: Mapping[str, ClusterSpec]) -> ClusterSpec:
 
 
 def _reported(device: str) -> str:
-    """A device's name in lower case, without its maker and punctuation: ``NVIDIA-H200 SXM`` is ``h200 sxm``."""
-    words = re.sub(r"[^a-z0-9]+", " ", device.lower()).strip()
+    """A device's name in lower case, without its maker, punctuation and references such as ``(see note)``:
+    ``NVIDIA-H200 SXM`` is ``h200 sxm``."""
+    words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"\(see [^)]*\)", "", device.lower())).strip()
     return re.sub(r"^(?:(?:nvidia|amd|instinct|tesla|hgx|dgx|gpu) )*", "", words)

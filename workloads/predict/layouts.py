@@ -25,7 +25,7 @@ from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
 from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
-from workloads.predict.hardware import CALIBRATED_AT, LINKED
+from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
@@ -69,7 +69,7 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
         and (device.peak_of("bf16") is not None or not fp8_kind(precision))
         and device.memory_bandwidth is not None
         and cluster.matmul_efficiency is not None
-        and (cluster.inter_node is not None or experiment.world_size <= cluster.devices_per_node)
+        and (cluster.inter_node is not None or experiment.world_size <= cluster.domain)
     )
 
 
@@ -192,7 +192,7 @@ class Structures:
             return factors
         odd_experiments = [experiments[at] for at in odd]
         factors[odd] = self._times.seconds(odd_experiments) / self.plain_s(odd_experiments)
-        factors[odd] *= [_expert_factor(one) for one in odd_experiments]
+        factors[odd] *= [expert_factor(one) for one in odd_experiments]
         return factors
 
     def plain_s(self, experiments: Sequence[Experiment]) -> Floats:
@@ -206,7 +206,7 @@ class Structures:
 
     def least_s(self, experiments: Sequence[Experiment]) -> Floats:
         """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
-        least: Floats = self._times.least_s(experiments) * np.array([_expert_factor(one) for one in experiments])
+        least: Floats = self._times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
         return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
@@ -289,7 +289,7 @@ def _version(e: Experiment, captured: bool) -> str:
     return f"engine {e.engine_version}" + compiled + (CAPTURED if captured else "")
 
 
-def _expert_factor(e: Experiment) -> float:
+def expert_factor(e: Experiment) -> float:
     """Factor on the time of a step whose layers have routed experts; 1 without experts."""
     if e.model.moe is None:
         return 1.0
@@ -367,6 +367,7 @@ def points_from(
         **columns,
         ep=np.ones(count),
         matrices=np.full(count, 3.0),
+        queries=columns["hidden"],
         codebase=np.array([CODEBASE] * count, dtype=np.str_),
         version=versions,
         device=np.array([cluster.name] * count, dtype=np.str_),
@@ -374,9 +375,11 @@ def points_from(
         peak_matmul=scale * np.where(columns["fp8"] > 0, peaks[columns["fp8"].astype(int)], peak),
         memory_bandwidth=same(device.memory_bandwidth),
         capacity=same(device.memory_bytes),
-        node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
+        node=same(float(cluster.domain)),
         intra=same(cluster.intra_node.bandwidth),
         inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
+        hop_inside=same(cluster.intra_node.latency_s),
+        hop_between=same((cluster.inter_node or cluster.intra_node).latency_s),
         world_measured=same(figures.get("world_measured")),
         intra_measured=same(figures.get("intra_measured")),
     )

@@ -5,8 +5,8 @@ a gradient, T tokens, h hidden size, F feed-forward columns, V vocabulary, fitte
 
 states       weights 2 P (ZeRO 3: / S), gradients g P (ZeRO 2 and 3: / S), optimizer 12 P (from ZeRO 1 on: / S)
 activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp (in the form of
-             arXiv:2205.05198); with selective recomputation a share of that, with full recomputation the layer's input
-             and one layer's working set
+             arXiv:2205.05198; b with a gate, two thirds of it without); with selective recomputation a share of that,
+             with full recomputation the layer's input and one layer's working set
 loss         on the last stage, T V / tp logits in 16 bits and in fp32
 gathered     ZeRO 3: two layers' weights; sequence parallelism: gathered inputs
 reserved     memory taken by the allocator: a multiple of the peak and a constant (context, communication buffers)
@@ -56,7 +56,10 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
 
     shared = np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     tokens = x.tokens
-    layer = 2 * tokens * (p["hidden"] * x.hidden / shared + p["ffn"] * x.ffn / x.tp + p["whole"] * x.hidden)
+    of_hidden, of_ffn = p["hidden"] - facts.fp8_hidden, p["ffn"] - facts.fp8_ffn
+    layer = (
+        2 * tokens * (of_hidden * x.hidden / shared + of_ffn * x.ffn * x.matrices / 3 / x.tp + p["whole"] * x.hidden)
+    )
     layer = layer + facts.unfused * 5 * x.mbs * x.heads * x.seq**2 / x.tp
     kept = np.where(x.recompute == 1, p["selective"] * layer, layer)
     kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)

@@ -65,7 +65,9 @@ TIME: dict[str, Parameter] = {
     "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that is exposed although a backward could hide it"),
     "dp_start": Parameter(0.0003, 1.0, "seconds a layer and doubling of the ranks to start a gradient reduction"),
     "ring_start": Parameter(
-        0.00003, 1.0, "seconds a layer and rank of a ring that shards gradients or gathers weights"
+        0.00003,
+        1.0,
+        "seconds a collective and hop of a ring that shards gradients or gathers weights",
     ),
     "slow_down": Parameter(0.08, 0.7, "seconds of compute lost per second of overlapping traffic"),
     "hidable": Parameter(0.6, 0.4, "share of the last backward that gradient traffic can hide behind"),
@@ -75,7 +77,7 @@ TIME: dict[str, Parameter] = {
     "fp16": Parameter(1.0, 0.03, "rate of products in fp16 over bf16"),
     "fp8": Parameter(0.85, 0.2, "rate of fp8 products over that expected from 16-bit products"),
     "fp8_scales": Parameter(0.78, 0.15, "factor on ``fp8`` with a scale for each row or block"),
-    "block_formats": Parameter(0.78, 0.4, "factor on ``fp8`` of mxfp8 and nvfp4, of which no run is recorded"),
+    "block_formats": Parameter(0.9, 0.4, "factor on ``fp8`` of mxfp8 and nvfp4, whose scales tensor cores apply"),
     "context": Parameter(0.5, 0.6, "share of context-parallel traffic that is exposed"),
 }
 """Defaults and spreads before any row is seen; a code base's profile may override the values."""

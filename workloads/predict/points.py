@@ -53,6 +53,9 @@ class Points:
     hidden: Floats
     heads: Floats
     kv_heads: Floats
+    queries: Floats
+    """Columns of all queries together: the number of heads times their size; those of this project's rows count as
+    ``hidden``, and a factor has what differs."""
     ffn: Floats
     matrices: Floats
     """Number of matrices of a feed-forward layer: 3 with a gate, 2 without."""
@@ -128,6 +131,10 @@ class Points:
     """B/s of each device inside a node."""
     inter: Floats
     """B/s of each device between nodes; NaN: unknown."""
+    hop_inside: Floats
+    hop_between: Floats
+    """``hop_inside``, ``hop_between``: seconds to start one hop of a ring inside a node, and between nodes; the former
+    on clusters of one node."""
     world_measured: Floats
     """Bus bandwidth of an all-reduce over all devices in B/s; NaN: not measured."""
     intra_measured: Floats
@@ -147,8 +154,8 @@ class Points:
 
     @property
     def layer_params(self) -> Floats:
-        """Matrix parameters of one layer: attention ``2 h² (1 + K/N)``, feed-forward ``k h F``."""
-        attention: Floats = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)
+        """Matrix parameters of one layer: attention ``2 h Q (1 + K/N)``, feed-forward ``k h F``."""
+        attention: Floats = 2 * self.hidden * self.queries * (1 + self.kv_heads / self.heads)
         params: Floats = attention + self.matrices * self.hidden * self.ffn
         return params
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+BUCKET_OF_RANK = 1e6
+"""Least parameters of a bucket for each of its ranks: Megatron-Core's DistributedDataParallel."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -35,7 +38,8 @@ class Profile:
     """Whether the host launches the work after a pipeline message before the message has arrived."""
     captures: str = ""
     """Steps whose passes are a CUDA graph, which no host launches: ``block``, those with ``compile=block``, which then
-    have the kernels of eager ones; ``unpipelined``, all without a pipeline; empty: none."""
+    have the kernels of eager ones; ``unpipelined``, all without a pipeline; ``dense``, all without routed experts;
+    empty: none."""
     autocasts: bool = False
     """Whether weights that are not sharded stay in fp32, so that every product casts its operands (torch.autocast)."""
     gradient_bytes: float = 4.0
@@ -55,6 +59,19 @@ class Profile:
     time: Mapping[str, float] = field(default_factory=dict)
     """Values of `workloads.predict.parameters.TIME` that differ from the general ones."""
     memory: Mapping[str, float] = field(default_factory=dict)
+    sends_once_a_node: bool = False
+    """Whether a token goes once to every node that has some of its experts, and there to all of these."""
+    overlaps_messages: bool = False
+    """Whether the bytes of messages travel beside the compute of other chunks under an interleaved schedule."""
+    bucket: float = 0.0
+    """Parameters of a bucket in which gradients are reduced, at least, and `BUCKET_OF_RANK` times the ranks; 0: layer
+    by layer."""
+    fitted_ring: float = 8.0
+    """Most ranks of a ring in the rows from which ``ring_start`` was set."""
+    fp8_hidden: float = 0.0
+    """Values of 2 bytes, a token and hidden unit, by which a layer in fp8 keeps less."""
+    fp8_ffn: float = 0.0
+    """The same a token and feed-forward column."""
     reserved_of: str = "peak"
     """Rank whose reserved memory its tables contain: ``first``, or the fullest one, ``peak``."""
     source: str = ""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workloads.costs.memory.estimate import peak_stage
+from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
 from workloads.predict.experts import experiment_of
-from workloads.predict.hardware import LINKED
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.table import Table
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.experiment import Experiment, from_json
+from workloads.spec.experiment import ENGINE, Experiment, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +74,57 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
     """The ratios of every row of a table. ``stored``: the row's experiments as JSON, which say more than columns do."""
     count = len(table.points)
     factors, of_layers, memory = (np.ones(count) for _ in range(3))
-    routed, waits = np.zeros(count), np.zeros(count)
+    routed, waits, latents = (np.zeros(count) for _ in range(3))
     refused: dict[int, str] = {}
     by_cluster: dict[str, tuple[ClusterSpec, dict[int, Experiment]]] = {}
+    neighbours: dict[int, Experiment] = {}
     for place, experts in enumerate(table.experts):
         if experts is None:
             continue
         cluster = table.clusters[place]
+        own = stored is not None or table.points.codebase[place] == ENGINE
         try:
-            experiment = _experiment(table, place) if stored is None else from_json(stored[table.rows[place]])
+            experiment = _experiment(table, place, own) if stored is None else from_json(stored[table.rows[place]])
             if not layouts.is_predicted(experiment, cluster):
                 raise ValueError(f"rates of {cluster.name} for {experiment.precision} are not known")
         except (ValueError, InvalidExperiment) as error:
             refused[place] = f"the experts cannot be predicted: {error}"
             continue
         by_cluster.setdefault(cluster.name, (cluster, {}))[1][place] = experiment
-        memory[place] = peak_stage(experiment).peak_bytes / peak_stage(layouts.plain(experiment)).peak_bytes
+        near = layouts.plain(experiment) if own else neighbours.setdefault(place, _neighbour(experiment, table, place))
+        memory[place] = peak_stage(experiment).peak_bytes / peak_stage(near).peak_bytes
         routed[place] = layouts.host_work_of_experts(experiment)
         waits[place] = layouts.host_waits_of_experts(experiment)
+        latents[place] = experiment.model.mla is not None and not own
     for cluster, experiments in by_cluster.values():
-        linked = round(LINKED.get(cluster.name, cluster.devices_per_node))
-        structures = layouts.Structures(dataclasses.replace(cluster, devices_per_node=linked))
-        places = list(experiments)
-        factors[places] = structures.factors(list(experiments.values()))
-        of_layers[places] = structures.of_layers(list(experiments.values()), factors[places])
+        structures = layouts.Structures(cluster)
+        places = [place for place in experiments if place not in neighbours]
+        factors[places] = structures.factors([experiments[place] for place in places])
+        of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
+        others = [place for place in experiments if place in neighbours]
+        for copies in {_copies_a_node(table, at, experiments[at], cluster.domain) for at in others}:
+            same = [at for at in others if _copies_a_node(table, at, experiments[at], cluster.domain) == copies]
+            network = _for_fewer_copies(structures.cluster, copies)
+            factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
+        of_layers[others] = factors[others]
     points = dataclasses.replace(
-        table.points, routed=routed, waits=waits, scaled=of_layers, capacity=table.points.capacity / memory
+        table.points,
+        routed=routed,
+        waits=waits,
+        latents=latents,
+        scaled=of_layers,
+        capacity=table.points.capacity / memory,
     )
     return RoutedRows(points, factors, of_layers, memory, refused)
 
 
-def _experiment(table: Table, place: int) -> Experiment:
-    """The row's experiment, without its chunks if they cannot be built here. Raises `ValueError` with a reason."""
+def _experiment(table: Table, place: int, own: bool) -> Experiment:
+    """The row's experiment, without its chunks if they cannot be built here. ``own``: whether it is a row of this
+    project's engine, whose stages are balanced; others divide their layers evenly. Raises `ValueError` with a
+    reason."""
     experiment = experiment_of(table.points, place, table.experts[place])
+    if not own and experiment.pp > 1:
+        experiment = experiment.replace(pp_split="ends_count" if table.points.ends[place] else "even")
     broken = layout_violations(experiment)
     if broken and experiment.pp > 1:
         experiment = experiment.replace(pp_schedule="1f1b", virtual_stages=1)
@@ -113,3 +132,53 @@ def _experiment(table: Table, place: int) -> Experiment:
     if broken:
         raise ValueError(broken[0].message)
     return experiment
+
+
+def _copies_a_node(table: Table, place: int, e: Experiment, node: int) -> float:
+    """Mean number of copies of a token that the experts of one other node get, if only one of them crosses the network;
+    1 if all of them do, or no expert is on another node. Experts are chosen evenly over N nodes: k / N copies for each,
+    and a node gets some with probability 1 - (1 - 1/N)^k."""
+    experts = table.experts[place]
+    nodes = math.ceil(e.ep / node)
+    if experts is None or not experts.once_a_node or nodes == 1:
+        return 1.0
+    return experts.per_token / nodes / (1 - (1 - 1 / nodes) ** experts.per_token)
+
+
+def _for_fewer_copies(cluster: ClusterSpec, copies: float) -> ClusterSpec:
+    """A network on which all copies take as long as one of ``copies`` does on the cluster's. Other traffic, which is
+    faster on it, too, is nearly the same with and without experts, and cancels in their ratio."""
+    if cluster.inter_node is None or copies == 1:
+        return cluster
+    link = dataclasses.replace(cluster.inter_node, bandwidth=copies * cluster.inter_node.bandwidth)
+    return dataclasses.replace(cluster, inter_node=link)
+
+
+def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
+    """Ratios of step times of rows of other engines to those of their neighbours, by pair.
+
+    Experts add as many seconds in 8 bits or less as in 16: moving rows does not depend on it, and kernels of
+    Transformer Engine cast beside other work and compute weight gradients in the low format, as this project's do not.
+    """
+    if not pairs:
+        return np.ones(0)
+    times = StepTimes(cluster)
+    dense_s = times.seconds([near for _, near in pairs])
+    in_16_bits = [[one.replace(precision="bf16") for one in column] for column in zip(*pairs, strict=True)]
+    added_s = np.subtract(*(times.seconds(column) for column in in_16_bits))
+    ratios = 1 + added_s / dense_s
+    models = [one.model for one, _ in pairs]
+    dense = np.array([model.moe.num_dense_layers / model.num_layers if model.moe else 1.0 for model in models])
+    of_experts = np.array([layouts.expert_factor(one) for one, _ in pairs])
+    scaled: Floats = ratios * (of_experts + (1 - of_experts) * dense)
+    return scaled
+
+
+def _neighbour(experiment: Experiment, table: Table, place: int) -> Experiment:
+    """The dense layout as which the form predicts a row of another engine: its stages, heads of the row's columns."""
+    near = layouts.plain(experiment)
+    head_dim = round(float(table.points.queries[place] / table.points.heads[place]))
+    model = near.model
+    if model.head_dim != head_dim:
+        model = dataclasses.replace(model, name=f"{model.name}, heads of {head_dim}", head_dim=head_dim)
+    return dataclasses.replace(near, model=model, pp_split=experiment.pp_split)

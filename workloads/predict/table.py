@@ -19,10 +19,11 @@ import numpy as np
 import pandas as pd
 
 from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
-from workloads.predict.hardware import LINKED, cluster_of, library_factor, note_links, power_factor
+from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
+from workloads.predict.shapes import attention_of
 from workloads.predict.words import (
     FLASH2_ON_HOPPER,
     Refused,
@@ -35,18 +36,19 @@ from workloads.predict.words import (
 )
 from workloads.spec.checks import MOST, shown
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import ENGINE
 
 COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
-    "power_w", "cluster",
+    "power_w", "cluster", "head_dim",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
 """Additional columns of rows to calibrate with."""
 _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
-           "dp", "tp", "pp", "vpp", "cp", "ep", *EXPERT_COLUMNS)  # fmt: skip
+           "dp", "tp", "pp", "vpp", "cp", "ep", "head_dim", *EXPERT_COLUMNS)  # fmt: skip
 _LONGEST_REASON = 300
 _HOPPER = re.compile(r"\b(?:H100|H200|GH200|H800|H20)\b")
 _DEFAULT_VOCAB = 50_000.0
@@ -142,8 +144,10 @@ def _row(
         note_links(layout["gpus"], cluster, clusters, note)
     _batch(n, layout, note)
     model = _model(values, n, layout, profile, note)
+    model["queries"], mla = attention_of(n, model, profile.name != ENGINE, note)
     experts = experts_of(n, model, layout["ep"], routed, note)
     if experts is not None:
+        experts = experts._replace(mla=mla, once_a_node=profile.sends_once_a_node)
         model["ffn"] = experts.used_columns(model["layers"])
     recomputed = recomputed_of(values["recompute"], note)
     fp8, fp16 = precision_of(values["precision"], note)
@@ -179,9 +183,11 @@ def _row(
         "peak_matmul": low,
         "memory_bandwidth": device.memory_bandwidth,
         "capacity": float(device.memory_bytes or math.nan),
-        "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
+        "node": float(cluster.domain),
         "intra": cluster.intra_node.bandwidth,
         "inter": inter,
+        "hop_inside": cluster.intra_node.latency_s,
+        "hop_between": (cluster.inter_node or cluster.intra_node).latency_s,
         "world_measured": 1e9 * _positive("allreduce_gb_s", values["allreduce_gb_s"], note),
         "intra_measured": 1e9 * _positive("allreduce_intra_gb_s", values["allreduce_intra_gb_s"], note),
     }
@@ -308,7 +314,7 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
             raise Refused(
                 f"dp x tp x pp x cp = {dp:g} x {tp:g} x {pp:g} x {cp:g} = {dp * tp * pp * cp:g}, gpus = {gpus:g}"
             )
-    if gpus > cluster.devices_per_node and cluster.inter_node is None:
+    if gpus > cluster.domain and cluster.inter_node is None:
         raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
     vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
     if vpp > 1 and pp == 1:
@@ -367,7 +373,7 @@ def _count(name: str, value: Any) -> float | None:
     if number == 0:
         if name in ("shared_experts", "dense_layers"):
             return 0.0
-        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads", *EXPERT_COLUMNS):
+        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads", "head_dim", *EXPERT_COLUMNS):
             return None
         raise Refused(f"{name} = 0")
     return number

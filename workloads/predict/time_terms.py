@@ -9,8 +9,8 @@ matmul      2 T P / t FLOPs forward and twice that backward, at a share of peak 
             bases without the down projection
 rest        a power-limited device that waits for other stages clocks higher while it works: the time of products and
             attention is multiplied by (work / (work + wait)) to a power
-attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that forward and backward (FlashAttention-2,
-            arXiv:2307.08691); slower for heads smaller than 128
+attention   4 T s Q / t FLOPs with Q columns of the queries, half of them under a causal mask; 3.5 times that forward
+            and backward (FlashAttention-2, arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to launch it, plus a part once a step; casts to fp8,
             routed experts and latent attention add a share of kernels; tensor parallelism, ZeRO 3, recomputation and
@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workloads.predict.points import Floats, Points
-from workloads.predict.profiles import Profile
+from workloads.predict.profiles import BUCKET_OF_RANK, Profile
 from workloads.predict.stages import Stages, stages_of
 
 SHARPNESS = 6.0
@@ -81,6 +81,14 @@ class Facts:
     """1: a compiler has fused the small operations of layers and of the loss."""
     captured: Floats
     """1: forward and backward are a CUDA graph, which no host launches."""
+    overlaps_messages: Floats
+    """1: bytes of pipeline messages travel beside the compute of other chunks."""
+    bucket: Floats
+    fitted_ring: Floats
+    """``bucket``, ``fitted_ring``: as in `Profile`."""
+    fp8_hidden: Floats
+    fp8_ffn: Floats
+    """Values of 2 bytes that a layer in fp8 keeps less (`Profile`); 0 for rows in 16 bits."""
 
 
 def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
@@ -94,6 +102,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
     with np.errstate(invalid="ignore"):
         slow_host = (points.intra_measured < limit).astype(float)
     graphs = array([one.captures == "block" for one in of_rows])
+    dense = array([one.captures == "dense" for one in of_rows]) * (points.routed == 0)
     unpipelined = array([one.captures == "unpipelined" for one in of_rows])
     slow = [one.has_slow_messages(str(version)) for one, version in zip(of_rows, points.version, strict=True)]
     return Facts(
@@ -111,7 +120,12 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         slow_messages=array(slow),
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
-        captured=np.maximum(points.captured, points.compiled * graphs + unpipelined * (points.pp == 1)),
+        captured=np.maximum(points.captured, points.compiled * graphs + dense + unpipelined * (points.pp == 1)),
+        overlaps_messages=array([one.overlaps_messages for one in of_rows]) * (points.vpp > 1),
+        bucket=array([one.bucket for one in of_rows]),
+        fitted_ring=array([one.fitted_ring for one in of_rows]),
+        fp8_hidden=array([one.fp8_hidden for one in of_rows]) * (points.fp8 > 0),
+        fp8_ffn=array([one.fp8_ffn for one in of_rows]) * (points.fp8 > 0),
     )
 
 
@@ -241,17 +255,18 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     peak = x.clock * x.peak
     rate = peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
     matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower
-    head_dim = h / x.heads
+    head_dim = x.queries / x.heads
     attention_rate = x.kernel * peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
     attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
     turns = 3.5 + whole
     attention_rate = attention_rate / (1 + p["short"] / x.seq)
-    flops = 4 * tokens * x.seq * h / tp
+    flops = 4 * tokens * x.seq * x.queries / tp
     attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
 
     shared = np.where(facts.sequence_parallel > 0, tp, 1.0)
     values = (
-        10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
+        10 * tokens * h / shared
+        + (4 * (1 + x.kv_heads / x.heads) * x.queries + (2 * x.matrices - 3) * x.ffn) * tokens / tp
     )
     moved = 3 * 2 * values * (1 + np.where(kind == 1, 0.5 * x.recomputed, whole) / 3)
     if "passes" in p:
@@ -296,7 +311,7 @@ def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
 
 
 def _context_parallel(x: Points, p: Mapping[str, float]) -> Floats:
-    keys = 2 * 2 * x.tokens * x.hidden * x.kv_heads / x.heads / x.tp
+    keys = 2 * 2 * x.tokens * x.queries * x.kv_heads / x.heads / x.tp
     each = keys * (x.cp - 1) / bandwidth(x, x.cp, x.tp, p)
     return np.where(x.cp > 1, 3 * p["context"] * (each + p["tp_start"] * (x.cp - 1)), 0.0)
 
@@ -308,7 +323,7 @@ def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     link = np.where(inside, x.intra, np.where(np.isfinite(x.inter), x.inter, x.intra)) * p["p2p"]
     size = 2 * x.tokens * x.hidden / np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     start = np.where((facts.slow_messages > 0) & ~inside, p["slow_message"], p["message"])
-    return np.where(x.pp > 1, x.vpp * (start + size / link), 0.0)
+    return np.where(x.pp > 1, x.vpp * (start + (1 - facts.overlaps_messages) * size / link), 0.0)
 
 
 def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Floats, slowest: Floats) -> Floats:
@@ -321,9 +336,9 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     gather = np.where(sharded, share * 2 * largest / rate * p["sharded"], 0.0)
     m = x.micro_batches
     reduce = reduce * np.where(x.zero >= 2, m, 1.0)
-    layers = x.layers / x.pp
-    ring = p["ring_start"] * ranks * layers
-    reduce = reduce + np.where(sharded, ring, p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * layers)
+    ring = _ring_start(x, facts, p) * _reductions(x, facts, largest)
+    doublings = np.log2(np.maximum(ranks, 1.0))
+    reduce = reduce + np.where(sharded, ring, p["dp_start"] * doublings * _reductions(x, facts, largest))
     gather = gather + np.where(sharded, ring, 0.0)
     hidable = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
     # ZeRO 3 gathers in both directions of every micro-batch, overlapping with the previous layers.
@@ -332,3 +347,21 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     hidden = reduce + ahead - over
     once = np.where(x.zero == 3, 0.0, gather * p["gather_exposed"])
     return np.where(ranks > 1, over + once + hidden * (p["dp_exposed"] + p["slow_down"]), 0.0)
+
+
+def _reductions(x: Points, facts: Facts, largest: Floats) -> Floats:
+    """Number of collectives in which a stage reduces its gradients. ``largest``: its parameters."""
+    layers = x.layers / x.pp
+    bucket = np.maximum(facts.bucket, BUCKET_OF_RANK * x.dp * x.cp)
+    return np.where(facts.bucket > 0, np.clip(largest / bucket, 1.0, layers), layers)
+
+
+def _ring_start(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """Seconds to start a ring over the data-parallel ranks: ``ring_start`` for each hop as far as rows reach
+    (`Profile.fitted_ring`), and for each further one its link's latency (`workloads.costs.traffic.collectives`)."""
+    ranks = x.dp * x.cp
+    local = np.minimum(ranks, np.maximum(1.0, np.floor(x.node / x.tp)))
+    hop = ((local - 1) * x.hop_inside + np.where(ranks > local, x.hop_between, x.hop_inside)) / local
+    known = facts.fitted_ring
+    started: Floats = p["ring_start"] * np.minimum(ranks, known) + hop * np.maximum(0.0, ranks - known)
+    return started

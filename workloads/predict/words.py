@@ -111,12 +111,19 @@ _SOME = (
 )
 
 
+_SEQUENCE_PARALLEL = re.compile(r"[,+&]? *(?:and |with |without |no )?(?:sp|sequence[ -]parallel\w*)$")
+"""What tables write beside recomputation, which has no column."""
+
+
 def recomputed_of(value: Any, note: list[str]) -> Recomputed:
     """Recomputation of a cell such as ``full``, ``norm+swiglu`` or ``full.every2`` (every second layer)."""
     text = word_of(value)
     if not text:
         note.append("recompute not given: none")
         return Recomputed(0.0, 1.0, 1.0)
+    if beside := _SEQUENCE_PARALLEL.search(text):
+        note.append(f"recompute {text!r}: of sequence parallelism taken as the code base has it")
+        text = text[: beside.start()].strip()
     word, _, every = text.partition(".every")
     plain = _plain(word)
     kind = next((i for i, known in enumerate((_NO_RECOMPUTE, _SOME, _FULL)) if re.fullmatch(known, plain)), None)

@@ -101,6 +101,9 @@ class ClusterSpec:
     """Bytes of a device that training cannot use: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
     """Share of ``peak_flops`` reached in large matrix products; calibrated, with its source in the YAML."""
+    linked_devices: int | None = None
+    """Number of devices that the link inside a node joins, if it joins several nodes (NVLink of a rack); None: those of
+    a node."""
     nodes: int | None = None
     """Number of nodes. None: not known, so no layout is too wide."""
     price_per_device_hour: float | None = None
@@ -112,6 +115,11 @@ class ClusterSpec:
     def is_planned_only(self) -> bool:
         """Whether points of this cluster are predicted and cannot be run."""
         return self.backend == PLANNED_ONLY
+
+    @property
+    def domain(self) -> int:
+        """Number of devices that the link inside a node joins. Ranks fill one such domain after the other."""
+        return self.linked_devices or self.devices_per_node
 
     @property
     def usable_bytes(self) -> int | None:
@@ -206,6 +214,11 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
         if cluster.backend != "cpu":
             refuse_wrong_backend(place, cluster.backend, map(str, (device.name, *device.driver_names)))
     mistakes.refuse()
+    if cluster.domain % cluster.devices_per_node:
+        raise InvalidSweep(
+            f"{place}: linked_devices={cluster.linked_devices} is not a multiple of devices_per_node="
+            f"{cluster.devices_per_node}"
+        )
     link = cluster.inter_node
     if link is not None and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
         raise InvalidSweep(f"{place}: inter_node has no pair rates; give them in intra_node")
@@ -222,6 +235,7 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
     checks: dict[str, Callable[[str, Any], object]] = {
         "backend": lambda where, value: choice(where, value, BACKENDS),
         "devices_per_node": lambda where, value: whole_number(where, value, 1),
+        "linked_devices": lambda where, value: value is None or whole_number(where, value, 1),
         "nodes": lambda where, value: value is None or whole_number(where, value, 1),
         "price_per_device_hour": lambda where, value: value is None or number(where, value, above=0),
         "device.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),

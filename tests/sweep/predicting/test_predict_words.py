@@ -91,11 +91,12 @@ def test_a_word_that_is_not_understood_refuses_its_row(changes: dict[str, Any], 
         ({"codebase": "megatron", "kv_heads": 32, "ffn": 16384}, "gated_mlp not given: false, since ffn is 4 x hidden"),
         ({"gpu": "AMD Instinct MI300X OAM"}, "AMD Instinct MI300X: products at 0.43 of peak, 0.68 on H200"),
         ({"gpu": "GH200", "cluster": "h200"}, "gpu 'GH200': taken as the NVIDIA H200 of cluster h200"),
+        ({"recompute": "full recompute, no sp"}, "of sequence parallelism taken as the code base has it"),
         ({"power_w": 900}, "power_w 900: ignored, above the usual 700 W"),
         ({"attention_kernel": "flash2", "gpu": "B200"}, "its rate on NVIDIA B200 is not known, that of flash is taken"),
         (
             {"gpu": "H100", "gpus": 16, "dp": 16},
-            "cluster not given: h100_efa, 22.5 GB/s a device between nodes (h100_ib400 has 50)",
+            "cluster not given: h100_ib400, 50 GB/s a device between nodes (h100_efa has 22.5)",
         ),
         ({**EXPERTS, "ep": 8}, "shared_experts not given: 0; dense_layers not given: 0"),
     ],
@@ -109,9 +110,9 @@ def test_what_a_row_does_not_say_is_said(changes: dict[str, Any], said: str) -> 
 NAMES = {
     "h200": "h200, NVIDIA H200, NVIDIA-H200 SXM, NVIDIA H200 141GB HBM3e",
     "h20": "H20, NVIDIA H20, H20 96GB",
-    "h100_efa": "H100, NVIDIA H100 80GB HBM3, HGX H100",
+    "h100_ib400": "H100, NVIDIA H100 80GB HBM3, HGX H100",
     "h800": "H800, NVIDIA H800, NVIDIA H800 80GB",
-    "a100_80gb": "A100, NVIDIA A100-SXM4-80GB",
+    "a100_80gb": "A100, NVIDIA A100-SXM4-80GB, A100-SXM4-80GB (see note)",
     "a100_40gb": "NVIDIA A100-SXM4-40GB",
     "a800_80gb": "A800, NVIDIA A800-SXM4-80GB",
     "gh200_96gb": "GH200 96GB, NVIDIA GH200 480GB, NVIDIA GH200 120GB, GH200 120GB",
@@ -172,3 +173,31 @@ def test_columns_say_what_the_profile_of_a_code_base_would_guess() -> None:
     linked = {"tp": 8, "dp": 1}
     assert time(**linked, gpu="H800") > 1.05 * time(**linked, gpu="H100")
     assert time(gpu="H20") > 5 * time()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reading", "covers"),
+    [
+        ({"precision": "fp8?"}, {"precision": "bf16"}, "precision bf16"),
+        (
+            {"codebase": "megatron", "hidden": 2048, "heads": 16, "kv_heads": 8, "ffn": 8192},
+            {"gated_mlp": "false"},
+            "gated_mlp false",
+        ),
+        ({**EXPERTS, "ep": 8, "layers": 4}, {"dense_layers": 3}, "dense_layers 3"),
+        (
+            {"gpu": "H100", "gpus": 64, "dp": 8, "tp": 8, "sharding": "zero2"},
+            {"cluster": "h100_efa"},
+            "cluster h100_efa",
+        ),
+    ],
+)
+def test_an_interval_covers_what_a_row_leaves_open(
+    changes: dict[str, Any], reading: dict[str, Any], covers: str
+) -> None:
+    found, other = one(**changes), one(**{**changes, **reading})
+    assert f"the interval also covers {covers}" in found["reason"]
+    low, high = found["step_time_low_s"], found["step_time_high_s"]
+    assert low <= other["step_time_low_s"] and high >= other["step_time_high_s"]
+    alone = found["step_time_s"] ** 2  # an interval of one reading is even in the logarithm, one of two is wider
+    assert low * high != pytest.approx(alone, rel=1e-6)

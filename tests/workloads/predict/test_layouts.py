@@ -381,10 +381,10 @@ def test_no_schedule_is_done_before_its_hosts_are(pp: int, schedule: str) -> Non
 
 def test_experts_with_few_rows_are_not_slower_without_end() -> None:
     """A factor was seen down to 160 rows an expert; tensor-parallel experts get the rows of all their ranks."""
-    short, least = (layouts._expert_factor(of(model=MIXTRAL, seq_len=seq)) for seq in (128, 640))
+    short, least = (layouts.expert_factor(of(model=MIXTRAL, seq_len=seq)) for seq in (128, 640))
     assert short == least == pytest.approx(1.16 * 1.25)
     split, whole = (
-        layouts._expert_factor(of(model=MIXTRAL, seq_len=8192, tp=8, etp=8, sequence_parallel=sequence))
+        layouts.expert_factor(of(model=MIXTRAL, seq_len=8192, tp=8, etp=8, sequence_parallel=sequence))
         for sequence in (True, False)
     )
     assert split == whole < least

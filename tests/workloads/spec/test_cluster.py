@@ -87,6 +87,8 @@ def test_quantities_may_have_units() -> None:
         (device(power_w=0.7), "device.power_w=0.7 means 0.7 W; between 1 and 100000 W is plausible"),
         (device(power_w="700 J"), "device.power_w='700 J': 'J' is not a unit of power; write it like '700 W'"),
         ({"matmul_efficiency": 68}, "matmul_efficiency=68 must be a share above 0, at most 1"),
+        ({"linked_devices": 12}, "linked_devices=12 is not a multiple of devices_per_node=8"),
+        ({"linked_devices": 0}, "linked_devices=0 must be a whole number of at least 1"),
         ({"matmul_efficiency": "high"}, "matmul_efficiency='high' must be a number"),
     ],
 )

@@ -207,7 +207,7 @@ class StepTimes:
         hops = hop_s.copy()
         for at, e in enumerate(experiments):
             # a pair of neighbours that lie in two nodes, if any does
-            crosses = e.pp > 1 and members_per_node(e.pp, stride(e, "pp"), self.cluster.devices_per_node) < e.pp
+            crosses = e.pp > 1 and members_per_node(e.pp, stride(e, "pp"), self.cluster.domain) < e.pp
             timed = self.cluster.network.seconds("send", float(message[at]), 2, 1) if crosses else None
             hops[at] = hop_s[at] if timed is None else timed
         return hops

@@ -43,7 +43,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 
 
 def members_per_node(group_size: int, stride: int, devices_per_node: int) -> int:
-    """Maximum number of members of a group in one node: ranks fill one node after the other."""
+    """Maximum number of members of a group in one node, or in one domain of linked nodes (`ClusterSpec.domain`): ranks
+    fill one after the other."""
     return min(group_size, max(1, devices_per_node // stride))
 
 
@@ -55,7 +56,7 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
     unknown ``op``.
     """
     if isinstance(cluster, ProbedCluster):
-        local = members_per_node(group_size, stride, cluster.devices_per_node)
+        local = members_per_node(group_size, stride, cluster.domain)
         if local < group_size and (timed := cluster.network.seconds(op, bytes, group_size, local)) is not None:
             return timed
     if op in ("all_gather", "reduce_scatter"):
@@ -69,7 +70,7 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
     if group_size == 1:
         return 0.0
     n, intra = group_size, _inside(cluster, group_size)
-    local = members_per_node(n, stride, cluster.devices_per_node)
+    local = members_per_node(n, stride, cluster.domain)
     inter = slowest_link(n, stride, cluster)
     if op == "p2p":
         return inter.latency_s + bytes / inter.bandwidth
@@ -140,7 +141,7 @@ def contention_of(group_size: int, stride: int, cluster: ClusterSpec) -> Content
     it. Compute is slowed in proportion to the bytes; traffic only if its kernels, slowed as inside a node, would be
     slower than the network. Slowdowns that the probe has measured beside products replace both.
     """
-    local = members_per_node(group_size, stride, cluster.devices_per_node)
+    local = members_per_node(group_size, stride, cluster.domain)
     if not isinstance(cluster, ProbedCluster) or local >= group_size:
         return INSIDE_NODE
     measured = cluster.network.beside.get((group_size, local))
@@ -160,7 +161,7 @@ def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
     n = group_size
     if n == 1:
         return Group(0.0, 0.0, inf, 0.0, inf)
-    local = members_per_node(n, stride, cluster.devices_per_node)
+    local = members_per_node(n, stride, cluster.domain)
     nodes = ceil(n / local)
     intra, share = _inside(cluster, n), (n - 1) / n
     depth = ceil(log2(local)) * intra.latency_s
@@ -201,14 +202,14 @@ def _inside(cluster: ClusterSpec, group_size: int) -> LinkSpec:
 
 def slowest_link(group_size: int, stride: int, cluster: ClusterSpec) -> LinkSpec:
     """Slowest link between ranks of the group. Raises the errors of `collective_time_s`."""
-    local = members_per_node(group_size, stride, cluster.devices_per_node)
+    local = members_per_node(group_size, stride, cluster.domain)
     return cluster.intra_node if local >= group_size else _between_nodes(cluster, group_size, stride)
 
 
 def _between_nodes(cluster: ClusterSpec, group_size: int, stride: int) -> LinkSpec:
     if cluster.inter_node is None:
         raise InfeasibleLayout(
-            f"a group of {group_size} ranks, {stride} apart, does not fit on one node of {cluster.devices_per_node} "
+            f"a group of {group_size} ranks, {stride} apart, does not fit on one node of {cluster.domain} "
             f"devices, and cluster {cluster.name} has no link between nodes"
         )
     return cluster.inter_node

@@ -46,6 +46,16 @@ def test_between_nodes_each_member_brings_its_link() -> None:
     assert apart == pytest.approx(3 / 4 * GIB / 50e9, rel=0.01)
 
 
+def test_links_that_join_nodes_carry_what_stays_among_these() -> None:
+    linked = dataclasses.replace(H200, linked_devices=72)
+    inside = collective_time_s("all_gather", GIB, 64, 1, linked)
+    assert inside == pytest.approx(63 / 64 * GIB / 360e9 + 63 * 4e-6)
+    assert collective_time_s("all_gather", GIB, 64, 1, H200) > inside
+    # 128 ranks: two domains, of which the first holds 72; each brings its 72 links
+    across = collective_time_s("all_to_all", GIB, 128, 1, linked)
+    assert across > GIB * 56 / 128 / 50e9 > collective_time_s("all_to_all", GIB, 64, 1, linked)
+
+
 def test_all_to_all_between_nodes_is_bound_by_what_leaves_the_node() -> None:
     time = collective_time_s("all_to_all", GIB, 16, 1, H200)
     assert time == pytest.approx(GIB / 2 / 50e9, rel=0.01)  # half of each rank's buffer
