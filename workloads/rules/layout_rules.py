@@ -300,6 +300,16 @@ LACKING = _rules(
         "copies_heads",
         "tp={tp}, above num_kv_heads={num_kv_heads} of {model}: copies of key and value heads",
     ),
+    (
+        "cp_kind",
+        "engine == 'ultrasweep' and special_attention and cp > 1 and cp_kind != 'ulysses'",
+        "cp_kind={cp_kind} with the windows, chunks, sinks or scaled values of {model} (cp_kind=ulysses works)",
+    ),
+    (
+        "attention",
+        "engine == 'ultrasweep' and local_attention and attention not in ('auto', 'flash')",
+        "attention={attention} with the windows or capped scores of {model} (auto and flash work)",
+    ),
 )
 """Features that a valid layout may use but this version of the engine cannot run yet. The messages of the rules that
 apply form the name ``lacking``, which the rule ``engine_support`` lists."""

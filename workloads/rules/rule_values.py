@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 from workloads.costs.shape.held_model import copies_in_layers
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
@@ -43,7 +47,7 @@ _OF_PARTS = (
         "expert_hidden_size",
     ),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
-    *("recurrent_heads", "has_layer_list", "copies_in_layers"),
+    *("recurrent_heads", "has_layer_list", "copies_in_layers", "local_attention", "special_attention"),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
@@ -69,9 +73,21 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         splits_of(model).recurrent_heads if model.layers is not None else 0,
         model.layers is not None,
         copies_in_layers(model, experiment.tp),
+        *_special(model),
         *_written(experiment.pp_stages, model),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
+
+
+@lru_cache(maxsize=256)
+def _special(model: ModelSpec) -> tuple[bool, bool]:
+    """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has these,
+    chunks, sinks or scaled values, which only attention to whole sequences has). Of models that the engine runs."""
+    if lacking_kinds(model):
+        return False, False
+    mixers = [kind.mixer for kind in layers_of(model).kinds if isinstance(kind.mixer, Attention)]
+    local = any(isinstance(one.span, Window) or one.soft_cap for one in mixers)
+    return local, local or any(isinstance(one.span, Chunk) or one.sinks or one.value_scale != 1.0 for one in mixers)
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:

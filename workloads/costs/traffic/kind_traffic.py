@@ -76,14 +76,14 @@ def weights_of(s: Sender, kind: Layer) -> list[Weight]:
     return [*kind.weights(model.hidden_size), *(streams.weights(model.hidden_size) if streams is not None else ())]
 
 
-_FUSED = (("q latent", "kv latent"), ("q", "k", "v"))
+_FUSED = (("q latent", "kv latent"), ("q", "k", "v", "gate"))
 """Weights with the same input that are one parameter."""
 
 
 def shapes_on_rank(s: Sender, weights: Iterable[Weight]) -> list[tuple[int, ...]]:
     """Shapes of what one rank holds of a layer's weights as parameters, outputs first."""
     e, shapes = s.experiment, list[tuple[int, ...]]()
-    fused: dict[tuple[str, ...], int] = {}
+    fused: dict[tuple[tuple[str, ...], int], int] = {}
     for one in weights:
         outputs, inputs, copies = one.outputs, one.inputs, one.copies
         if one.held == "split" and one.name in ROW_PARALLEL:
@@ -97,10 +97,11 @@ def shapes_on_rank(s: Sender, weights: Iterable[Weight]) -> list[tuple[int, ...]
             shapes += [(outputs,)] * copies
             continue
         names = next((names for names in _FUSED if one.name in names), (one.name,))
-        if names in fused:
-            shapes[fused[names]] = shapes[fused[names]][0] + outputs, inputs
+        if (names, inputs) in fused:
+            place = fused[names, inputs]
+            shapes[place] = shapes[place][0] + outputs, inputs
             continue
-        fused[names] = len(shapes)
+        fused[names, inputs] = len(shapes)
         shapes.append((outputs * copies, inputs))
     return shapes
 

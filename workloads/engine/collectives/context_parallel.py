@@ -27,6 +27,7 @@ queries, keys and values as they were received, the output before it is sent bac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,12 +35,12 @@ from torch import Tensor
 
 from workloads.engine.collectives.communication import (
     Axis,
-    all_to_all_async,
     gather_async,
     reduce_scatter_async,
     rotate_async,
     wait,
 )
+from workloads.engine.collectives.ulysses import ulysses_attention
 from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
 from workloads.engine.ops.backend import accumulation_dtype
 from workloads.spec.experiment_values import ContextKind
@@ -72,7 +73,7 @@ def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, 
     if cp.size == 1:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if kind == "ulysses":
-        return _ulysses(q_BNSH, k_BKSH, v_BKSV, cp)
+        return ulysses_attention(q_BNSH, k_BKSH, v_BKSV, cp, partial(attention, causal=True))
     return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind)
 
 
@@ -266,33 +267,3 @@ def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]
 def _first_parts(ranks_SBKX: Tensor, half: int) -> Tensor:
     """First part of each rank's tokens, for the tokens of several ranks: [ranks, half, B, K, X], a view."""
     return ranks_SBKX.unflatten(0, (-1, 2, half))[:, 0]
-
-
-# Ulysses
-
-
-class _AllToAll(torch.autograd.Function):
-    """Sends part i of dim 0 to rank i. It is its own inverse, and so its own backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cp: Axis) -> Tensor:
-        ctx.cp = cp
-        return wait(all_to_all_async(x, cp))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return wait(all_to_all_async(grad, ctx.cp)), None
-
-
-def _ulysses(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis) -> Tensor:
-    """Rank i gets the i-th of cp equal parts of the query heads, and of the key and value heads that belong to them."""
-    heads = [x.shape[1] for x in (q_BNSH, k_BKSH, v_BKSV)]
-    assert all(count % cp.size == 0 for count in heads), f"{heads} heads over {cp.size} ranks"
-    # One message: [cp, S, B, (N H + K X) / cp] becomes the same shape with all tokens (cp * S) of this rank's heads.
-    by_rank = [x.permute(2, 0, 1, 3).unflatten(2, (cp.size, -1)).movedim(2, 0) for x in (q_BNSH, k_BKSH, v_BKSV)]
-    tokens = _AllToAll.apply(torch.cat([x.flatten(3) for x in by_rank], dim=3), cp).flatten(0, 1)
-    parts = tokens.split([x.shape[3] * x.shape[4] for x in by_rank], dim=2)
-    q, k, v = (part.unflatten(2, x.shape[3:]).permute(1, 2, 0, 3) for part, x in zip(parts, by_rank, strict=True))
-    o = attention(q, k, v, causal=True)
-    o_RSBNH = _AllToAll.apply(o.permute(2, 0, 1, 3).unflatten(0, (cp.size, -1)), cp)  # part r: the heads of rank r
-    return o_RSBNH.permute(2, 1, 0, 3, 4).flatten(2, 3).transpose(1, 2)

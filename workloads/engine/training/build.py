@@ -49,7 +49,7 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     with torch.device("meta"):
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
-            chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
+            chunk.round_tables(torch.float32)
     if (scaling := fp8_scaling(experiment)) is not None:
         chunk.use_fp8(scaling)
     blocks = []
