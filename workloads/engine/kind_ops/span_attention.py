@@ -9,6 +9,7 @@ sinks    one learned score s of each head is a term of the softmax's sum that ha
          ``lse' = log(exp(lse) + exp(s))``, ``o' = exp(lse - lse') o``. Because every kernel's backward takes ``o`` and
          ``lse`` of the whole row, the gradients of queries, keys and values need nothing else, and
          ``ds = - sum over rows of exp(s - lse') rowsum(do' * o')``
+cap      of the scores: FlexAttention on a GPU, else the plain formulas
 scale    a factor of the values (MiMo-V2), applied to the output
 
 Saved for backward: queries, keys, values, output and log-sum-exp, as of attention without these.
@@ -54,12 +55,25 @@ def span_attention(
     reach = reach.within(q_BNSH.shape[2])
     if reach == EVERYTHING and sinks_N is None:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
+    if reach.cap is not None and q_BNSH.device.type == "cuda" and q_BNSH.dtype != torch.float64:
+        return _capped(q_BNSH, k_BKSH, v_BKSV, sinks_N, reach)
     return _apply(q_BNSH, k_BKSH, v_BKSV, sinks_N, reach)
 
 
 @torch.compiler.disable  # one graph break, as with ring attention
 def _apply(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, reach: Reach) -> Tensor:
     return _SpanAttention.apply(q, k, v, sinks, reach)
+
+
+@torch.compiler.disable
+def _capped(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, sinks_N: Tensor | None, reach: Reach) -> Tensor:
+    """The same by FlexAttention, whose backward takes the gradient of the log-sum-exp, too."""
+    from workloads.engine.kind_ops.flex_attention import flexible_attention  # loads torch's compiler
+
+    o, lse_BNS = flexible_attention(q_BNSH, k_BKSH, v_BKSV, reach.window or q_BNSH.shape[2], reach.cap)
+    if sinks_N is not None:
+        o = o * torch.sigmoid(lse_BNS - sinks_N.to(lse_BNS.dtype).unsqueeze(1)).unsqueeze(-1).to(o.dtype)
+    return o if reach.value_scale == 1.0 else o * reach.value_scale
 
 
 class _SpanAttention(torch.autograd.Function):
