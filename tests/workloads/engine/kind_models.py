@@ -86,15 +86,17 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
 """Kinds of layers and their order, by name."""
 
 
-def kind_model(name: str, *, tie: bool = False) -> ModelSpec:
-    kinds, order = MODELS[name]
+def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, **sizes: int) -> ModelSpec:
+    """A model of `MODELS` by its name, or of other kinds and their order; ``sizes`` in place of the small ones."""
+    kinds, order = MODELS[named] if isinstance(named, str) else named
     return model_from_dict(
         {
-            "name": f"parity_{name}",
+            "name": f"parity_{named}" if isinstance(named, str) else "kinds",
             "hidden_size": 32,
             "vocab_size": 96,
             "tie_embeddings": tie,
             "norm_eps": 1e-5,
             "layers": {"kinds": kinds, "order": order},
+            **sizes,
         }
     )

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-UNGATED, GATED = ("relu2",), ("silu", "gelu_tanh")
-"""Activations that the engine has, of MLPs without and with a gate. SwiGLU (silu) is `workloads.engine.ops.swiglu`."""
+_aten = torch.ops.aten
 
 
 def relu2(x_TF: Tensor) -> Tensor:
@@ -59,6 +58,8 @@ class _GeluGated(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         d_gate_up = torch.empty_like(gate_up)
         d_gate, d_up = d_gate_up.chunk(2, dim=-1)
-        torch.mul(dy, functional.gelu(gate, approximate="tanh"), out=d_up)
-        d_gate.copy_(torch.ops.aten.gelu_backward(dy * up, gate, approximate="tanh"))
+        torch.mul(dy, up, out=d_up)  # memory that d_up needs later
+        _aten.gelu_backward.grad_input(d_up, gate, approximate="tanh", grad_input=d_gate)
+        _aten.gelu.out(gate, approximate="tanh", out=d_up)
+        d_up.mul_(dy)
         return d_gate_up

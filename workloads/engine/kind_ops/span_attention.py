@@ -12,7 +12,8 @@ sinks    one learned score s of each head is a term of the softmax's sum that ha
 cap      of the scores: FlexAttention on a GPU, else the plain formulas
 scale    a factor of the values (MiMo-V2), applied to the output
 
-Saved for backward: queries, keys, values, output and log-sum-exp, as of attention without these.
+Saved for backward: queries, keys, values, output and log-sum-exp, as of attention without these. Values of another
+size than keys are saved as they are, even where a kernel gets them padded.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def span_attention(
 ) -> Tensor:
     """[B, N, S, V]. ``sinks_N``: one score of each head, or None."""
     reach = reach.within(q_BNSH.shape[2])
-    if reach == EVERYTHING and sinks_N is None:
+    if reach == EVERYTHING and sinks_N is None and q_BNSH.shape[-1] == v_BKSV.shape[-1]:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if reach.cap is not None and q_BNSH.device.type == "cuda" and q_BNSH.dtype != torch.float64:
         return _capped(q_BNSH, k_BKSH, v_BKSV, sinks_N, reach)

@@ -5,7 +5,8 @@ other keys are never computed, and nothing of the size S x S exists:
 
 flash   FlashAttention 2 of torch, which skips blocks outside the window (CUDA, 16 bits, heads of at most 256)
 blocks  the plain formulas, a block of queries after the other with the keys that they see (any device and dtype); with
-        a cap of the scores, too: ``cap * tanh(z / cap)`` (Gemma 2, arXiv:2408.00118, section 2)
+        a cap of the scores, too: ``cap * tanh(z / cap)`` (Gemma 2, arXiv:2408.00118, section 2). FakeTensors are only
+        allocated, as for a kernel
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.engine.ops.backend import accumulation_dtype
+from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
 
 _aten = torch.ops.aten
-_FEWEST_QUERIES = 128
-"""Queries of a block of the plain formulas, or as many as a window of at most `_LONGEST_BLOCK` has keys."""
-_LONGEST_BLOCK = 1024
+_SCORES = 2**18
+"""Scores of a block of the plain formulas, about: 1 MiB in fp32."""
+_QUERIES = (16, 1024)
+"""Fewest and most queries of a block."""
 _LARGEST_FLASH_HEAD = 256
 
 
@@ -95,9 +97,14 @@ def _padded(x: Tensor, q: Tensor) -> Tensor:
 # Plain formulas
 
 
-def _blocks(length: int, window: int) -> Iterator[tuple[slice, slice]]:
+def _blocks(q_BNSH: Tensor, window: int) -> Iterator[tuple[slice, slice]]:
     """(queries, the keys that any of them sees) of every block."""
-    size = max(window, _FEWEST_QUERIES) if window <= _LONGEST_BLOCK else _FEWEST_QUERIES
+    batch, heads, length, _ = q_BNSH.shape
+    fewest, most = _QUERIES
+    seen = min(length, window)
+    # size * (seen + size) scores of each head
+    size = int((math.sqrt(seen**2 + 4 * _SCORES / (batch * heads)) - seen) / 2)
+    size = min(max(size, fewest), most)
     for start in range(0, length, size):
         stop = min(start + size, length)
         yield slice(start, stop), slice(max(0, start - window + 1), stop)
@@ -107,7 +114,9 @@ def _blocks_forward(q: Tensor, k: Tensor, v: Tensor, window: int, cap: float | N
     batch, heads, length, _ = q.shape
     o = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
     lse = q.new_empty(batch, heads, length, dtype=accumulation_dtype(q.dtype))
-    for queries, keys in _blocks(length, window):
+    if backend_of(q) is Backend.SHAPES:
+        return o, lse
+    for queries, keys in _blocks(q, window):
         z, _ = _scores(q, k, queries, keys, window, cap)
         lse_BKGS = z.logsumexp(-1)
         p = torch.exp(z - lse_BKGS.unsqueeze(-1))
@@ -120,20 +129,39 @@ def _blocks_backward(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: WindowSaved
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype, groups = accumulation_dtype(q.dtype), (k.shape[1], -1)
-    dq = torch.empty_like(q)
-    dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (k, v))  # blocks of queries share keys
-    for queries, keys in _blocks(q.shape[2], saved.window):
+    dq, sums = torch.empty_like(q), [_Sums(x) for x in (k, v)]
+    if backend_of(q) is Backend.SHAPES:
+        return dq, sums[0].total, sums[1].total
+    for queries, keys in _blocks(q, saved.window):
         z, slope = _scores(q, k, queries, keys, saved.window, saved.cap)
         p_BKGST = torch.exp(z - lse[:, :, queries].to(dtype).unflatten(1, groups).unsqueeze(-1))
         wide_grad, wide_o, wide_q = (x[:, :, queries].to(dtype).unflatten(1, groups) for x in (grad_o, o, q))
         wide_k, wide_v = (x[:, :, keys].to(dtype).unsqueeze(2) for x in (k, v))
-        dv[:, :, keys] += (p_BKGST.mT @ wide_grad).sum(2)
         row_sums = (wide_grad * wide_o).sum(-1, keepdim=True)
         dz = p_BKGST * (wide_grad @ wide_v.mT - row_sums) / math.sqrt(q.shape[-1])
         dz = dz if slope is None else dz * slope
         dq[:, :, queries] = (dz @ wide_k).flatten(1, 2)
-        dk[:, :, keys] += (dz.mT @ wide_q).sum(2)
-    return dq, dk.to(k.dtype), dv.to(v.dtype)
+        parts = (dz.mT @ wide_q).sum(2), (p_BKGST.mT @ wide_grad).sum(2)
+        for one, part in zip(sums, parts, strict=True):
+            one.add(keys, part, max(0, queries.stop - saved.window + 1))
+    return dq, sums[0].total, sums[1].total
+
+
+class _Sums:
+    """Gradient of keys or values, summed over blocks of queries in the order of the sequence. Only those keys that the
+    next block sees, too, are held in the precision of sums."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.total, self.open = torch.empty_like(x), x.new_empty(0)
+        """``open``: sums of the last keys so far."""
+
+    def add(self, keys: slice, part: Tensor, next_key: int) -> None:
+        """``next_key``: the first that the next block sees; the last block's are all written."""
+        if self.open.numel():
+            part[:, :, : self.open.shape[2]] += self.open
+        done = part.shape[2] if keys.stop == self.total.shape[2] else max(0, next_key - keys.start)
+        self.total[:, :, keys.start : keys.start + done] = part[:, :, :done].to(self.total.dtype)
+        self.open = part[:, :, done:].clone()
 
 
 def _scores(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
 from workloads.engine.collectives.parameters import add_parameter
@@ -84,18 +85,16 @@ class KindAttention(nn.Module):
         self.recomputations: dict[str, RecomputeRegistry] = {}
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
-        projected, gate_BSNG = self.qkv(x_TD), None
-        if self.gates:
-            projected, gate_TG = projected.split([sum(self.columns), self.heads * self.gates], dim=1)
-            gate_BSNG = self._heads(gate_TG, self.heads)
+        projected, gate_BSNG, gate_columns = self.qkv(x_TD), None, self.heads * self.gates
         if self.qkv_bias is not None:
-            projected = projected + self.qkv_bias.weight
+            projected = projected + F.pad(self.qkv_bias.weight, (0, gate_columns))
+        q_TC, k_TC, v_TC, *gate_TC = projected.split([*self.columns, *([gate_columns] if self.gates else [])], dim=1)
         q_BSNH, k_BSKH, v_BSKV = (
             self._heads(part, heads)
-            for part, heads in zip(
-                projected.split(self.columns, dim=1), (self.heads, self.kv_heads, self.kv_heads), strict=True
-            )
+            for part, heads in ((q_TC, self.heads), (k_TC, self.kv_heads), (v_TC, self.kv_heads))
         )
+        if gate_TC:
+            gate_BSNG = self._heads(gate_TC[0], self.heads)
         plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SR, sin_SR)
         if "rope" in self.recomputations and (self.rotated or self.mixer.norm != "none"):
