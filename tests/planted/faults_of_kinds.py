@@ -150,4 +150,28 @@ KINDS: list[Fault] = faults_of(
         "self.attention_out_norm(x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))",
         {"layers": "sandwich", **TWO},
     ),
+    (
+        "shared_gate_by_tanh",
+        "the gate of shared experts is a tanh",
+        ENGINE + "layers.kind_feed_forward:GatedShared.forward",
+        "torch.sigmoid(",
+        "torch.tanh(",
+        {"layers": "gate_of_shared_experts", **TWO},
+    ),
+    (
+        "weights_on_outputs",
+        "outputs of experts are weighted instead of inputs",
+        ENGINE + "layers.experts:Experts.forward",
+        "if self.weights_inputs:",
+        "if False:",
+        {"layers": "weighted_inputs", **TWO},
+    ),
+    (
+        "gradient_of_weights_lost",
+        "the router gets no gradient from weighted inputs",
+        ENGINE + "kind_ops.weighted_rows:_WeightedRows.backward",
+        "(dy * x).sum(1, dtype=accumulation_dtype(x.dtype)).to(weights.dtype)",
+        "torch.zeros_like(weights)",
+        {"layers": "weighted_inputs", **TWO},
+    ),
 )

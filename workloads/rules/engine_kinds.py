@@ -29,6 +29,8 @@ RUN_BY_KIND = (
     "values of another size than keys",
     "attention that differs by layer",
     "dense layers after routed ones",
+    "a gate of the shared expert",
+    "router weights on the inputs of experts",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from workloads.spec import weights
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
-from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
@@ -73,7 +73,15 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
         yield from feed_forward(model, kind.mlp, f"{prefix}.ffn").values()
         return
     yield from weights.experts(model, f"{prefix}.experts").values()
-    yield from (weights.shared_experts(model, prefix) or {}).values()
+    yield from shared_experts(model, kind.mlp, prefix).values()
+
+
+def shared_experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
+    """Weights of what every token visits beside the experts, and of its gate; empty if there is nothing."""
+    held = {} if mlp.shared is None else feed_forward(model, mlp.shared, f"{prefix}.shared")
+    if mlp.shared_gate:
+        held["scale"] = Weight(f"{prefix}.shared.scale", (1, model.hidden_size), INIT_STD, WHOLE)
+    return held
 
 
 def rotations(model: ModelSpec) -> tuple[tuple[float, int], ...]:

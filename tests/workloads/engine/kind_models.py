@@ -17,6 +17,13 @@ ROUTED: Part = {
     "shared": {"kind": "dense", "width": 24, "activation": "silu"},
     "shared_experts": 1,
 }
+WEIGHTED: Part = {
+    **ROUTED,
+    "chosen": 1,
+    "score": "sigmoid",
+    "normalize": False,
+    "weights_inputs": True,
+}
 ROPE: Part = {"kind": "rope", "theta": 500_000.0}
 LOCAL_ROPE: Part = {"kind": "rope", "theta": 10_000.0}
 
@@ -82,6 +89,14 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         _ALTERNATING,
     ),
     "dense_between_experts": ([layer(attention()), layer(attention(), ROUTED)], _ALTERNATING),
+    "gate_of_shared_experts": ([layer(attention(gate="head"), {**ROUTED, "shared_gate": True})], [0] * 5),
+    "weighted_inputs": (
+        [
+            layer(attention(span=chunk(6), norm="without_weight"), WEIGHTED),
+            layer(attention(rope=None), {**DENSE, "width": 32}),
+        ],
+        _ALTERNATING,
+    ),
 }
 """Kinds of layers and their order, by name."""
 

@@ -19,7 +19,7 @@ from workloads.spec import kind_weights
 from workloads.spec import weights as table
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
-from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.weights import Weight
 
 # The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
@@ -186,6 +186,8 @@ def _experts(
     """(output, balance term) of one layer: every expert computes all tokens, and a mask takes those that visit it."""
     moe = experiment.model.moe
     assert moe is not None
+    kind = kind_weights.kind_of(experiment.model, int(layer.rpartition(".")[2]))
+    mlp = kind.mlp if kind is not None and isinstance(kind.mlp, RoutedMLP) else None
     batch, seq, _ = h.shape
     count, k = moe.num_experts, moe.experts_per_token
     logits = h @ w[f"{layer}.experts.router"].t()
@@ -210,10 +212,17 @@ def _experts(
     out = torch.zeros_like(h)
     for expert in range(count):
         gate, up, down = (w[f"{layer}.experts.{name}"][expert] for name in ("gate", "up", "down"))
-        out = out + weights[..., expert : expert + 1] * (_swiglu(h, gate, up) @ down.t())
+        weight = weights[..., expert : expert + 1]
+        if mlp is not None and mlp.weights_inputs:  # Llama 4
+            out = out + _swiglu(weight * h, gate, up) @ down.t()
+        else:
+            out = out + weight * (_swiglu(h, gate, up) @ down.t())
     if moe.num_shared_experts:
         gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
-        out = out + _swiglu(h, gate, up) @ down.t()
+        shared = _swiglu(h, gate, up) @ down.t()
+        if mlp is not None and mlp.shared_gate:  # Qwen2-MoE
+            shared = shared / (1 + torch.exp(-(h @ w[f"{layer}.shared.scale"].t())))
+        out = out + shared
     term = torch.zeros((), dtype=torch.float64)
     if experiment.routing == "learned" and moe.balance == "aux_loss":
         share = scores / scores.sum(-1, keepdim=True)

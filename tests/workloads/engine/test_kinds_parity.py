@@ -23,7 +23,22 @@ LAYOUTS: list[dict[str, Any]] = [
     {"cp": 2, "cp_kind": "ulysses", "micro_batch_size": 4, "zero_stage": 1},
 ]
 """What every kind runs with."""
-CASES: list[Experiment] = [experiment(layers=name, **layout) for name in MODELS for layout in LAYOUTS]
+WITH_EXPERTS = ("dense_between_experts", "gate_of_shared_experts", "weighted_inputs")
+OF_EXPERTS: list[dict[str, Any]] = [
+    {"dp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},
+    {"tp": 2, "etp": 2, "sequence_parallel": False, "recompute": "selective", "micro_batch_size": 4},
+    {"dp": 2, "tp": 2, "ep": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
+]
+
+
+def _layouts(name: str) -> list[dict[str, Any]]:
+    """Without sequence parallelism experts must be divided as the rest is."""
+    if name not in WITH_EXPERTS:
+        return LAYOUTS
+    return [layout for layout in LAYOUTS if layout.get("sequence_parallel", True)] + OF_EXPERTS
+
+
+CASES: list[Experiment] = [experiment(layers=name, **layout) for name in MODELS for layout in _layouts(name)]
 
 
 def kinds_of(case: Experiment) -> list[str]:

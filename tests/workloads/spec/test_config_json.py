@@ -25,7 +25,12 @@ FILE = json.loads((Path(__file__).parent / "published_models.json").read_text())
 PUBLISHED: dict[str, Any] = FILE["models"]
 WHOLE_FILES = Path(__file__).resolve().parents[4] / "shared" / "models" / "configs"
 """The untrimmed files, which lie beside some checkouts."""
-RUN = {"XiaomiMiMo/MiMo-7B-Base", "XiaomiMiMo/MiMo-V2-Flash", "stepfun-ai/Step-3.7-Flash"}
+RUN = {
+    "XiaomiMiMo/MiMo-7B-Base",
+    "XiaomiMiMo/MiMo-V2-Flash",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "stepfun-ai/Step-3.7-Flash",
+}
 """Models that a list of layers describes and the engine runs."""
 PLANNED = {
     *("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "meta-llama/Meta-Llama-3.1-405B"),

@@ -79,6 +79,9 @@ def weights_of(s: Sender, kind: Layer) -> list[Weight]:
 _FUSED = (("q latent", "kv latent"), ("q", "k", "v", "gate"))
 """Weights with the same input that are one parameter."""
 
+_WIDE = ("router", "shared gate")
+"""Matrices that stay in 16 bits where others are gathered in fp8."""
+
 
 def shapes_on_rank(s: Sender, weights: Iterable[Weight]) -> list[tuple[int, ...]]:
     """Shapes of what one rank holds of a layer's weights as parameters, outputs first."""
@@ -116,7 +119,7 @@ def layer_units(s: Sender, stage: Stage) -> Iterator[Unit]:
             in_fp8 = precision.startswith("fp8")
             yield Unit(() if in_fp8 else experts, zero3, experts if in_fp8 else (), of_experts=True)
         rest = [one for one in weights if one.held != "experts"]
-        cast = [one for one in rest if precision == "fp8_tensorwise" and one.use == "matrix" and one.name != "router"]
+        cast = [one for one in rest if precision == "fp8_tensorwise" and one.use == "matrix" and one.name not in _WIDE]
         wide = [one for one in rest if one not in cast]
         yield Unit(
             *(tuple(shapes_on_rank(s, wide)), zero3, tuple(shapes_on_rank(s, cast))), around_previous=bool(experts)

@@ -14,7 +14,7 @@ from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, R
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.layers.kind_attention import KindAttention
-from workloads.engine.layers.kind_feed_forward import KindFeedForward
+from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
@@ -23,9 +23,9 @@ from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
 from workloads.spec import weights
-from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs, rotation
+from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs, rotation, shared_experts
 from workloads.spec.layer_kinds.attention import Attention as GroupedAttention
-from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import Weight
@@ -117,7 +117,9 @@ class Block(nn.Module):
         self.attention = _attention(f"{prefix}.attention", model, self.kind, batch, tp, cp)
         self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
         self.ffn: nn.Module
-        if experts is not None:
+        if experts is not None and self.kind is not None:
+            self.ffn = _routed(prefix, model, self.kind, experts)
+        elif experts is not None:
             shared = weights.shared_experts(model, prefix)
             shared_experts = FeedForward(shared, tp, shares_input=True) if shared else None  # the router saves it too
             self.ffn = RoutedFeedForward(prefix, model, experts, shared_experts)
@@ -152,6 +154,18 @@ def _attention(
         found = rotation(kind)
         return KindAttention(prefix, model, kind.mixer, 0 if found is None else found[1], batch, tp, cp)
     return (Attention if model.mla is None else LatentAttention)(prefix, model, batch, tp, cp)
+
+
+def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel) -> nn.Module:
+    mlp = kind.mlp
+    assert isinstance(mlp, RoutedMLP)
+    held = shared_experts(model, mlp, prefix)
+    shared: nn.Module | None = None
+    if mlp.shared is not None:
+        shared = FeedForward(held, experts.tp, shares_input=True)
+    if shared is not None and mlp.shared_gate:
+        shared = GatedShared(shared, held["scale"])
+    return RoutedFeedForward(prefix, model, experts, shared, weights_inputs=mlp.weights_inputs)
 
 
 def _feed_forward(prefix: str, model: ModelSpec, kind: Layer, tp: TensorParallel) -> nn.Module:

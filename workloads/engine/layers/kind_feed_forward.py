@@ -1,16 +1,20 @@
-"""Feed-forward layers with another activation than SwiGLU: without a gate (squared ReLU), or gated by GELU.
+"""Feed-forward layers with another activation than SwiGLU (squared ReLU, gated GELU), and shared experts with a gate.
 
 Shapes as in `workloads.engine.layers.block`.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.kind_ops.activations import gelu_gated, relu2
+from workloads.engine.kind_ops.weighted_rows import weighted_rows
 from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.ops.linear import DeferredGradients, linear
 from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.weights import Weight
 
@@ -35,3 +39,20 @@ class KindFeedForward(nn.Module):
             up = up.detach()
             self.recomputations.register((product_TF,), lambda: (self.activate(up),))
         return self.down(product_TF)
+
+
+class GatedShared(nn.Module):
+    """Shared experts whose output each token weights by a sigmoid of its input (Qwen2-MoE, Qwen3.5)."""
+
+    weight: nn.Parameter
+    """[1, D], of the gate; whole on every rank, and in 16 bits also where other products are in fp8."""
+
+    def __init__(self, shared: nn.Module, scale: Weight) -> None:
+        super().__init__()
+        self.shared = shared
+        self.deferred: DeferredGradients | None = None
+        add_parameter(self, "weight", [scale], {})
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        gates_T = torch.sigmoid(linear(x_TD, self.weight, self.deferred).squeeze(1))
+        return weighted_rows(self.shared(x_TD), gates_T)
