@@ -3,6 +3,7 @@ planned, and refused by name where something would run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -15,8 +16,6 @@ from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_spec import ModelSpec
 
 RUN_BY_KIND = (
-    "chunked ",
-    "sliding ",
     "attention without positions",
     "rotary positions of a part",
     "biases of queries, keys and values",
@@ -34,6 +33,8 @@ RUN_BY_KIND = (
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""
+_SPANS = re.compile(r"(sliding|chunked) \d+ attention")
+"""Names of attention to windows and chunks, which it runs, too."""
 _ACTIVATIONS = {(True, "silu"), (True, "gelu_tanh"), (False, "relu2")}
 """(gated, activation) of the dense MLPs that the engine runs (`workloads.engine.kind_ops.activations`)."""
 
@@ -55,7 +56,11 @@ def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
         return ()
     kinds = [kind for kind, _ in whole_model(model).distinct()]
     run = {f"{mlp.label} MLPs" for mlp in _dense_that_run(kinds)} | {"sandwich norms (4 a layer)"}
-    lacking = [name for name in adapters_lack(model) if not name.startswith(RUN_BY_KIND) and name not in run]
+    lacking = [
+        name
+        for name in adapters_lack(model)
+        if not name.startswith(RUN_BY_KIND) and not _SPANS.fullmatch(name) and name not in run
+    ]
     return tuple(dict.fromkeys([*lacking, *_in_other_combinations(kinds)]))
 
 

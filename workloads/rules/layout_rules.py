@@ -236,6 +236,14 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
+        "low_precision and divided % tp == 0 and has_layer_list and fp8_list_sizes % fp8_multiple == 0 and "
+        "kind_columns % fp8_multiple",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: the columns of all projections of one "
+        "input in the kinds of {model} have {kind_columns} as their greatest common divisor; choose another tp, or "
+        "precision=bf16",
+    ),
+    (
+        "fp8_sizes",
         "low_precision and divided % tp == 0 and not has_latent_attention and not has_layer_list and "
         "fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "

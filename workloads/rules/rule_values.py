@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from operator import attrgetter
 from typing import Any
 
@@ -47,7 +48,7 @@ _OF_PARTS = (
         "expert_hidden_size",
     ),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
-    *("recurrent_heads", "has_layer_list", "copies_in_layers", "local_attention", "special_attention"),
+    *("recurrent_heads", "has_layer_list", "copies_in_layers", "local_attention", "special_attention", "kind_columns"),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
@@ -73,21 +74,29 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         splits_of(model).recurrent_heads if model.layers is not None else 0,
         model.layers is not None,
         copies_in_layers(model, experiment.tp),
-        *_special(model),
+        *_special(model, experiment.tp),
         *_written(experiment.pp_stages, model),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
 
 
 @lru_cache(maxsize=256)
-def _special(model: ModelSpec) -> tuple[bool, bool]:
+def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int]:
     """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has these,
-    chunks, sinks or scaled values, which only attention to whole sequences has). Of models that the engine runs."""
-    if lacking_kinds(model):
-        return False, False
-    mixers = [kind.mixer for kind in layers_of(model).kinds if isinstance(kind.mixer, Attention)]
+    chunks, sinks or scaled values, which only attention to whole sequences has; greatest common divisor of the columns
+    of projections and of outputs that one rank has). Of models that the engine runs by kind; else False, False, 0."""
+    if model.layers is None or lacking_kinds(model):
+        return False, False, 0
+    mixers = [kind.mixer for kind in model.layers.kinds if isinstance(kind.mixer, Attention)]
     local = any(isinstance(one.span, Window) or one.soft_cap for one in mixers)
-    return local, local or any(isinstance(one.span, Chunk) or one.sinks or one.value_scale != 1.0 for one in mixers)
+    special = any(isinstance(one.span, Chunk) or one.sinks or one.value_scale != 1.0 for one in mixers)
+    columns = 0
+    for one in mixers:
+        outputs = one.heads * one.value_dim
+        gates = {"none": 0, "head": one.heads, "element": outputs}[one.gate]
+        projected = one.heads * one.head_dim + one.kv_heads * (one.head_dim + one.value_dim) + gates
+        columns = gcd(columns, projected // tp, outputs // tp)
+    return local, local or special, columns
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:
