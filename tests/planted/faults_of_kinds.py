@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.faults import ENGINE, TWO, faults_of
 from tests.planted.plant import Fault
 
-_SPAN, _WINDOW = ENGINE + "kind_ops.span_attention:", ENGINE + "ops.window_attention:"
+_SPAN, _WINDOW = ENGINE + "kind_ops.span_attention:", ENGINE + "kind_ops.window_attention:"
 _LAYER = ENGINE + "layers.kind_attention:"
 _SLIDING, _CHUNKED, _SINKS = ({"layers": name, **TWO} for name in ("sliding", "chunked_unevenly", "sinks"))
 _GATES, _POSITIONS = {"layers": "gate_of_elements", **TWO}, {"layers": "positions", **TWO}
