@@ -29,6 +29,7 @@ ORDER = {
         "predict",
         "contract",
         "engine.ops",
+        "engine.kind_ops",
         "engine.collectives",
         "engine.layers",
         "engine.training",

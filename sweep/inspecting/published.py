@@ -11,7 +11,8 @@ import yaml
 from rich.console import Console
 
 from results.text.printable import printable
-from workloads.spec.config_json.expressible import not_expressible, spec_fields
+from workloads.rules.engine_kinds import lacking_kinds
+from workloads.spec.config_json.expressible import model_spec, not_expressible, spec_fields
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.layer_kinds.model import LayeredModel
@@ -43,7 +44,14 @@ def description(model: LayeredModel) -> dict[str, Any]:
         "left_out": _left_out(model),
         "without_effect": list(model.without_effect),
         "not_expressible": not_expressible(model),
+        "engine_lacks": _engine_lacks(model),
     }
+
+
+def _engine_lacks(model: LayeredModel) -> list[str]:
+    """What the engine lacks to run the model, by name; empty if it runs it."""
+    residuals = [what for what in not_expressible(model) if what.startswith("residuals")]
+    return [*lacking_kinds(model_spec(model)), *residuals]
 
 
 def _labels(model: LayeredModel) -> Counter[str]:
@@ -75,7 +83,7 @@ def print_model(model: LayeredModel, console: Console) -> None:
     lines += [("left out", what) for what in facts["left_out"]]
     if facts["without_effect"]:
         lines.append(("without effect", ", ".join(facts["without_effect"])))
-    missing = facts["not_expressible"]
+    missing = facts["engine_lacks"]
     lines.append(("plan, advise", "yes, with model=PATH"))
     lines.append(("run", f"not yet; the engine lacks: {'; '.join(missing)}" if missing else "yes, with model=PATH"))
     for name, text in lines:

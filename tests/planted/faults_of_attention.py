@@ -53,7 +53,7 @@ POSITIONS = faults_of(
     (
         "heads_dealt_round_robin",
         "Ulysses deals out query heads one by one, apart from their keys",
-        CONTEXT + "_ulysses",
+        ENGINE + "collectives.ulysses:ulysses_attention",
         "unflatten(2, (cp.size, -1)).movedim(2, 0)",
         "unflatten(2, (-1, cp.size)).movedim(3, 0)",
         ULYSSES,
@@ -61,7 +61,7 @@ POSITIONS = faults_of(
     (
         "heads_come_back_mixed",
         "Ulysses puts heads back in another order",
-        CONTEXT + "_ulysses",
+        ENGINE + "collectives.ulysses:ulysses_attention",
         "o_RSBNH.permute(2, 1, 0, 3, 4)",
         "o_RSBNH.permute(2, 1, 3, 0, 4)",
         ULYSSES,

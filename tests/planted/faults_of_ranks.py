@@ -30,6 +30,7 @@ from tests.planted.faults import (
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_experts import EXPERTS
+from tests.planted.faults_of_kinds import KINDS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
 from tests.planted.faults_of_sums import SUMS
@@ -195,7 +196,7 @@ RECOMPUTATION = faults_of(
     (
         "rotated_backwards",
         "queries and keys are rotated the other way when they are computed again",
-        ENGINE + "layers.transformer:Attention.forward",
+        ENGINE + "layers.block:Attention.forward",
         "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)",
         "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, -sin_SH)",
         {"recompute": "selective", **TWO},
@@ -203,7 +204,7 @@ RECOMPUTATION = faults_of(
     (
         "swiglu_of_other_rows",
         "SwiGLU is computed again of other tokens",
-        ENGINE + "layers.transformer:FeedForward.forward",
+        ENGINE + "layers.block:FeedForward.forward",
         "lambda: (swiglu(gate_up),)",
         "lambda: (swiglu(gate_up.flip(0)),)",
         {"recompute": "selective", **TP},
@@ -313,6 +314,7 @@ FAULTS: list[Fault] = [
     *POSITIONS,
     *ATTENTION,
     *LATENTS,
+    *KINDS,
     *EXPERTS,
     *SHARDING,
     *SUMS,

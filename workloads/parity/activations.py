@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.collectives.parameters import named_parameters
-from workloads.engine.layers.transformer import Block, Chunk
+from workloads.engine.layers.block import Block
+from workloads.engine.layers.transformer import Chunk
 from workloads.engine.training.build import Engine
 from workloads.parity.shards import Whole, relative_difference
 from workloads.spec.experiment import Experiment

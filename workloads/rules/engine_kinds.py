@@ -1,20 +1,47 @@
-"""Kinds of layers and number formats that no engine here runs yet. They are planned, and refused by name where
-something would run."""
+"""Kinds of layers and number formats that this project's engine, or the engines behind adapters, do not run. They are
+planned, and refused by name where something would run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from workloads.costs.shape.params import whole_model
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment_values import PLANNED_FORMATS
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_spec import ModelSpec
+
+RUN_BY_KIND = (
+    "attention without positions",
+    "rotary positions of a part",
+    "biases of queries, keys and values",
+    "a bias of the attention's output",
+    "a norm of queries and keys without a weight",
+    "an output gate of attention",
+    "attention sinks",
+    "a cap of attention scores",
+    "scaled values",
+    "values of another size than keys",
+    "attention that differs by layer",
+    "dense layers after routed ones",
+    "a gate of the shared expert",
+    "router weights on the inputs of experts",
+)
+"""Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
+describe it."""
+_SPANS = re.compile(r"(sliding|chunked) \d+ attention")
+"""Names of attention to windows and chunks, which it runs, too."""
+_ACTIVATIONS = {(True, "silu"), (True, "gelu_tanh"), (False, "relu2")}
+"""(gated, activation) of the dense MLPs that the engine runs (`workloads.engine.kind_ops.activations`)."""
 
 
 @lru_cache(maxsize=256)
-def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
-    """What the model's layers have that the engines lack, by name; empty if they run it."""
+def adapters_lack(model: ModelSpec) -> tuple[str, ...]:
+    """What the model's layers have that the engines behind adapters lack, by name: all that numbers do not describe."""
     if model.layers is None:
         return ()
     from workloads.spec.config_json.expressible import not_expressible
@@ -22,8 +49,46 @@ def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
     return tuple(not_expressible(whole_model(model)))
 
 
+@lru_cache(maxsize=256)
+def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
+    """What the model's layers have that the engine lacks, by name; empty if it runs them."""
+    if model.layers is None:
+        return ()
+    kinds = [kind for kind, _ in whole_model(model).distinct()]
+    run = {f"{mlp.label} MLPs" for mlp in _dense_that_run(kinds)} | {"sandwich norms (4 a layer)"}
+    lacking = [
+        name
+        for name in adapters_lack(model)
+        if not name.startswith(RUN_BY_KIND) and not _SPANS.fullmatch(name) and name not in run
+    ]
+    return tuple(dict.fromkeys([*lacking, *_in_other_combinations(kinds)]))
+
+
+def _dense_that_run(kinds: list[Layer]) -> Iterator[DenseMLP]:
+    """Dense MLPs with an activation that the engine has, if no experts have an MLP of the same name."""
+    of_experts = {kind.mlp.expert.label for kind in kinds if isinstance(kind.mlp, RoutedMLP)}
+    for kind in kinds:
+        mlp = kind.mlp
+        if isinstance(mlp, DenseMLP) and (mlp.gated, mlp.activation) in _ACTIVATIONS and mlp.label not in of_experts:
+            yield mlp
+
+
+def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
+    """What the engine runs, but not with what else the model has."""
+    latent = {kind.mixer for kind in kinds if isinstance(kind.mixer, LatentAttention)}
+    if latent and len({kind.mixer for kind in kinds}) > 1:
+        yield "latent attention beside another kind"
+    mixers = [kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)]
+    if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
+        yield "values larger than keys"
+    if len({kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}) > 1:
+        yield "experts that differ by layer"
+    if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):
+        yield "layers with fewer norms than parts"
+
+
 def engine_lacks(model: ModelSpec, precision: str) -> tuple[str, ...]:
-    """What the engines lack to train the model in this precision, by name; empty if they can."""
+    """What the engine lacks to train the model in this precision, by name; empty if it can."""
     return lacking_kinds(model) + ((f"{precision} matrix products",) if precision in PLANNED_FORMATS else ())
 
 
@@ -39,11 +104,17 @@ def refuse_planned_formats(precisions: Iterable[str]) -> None:
 
 
 def refuse_lacking_kinds(models: Iterable[ModelSpec]) -> None:
-    """Raises `UnsupportedByEngine`, one line for each model whose kinds of layers the engines lack."""
+    """Raises `UnsupportedByEngine`, one line for each model whose kinds of layers the engine lacks."""
     lines = [
-        f"model {model.name} can be planned, but not run or exported yet: the engine lacks {'; '.join(lacking)}"
+        f"model {model.name} can be planned, but not run yet: the engine lacks {'; '.join(lacking)}"
         for model in models
         if (lacking := lacking_kinds(model))
     ]
     if lines:
         raise UnsupportedByEngine(*lines)
+
+
+def refuse_to_export(model: ModelSpec) -> None:
+    """Raises `UnsupportedByEngine` for a model whose kinds of layers no configuration of another engine has here."""
+    if lacking := adapters_lack(model):
+        raise UnsupportedByEngine(f"model {model.name} cannot be exported yet: no writer for {'; '.join(lacking)}")

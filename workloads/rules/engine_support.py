@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workloads.costs.shape.held_model import copies_of_heads
-from workloads.rules.engine_kinds import lacking_kinds
+from workloads.rules.engine_kinds import adapters_lack
 from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
 from workloads.rules.torchtitan_support import NEWER_REFUSALS, TORCHTITAN
@@ -64,7 +64,7 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
     name = f"{experiment.engine} {experiment.engine_version}"
     if experiment.engine not in REFUSALS:
         return [f"engine={experiment.engine} is not one of {', '.join(REFUSALS)}"]
-    if lacking := lacking_kinds(experiment.model):
+    if lacking := adapters_lack(experiment.model):
         return [f"{name} cannot run model={experiment.model.name}: no reader here for {'; '.join(lacking)}"]
     entries = REFUSALS[experiment.engine]
     if experiment.engine == "torchtitan":

@@ -236,6 +236,14 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
+        "low_precision and divided % tp == 0 and has_layer_list and fp8_list_sizes % fp8_multiple == 0 and "
+        "kind_columns % fp8_multiple",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: the columns of all projections of one "
+        "input in the kinds of {model} have {kind_columns} as their greatest common divisor; choose another tp, or "
+        "precision=bf16",
+    ),
+    (
+        "fp8_sizes",
         "low_precision and divided % tp == 0 and not has_latent_attention and not has_layer_list and "
         "fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
@@ -299,6 +307,22 @@ LACKING = _rules(
         "kv_heads",
         "copies_heads",
         "tp={tp}, above num_kv_heads={num_kv_heads} of {model}: copies of key and value heads",
+    ),
+    (
+        "cp_kind",
+        "engine == 'ultrasweep' and special_attention and cp > 1 and cp_kind != 'ulysses'",
+        "cp_kind={cp_kind} with the chunks or capped scores of {model} (cp_kind=ulysses works)",
+    ),
+    (
+        "cp_kind",
+        "engine == 'ultrasweep' and cp > 1 and cp_kind != 'ulysses' and longest_window > seq_len // cp_part + 1",
+        "cp_kind={cp_kind} with a window of {longest_window} tokens in {model}, which reaches past a part of "
+        "seq_len/(2*cp) = {seq_len // cp_part} tokens (cp_kind=ulysses or a smaller cp works)",
+    ),
+    (
+        "attention",
+        "engine == 'ultrasweep' and local_attention and attention not in ('auto', 'flash')",
+        "attention={attention} with the windows or capped scores of {model} (auto and flash work)",
     ),
 )
 """Features that a valid layout may use but this version of the engine cannot run yet. The messages of the rules that

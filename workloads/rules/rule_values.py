@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import gcd
 from operator import attrgetter
 from typing import Any
 
 from workloads.costs.shape.held_model import copies_in_layers
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
@@ -43,7 +48,15 @@ _OF_PARTS = (
         "expert_hidden_size",
     ),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
-    *("recurrent_heads", "has_layer_list", "copies_in_layers"),
+    *(
+        "recurrent_heads",
+        "has_layer_list",
+        "copies_in_layers",
+        "local_attention",
+        "special_attention",
+        "kind_columns",
+        "longest_window",
+    ),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
@@ -69,9 +82,30 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         splits_of(model).recurrent_heads if model.layers is not None else 0,
         model.layers is not None,
         copies_in_layers(model, experiment.tp),
+        *_special(model, experiment.tp),
         *_written(experiment.pp_stages, model),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
+
+
+@lru_cache(maxsize=256)
+def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
+    """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has chunks
+    or a cap, which only attention to whole sequences has; greatest common divisor of the columns of projections and of
+    outputs that one rank has; tokens of the longest window). Of models that the engine runs by kind; else all false."""
+    if model.layers is None or lacking_kinds(model):
+        return False, False, 0, 0
+    mixers = [kind.mixer for kind in model.layers.kinds if isinstance(kind.mixer, Attention)]
+    windows = [one.span.size for one in mixers if isinstance(one.span, Window)]
+    capped = any(one.soft_cap for one in mixers)
+    chunked = any(isinstance(one.span, Chunk) for one in mixers)
+    columns = 0
+    for one in mixers:
+        outputs = one.heads * one.value_dim
+        gates = {"none": 0, "head": one.heads, "element": outputs}[one.gate]
+        projected = one.heads * one.head_dim + one.kv_heads * (one.head_dim + one.value_dim) + gates
+        columns = gcd(columns, projected // tp, outputs // tp)
+    return capped or len(windows) > 0, capped or chunked, columns, max(windows, default=0)
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:

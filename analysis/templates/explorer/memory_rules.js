@@ -88,7 +88,9 @@ const MemoryRules = (() => {
       pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null, cuda_graph: e.cuda_graph ?? "none",
       gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false,
       ...written(e.pp_stages),
-      recurrent_heads: 0, has_layer_list: false, copies_in_layers: false,  // models with a list of layers have no rows
+      // models with a list of layers have no rows
+      recurrent_heads: 0, has_layer_list: false, copies_in_layers: false, local_attention: false,
+      special_attention: false, kind_columns: 0, longest_window: 0,
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,

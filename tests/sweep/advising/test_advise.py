@@ -244,5 +244,5 @@ def test_a_model_that_no_engine_runs_has_no_search(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published["openai/gpt-oss-20b"]["config"]))
     words = (f"model={tmp_path}", *LLAMA[1:], "seq_len=2048", *SMALL, "zero_stage=1", "recompute=none")
     text = printed(asked(*words, top=1))
-    assert "cannot be run yet: the engine lacks sliding 128 attention; " in text
+    assert "cannot be run yet: the engine lacks gated (clamped_silu) MLPs; " in text
     assert "python -m sweep search" not in text and "to settle it" not in text

@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.conftest import device_count
 from tests.pool import Pool
 from tests.workloads.engine import reference
+from tests.workloads.engine.kind_models import kind_model
 from tests.workloads.engine.traffic_checks import Count, check_counts, counting
 from workloads.engine.training import optimizer
 from workloads.parity import training
@@ -111,17 +112,21 @@ def experiment(
     rounds: int | None = None,
     latent: int | None = None,
     moe: MoESpec | None = None,
+    layers: str | None = None,
     **layout: Any,
 ) -> Experiment:
     """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8 in two or more
     micro-batches. ``latent``: with latent attention, and a latent of so many numbers for queries. Where layers need not
-    differ by their stage or their number, there are three: a first, a last and one between them."""
+    differ by their stage or their number, there are three: a first, a last and one between them. ``layers``: a model of
+    `tests.workloads.engine.kind_models` by its name, instead."""
     ranks = layout.get("dp") or layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
     fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
     if "global_batch_size" not in layout and ranks < 4:
         fields.setdefault("micro_batch_size", 2)
     if rounds is not None:
         fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
+    if layers is not None:
+        return Experiment.canonical(model=kind_model(layers, tie=tie), **fields)
     shape: dict[str, Any] = {"qk_norm": qk_norm, "num_kv_heads": num_kv_heads}
     if latent is not None:
         shape = {"num_kv_heads": 4, "mla": mla(latent)}

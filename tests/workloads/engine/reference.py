@@ -11,11 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.workloads.engine import kind_reference
 from workloads.engine.collectives.parameters import initial_part
 from workloads.engine.layers.routing import forced_choice
 from workloads.engine.training.data import step_batches
+from workloads.spec import kind_weights
 from workloads.spec import weights as table
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.weights import Weight
 
 # The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
@@ -87,9 +91,7 @@ def train(
 def _parts(experiment: Experiment) -> list[Weight]:
     model = experiment.model
     ends = [table.embedding(model), table.final_norm(model), table.head(model)]
-    layers = [
-        table.block(model, f"layers.{layer}", routed=table.routed(model, layer)) for layer in range(model.num_layers)
-    ]
+    layers = [kind_weights.block(model, layer) for layer in range(model.num_layers)]
     return list({part.name: part for part in [*ends, *(part for layer in layers for part in layer)]}.values())
 
 
@@ -147,16 +149,24 @@ def _loss(
     for layer in range(model.num_layers):
         p = f"layers.{layer}"
         h = norm(x, f"{p}.attention_norm")
-        q, k, v = (grouped_heads if model.mla is None else latent_heads)(h, f"{p}.attention")
-        scores = torch.einsum("bsnh,btnh->bnst", q, k) / q.shape[-1] ** 0.5 + mask
-        o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
-        x = x + o @ w[f"{p}.attention.o"].t()
+        kind = kind_weights.kind_of(model, layer)
+        if kind is not None and isinstance(kind.mixer, Attention):
+            out = kind_reference.attend(h, w, f"{p}.attention", kind.mixer, model.norm_eps)
+        else:
+            q, k, v = (grouped_heads if model.mla is None else latent_heads)(h, f"{p}.attention")
+            scores = torch.einsum("bsnh,btnh->bnst", q, k) / q.shape[-1] ** 0.5 + mask
+            o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
+            out = o @ w[f"{p}.attention.o"].t()
+        x = x + (norm(out, f"{p}.attention_out_norm") if f"{p}.attention_out_norm" in w else out)
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
             out, term = _experts(experiment, w, p, h, routing, sent_tokens)
-            x, balance = x + out, balance + term
+            balance = balance + term
+        elif kind is not None and isinstance(kind.mlp, DenseMLP):
+            out = kind_reference.feed(h, w, f"{p}.ffn", kind.mlp)
         else:
-            x = x + _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
+            out = _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
+        x = x + (norm(out, f"{p}.ffn_out_norm") if f"{p}.ffn_out_norm" in w else out)
     logits = norm(x, "norm") @ w["embedding" if model.tie_embeddings else "head"].t()
     return torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets), balance
 
@@ -176,6 +186,8 @@ def _experts(
     """(output, balance term) of one layer: every expert computes all tokens, and a mask takes those that visit it."""
     moe = experiment.model.moe
     assert moe is not None
+    kind = kind_weights.kind_of(experiment.model, int(layer.rpartition(".")[2]))
+    mlp = kind.mlp if kind is not None and isinstance(kind.mlp, RoutedMLP) else None
     batch, seq, _ = h.shape
     count, k = moe.num_experts, moe.experts_per_token
     logits = h @ w[f"{layer}.experts.router"].t()
@@ -200,10 +212,17 @@ def _experts(
     out = torch.zeros_like(h)
     for expert in range(count):
         gate, up, down = (w[f"{layer}.experts.{name}"][expert] for name in ("gate", "up", "down"))
-        out = out + weights[..., expert : expert + 1] * (_swiglu(h, gate, up) @ down.t())
+        weight = weights[..., expert : expert + 1]
+        if mlp is not None and mlp.weights_inputs:  # Llama 4
+            out = out + _swiglu(weight * h, gate, up) @ down.t()
+        else:
+            out = out + weight * (_swiglu(h, gate, up) @ down.t())
     if moe.num_shared_experts:
         gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
-        out = out + _swiglu(h, gate, up) @ down.t()
+        shared = _swiglu(h, gate, up) @ down.t()
+        if mlp is not None and mlp.shared_gate:  # Qwen2-MoE
+            shared = shared / (1 + torch.exp(-(h @ w[f"{layer}.shared.scale"].t())))
+        out = out + shared
     term = torch.zeros((), dtype=torch.float64)
     if experiment.routing == "learned" and moe.balance == "aux_loss":
         share = scores / scores.sum(-1, keepdim=True)

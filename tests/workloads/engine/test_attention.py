@@ -244,7 +244,7 @@ class Flash4:
 
 @pytest.mark.parametrize("shape", GROUPS, ids=str)
 def test_flash4_as_a_whole_and_by_blocks(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash4, "interface", lambda: Flash4)
+    monkeypatch.setattr(flash4, "_interface", lambda: Flash4)
     monkeypatch.setattr(ops, "_runs_flash4", lambda q: True)
     for causal in (True, False):
         assert check(shape, torch.float64, causal) is ops.FLASH4
@@ -261,10 +261,17 @@ def test_flash4_of_another_release_is_refused(
     installed: str | None, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash4, "_installed", lambda: installed)
-    flash4.interface.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    case = Experiment.canonical(model=model(), global_batch_size=1, attention="flash4")
     with pytest.raises(UnsupportedByEngine, match=f"flash-attn-4 4.0.0b36, and {here}: pip install"):
-        ops.choose_flash4(chosen=True)
-    ops.choose_flash4(chosen=False)
+        choose_attention(case)
+
+
+def test_flash4_on_an_older_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash4, "_installed", lambda: flash4.RELEASE)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L40S")
+    assert flash4.unusable() == "it needs a Hopper GPU or a newer one, not NVIDIA L40S"
 
 
 # GPU

@@ -25,6 +25,7 @@ from workloads.engine.collectives.parameters import initialise
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.layers import experts as expert_layers
 from workloads.engine.layers import latent_attention
+from workloads.engine.layers.block import Block
 from workloads.engine.layers.experts import Experts
 from workloads.engine.layers.recompute import (
     CheckpointedBlock,
@@ -33,7 +34,6 @@ from workloads.engine.layers.recompute import (
     SelectiveBlock,
     apply_recompute,
 )
-from workloads.engine.layers.transformer import Block
 from workloads.engine.observing.memory import StorageTracker
 from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product

@@ -12,7 +12,7 @@ from sweep.composing.conffiles import ConfFolders
 from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.shape.flops import flops_per_token
 from workloads.costs.shape.params import active_params_with_embedding, num_params
-from workloads.rules.engine_kinds import lacking_kinds
+from workloads.rules.engine_kinds import adapters_lack, lacking_kinds
 from workloads.spec.config_json.expressible import model_spec, not_expressible
 from workloads.spec.config_json.read import layers_from_config, name_of, read_config
 from workloads.spec.errors import InvalidExperiment
@@ -25,6 +25,13 @@ FILE = json.loads((Path(__file__).parent / "published_models.json").read_text())
 PUBLISHED: dict[str, Any] = FILE["models"]
 WHOLE_FILES = Path(__file__).resolve().parents[4] / "shared" / "models" / "configs"
 """The untrimmed files, which lie beside some checkouts."""
+RUN = {
+    "XiaomiMiMo/MiMo-7B-Base",
+    "XiaomiMiMo/MiMo-V2-Flash",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "stepfun-ai/Step-3.7-Flash",
+}
+"""Models that a list of layers describes and the engine runs."""
 PLANNED = {
     *("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "meta-llama/Meta-Llama-3.1-405B"),
     *("meta-llama/Meta-Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"),
@@ -68,7 +75,13 @@ def test_a_model_is_planned_exactly_by_numbers_or_a_list_of_layers(name: str) ->
     assert (spec.layers is None) == (name in PLANNED)
     missing = not_expressible(model)
     assert (missing == []) == (name in PLANNED)
-    assert list(lacking_kinds(spec)) == [what for what in missing if not what.startswith("residuals")]
+    assert list(adapters_lack(spec)) == [what for what in missing if not what.startswith("residuals")]
+    assert set(lacking_kinds(spec)) <= {
+        *missing,
+        "experts that differ by layer",
+        "latent attention beside another kind",
+    }
+    assert (lacking_kinds(spec) == ()) == (name in PLANNED or name in RUN)
 
 
 @pytest.mark.parametrize(

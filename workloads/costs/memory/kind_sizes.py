@@ -112,6 +112,8 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
         working = again + _dense_working(one, kind.mlp, stream)
+        if kind.norms > 2:  # the backward of the output's norm is done by then
+            working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)))
     reducing = 0 if x is None else again + stream - x.weights - x.gate_up - x.product

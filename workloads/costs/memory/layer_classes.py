@@ -69,9 +69,8 @@ class LayerClass(NamedTuple):
 
 def layer_sizes(e: Experiment, w: int | None = None) -> tuple[LayerSizes, ...]:
     """Sizes of every class of layers of the model, in the order in which the model has them. ``w`` as of
-    `workloads.costs.memory.kind_sizes.kind_bytes`; layers of a list always count c."""
+    `workloads.costs.memory.kind_sizes.kind_bytes`."""
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
-    w = None if e.model.layers is not None else w
     key = _OF_SIZES(e), splits, w
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_KEPT:

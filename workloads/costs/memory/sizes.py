@@ -15,6 +15,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_para
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
+from workloads.spec.kind_weights import rotations
 from workloads.spec.mesh import data_degrees, expert_degrees
 
 
@@ -108,7 +109,8 @@ class Shared(NamedTuple):
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size * model.streams,
-            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.rope_dim,
+            inputs=16 * tokens * e.num_microbatches
+            + 4 * e.seq_len // e.cp * sum(columns for _, columns in rotations(model)),
             unsharded=accumulates_unsharded(e),
             num_microbatches=e.num_microbatches,
             shards=data_degrees(e)[1],

@@ -76,14 +76,17 @@ def weights_of(s: Sender, kind: Layer) -> list[Weight]:
     return [*kind.weights(model.hidden_size), *(streams.weights(model.hidden_size) if streams is not None else ())]
 
 
-_FUSED = (("q latent", "kv latent"), ("q", "k", "v"))
+_FUSED = (("q latent", "kv latent"), ("q", "k", "v", "gate"))
 """Weights with the same input that are one parameter."""
+
+_WIDE = ("router", "shared gate")
+"""Matrices that stay in 16 bits where others are gathered in fp8."""
 
 
 def shapes_on_rank(s: Sender, weights: Iterable[Weight]) -> list[tuple[int, ...]]:
     """Shapes of what one rank holds of a layer's weights as parameters, outputs first."""
     e, shapes = s.experiment, list[tuple[int, ...]]()
-    fused: dict[tuple[str, ...], int] = {}
+    fused: dict[tuple[tuple[str, ...], int], int] = {}
     for one in weights:
         outputs, inputs, copies = one.outputs, one.inputs, one.copies
         if one.held == "split" and one.name in ROW_PARALLEL:
@@ -97,10 +100,11 @@ def shapes_on_rank(s: Sender, weights: Iterable[Weight]) -> list[tuple[int, ...]
             shapes += [(outputs,)] * copies
             continue
         names = next((names for names in _FUSED if one.name in names), (one.name,))
-        if names in fused:
-            shapes[fused[names]] = shapes[fused[names]][0] + outputs, inputs
+        if (names, inputs) in fused:
+            place = fused[names, inputs]
+            shapes[place] = shapes[place][0] + outputs, inputs
             continue
-        fused[names] = len(shapes)
+        fused[names, inputs] = len(shapes)
         shapes.append((outputs * copies, inputs))
     return shapes
 
@@ -115,7 +119,7 @@ def layer_units(s: Sender, stage: Stage) -> Iterator[Unit]:
             in_fp8 = precision.startswith("fp8")
             yield Unit(() if in_fp8 else experts, zero3, experts if in_fp8 else (), of_experts=True)
         rest = [one for one in weights if one.held != "experts"]
-        cast = [one for one in rest if precision == "fp8_tensorwise" and one.use == "matrix" and one.name != "router"]
+        cast = [one for one in rest if precision == "fp8_tensorwise" and one.use == "matrix" and one.name not in _WIDE]
         wide = [one for one in rest if one not in cast]
         yield Unit(
             *(tuple(shapes_on_rank(s, wide)), zero3, tuple(shapes_on_rank(s, cast))), around_previous=bool(experts)

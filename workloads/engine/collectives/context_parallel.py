@@ -27,6 +27,7 @@ queries, keys and values as they were received, the output before it is sent bac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,12 +35,13 @@ from torch import Tensor
 
 from workloads.engine.collectives.communication import (
     Axis,
-    all_to_all_async,
     gather_async,
     reduce_scatter_async,
     rotate_async,
     wait,
 )
+from workloads.engine.collectives.ulysses import ulysses_attention
+from workloads.engine.kind_ops.span_attention import add_sinks, gradient_of_sinks
 from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
 from workloads.engine.ops.backend import accumulation_dtype
 from workloads.spec.experiment_values import ContextKind
@@ -62,28 +64,33 @@ def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tens
     return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 
 
-def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+def context_attention(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, sinks_N: Tensor | None = None
+) -> Tensor:
     """Causal attention of this rank's queries over the whole sequence: [B, N, S, V].
 
     Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are already rotated by
     their positions. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
-    dtype of the inputs once, at their end.
+    dtype of the inputs once, at their end. ``sinks_N`` (ring and allgather): as of
+    `workloads.engine.kind_ops.span_attention`.
     """
     if cp.size == 1:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if kind == "ulysses":
-        return _ulysses(q_BNSH, k_BKSH, v_BKSV, cp)
-    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind)
+        return ulysses_attention(q_BNSH, k_BKSH, v_BKSV, cp, partial(attention, causal=True))
+    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind, sinks_N)
 
 
 # Shared by ring and allgather
 
 
 @torch.compiler.disable  # one graph break; traced, there would be one at every choice of a kernel
-def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+def _zigzag(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, sinks_N: Tensor | None
+) -> Tensor:
     assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
     function = _Ring if kind == "ring" else _AllGather
-    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp)
+    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp, sinks_N)
 
 
 def _pack(k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
@@ -127,9 +134,11 @@ def _sum_dtype(dtype: torch.dtype, cp: Axis) -> torch.dtype:
     return dtype if cp.size == 2 else accumulation_dtype(dtype)
 
 
-def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tensor:
+def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output, sinks: Tensor | None) -> Tensor:
+    """Every block's backward takes the whole row's output and log-sum-exp, with sinks if there are any."""
+    lse = output.lse if sinks is None else add_sinks(output.o, output.lse, sinks)
     o = output.o.to(q.dtype)
-    ctx.save_for_backward(q, k, v, o, output.lse)
+    ctx.save_for_backward(q, k, v, o, lse, sinks)
     return o
 
 
@@ -165,7 +174,7 @@ class _Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis, sinks: Tensor | None) -> Tensor:
         pending = rotate_async(_pack(k, v), cp)
         output, kept = _own_tokens(q, k, v, cp)
         for step in range(1, cp.size):
@@ -177,13 +186,14 @@ class _Ring(torch.autograd.Function):
             output.join(first, o, lse)
             kept.append(saved)
         ctx.cp, ctx.kept = cp, kept
-        return _finish(ctx, q, k, v, output)
+        return _finish(ctx, q, k, v, output, sinks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
         """The gradients of a rank's keys and values start at the next rank, follow the keys and values round, and
         return with the sum of all other ranks' parts."""
-        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, lse, sinks = ctx.saved_tensors
+        d_sinks = None if sinks is None else gradient_of_sinks(grad, o, lse, sinks)
         cp, kept = ctx.cp, ctx.kept
         pending = rotate_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
@@ -202,7 +212,7 @@ class _Ring(torch.autograd.Function):
                 total += part
             sums = rotate_async(sums, cp)
         others_dk, others_dv = _unpack(wait(sums), k.shape[3])
-        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None
+        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None, d_sinks
 
 
 def _seen(received_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
@@ -219,7 +229,7 @@ class _AllGather(torch.autograd.Function):
     """All-gather attention. A rank computes its own tokens while the other ranks' keys and values are gathered."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis, sinks: Tensor | None) -> Tensor:
         pending = gather_async(_pack(k, v), cp)
         output, kept = _own_tokens(q, k, v, cp)
         gathered = wait(pending)
@@ -228,11 +238,12 @@ class _AllGather(torch.autograd.Function):
             output.join(first, o, lse)
             kept.append(saved)
         ctx.cp, ctx.kept = cp, kept
-        return _finish(ctx, q, k, v, output)
+        return _finish(ctx, q, k, v, output, sinks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, o, lse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
+        q, k, v, o, lse, sinks = ctx.saved_tensors
+        d_sinks = None if sinks is None else gradient_of_sinks(grad, o, lse, sinks)
         cp, kept = ctx.cp, ctx.kept
         half = k.shape[2] // 2
         pending = gather_async(_pack(k, v), cp)
@@ -251,7 +262,7 @@ class _AllGather(torch.autograd.Function):
             rows.copy_(_pack(*parts[1:]).view(rows.shape))
         del gathered, seen, parts
         dk, dv = _unpack(wait(reduce_scatter_async(sums, cp)).to(k.dtype), k.shape[3])
-        return dq.to(q.dtype), dk, dv, None
+        return dq.to(q.dtype), dk, dv, None, d_sinks
 
 
 def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:
@@ -266,33 +277,3 @@ def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]
 def _first_parts(ranks_SBKX: Tensor, half: int) -> Tensor:
     """First part of each rank's tokens, for the tokens of several ranks: [ranks, half, B, K, X], a view."""
     return ranks_SBKX.unflatten(0, (-1, 2, half))[:, 0]
-
-
-# Ulysses
-
-
-class _AllToAll(torch.autograd.Function):
-    """Sends part i of dim 0 to rank i. It is its own inverse, and so its own backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cp: Axis) -> Tensor:
-        ctx.cp = cp
-        return wait(all_to_all_async(x, cp))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return wait(all_to_all_async(grad, ctx.cp)), None
-
-
-def _ulysses(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis) -> Tensor:
-    """Rank i gets the i-th of cp equal parts of the query heads, and of the key and value heads that belong to them."""
-    heads = [x.shape[1] for x in (q_BNSH, k_BKSH, v_BKSV)]
-    assert all(count % cp.size == 0 for count in heads), f"{heads} heads over {cp.size} ranks"
-    # One message: [cp, S, B, (N H + K X) / cp] becomes the same shape with all tokens (cp * S) of this rank's heads.
-    by_rank = [x.permute(2, 0, 1, 3).unflatten(2, (cp.size, -1)).movedim(2, 0) for x in (q_BNSH, k_BKSH, v_BKSV)]
-    tokens = _AllToAll.apply(torch.cat([x.flatten(3) for x in by_rank], dim=3), cp).flatten(0, 1)
-    parts = tokens.split([x.shape[3] * x.shape[4] for x in by_rank], dim=2)
-    q, k, v = (part.unflatten(2, x.shape[3:]).permute(1, 2, 0, 3) for part, x in zip(parts, by_rank, strict=True))
-    o = attention(q, k, v, causal=True)
-    o_RSBNH = _AllToAll.apply(o.permute(2, 0, 1, 3).unflatten(0, (cp.size, -1)), cp)  # part r: the heads of rank r
-    return o_RSBNH.permute(2, 1, 0, 3, 4).flatten(2, 3).transpose(1, 2)

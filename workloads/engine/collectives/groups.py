@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.engine.collectives.communication import Axis
+from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec import mesh as ranks
 from workloads.spec.errors import InfeasibleLayout, UnsupportedByEngine
@@ -86,6 +87,8 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         raise InfeasibleLayout("; ".join(violation.message for violation in broken))
     if missing := lacking(experiment):
         raise UnsupportedByEngine(f"engine version {experiment.engine_version} cannot run {', '.join(missing)} yet")
+    if kinds := lacking_kinds(experiment.model):
+        raise UnsupportedByEngine(f"model {experiment.model.name}: the engine lacks {'; '.join(kinds)}")
     replicas, shards = ranks.data_degrees(experiment)
     shape = (experiment.pp, replicas, shards, experiment.tp)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "tp"))

@@ -21,6 +21,7 @@ from workloads.engine.collectives.dispatch import Dispatch
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.tensor_parallel import gather_tokens, sum_partials
 from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.kind_ops.weighted_rows import weighted_rows
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear, grouped_product
@@ -40,8 +41,10 @@ class Experts(nn.Module):
     """[L * D, F]"""
     recomputes = ("swiglu", "experts")
 
-    def __init__(self, prefix: str, model: ModelSpec, sizes: dict[str, int]) -> None:
+    def __init__(self, prefix: str, model: ModelSpec, sizes: dict[str, int], *, weights_inputs: bool = False) -> None:
+        """``weights_inputs``: a copy is multiplied by its weight before the first product, not after the second."""
         super().__init__()
+        self.weights_inputs = weights_inputs
         expert_weights = weights.experts(model, prefix)
         self.deferred: DeferredGradients | None = None
         self.recomputations: dict[str, RecomputeRegistry] = {}
@@ -51,6 +54,8 @@ class Experts(nn.Module):
         add_parameter(self, "down", [expert_weights["down"]], sizes)
 
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
+        if self.weights_inputs:
+            x_MD, weights_M = weighted_rows(x_MD, weights_M), torch.ones_like(weights_M)
         gate_up_factors, down_factors = self.factors.get("gate_up"), self.factors.get("down")
         gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=gate_up_factors)
         add = None
@@ -93,11 +98,19 @@ class ExpertParallel:
 class RoutedFeedForward(nn.Module):
     """Router, routed experts, and shared experts, which compute every token during the dispatch all-to-all."""
 
-    def __init__(self, prefix: str, model: ModelSpec, parallel: ExpertParallel, shared: nn.Module | None) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        model: ModelSpec,
+        parallel: ExpertParallel,
+        shared: nn.Module | None,
+        *,
+        weights_inputs: bool = False,
+    ) -> None:
         super().__init__()
         self.parallel = parallel
         self.router = Router(f"{prefix}.experts", parallel.routing)
-        self.experts = Experts(f"{prefix}.experts", model, parallel.sizes)
+        self.experts = Experts(f"{prefix}.experts", model, parallel.sizes, weights_inputs=weights_inputs)
         self.shared = shared
 
     @torch.compiler.disable

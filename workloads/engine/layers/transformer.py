@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workloads.costs.shape.held_model import padded_rows
 from workloads.costs.shape.partition import experiment_layers
-from workloads.engine.collectives.context_parallel import ContextParallel, context_attention, local_positions
+from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.peer_memory import PeerMemory
@@ -26,121 +26,19 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
-from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
-from workloads.engine.layers.latent_attention import LatentAttention
+from workloads.engine.layers.block import Block
+from workloads.engine.layers.experts import ExpertParallel
 from workloads.engine.layers.norm import RMSNorm
-from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
-from workloads.engine.ops.attention import attention
 from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients, SumOf
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
-from workloads.engine.ops.rms_norm import rms_norm
-from workloads.engine.ops.rope import apply_rope
-from workloads.engine.ops.swiglu import swiglu
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment
+from workloads.spec.kind_weights import kind_of, rotation, rotations
 from workloads.spec.model_spec import ModelSpec
-from workloads.spec.weights import Weight, routed
-
-
-class Attention(nn.Module):
-    """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before rotation, with one
-    weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
-
-    recomputes = "rope"
-
-    def __init__(
-        self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
-    ) -> None:
-        super().__init__()
-        self.batch, self.cp = batch, cp
-        self.heads, self.kv_heads = model.num_heads // tp.size, model.num_kv_heads // tp.size
-        self.head_dim = model.head_dim
-        attention_weights = weights.attention(model, prefix)
-        self.qkv = ColumnParallelLinear([attention_weights["q"], attention_weights["k"], attention_weights["v"]], tp)
-        self.out = RowParallelLinear(attention_weights["o"], tp, "attention")
-        self.q_norm = RMSNorm(attention_weights["q_norm"], model.norm_eps) if model.qk_norm else None
-        self.k_norm = RMSNorm(attention_weights["k_norm"], model.norm_eps) if model.qk_norm else None
-        self.recomputations: RecomputeRegistry | None = None
-
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
-        q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if self.recomputations is None:
-            q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
-        else:
-            # Recomputation needs the plain queries and keys. They take no extra memory: backward keeps the values,
-            # which are a view of the whole projection.
-            plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
-            q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
-            self.recomputations.register(
-                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)
-            )
-        q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
-        if self.cp is None:
-            o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
-        else:
-            o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp)
-        return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
-
-    def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
-        if self.q_norm is not None and self.k_norm is not None:
-            # Not called as modules: their outputs need no recomputation, since rotation does not save its input.
-            q_BSNH = rms_norm(q_BSNH, self.q_norm.weight, self.q_norm.eps)
-            k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.k_norm.eps)
-        return apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
-
-
-class FeedForward(nn.Module):
-    recomputes = "swiglu"
-
-    def __init__(self, parts: dict[str, Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
-        super().__init__()
-        self.gate_up = ColumnParallelLinear([parts["gate"], parts["up"]], tp, shares_input=shares_input)
-        self.down = RowParallelLinear(parts["down"], tp, "swiglu")
-        self.recomputations: RecomputeRegistry | None = None
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        gate_up = self.gate_up(x_TD)
-        product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
-        if self.recomputations is not None:
-            gate_up = gate_up.detach()
-            self.recomputations.register((product_TF,), lambda: (swiglu(gate_up),))
-        return self.down(product_TF)
-
-
-class Block(nn.Module):
-    """Attention and feed-forward part of one layer. ``experts``: how ranks share the experts; None for a dense
-    layer."""
-
-    def __init__(
-        self,
-        layer: int,
-        model: ModelSpec,
-        batch: int,
-        tp: TensorParallel,
-        cp: ContextParallel | None = None,
-        experts: ExpertParallel | None = None,
-    ) -> None:
-        super().__init__()
-        prefix = f"layers.{layer}"
-        self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
-        kind = Attention if model.mla is None else LatentAttention
-        self.attention = kind(f"{prefix}.attention", model, batch, tp, cp)
-        self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
-        self.ffn: nn.Module
-        if experts is None:
-            self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
-        else:
-            shared = weights.shared_experts(model, prefix)
-            shared_experts = FeedForward(shared, tp, shares_input=True) if shared else None  # the router saves it too
-            self.ffn = RoutedFeedForward(prefix, model, experts, shared_experts)
-
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
-        return x_TD + self.ffn(self.ffn_norm(x_TD))
+from workloads.spec.weights import routed
 
 
 class Head(nn.Module):
@@ -197,7 +95,7 @@ class Chunk(nn.Module):
         self.is_first, self.is_last = stage == 0, stage == experiment.num_stages - 1
         cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
-        self.rope_dim, self.theta = model.rope_dim, model.rope_theta
+        self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))
         self.embedding = VocabularyParallelEmbedding(vectors, tp) if self.is_first else None
         layers = experiment_layers(experiment)[stage]
@@ -209,9 +107,12 @@ class Chunk(nn.Module):
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight
-        for table in ("cos", "sin"):
-            rows = torch.empty(experiment.seq_len // experiment.cp, self.rope_dim // 2)
-            self.register_buffer(table, rows, persistent=False)
+        self.table_of = [_table(model, layer, self.rotations) for layer in layers]
+        """For each block the index of its rotary tables."""
+        for at, (_, columns) in enumerate(self.rotations):
+            for table in _names_of_tables(at):
+                rows = torch.empty(experiment.seq_len // experiment.cp, columns // 2)
+                self.register_buffer(table, rows, persistent=False)
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe attaches here."""
 
@@ -224,18 +125,31 @@ class Chunk(nn.Module):
     @torch.no_grad()
     def _fill_rope(self) -> None:
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
-        exponent = torch.arange(0, self.rope_dim, 2, dtype=torch.float64, device=self.cos.device) / self.rope_dim
         position = local_positions(*self.placed).to(self.cos.device, torch.float64)
-        angle = torch.outer(position, self.theta**-exponent)
-        self.cos.copy_(angle.cos())
-        self.sin.copy_(angle.sin())
+        for (theta, columns), (cos, sin) in zip(self.rotations, self.tables(), strict=True):
+            exponent = torch.arange(0, columns, 2, dtype=torch.float64, device=self.cos.device) / columns
+            angle = torch.outer(position, theta**-exponent)
+            cos.copy_(angle.cos())
+            sin.copy_(angle.sin())
+
+    def tables(self) -> list[tuple[Tensor, Tensor]]:
+        """(cosines, sines) [S, R / 2] of every base and number of rotated columns."""
+        names = [_names_of_tables(at) for at in range(len(self.rotations))]
+        return [(getattr(self, cos), getattr(self, sin)) for cos, sin in names]
+
+    def round_tables(self, dtype: torch.dtype) -> None:
+        """Keep the rotary tables in ``dtype``."""
+        for at in range(len(self.rotations)):
+            for name in _names_of_tables(at):
+                setattr(self, name, getattr(self, name).to(dtype))
 
     def forward(self, x: Tensor, targets_T: Tensor | None = None) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
-        for block in self.blocks:
+        tables = self.tables()
+        for block, table in zip(self.blocks, self.table_of, strict=True):
             x = self._mark(x)
-            x = block(x, self.cos, self.sin)
+            x = block(x, *tables[table])
         x = self._mark(x)
         if self.head is not None:
             assert targets_T is not None
@@ -278,6 +192,18 @@ class Chunk(nn.Module):
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)
+
+
+def _names_of_tables(at: int) -> tuple[str, str]:
+    """Names of the buffers of the ``at``-th rotary tables: cos and sin, cos1 and sin1 ..."""
+    return f"cos{at or ''}", f"sin{at or ''}"
+
+
+def _table(model: ModelSpec, layer: int, known: Sequence[tuple[float, int]]) -> int:
+    """Index of the rotary tables of a layer; 0 for a layer without positions."""
+    kind = kind_of(model, layer)
+    found = rotation(kind) if kind is not None else None
+    return 0 if found is None else known.index(found)
 
 
 def routers(chunk: nn.Module) -> list[Router]:

@@ -26,7 +26,6 @@ from torch.nn.attention import SDPBackend
 
 from workloads.engine.ops import flash4
 from workloads.engine.ops.backend import accumulation_dtype
-from workloads.spec.errors import UnsupportedByEngine
 
 _aten = torch.ops.aten
 _EFFICIENT_ROWS = 32
@@ -35,14 +34,8 @@ _flash4_chosen = False
 
 
 def choose_flash4(*, chosen: bool) -> None:
-    """Run FlashAttention-4 on CUDA from now on, or torch's kernels. Raises `UnsupportedByEngine` if it is not installed
-    or the device is older than Hopper."""
+    """Run FlashAttention-4 on CUDA from now on (see `flash4.unusable`), or torch's kernels."""
     global _flash4_chosen
-    if chosen:
-        flash4.interface()
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
-            name = torch.cuda.get_device_name()
-            raise UnsupportedByEngine(f"attention=flash4 needs a Hopper GPU or a newer one, not {name}; use auto")
     _flash4_chosen = chosen
 
 

@@ -17,22 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.spec.errors import UnsupportedByEngine
-
 PACKAGE, RELEASE = "flash-attn-4", "4.0.0b36"
 
 
-@lru_cache(maxsize=1)
-def interface() -> Any:
-    """The package's module of functions. Raises `UnsupportedByEngine` if another release, or none, is installed."""
+def unusable() -> str | None:
+    """Why the kernels cannot run in this process: the package's release, or the device; None if they can."""
     installed = _installed()
     if installed != RELEASE:
         here = f"{installed} is installed" if installed else "it is not installed"
-        raise UnsupportedByEngine(
-            f"attention=flash4 needs the package {PACKAGE} {RELEASE}, and {here}: pip install 'ultrasweep[flash4]'; "
-            "or use attention=auto"
-        )
-    return importlib.import_module("flash_attn.cute.interface")
+        return f"it needs the package {PACKAGE} {RELEASE}, and {here}: pip install 'ultrasweep[flash4]'"
+    if torch.cuda.get_device_capability() < (9, 0):
+        return f"it needs a Hopper GPU or a newer one, not {torch.cuda.get_device_name()}"
+    return None
 
 
 def _installed() -> str | None:
@@ -42,10 +38,15 @@ def _installed() -> str | None:
         return None
 
 
+@lru_cache(maxsize=1)
+def _interface() -> Any:
+    return importlib.import_module("flash_attn.cute.interface")
+
+
 def forward(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """(o [B, N, S, V], lse [B, N, S] in fp32)."""
     q, k, v = (x.detach().transpose(1, 2) for x in (q_BNSH, k_BKTH, v_BKTV))
-    o, lse, *_ = interface()._flash_attn_fwd(q, k, v, causal=causal, return_lse=True)
+    o, lse, *_ = _interface()._flash_attn_fwd(q, k, v, causal=causal, return_lse=True)
     return o.transpose(1, 2), lse
 
 
@@ -54,7 +55,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of one block of keys, given output and log-sum-exp of the queries over all keys."""
     turned = (x.transpose(1, 2) for x in (q, k, v, o, grad_o))
-    dq, dk, dv = interface()._flash_attn_bwd(*turned, lse_BNS.contiguous(), causal=causal)
+    dq, dk, dv = _interface()._flash_attn_bwd(*turned, lse_BNS.contiguous(), causal=causal)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 

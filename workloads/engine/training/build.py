@@ -13,12 +13,14 @@ from workloads.engine.collectives.parameters import ParameterSpec, initialise
 from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
 from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
+from workloads.engine.ops import flash4
 from workloads.engine.ops.attention import choose_flash4
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
 from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
 from workloads.engine.training.optimizer import ShardedAdamW
 from workloads.engine.training.pipeline import Pipeline
+from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 from workloads.spec.weights import routed
 
@@ -50,7 +52,7 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     with torch.device("meta"):
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
-            chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
+            chunk.round_tables(torch.float32)
     if (scaling := fp8_scaling(experiment)) is not None:
         chunk.use_fp8(scaling)
     blocks = []
@@ -121,7 +123,8 @@ def choose_attention(experiment: Experiment) -> None:
     """Set the kernels of attention of this process: torch's back ends, or FlashAttention-4.
 
     ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions and for the sizes of heads that it has kernels
-    for (multiples of 8 up to 256), otherwise torch's default order.
+    for (multiples of 8 up to 256), otherwise torch's default order. Raises `UnsupportedByEngine` if FlashAttention-4 is
+    chosen and cannot run here.
     """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
@@ -136,6 +139,9 @@ def choose_attention(experiment: Experiment) -> None:
         sizes = (mla.qk_head_dim, mla.v_head_dim) if mla is not None else (experiment.model.head_dim,)
         fits = all(size % 8 == 0 and size <= 256 for size in sizes)
         chosen = "cudnn" if hopper and fits and experiment.precision not in ("fp32", "fp64") else "all"
-    choose_flash4(chosen=chosen == "flash4" and torch.cuda.is_available())
+    runs_flash4 = chosen == "flash4" and torch.cuda.is_available()  # a CPU rehearses it with a kernel of torch
+    if runs_flash4 and (reason := flash4.unusable()) is not None:
+        raise UnsupportedByEngine(f"attention=flash4: {reason}; or use attention=auto")
+    choose_flash4(chosen=runs_flash4)
     for name, enable in backends.items():
         enable(chosen in (name, "all", "flash4"))

@@ -1,0 +1,117 @@
+"""Small models whose layers differ by kind, each with what one published family has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workloads.spec.model_spec import ModelSpec, model_from_dict
+
+Part = dict[str, Any]
+DENSE: Part = {"kind": "dense", "width": 48, "activation": "silu"}
+GELU: Part = {"kind": "dense", "width": 48, "activation": "gelu_tanh"}
+ROUTED: Part = {
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {"kind": "dense", "width": 24, "activation": "silu"},
+    "shared": {"kind": "dense", "width": 24, "activation": "silu"},
+    "shared_experts": 1,
+}
+WEIGHTED: Part = {
+    **ROUTED,
+    "chosen": 1,
+    "score": "sigmoid",
+    "normalize": False,
+    "weights_inputs": True,
+}
+ROPE: Part = {"kind": "rope", "theta": 500_000.0}
+LOCAL_ROPE: Part = {"kind": "rope", "theta": 10_000.0}
+
+
+def window(size: int) -> Part:
+    return {"kind": "window", "size": size}
+
+
+def chunk(size: int) -> Part:
+    return {"kind": "chunk", "size": size}
+
+
+def attention(**changes: Any) -> Part:
+    usual = {"kind": "attention", "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "rope": ROPE}
+    return {**usual, **changes}
+
+
+def layer(mixer: Part, mlp: Part = DENSE, norms: int = 2) -> Part:
+    return {"mixer": mixer, "mlp": mlp, "norms": norms}
+
+
+_ALTERNATING = [0, 1, 0, 1, 0]
+MODELS: dict[str, tuple[list[Part], list[int]]] = {
+    # A window of 5 of 16 tokens, which is no multiple of a rank's or a block's tokens.
+    "sliding": ([layer(attention(span=window(5))), layer(attention())], _ALTERNATING),
+    "chunked": ([layer(attention(span=chunk(8))), layer(attention())], _ALTERNATING),
+    "chunked_unevenly": ([layer(attention(span=chunk(6))), layer(attention())], _ALTERNATING),
+    "biases": ([layer(attention(bias=True, output_bias=True)), layer(attention(bias=True))], _ALTERNATING),
+    "sinks": ([layer(attention(span=window(5), sinks=True)), layer(attention(sinks=True))], _ALTERNATING),
+    "gate_of_elements": ([layer(attention(gate="element", norm="head", rope={**ROPE, "rotated": 0.5}))], [0] * 5),
+    "gate_of_heads": (
+        [layer(attention(gate="head", span=window(4))), layer(attention(gate="head", bias=True, heads=2))],
+        _ALTERNATING,
+    ),
+    "soft_cap": ([layer(attention(soft_cap=True, span=window(7))), layer(attention(soft_cap=True))], _ALTERNATING),
+    "positions": (
+        [
+            layer(attention(rope=LOCAL_ROPE, norm="without_weight")),
+            layer(attention(rope=None)),
+            layer(attention(rope={**ROPE, "rotated": 0.3, "theta": 1_000_000.0}, head_dim=16, value_dim=16)),
+        ],
+        [0, 1, 2, 1, 0],
+    ),
+    "heads_by_kind": (
+        [
+            layer(attention(span=window(5), kv_heads=4, head_dim=12, value_dim=8, sinks=True, value_scale=0.7)),
+            layer(attention(head_dim=12, value_dim=8, rope={**LOCAL_ROPE, "rotated": 0.34}, value_scale=0.7)),
+        ],
+        _ALTERNATING,
+    ),
+    "squared_relu": (
+        [
+            layer(attention(rope=None), {"kind": "dense", "width": 40, "activation": "relu2", "gated": False}),
+            layer(attention(), DENSE),
+        ],
+        _ALTERNATING,
+    ),
+    "sandwich": (
+        [
+            layer(attention(span=window(3), norm="head", rope=LOCAL_ROPE), GELU, norms=4),
+            layer(attention(norm="head"), GELU, norms=4),
+        ],
+        _ALTERNATING,
+    ),
+    "dense_between_experts": ([layer(attention()), layer(attention(), ROUTED)], _ALTERNATING),
+    "gate_of_shared_experts": ([layer(attention(gate="head"), {**ROUTED, "shared_gate": True})], [0] * 5),
+    "weighted_inputs": (
+        [
+            layer(attention(span=chunk(6), norm="without_weight"), WEIGHTED),
+            layer(attention(rope=None), {**DENSE, "width": 32}),
+        ],
+        _ALTERNATING,
+    ),
+}
+"""Kinds of layers and their order, by name."""
+
+
+def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, **sizes: int) -> ModelSpec:
+    """A model of `MODELS` by its name, or of other kinds and their order; ``sizes`` in place of the small ones."""
+    kinds, order = MODELS[named] if isinstance(named, str) else named
+    return model_from_dict(
+        {
+            "name": f"parity_{named}" if isinstance(named, str) else "kinds",
+            "hidden_size": 32,
+            "vocab_size": 96,
+            "tie_embeddings": tie,
+            "norm_eps": 1e-5,
+            "layers": {"kinds": kinds, "order": order},
+            **sizes,
+        }
+    )

@@ -1,0 +1,90 @@
+"""Layers that differ by kind, written down a second time in the plainest way: all scores at once, in float64.
+
+It follows the published modelling code of each family (transformers: gpt_oss, llama4_text, gemma3_text, mimo_v2_flash,
+qwen3_5, step3p7, nemotron_h) and shares no line with the engine: masks are S x S, a sink is one more column of the
+softmax, positions rotate as complex numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.spans import Chunk, Window
+
+CAP = 50.0
+"""``attn_logit_softcapping`` of google/gemma-2-9b."""
+
+
+def attend(h: Tensor, w: dict[str, Tensor], p: str, mixer: Attention, eps: float) -> Tensor:
+    """Output [B, S, D] of one attention layer, with its projections, for the normed stream [B, S, D]."""
+    batch, seq, _ = h.shape
+
+    def project(name: str, heads: int) -> Tensor:
+        y = h @ w[f"{p}.{name}"].t()
+        if mixer.bias:
+            y = y + w[f"{p}.{name}_bias"]
+        return y.view(batch, seq, heads, -1)
+
+    q, k, v = project("q", mixer.heads), project("k", mixer.kv_heads), project("v", mixer.kv_heads)
+    if mixer.norm != "none":
+        weights = [w[f"{p}.{name}_norm"] if mixer.norm == "head" else 1.0 for name in "qk"]
+        q, k = (_normed(x, eps) * weight for x, weight in zip((q, k), weights, strict=True))
+    if mixer.rope is not None:
+        q, k = (_rotated(x, mixer.rope.theta, mixer.rope.rotated) for x in (q, k))
+    k, v = (x.repeat_interleave(mixer.heads // mixer.kv_heads, 2) for x in (k, v * mixer.value_scale))
+    scores = torch.einsum("bsnh,btnh->bnst", q, k) / mixer.head_dim**0.5
+    if mixer.soft_cap:
+        scores = CAP * torch.tanh(scores / CAP)
+    scores = scores.masked_fill(~_seen(seq, mixer), -torch.inf)
+    if mixer.sinks:
+        sinks = w[f"{p}.sinks"].view(1, -1, 1, 1).expand(batch, -1, seq, 1)
+        shares = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        shares = scores.softmax(-1)
+    o = torch.einsum("bnst,btnv->bsnv", shares, v)
+    if mixer.gate != "none":
+        gate = (h @ w[f"{p}.gate"].t()).view(batch, seq, mixer.heads, -1)
+        o = o / (1 + torch.exp(-gate))
+    y = o.reshape(batch, seq, -1) @ w[f"{p}.o"].t()
+    return y + w[f"{p}.o_bias"] if mixer.output_bias else y
+
+
+def feed(h: Tensor, w: dict[str, Tensor], p: str, mlp: DenseMLP) -> Tensor:
+    """Output [B, S, D] of one dense MLP."""
+    up = h @ w[f"{p}.up"].t()
+    if not mlp.gated:
+        assert mlp.activation == "relu2"
+        return (up * (up > 0) * up) @ w[f"{p}.down"].t()
+    gate = h @ w[f"{p}.gate"].t()
+    if mlp.activation == "gelu_tanh":
+        inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        return (0.5 * gate * (1 + torch.tanh(inner)) * up) @ w[f"{p}.down"].t()
+    return (gate / (1 + torch.exp(-gate)) * up) @ w[f"{p}.down"].t()
+
+
+def _seen(seq: int, mixer: Attention) -> Tensor:
+    """Whether a query (row) sees a key (column)."""
+    query, key = torch.meshgrid(torch.arange(seq), torch.arange(seq), indexing="ij")
+    seen = key <= query
+    if isinstance(mixer.span, Window):
+        seen &= query - key < mixer.span.size
+    if isinstance(mixer.span, Chunk):
+        seen &= query // mixer.span.size == key // mixer.span.size
+    return seen
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def _rotated(x_BSNH: Tensor, theta: float, share: float) -> Tensor:
+    """The first columns of every head, of which element i and i + R / 2 are one complex number."""
+    columns = int(x_BSNH.shape[-1] * share) // 2 * 2
+    half = columns // 2
+    number = torch.complex(x_BSNH[..., :half], x_BSNH[..., half:columns])
+    angle = torch.arange(x_BSNH.shape[1]).double()[:, None] / theta ** (torch.arange(half).double() / half)
+    turned = number * torch.polar(torch.ones_like(angle), angle)[:, None, :]
+    return torch.cat([turned.real, turned.imag, x_BSNH[..., columns:]], -1)

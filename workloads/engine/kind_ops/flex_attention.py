@@ -1,0 +1,89 @@
+"""Attention by torch's FlexAttention (arXiv:2412.05496): a window, and a cap of the scores, which no fused kernel has.
+
+Shapes as in `workloads.engine.ops.attention`. Blocks of 128 queries by 128 keys that no query of a block sees are
+skipped: which ones they are is computed from the window alone, never from a mask of S x S. Saved for backward: queries,
+keys, values, output and log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+_BLOCK = 128
+_compiled: Callable[..., Any] | None = None
+
+
+def flexible_attention(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, window: int, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(o [B, N, S, V], lse [B, N, S] in fp32), both with gradients. Compiled on a GPU, once for each shape."""
+    mask = block_mask(q_BNSH.shape[2], min(window, q_BNSH.shape[2]), q_BNSH.device)
+    grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
+    o, more = _function(q_BNSH.device)(
+        q_BNSH,
+        k_BKSH,
+        v_BKSV,
+        score_mod=_capped_by(cap),
+        block_mask=mask,
+        enable_gqa=grouped,
+        return_aux=AuxRequest(lse=True),
+    )
+    return o, more.lse
+
+
+def _function(device: torch.device) -> Callable[..., Any]:
+    """On a CPU the plain formulas of the same function, which tests compare."""
+    global _compiled
+    if device.type == "cpu":
+        return flex_attention
+    if _compiled is None:
+        _compiled = torch.compile(flex_attention, dynamic=False)
+    return _compiled
+
+
+@lru_cache(maxsize=64)
+def block_mask(length: int, window: int, device: torch.device) -> BlockMask:
+    """The blocks of keys that queries of each block see. In those that the window or the diagonal cuts, single keys are
+    masked; the others are whole."""
+    count = -(-length // _BLOCK)
+    block = torch.arange(count, device=device)
+    last_seen = block.unsqueeze(1)
+    first_seen = ((block * _BLOCK - window + 1).clamp(min=0) // _BLOCK).unsqueeze(1)
+    # whole: after the last query's window begins, and before the diagonal
+    first_whole = (((block + 1) * _BLOCK - window).clamp(min=0) + _BLOCK - 1).div(_BLOCK, rounding_mode="floor")
+    seen = (block >= first_seen) & (block <= last_seen)
+    whole = seen & (block >= first_whole.unsqueeze(1)) & (block < last_seen)
+
+    def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query - key < window)
+
+    return BlockMask.from_kv_blocks(
+        *_listed(seen & ~whole),
+        *_listed(whole),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=mask,
+        seq_lengths=(length, length),
+    )
+
+
+def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """(number of blocks of keys [1, 1, Q], their indices first in each row [1, 1, Q, K]), int32."""
+    order = blocks_QK.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks_QK.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None].contiguous()
+
+
+@lru_cache(maxsize=8)
+def _capped_by(cap: float | None) -> Callable[..., Tensor] | None:
+    if cap is None:
+        return None
+
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped

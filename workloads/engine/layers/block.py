@@ -1,0 +1,174 @@
+"""One layer of a transformer: attention and a feed-forward part, with norms before them.
+
+Shapes: B sequences of a micro-batch, S tokens a sequence, T = B*S tokens (T/tp between tensor-parallel regions with
+sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size, F
+feed-forward columns of this rank.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
+from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
+from workloads.engine.layers.kind_attention import KindAttention
+from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
+from workloads.engine.layers.latent_attention import LatentAttention
+from workloads.engine.layers.norm import RMSNorm
+from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.ops.attention import attention
+from workloads.engine.ops.rms_norm import rms_norm
+from workloads.engine.ops.rope import apply_rope
+from workloads.engine.ops.swiglu import swiglu
+from workloads.spec import weights
+from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs, rotation, shared_experts
+from workloads.spec.layer_kinds.attention import Attention as GroupedAttention
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import Weight
+
+
+class Attention(nn.Module):
+    """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before rotation, with one
+    weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
+
+    recomputes = "rope"
+
+    def __init__(
+        self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+    ) -> None:
+        super().__init__()
+        self.batch, self.cp = batch, cp
+        self.heads, self.kv_heads = model.num_heads // tp.size, model.num_kv_heads // tp.size
+        self.head_dim = model.head_dim
+        attention_weights = weights.attention(model, prefix)
+        self.qkv = ColumnParallelLinear([attention_weights["q"], attention_weights["k"], attention_weights["v"]], tp)
+        self.out = RowParallelLinear(attention_weights["o"], tp, "attention")
+        self.q_norm = RMSNorm(attention_weights["q_norm"], model.norm_eps) if model.qk_norm else None
+        self.k_norm = RMSNorm(attention_weights["k_norm"], model.norm_eps) if model.qk_norm else None
+        self.recomputations: RecomputeRegistry | None = None
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
+        q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        if self.recomputations is None:
+            q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
+        else:
+            # Recomputation needs the plain queries and keys. They take no extra memory: backward keeps the values,
+            # which are a view of the whole projection.
+            plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
+            q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
+            self.recomputations.register(
+                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)
+            )
+        q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
+        if self.cp is None:
+            o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
+        else:
+            o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp)
+        return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
+
+    def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is not None and self.k_norm is not None:
+            # Not called as modules: their outputs need no recomputation, since rotation does not save its input.
+            q_BSNH = rms_norm(q_BSNH, self.q_norm.weight, self.q_norm.eps)
+            k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.k_norm.eps)
+        return apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
+
+
+class FeedForward(nn.Module):
+    recomputes = "swiglu"
+
+    def __init__(self, parts: dict[str, Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
+        super().__init__()
+        self.gate_up = ColumnParallelLinear([parts["gate"], parts["up"]], tp, shares_input=shares_input)
+        self.down = RowParallelLinear(parts["down"], tp, "swiglu")
+        self.recomputations: RecomputeRegistry | None = None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        gate_up = self.gate_up(x_TD)
+        product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
+        if self.recomputations is not None:
+            gate_up = gate_up.detach()
+            self.recomputations.register((product_TF,), lambda: (swiglu(gate_up),))
+        return self.down(product_TF)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward part of one layer. ``experts``: how ranks share the experts; None for a dense
+    layer."""
+
+    def __init__(
+        self,
+        layer: int,
+        model: ModelSpec,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+        experts: ExpertParallel | None = None,
+    ) -> None:
+        super().__init__()
+        prefix = f"layers.{layer}"
+        self.kind = kind_of(model, layer)
+        self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
+        self.attention = _attention(f"{prefix}.attention", model, self.kind, batch, tp, cp)
+        self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
+        self.ffn: nn.Module
+        if experts is not None and self.kind is not None:
+            self.ffn = _routed(prefix, model, self.kind, experts)
+        elif experts is not None:
+            shared = weights.shared_experts(model, prefix)
+            shared_experts = FeedForward(shared, tp, shares_input=True) if shared else None  # the router saves it too
+            self.ffn = RoutedFeedForward(prefix, model, experts, shared_experts)
+        elif self.kind is None:
+            self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
+        else:
+            self.ffn = _feed_forward(f"{prefix}.ffn", model, self.kind, tp)
+        outputs = {} if self.kind is None else norms_of_outputs(model, self.kind, prefix)
+        """Norms of the outputs of both parts, with four norms a layer."""
+        self.attention_out_norm, self.ffn_out_norm = (
+            RMSNorm(outputs[name], model.norm_eps) if outputs else None
+            for name in ("attention_out_norm", "ffn_out_norm")
+        )
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        if self.attention_out_norm is not None and self.ffn_out_norm is not None:
+            x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))
+            return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD)))
+        x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
+        return x_TD + self.ffn(self.ffn_norm(x_TD))
+
+
+def _attention(
+    prefix: str,
+    model: ModelSpec,
+    kind: Layer | None,
+    batch: int,
+    tp: TensorParallel,
+    cp: ContextParallel | None,
+) -> nn.Module:
+    if kind is not None and isinstance(kind.mixer, GroupedAttention):
+        found = rotation(kind)
+        return KindAttention(prefix, model, kind.mixer, 0 if found is None else found[1], batch, tp, cp)
+    return (Attention if model.mla is None else LatentAttention)(prefix, model, batch, tp, cp)
+
+
+def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel) -> nn.Module:
+    mlp = kind.mlp
+    assert isinstance(mlp, RoutedMLP)
+    held = shared_experts(model, mlp, prefix)
+    shared: nn.Module | None = None
+    if mlp.shared is not None:
+        shared = FeedForward(held, experts.tp, shares_input=True)
+    if shared is not None and mlp.shared_gate:
+        shared = GatedShared(shared, held["scale"])
+    return RoutedFeedForward(prefix, model, experts, shared, weights_inputs=mlp.weights_inputs)
+
+
+def _feed_forward(prefix: str, model: ModelSpec, kind: Layer, tp: TensorParallel) -> nn.Module:
+    assert isinstance(kind.mlp, DenseMLP), "layers with experts have a feed-forward part of their own"
+    parts = feed_forward(model, kind.mlp, prefix)
+    return FeedForward(parts, tp) if kind.mlp.activation == "silu" else KindFeedForward(parts, kind.mlp, tp)

@@ -1,0 +1,161 @@
+"""Grouped-query attention of layers that differ by kind, with the options of published models.
+
+Shapes as in `workloads.engine.layers.block`; V is the size of values, R the rotated columns of a head.
+
+    qkv, gate   one column-parallel product [T, N H + K H + K V (+ N V or N)]; biases of queries, keys and values
+    norms       of every head of queries and keys, with a weight (Qwen3) or without one (Llama 4)
+    rotation    of the first R columns of queries and keys, or of none
+    attention   `workloads.engine.kind_ops.span_attention`: window, chunks, sinks, cap, scaled values
+    gate        of the output, from the layer's input, before the output projection
+    out         [T_s, D], row-parallel; its bias is added once, to the sum
+
+The rotary tables of a layer are those of its base and number of columns; a layer without positions gets some tables and
+reads none.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
+from workloads.engine.collectives.parameters import add_parameter
+from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.collectives.ulysses import ulysses_attention
+from workloads.engine.collectives.window_exchange import windowed_attention
+from workloads.engine.kind_ops.gated_output import gated_output
+from workloads.engine.kind_ops.span_attention import Reach, span_attention
+from workloads.engine.layers.norm import RMSNorm
+from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.ops.rms_norm import rms_norm
+from workloads.engine.ops.rope import apply_rope
+from workloads.spec import kind_weights
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.spans import Chunk, Window
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import Weight
+
+SCORE_CAP = 50.0
+"""Largest score of models with a cap: ``attn_logit_softcapping`` of Gemma 2 (arXiv:2408.00118, section 2), the only
+family that has one. Files of models say only that there is a cap."""
+
+
+class Vector(nn.Module):
+    """A bias or sinks: a parameter that is no matrix."""
+
+    weight: nn.Parameter
+
+    def __init__(self, parts: list[Weight], tp: TensorParallel) -> None:
+        super().__init__()
+        add_parameter(self, "weight", parts, tp.sizes)
+
+
+class KindAttention(nn.Module):
+    recomputes = ("rope", "swiglu")
+
+    def __init__(
+        self,
+        prefix: str,
+        model: ModelSpec,
+        mixer: Attention,
+        rotated: int,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+    ) -> None:
+        """``rotated``: columns of a head that are rotated."""
+        super().__init__()
+        self.batch, self.cp, self.mixer, self.eps = batch, cp, mixer, model.norm_eps
+        self.heads, self.kv_heads = mixer.heads // tp.size, mixer.kv_heads // tp.size
+        self.rotated = rotated
+        self.reach = reach_of(mixer)
+        held = kind_weights.attention(model, mixer, prefix)
+        products = [held[name] for name in ("q", "k", "v", "gate") if name in held]
+        self.columns = [self.heads * mixer.head_dim, self.kv_heads * mixer.head_dim, self.kv_heads * mixer.value_dim]
+        self.gates = {"none": 0, "head": 1, "element": mixer.value_dim}[mixer.gate]
+        """Gates of each head."""
+        self.qkv = ColumnParallelLinear(products, tp)
+        self.qkv_bias = Vector([held[f"{name}_bias"] for name in "qkv"], tp) if mixer.bias else None
+        self.out = RowParallelLinear(held["o"], tp, "attention" if mixer.gate == "none" else "swiglu")
+        self.out_bias = Vector([held["o_bias"]], tp) if mixer.output_bias else None
+        self.q_norm = RMSNorm(held["q_norm"], model.norm_eps) if mixer.norm == "head" else None
+        self.k_norm = RMSNorm(held["k_norm"], model.norm_eps) if mixer.norm == "head" else None
+        self.sinks = Vector([held["sinks"]], tp) if mixer.sinks else None
+        self.recomputations: dict[str, RecomputeRegistry] = {}
+
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+        projected, gate_BSNG, gate_columns = self.qkv(x_TD), None, self.heads * self.gates
+        if self.qkv_bias is not None:
+            projected = projected + F.pad(self.qkv_bias.weight, (0, gate_columns))
+        q_TC, k_TC, v_TC, *gate_TC = projected.split([*self.columns, *([gate_columns] if self.gates else [])], dim=1)
+        q_BSNH, k_BSKH, v_BSKV = (
+            self._heads(part, heads)
+            for part, heads in ((q_TC, self.heads), (k_TC, self.kv_heads), (v_TC, self.kv_heads))
+        )
+        if gate_TC:
+            gate_BSNG = self._heads(gate_TC[0], self.heads)
+        plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
+        q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SR, sin_SR)
+        if "rope" in self.recomputations and (self.rotated or self.mixer.norm != "none"):
+            self.recomputations["rope"].register(
+                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SR, sin_SR)
+            )
+        o_BSNV = self._attend(*(x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))).transpose(1, 2)
+        if gate_BSNG is not None:
+            plain_o, plain_gate = o_BSNV.detach(), gate_BSNG.detach()
+            o_BSNV = gated_output(o_BSNV, gate_BSNG)
+            if "swiglu" in self.recomputations:
+                self.recomputations["swiglu"].register((o_BSNV,), lambda: (gated_output(plain_o, plain_gate),))
+        y_TD: Tensor = self.out(o_BSNV.reshape(-1, self.heads * self.mixer.value_dim))
+        return y_TD if self.out_bias is None else y_TD + self.out_bias.weight
+
+    def _heads(self, x_TC: Tensor, heads: int) -> Tensor:
+        return x_TC.unflatten(0, (self.batch, -1)).unflatten(2, (heads, -1))
+
+    def _attend(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
+        sinks_N = None if self.sinks is None else self.sinks.weight
+        if self.cp is None:
+            return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
+        axis, kind = self.cp
+        if kind == "ulysses":
+            own = None if sinks_N is None else sinks_N.unflatten(0, (axis.size, -1))[axis.rank]
+            return ulysses_attention(q_BNSH, k_BKSH, v_BKSV, axis, partial(self._local, sinks_N=own))
+        if self.reach.window is not None:
+            reach = self.reach.window - 1
+            return windowed_attention(q_BNSH, k_BKSH, v_BKSV, reach, axis, partial(self._local, sinks_N=sinks_N))
+        assert self.reach.chunk is None and self.reach.cap is None, "refused by the rules"
+        scaled = v_BKSV if self.reach.value_scale == 1.0 else v_BKSV * self.reach.value_scale
+        return context_attention(q_BNSH, k_BKSH, scaled, axis, kind, sinks_N)
+
+    def _local(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, sinks_N: Tensor | None) -> Tensor:
+        return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
+
+    def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BSNH = rms_norm(q_BSNH, self.q_norm.weight, self.eps)
+            k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.eps)
+        elif self.mixer.norm == "without_weight":
+            ones = torch.ones(self.mixer.head_dim, device=q_BSNH.device, dtype=q_BSNH.dtype)
+            q_BSNH, k_BSKH = rms_norm(q_BSNH, ones, self.eps), rms_norm(k_BSKH, ones, self.eps)
+        if not self.rotated:
+            return q_BSNH, k_BSKH
+        if self.rotated == self.mixer.head_dim:
+            return apply_rope(q_BSNH, k_BSKH, cos_SR, sin_SR)
+        first_q, first_k = apply_rope(q_BSNH[..., : self.rotated], k_BSKH[..., : self.rotated], cos_SR, sin_SR)
+        rest_q, rest_k = q_BSNH[..., self.rotated :], k_BSKH[..., self.rotated :]
+        return torch.cat([first_q, rest_q], -1), torch.cat([first_k, rest_k], -1)
+
+
+def reach_of(mixer: Attention) -> Reach:
+    """Which keys a query of the layer sees."""
+    span = mixer.span
+    return Reach(
+        window=span.size if isinstance(span, Window) else None,
+        chunk=span.size if isinstance(span, Chunk) else None,
+        cap=SCORE_CAP if mixer.soft_cap else None,
+        value_scale=mixer.value_scale,
+    )

@@ -1,0 +1,112 @@
+"""Weights of the layers of a model with a list of layers, for the kinds that the engine runs. No torch here.
+
+The same as `workloads.spec.weights` for models that numbers describe, from which names, placements and initial values
+are taken. Biases and sinks are drawn as matrices are, so that no gradient is special at the start. N and K are the
+numbers of query and key/value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workloads.spec import weights
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
+
+
+def kind_of(model: ModelSpec, layer: int) -> Layer | None:
+    """The kind of a layer, by its index in the model; None for a model that numbers describe."""
+    return None if model.layers is None else model.layers.kinds[model.layers.order[layer]]
+
+
+def attention(model: ModelSpec, mixer: Attention, prefix: str) -> dict[str, Weight]:
+    """Weights of one attention layer by their short names, in the order in which the engine creates them: q, k, v and
+    the gate have one input and are one parameter, and so are the biases of q, k and v."""
+    h, size = model.hidden_size, mixer.head_dim
+    columns = {"q": mixer.heads * size, "k": mixer.kv_heads * size, "v": mixer.kv_heads * mixer.value_dim}
+    outputs = mixer.heads * mixer.value_dim
+    held = {name: _matrix(f"{prefix}.{name}", count, h) for name, count in columns.items()}
+    if mixer.gate != "none":
+        held["gate"] = _matrix(f"{prefix}.gate", outputs if mixer.gate == "element" else mixer.heads, h)
+    if mixer.bias:
+        held |= {f"{name}_bias": _vector(f"{prefix}.{name}_bias", count) for name, count in columns.items()}
+    held["o"] = Weight(f"{prefix}.o", (h, outputs), residual_std(model), COLUMNS)
+    if mixer.output_bias:
+        held["o_bias"] = Weight(f"{prefix}.o_bias", (h,), INIT_STD, WHOLE)
+    if mixer.norm == "head":
+        held |= {name: norm(f"{prefix}.{name}", size, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")}
+    if mixer.sinks:
+        held["sinks"] = _vector(f"{prefix}.sinks", mixer.heads)
+    return held
+
+
+def feed_forward(model: ModelSpec, mlp: DenseMLP, prefix: str) -> dict[str, Weight]:
+    """Weights of a dense MLP by their short names; without a gate there are two."""
+    held = weights.feed_forward(model, prefix, mlp.width)
+    return held if mlp.gated else {name: held[name] for name in ("up", "down")}
+
+
+def norms_of_outputs(model: ModelSpec, kind: Layer, prefix: str) -> dict[str, Weight]:
+    """Norms of the outputs of both parts, of layers with four norms; empty if there are two."""
+    names = ("attention_out_norm", "ffn_out_norm") if kind.norms > 2 else ()
+    return {name: norm(f"{prefix}.{name}", model.hidden_size) for name in names}
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
+    """Every weight of one layer of any model that the engine runs."""
+    prefix, kind = f"layers.{layer}", kind_of(model, layer)
+    if kind is None:
+        yield from weights.block(model, prefix, routed=weights.routed(model, layer))
+        return
+    assert kind.mlp is not None
+    for name in ("attention_norm", "ffn_norm"):
+        yield norm(f"{prefix}.{name}", model.hidden_size)
+    yield from norms_of_outputs(model, kind, prefix).values()
+    if isinstance(kind.mixer, Attention):
+        yield from attention(model, kind.mixer, f"{prefix}.attention").values()
+    else:
+        yield from weights.attention(model, f"{prefix}.attention").values()
+    if isinstance(kind.mlp, DenseMLP):
+        yield from feed_forward(model, kind.mlp, f"{prefix}.ffn").values()
+        return
+    yield from weights.experts(model, f"{prefix}.experts").values()
+    yield from shared_experts(model, kind.mlp, prefix).values()
+
+
+def shared_experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
+    """Weights of what every token visits beside the experts, and of its gate; empty if there is nothing."""
+    held = {} if mlp.shared is None else feed_forward(model, mlp.shared, f"{prefix}.shared")
+    if mlp.shared_gate:
+        held["scale"] = Weight(f"{prefix}.shared.scale", (1, model.hidden_size), INIT_STD, WHOLE)
+    return held
+
+
+def rotations(model: ModelSpec) -> tuple[tuple[float, int], ...]:
+    """(base, rotated columns of a head) of every table of rotary positions that the model needs, each once, in the
+    order of its first layer."""
+    if model.layers is None:
+        return ((model.rope_theta, model.rope_dim),)
+    found = [rotation(kind) for kind in model.layers.kinds]
+    return tuple(dict.fromkeys(one for one in found if one is not None)) or ((model.rope_theta, 2),)
+
+
+def rotation(kind: Layer) -> tuple[float, int] | None:
+    """(base, rotated columns of a head) of a layer; None without positions. The columns are an even number of the first
+    ones of a head; of latent attention those of its rotated part."""
+    mixer = kind.mixer
+    if not isinstance(mixer, Attention | LatentAttention) or mixer.rope is None:
+        return None
+    if isinstance(mixer, LatentAttention):
+        return mixer.rope.theta, mixer.rope_dim
+    return mixer.rope.theta, int(mixer.head_dim * mixer.rope.rotated) // 2 * 2
+
+
+def _matrix(name: str, out: int, into: int) -> Weight:
+    return Weight(name, (out, into), INIT_STD, ROWS)
+
+
+def _vector(name: str, size: int) -> Weight:
+    return Weight(name, (size,), INIT_STD, ROWS)
