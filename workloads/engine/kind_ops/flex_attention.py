@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 _BLOCK = 128
+_MOST_SHAPES = 64
+"""Number of shapes and windows that may be compiled in one process. Beyond torch's limit of 8 the function would run
+uncompiled, with all scores in memory."""
 _compiled: Callable[..., Any] | None = None
 
 
@@ -25,15 +28,16 @@ def flexible_attention(
     """(o [B, N, S, V], lse [B, N, S] in fp32), both with gradients. Compiled on a GPU, once for each shape."""
     mask = block_mask(q_BNSH.shape[2], min(window, q_BNSH.shape[2]), q_BNSH.device)
     grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
-    o, more = _function(q_BNSH.device)(
-        q_BNSH,
-        k_BKSH,
-        v_BKSV,
-        score_mod=_capped_by(cap),
-        block_mask=mask,
-        enable_gqa=grouped,
-        return_aux=AuxRequest(lse=True),
-    )
+    with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
+        o, more = _function(q_BNSH.device)(
+            q_BNSH,
+            k_BKSH,
+            v_BKSV,
+            score_mod=_capped_by(cap),
+            block_mask=mask,
+            enable_gqa=grouped,
+            return_aux=AuxRequest(lse=True),
+        )
     return o, more.lse
 
 
@@ -43,7 +47,7 @@ def _function(device: torch.device) -> Callable[..., Any]:
     if device.type == "cpu":
         return flex_attention
     if _compiled is None:
-        _compiled = torch.compile(flex_attention, dynamic=False)
+        _compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return _compiled
 
 
