@@ -20,7 +20,7 @@ import numpy as np
 from sweep.composing.search_settings import Settings
 from sweep.searching.fitting import fit_probability, normal_cdf
 from sweep.searching.space import OK, OOM, OTHER, RUNNING, UNTRIED, Flags, Floats, Ints, SearchSpace, Seen
-from sweep.searching.surrogate import Belief, believe, condition, fit
+from sweep.searching.surrogate import Belief, Fit, believe, condition, fit
 
 LEAST_FIT = 0.02
 """Candidates less likely to fit than this are not run."""
@@ -68,8 +68,8 @@ class CellView:
         return None if self.best is None else int(self.places[self.best])
 
 
-def look(space: SearchSpace, seen: Seen, cell: int) -> CellView:
-    """The posterior view of a cell, given all results so far."""
+def look(space: SearchSpace, seen: Seen, cell: int, fitted: Fit | None = None) -> CellView:
+    """The posterior view of a cell, given all results so far. ``fitted``: `fit` of them; None: it is computed."""
     candidates = space.of(cell)
     state = seen.state[candidates]
     again = (state == OTHER) & (seen.failures[candidates] < MOST_FAILURES)
@@ -79,7 +79,7 @@ def look(space: SearchSpace, seen: Seen, cell: int) -> CellView:
     fits[(seen.failures[places] > 0) & ~ran] *= seen.runs_again()
     may = (fits >= LEAST_FIT) | running
     places, fits, running, ran = places[may], fits[may], running[may], ran[may]
-    fitted = fit(space, seen)
+    fitted = fit(space, seen) if fitted is None else fitted
     belief = believe(space, seen, places, inflation(seen, fitted.slow), fitted=fitted)
     for one in np.repeat(np.arange(len(places)), seen.repeating[places]):
         belief = condition(belief, int(one), fitted.noise)
@@ -92,7 +92,8 @@ def inflation(seen: Seen, slow: Mapping[str, float] = MappingProxyType({})) -> f
 
     ``slow``: logarithms of the slowdowns of nodes, which are no surprise.
     """
-    z = [(one.off - sum(slow.get(name, 0.0) for name in one.nodes)) / one.spread for one in seen.surprises]
+    known = [sum(slow.get(name, 0.0) for name in one.nodes) if slow else 0.0 for one in seen.surprises]
+    z = [(one.off - slowdown) / one.spread for one, slowdown in zip(seen.surprises, known, strict=True)]
     squares = np.minimum(np.abs(np.array(z, dtype=float)), LARGEST_SURPRISE) ** 2
     return max(1.0, float((QUIET_RUNS + squares.sum()) / (QUIET_RUNS + len(z))))
 
@@ -120,7 +121,7 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings:
     while len(chosen) < count and left.any():
         idle = dataclasses.replace(view, fits=np.where(left, view.fits, 0.0))
         others = view.best is not None and (chosen or view.running.any())
-        if others and beaten(idle, settings.within).by_new <= settings.stop:
+        if others and improbable(idle, settings):
             break
         if np.isfinite(best):
             score = expected_improvement(belief.mean, belief.spread, best) * view.fits
@@ -216,6 +217,15 @@ def beaten(view: CellView, within: float) -> Beaten:
         return float(1 - missed * np.prod(1 - each[rest[counted[rest]]]))
 
     return Beaten(probability(~view.ran), probability(view.ran), probability(np.ones(len(view.places), bool)))
+
+
+def improbable(view: CellView, settings: Settings) -> bool:
+    """Whether `Beaten.by_new` is at most `Settings.stop`. It lies between the largest probability of one candidate and
+    the sum of all, which mostly tells."""
+    each = alone(view, settings.within)[~view.ran]
+    if each.max(initial=0.0) > settings.stop:
+        return False
+    return float(each.sum()) <= settings.stop or beaten(view, settings.within).by_new <= settings.stop
 
 
 def alone(view: CellView, within: float) -> Floats:

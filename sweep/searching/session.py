@@ -23,7 +23,7 @@ from sweep.searching.choice import (
     repeat,
 )
 from sweep.searching.space import RUNNING, Outcome, SearchSpace, Seen, Surprise
-from sweep.searching.surrogate import believe, fit
+from sweep.searching.surrogate import Fit, believe, extend, fit
 
 End = Literal["settled", "patience", "exhausted", "tied"]
 """Why a cell is done: a better layout is improbable enough, no improvement for long enough, every candidate that may
@@ -39,11 +39,14 @@ class Session:
     """Mean and standard deviation of the expected log step time of running candidates, from when they were chosen."""
     _views: dict[int, tuple[tuple[Any, ...], CellView, Beaten]] = field(default_factory=dict)
     """By cell: the last view, and the results that it was made of."""
+    _fit: Fit = field(init=False)
+    """Of the rows so far, or of the first of them."""
     _since_better: dict[int, int] = field(default_factory=dict)
     """Runs that have ended since the best was found, by cell."""
 
     def __post_init__(self) -> None:
         self.seen = Seen.nothing(len(self.space))
+        self._fit = fit(self.space, self.seen)
 
     def ask(self, cell: int, count: int | None = None) -> list[int]:
         """The next ``count`` candidates of a cell to run (default: a batch), which then count as running until `tell`.
@@ -69,7 +72,7 @@ class Session:
 
     def expect(self, one: int) -> None:
         """Store the current expectation for a candidate that another process chose, for use by `tell`."""
-        fitted = fit(self.space, self.seen)
+        self._fit = fitted = extend(self.space, self.seen, self._fit)
         belief = believe(self.space, self.seen, np.array([one]), inflation(self.seen, fitted.slow), fitted=fitted)
         self._expected[one] = float(belief.mean[0]), hypot(belief.spread[0], fitted.noise)
 
@@ -103,7 +106,9 @@ class Session:
         seen = self.seen
         now = len(seen.rows), *(one.tobytes() for one in (seen.state, seen.failures, seen.repeating))
         if cell not in self._views or self._views[cell][0] != now:
-            view = look(self.space, self.seen, cell)
+            if self._fit.fitted_rows != len(seen.rows):
+                self._fit = fit(self.space, seen)
+            view = look(self.space, seen, cell, self._fit)
             self._views[cell] = now, view, beaten(view, self.settings.within)
         return self._views[cell][1]
 

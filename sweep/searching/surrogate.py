@@ -9,12 +9,13 @@ row gets more noise, so that neither bends the other predictions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sweep.searching.space import Floats, Ints, SearchSpace, Seen
+from sweep.searching.space import Floats, Ints, Row, SearchSpace, Seen
 
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Factors on the predictor's spreads to choose from."""
@@ -27,6 +28,8 @@ SLOW_SPREAD = 0.2
 SLOW_ODDS = 0.02
 """Odds that a node is slow before a row says so."""
 _MOST_SLOW = 8
+REFIT = 0.2
+"""Share by which the rows grow before `extend` fits everything again."""
 _PASSES = 2
 """Noise, factor, outliers and slow nodes depend on one another: how often they are computed in turn."""
 
@@ -96,6 +99,8 @@ class Fit:
     """Standard deviation of log step time between two runs of one layout."""
     slow: dict[str, float]
     """Logarithm of the slowdown of nodes that are slower than the others."""
+    fitted_rows: int = 0
+    """Rows from which the factor, the noise, the own deviations and the slow nodes come; rows were added since."""
 
 
 def fit(space: SearchSpace, seen: Seen, kernel: LayoutKernel = KERNEL) -> Fit:
@@ -118,7 +123,45 @@ def fit(space: SearchSpace, seen: Seen, kernel: LayoutKernel = KERNEL) -> Fit:
         inverse, effect, slow = _slow_nodes(inverse, residual, nodes)
         if number < _PASSES - 1:
             own = _own(inverse, residual, group, own)
-    return Fit(places, inverse @ residual, inverse, own, factor, noise, slow)
+    return Fit(places, inverse @ residual, inverse, own, factor, noise, slow, len(places))
+
+
+def extend(space: SearchSpace, seen: Seen, fitted: Fit, kernel: LayoutKernel = KERNEL) -> Fit:
+    """`fit` of all rows, from that of the first of them: a step of quadratic cost for each row that was added.
+
+    The factor, the noise, the own deviations and the slow nodes are those of ``fitted`` until the rows have grown by
+    `REFIT`; then all are fitted again.
+    """
+    rows = seen.rows
+    if len(rows) > (1 + REFIT) * fitted.fitted_rows:
+        return fit(space, seen, kernel)
+    for count in range(len(fitted.places), len(rows)):
+        fitted = _with_row(space, rows[: count + 1], fitted, kernel)
+    return fitted
+
+
+def _with_row(space: SearchSpace, rows: Sequence[Row], fitted: Fit, kernel: LayoutKernel) -> Fit:
+    """Adds the last of ``rows`` to a fit of the others: the inverse of a matrix with one more row and column."""
+    place = np.array([rows[-1].place], np.int64)
+    same = fitted.places == place[0]
+    own = float(np.max(fitted.own, where=same, initial=0.0))
+    on_slow = [SLOW_SPREAD**2 * sum(one in row.nodes for one in fitted.slow if one in rows[-1].nodes) for row in rows]
+    column = fitted.factor**2 * covariance(space, place, fitted.places, kernel)[0] + same * own**2 + on_slow[:-1]
+    alone = fitted.factor**2 * float(covariance(space, place, place, kernel)[0, 0]) + own**2 + on_slow[-1]
+    weights = fitted.inverse @ column
+    precision = 1 / (alone + fitted.noise**2 - column @ weights)
+    inverse = np.empty((len(rows), len(rows)))
+    inverse[:-1, :-1] = fitted.inverse + precision * np.outer(weights, weights)
+    inverse[-1, :-1] = inverse[:-1, -1] = -precision * weights
+    inverse[-1, -1] = precision
+    residual = np.array([row.residual for row in rows])
+    return dataclasses.replace(
+        fitted,
+        places=np.append(fitted.places, place),
+        weighted=inverse @ residual,
+        inverse=inverse,
+        own=np.append(fitted.own, own),
+    )
 
 
 def believe(
@@ -161,12 +204,15 @@ def _slow_nodes(
     itself normal, times the odds that a node is slow. A node of all rows cannot be compared with others.
     """
     names = sorted({name for of_row in nodes for name in of_row})
-    uses = np.array([[name in of_row for name in names] for of_row in nodes], dtype=float).reshape(len(nodes), -1)
+    number = {name: place for place, name in enumerate(names)}
+    uses = np.zeros((len(nodes), len(names)))
+    for row, of_row in enumerate(nodes):
+        uses[row, [number[name] for name in of_row]] = 1.0
     some = np.flatnonzero(~uses.all(axis=0))
     uses, names = uses[:, some], [names[one] for one in some]
     effect, slow = np.zeros(len(residual)), dict[str, float]()
+    weighted = inverse @ uses
     for _ in range(min(_MOST_SLOW, len(names))):
-        weighted = inverse @ uses
         toward, precision = weighted.T @ residual, (uses * weighted).sum(axis=0) + SLOW_SPREAD**-2
         gain = 0.5 * toward**2 / precision - 0.5 * np.log(precision * SLOW_SPREAD**2) + np.log(SLOW_ODDS)
         gain[(toward <= 0) | np.isin(names, list(slow))] = -np.inf
@@ -175,7 +221,9 @@ def _slow_nodes(
             break
         slow[names[one]] = float(toward[one] / precision[one])
         effect += slow[names[one]] * uses[:, one]
-        inverse = inverse - np.outer(weighted[:, one], weighted[:, one]) / precision[one]
+        column = weighted[:, one].copy()
+        inverse = inverse - np.outer(column, column) / precision[one]
+        weighted -= np.outer(column, column @ uses) / precision[one]
     return inverse, effect, slow
 
 
@@ -185,27 +233,31 @@ def _own(inverse: Floats, residual: Floats, group: Ints, own: Floats) -> Floats:
     It is the standard deviation that makes the layout's rows most likely; 0 if the kernel suffices. ``group``: number
     of each row's layout. ``own``: the same in ``inverse``.
     """
-    weighted, found = inverse @ residual, np.zeros(len(residual))
-    for one in range(int(group.max()) + 1):
+    weighted, count = inverse @ residual, np.bincount(group)
+    off, expected = weighted / np.diag(inverse), 1 / np.diag(inverse)  # of a row, given those of other layouts
+    for one in np.flatnonzero(count > 1):
         at = np.flatnonzero(group == one)
-        expected = np.linalg.inv(inverse[np.ix_(at, at)])  # covariance of the rows, given those of other layouts
-        off = float((expected @ weighted[at]).mean())
-        variance = max(0.0, float(expected.mean()) - own[at[0]] ** 2)
-        found[at] = np.sqrt(max(0.0, off**2 - variance))
+        among = np.linalg.inv(inverse[np.ix_(at, at)])
+        off[at], expected[at] = (among @ weighted[at]).mean(), among.mean()
+    variance = np.maximum(0.0, expected - own**2)
+    found: Floats = np.sqrt(np.maximum(0.0, off**2 - variance))
     return found
 
 
 def _factor(among: Floats, residual: Floats, apart: Floats) -> float:
     """The most likely of `FACTORS`. ``apart``: covariance of the rows that does not depend on the factor."""
-    best, likeliest = -np.inf, 1.0
-    for factor in FACTORS:
-        matrix = factor**2 * among + apart
-        sign, size = np.linalg.slogdet(matrix)
-        likelihood = -0.5 * (size + residual @ np.linalg.solve(matrix, residual))
-        likelihood -= 0.5 * (np.log(factor) / FACTOR_SPREAD) ** 2
-        if sign > 0 and likelihood > best:
-            best, likeliest = float(likelihood), factor
-    return likeliest
+    factors, count = np.array(FACTORS), len(residual)
+    # The Cholesky factor of a matrix with the residual as one more row has the residual's quadratic form in its last
+    # row, as well as the determinant on its diagonal.
+    bordered = np.empty((len(factors), count + 1, count + 1))
+    bordered[:, :count, :count] = factors[:, None, None] ** 2 * among + apart
+    bordered[:, count, :count] = bordered[:, :count, count] = residual
+    bordered[:, count, count] = border = 1 + float(residual @ residual) / float(np.diag(apart).min())
+    root = np.linalg.cholesky(bordered)
+    squares = border - root[:, count, count] ** 2
+    size = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)[:, :count]).sum(axis=1)
+    likelihood = -0.5 * (size + squares) - 0.5 * (np.log(factors) / FACTOR_SPREAD) ** 2
+    return float(factors[np.argmax(likelihood)])
 
 
 def condition(belief: Belief, one: int, noise: float) -> Belief:
