@@ -12,7 +12,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, pi, sqrt
+from math import hypot, log, pi, sqrt
+from statistics import NormalDist
 from types import MappingProxyType
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from sweep.composing.search_settings import Settings
 from sweep.searching.fitting import fit_probability, normal_cdf
 from sweep.searching.space import OK, OOM, OTHER, RUNNING, UNTRIED, Flags, Floats, Ints, SearchSpace, Seen
-from sweep.searching.surrogate import Belief, Fit, believe, condition, fit
+from sweep.searching.surrogate import KERNEL, Belief, Fit, believe, condition, fit
 
 LEAST_FIT = 0.02
 """Candidates less likely to fit than this are not run."""
@@ -40,8 +41,23 @@ QUIET_RUNS = 2.0
 LARGEST_SURPRISE = 5.0
 MOST_FAILURES = 2
 """A candidate that failed this often is not run again."""
-LEAST_REPEATS = 2
-"""Repeats in the whole search from which the noise counts as known."""
+TOP = 10
+"""Most candidates among which the best is looked for: the fastest that ran, by the belief."""
+WORTH = 0.03
+"""A repeat is worth its cost if the probability of a wrong answer is expected to sink by this share of `Settings.stop`:
+what the user accepts is then gone in some thirty runs, about three times as many as a search has of one cell."""
+SURE = 0.2
+"""Nothing is repeated if the probability of a wrong answer is at most this share of `Settings.stop`: the rest is left
+to candidates that have not run."""
+AHEAD = (1, 2, 4)
+"""Numbers of repeats of one candidate that are considered together: one alone often cannot change the answer, although
+several can (Frazier and Powell, Decision Analysis 7(4), 2010)."""
+RESULTS = 9
+"""Number of results of a repeat that are considered, equally probable."""
+LEAST_REPEATS, LEAST_NOISY = 2, 6
+"""Repeats in the whole search from which the noise counts as known: if it is what the kernel says, or if it is
+`NOISY` times as much. Six repeats tell a standard deviation to 30 % (1 / sqrt(2 * 6)), two only to 50 %."""
+NOISY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,8 @@ class CellView:
     noise: float
     """Standard deviation of log step time between two runs of one layout."""
     best: int | None
-    """The fastest of those that ran, by the belief, as a row of ``places``; None: none ran."""
+    """Of those that ran, the one that most probably is within `Settings.within` of the fastest of them, as a row of
+    ``places``; None: none ran."""
 
     @property
     def fastest(self) -> int | None:
@@ -68,7 +85,9 @@ class CellView:
         return None if self.best is None else int(self.places[self.best])
 
 
-def look(space: SearchSpace, seen: Seen, cell: int, fitted: Fit | None = None) -> CellView:
+def look(
+    space: SearchSpace, seen: Seen, cell: int, fitted: Fit | None = None, within: float = Settings().within
+) -> CellView:
     """The posterior view of a cell, given all results so far. ``fitted``: `fit` of them; None: it is computed."""
     candidates = space.of(cell)
     state = seen.state[candidates]
@@ -80,22 +99,59 @@ def look(space: SearchSpace, seen: Seen, cell: int, fitted: Fit | None = None) -
     may = (fits >= LEAST_FIT) | running
     places, fits, running, ran = places[may], fits[may], running[may], ran[may]
     fitted = fit(space, seen) if fitted is None else fitted
-    belief = believe(space, seen, places, inflation(seen, fitted.slow), fitted=fitted)
+    belief = believe(space, seen, places, inflation(seen, cell, fitted.slow), fitted=fitted)
     for one in np.repeat(np.arange(len(places)), seen.repeating[places]):
         belief = condition(belief, int(one), fitted.noise)
-    best = int(np.argmin(np.where(ran, belief.mean, np.inf))) if ran.any() else None
+    best = None
+    if ran.any():
+        top = _top(belief, ran, within)
+        best = int(top.rows[int(np.argmax(top.right.mean(axis=0)))])
     return CellView(places, ran, running, belief, fits, fitted.noise, best)
 
 
-def inflation(seen: Seen, slow: Mapping[str, float] = MappingProxyType({})) -> float:
-    """Factor on the variance, at least 1, from how far results were from their predictions.
+@dataclass(frozen=True, slots=True)
+class _Top:
+    """Joint samples of the fastest candidates that ran."""
 
+    rows: Ints
+    """The candidates as rows of the view, fastest first by the belief."""
+    times: Floats
+    """Logarithms of step times, shape (`DRAWS`, candidates)."""
+    right: Flags
+    """Whether each is within the share of the fastest, same shape."""
+
+
+def _top(belief: Belief, ran: Flags, within: float) -> _Top:
+    rows = np.flatnonzero(ran)
+    rows = rows[np.argsort(belief.mean[rows], kind="stable")][:TOP]
+    times = _sampled(belief, rows, np.random.default_rng(0))
+    return _Top(rows, times, times <= times.min(axis=1, keepdims=True) - log(1 - within))
+
+
+def _sampled(belief: Belief, rows: Ints, random: np.random.Generator) -> Floats:
+    """Joint samples, shape (`DRAWS`, rows)."""
+    covariance = belief.covariance[np.ix_(rows, rows)]
+    # A little independent variance keeps nearly equal candidates apart, so that the Cholesky factor exists.
+    root = np.linalg.cholesky(covariance + np.diag(JITTER * np.diag(covariance) + TINY))
+    times: Floats = belief.mean[rows] + random.standard_normal((DRAWS, len(rows))) @ root.T
+    return times
+
+
+def inflation(seen: Seen, cell: int, slow: Mapping[str, float] = MappingProxyType({})) -> float:
+    """Factor on the variance of a cell's candidates, at least 1, from how much faster results were than predicted.
+
+    Results that were slower are left out: one layout that is broken or meets a slow network says nothing of others
+    that could be faster than predicted, which is what the search asks. The cell's own results count in full, after a
+    start of `QUIET_RUNS` at the factor of all cells: a prior that is wrong is wrong for one model and size first.
     ``slow``: logarithms of the slowdowns of nodes, which are no surprise.
     """
     known = [sum(slow.get(name, 0.0) for name in one.nodes) if slow else 0.0 for one in seen.surprises]
     z = [(one.off - slowdown) / one.spread for one, slowdown in zip(seen.surprises, known, strict=True)]
-    squares = np.minimum(np.abs(np.array(z, dtype=float)), LARGEST_SURPRISE) ** 2
-    return max(1.0, float((QUIET_RUNS + squares.sum()) / (QUIET_RUNS + len(z))))
+    # Twice the squares of the faster half are the squares of both, if both are alike.
+    squares = 2 * np.clip(np.array(z, dtype=float), -LARGEST_SURPRISE, 0.0) ** 2
+    factor = max(1.0, float((QUIET_RUNS + squares.sum()) / (QUIET_RUNS + len(z))))
+    own = squares[[one.cell == cell for one in seen.surprises]]
+    return max(1.0, float((QUIET_RUNS * factor + own.sum()) / (QUIET_RUNS + len(own))))
 
 
 def expected_improvement(mean: Floats, spread: Floats, best: float) -> Floats:
@@ -145,20 +201,61 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings:
     return chosen
 
 
-def repeat(view: CellView, count: int, within: float) -> list[int]:
-    """``count`` repeats of candidates that ran: of the best or of the one that most probably beats it, whichever is
-    known less well."""
+def repeat(view: CellView, count: int, settings: Settings) -> list[int]:
+    """Up to ``count`` repeats of candidates that ran: at least one, and more as long as each is worth its cost."""
     chosen: list[int] = []
     while view.best is not None and len(chosen) < count:
-        others = view.ran.copy()
-        others[view.best] = False
-        one = view.best
-        if others.any():
-            rival = int(np.argmax(np.where(others, alone(view, within), -1.0)))
-            one = max(view.best, rival, key=lambda row: view.belief.covariance[row, row])
-        chosen.append(int(view.places[one]))
-        view = dataclasses.replace(view, belief=condition(view.belief, one, view.noise))
+        next_one = best_repeat(view, settings.within)
+        if chosen and not next_one.is_worth_it(settings):
+            break
+        chosen.append(int(view.places[next_one.row]))
+        view = dataclasses.replace(view, belief=condition(view.belief, next_one.row, view.noise))
     return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A repeat of a candidate that ran, and what is expected of it."""
+
+    row: int
+    """The candidate as a row of the view."""
+    wrong: float
+    """Probability that another that ran is faster than the best by more than `Settings.within`, before the repeat."""
+    gain: float
+    """By how much that probability is expected to sink, for each run."""
+
+    def is_worth_it(self, settings: Settings) -> bool:
+        return self.wrong > SURE * settings.stop and self.gain > WORTH * settings.stop
+
+
+def least_repeats(noise: float) -> int:
+    """Repeats from which this standard deviation counts as known."""
+    return LEAST_NOISY if noise > NOISY * KERNEL.noise else LEAST_REPEATS
+
+
+def best_repeat(view: CellView, within: float) -> Repeat:
+    """The repeat that lowers the probability of a wrong answer most: a knowledge gradient (Frazier, Powell and Dayanik,
+    SIAM J. Control Optim. 47(5), 2008), with the probability in place of the expected time.
+
+    The samples of `_top` are weighted by how likely they make each of some results of the repeat. A cell with many
+    equally fast layouts gets few repeats, because none of them would change much. The view has a best.
+    """
+    top = _top(view.belief, view.ran, within)
+    now = float(top.right.mean(axis=0).max())
+    found = Repeat(int(top.rows[0]), 1 - now, 0.0)
+    if len(top.rows) == 1:
+        return found
+    standard = np.array([NormalDist().inv_cdf((number + 0.5) / RESULTS) for number in range(RESULTS)])
+    for column, row in enumerate(top.rows):
+        for ahead in AHEAD:
+            noise = view.noise / sqrt(ahead)
+            result = view.belief.mean[row] + hypot(view.belief.spread[row], noise) * standard
+            weight = np.exp(-0.5 * ((result[:, None] - top.times[None, :, column]) / noise) ** 2)
+            right = (weight @ top.right) / np.maximum(TINY, weight.sum(axis=1, keepdims=True))
+            gain = (float(right.max(axis=1).mean()) - now) / ahead
+            if gain > found.gain:
+                found = Repeat(int(row), 1 - now, gain)
+    return found
 
 
 def in_order(view: CellView, count: int) -> list[int]:
@@ -204,11 +301,8 @@ def beaten(view: CellView, within: float) -> Beaten:
     each[view.best] = 2.0  # always among the joint ones
     order = np.argsort(-each, kind="stable")
     joint, rest = order[:JOINT], order[JOINT:]
-    covariance = view.belief.covariance[np.ix_(joint, joint)]
-    # A little independent variance keeps nearly equal candidates apart, so that the Cholesky factor exists.
-    root = np.linalg.cholesky(covariance + np.diag(JITTER * np.diag(covariance) + TINY))
     random = np.random.default_rng(0)
-    times = view.belief.mean[joint] + random.standard_normal((DRAWS, len(joint))) @ root.T
+    times = _sampled(view.belief, joint, random)
     fitting = random.random((DRAWS, len(joint))) < view.fits[joint]
     better = (times < times[:, :1] + log(1 - within)) & fitting
 

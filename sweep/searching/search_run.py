@@ -37,7 +37,7 @@ ENDS = {
     "settled": "a better layout is improbable",
     "patience": "no better layout for long enough",
     "exhausted": "every layout that may fit has run",
-    "tied": "the fastest cannot be told apart in the repeats allowed (search.repeats)",
+    "tied": "the fastest cannot be told apart, and more repeats are not allowed (search.repeats) or would hardly help",
 }
 
 

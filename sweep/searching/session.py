@@ -11,14 +11,15 @@ import numpy as np
 
 from sweep.composing.search_settings import Settings
 from sweep.searching.choice import (
-    LEAST_REPEATS,
     Beaten,
     CellView,
     alone,
     beaten,
+    best_repeat,
     choose,
     in_order,
     inflation,
+    least_repeats,
     look,
     repeat,
 )
@@ -27,7 +28,7 @@ from sweep.searching.surrogate import Fit, believe, extend, fit
 
 End = Literal["settled", "patience", "exhausted", "tied"]
 """Why a cell is done: a better layout is improbable enough, no improvement for long enough, every candidate that may
-fit has run, or the repeats are used up before one of the best is proved the fastest."""
+fit has run, or the fastest are not told apart and more repeats are not allowed or not worth their cost."""
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class Session:
     """Mean and standard deviation of the expected log step time of running candidates, from when they were chosen."""
     _views: dict[int, tuple[tuple[Any, ...], CellView, Beaten]] = field(default_factory=dict)
     """By cell: the last view, and the results that it was made of."""
+    _worth: dict[int, tuple[CellView, bool]] = field(default_factory=dict)
+    """By cell: whether a repeat is worth its cost, by the view."""
     _fit: Fit = field(init=False)
     """Of the rows so far, or of the first of them."""
     _since_better: dict[int, int] = field(default_factory=dict)
@@ -66,14 +69,15 @@ class Session:
             return chosen
         if view.running.any() or not self._repeat_needed(cell):
             return []
-        chosen = repeat(view, min(count, self._repeats_left(cell)), self.settings.within)
+        chosen = repeat(view, min(count, self._repeats_left(cell)), self.settings)
         np.add.at(self.seen.repeating, np.array(chosen, np.int64), 1)
         return chosen
 
     def expect(self, one: int) -> None:
         """Store the current expectation for a candidate that another process chose, for use by `tell`."""
         self._fit = fitted = extend(self.space, self.seen, self._fit)
-        belief = believe(self.space, self.seen, np.array([one]), inflation(self.seen, fitted.slow), fitted=fitted)
+        wider = inflation(self.seen, int(self.space.cell[one]), fitted.slow)
+        belief = believe(self.space, self.seen, np.array([one]), wider, fitted=fitted)
         self._expected[one] = float(belief.mean[0]), hypot(belief.spread[0], fitted.noise)
 
     def tell(
@@ -96,7 +100,7 @@ class Session:
         expected = self._expected.pop(one, None)
         if step_time_s is not None and expected is not None and first:
             mean, spread = expected
-            self.seen.surprises.append(Surprise(log(step_time_s) - mean - probed, spread, tuple(nodes)))
+            self.seen.surprises.append(Surprise(log(step_time_s) - mean - probed, spread, tuple(nodes), cell))
         if first:
             better = self.seen.fastest(self.space.of(cell)) != before
             self._since_better[cell] = 0 if better else self._since_better.get(cell, 0) + 1
@@ -108,12 +112,12 @@ class Session:
         if cell not in self._views or self._views[cell][0] != now:
             if self._fit.fitted_rows != len(seen.rows):
                 self._fit = fit(self.space, seen)
-            view = look(self.space, seen, cell, self._fit)
+            view = look(self.space, seen, cell, self._fit, self.settings.within)
             self._views[cell] = now, view, beaten(view, self.settings.within)
         return self._views[cell][1]
 
     def best(self, cell: int) -> int | None:
-        """The candidate of a cell that is expected to be the fastest of those that ran."""
+        """The candidate of a cell that most probably is the fastest of those that ran, or within `Settings.within`."""
         return self.view(cell).fastest
 
     def probability(self, cell: int) -> float:
@@ -159,7 +163,12 @@ class Session:
         if self.view(cell).best is None or not self._repeats_left(cell):
             return False
         repeats = len(self.seen.rows) - len({row.place for row in self.seen.rows}) + int(self.seen.repeating.sum())
-        return repeats < LEAST_REPEATS or self._odds(cell).by_old > self.settings.stop
+        view = self.view(cell)
+        if repeats < least_repeats(view.noise):
+            return True
+        if cell not in self._worth or self._worth[cell][0] is not view:
+            self._worth[cell] = view, best_repeat(view, self.settings.within).is_worth_it(self.settings)
+        return self._worth[cell][1]
 
     def _repeats_left(self, cell: int) -> int:
         return max(0, self.settings.repeats - self.seen.repeats(self.space.of(cell)))

@@ -87,6 +87,7 @@ class Surprise:
     spread: float
     """Standard deviation that was expected of it."""
     nodes: tuple[str, ...] = ()
+    cell: int = 0
 
 
 @dataclass(slots=True)

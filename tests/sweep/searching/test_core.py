@@ -135,15 +135,20 @@ def test_candidates_beyond_the_joint_ones_count(monkeypatch: pytest.MonkeyPatch)
 
 def test_surprises_widen_what_is_believed() -> None:
     seen = Seen.nothing(1)
-    assert inflation(seen) == 1.0
+    assert inflation(seen, 0) == 1.0
     seen.surprises = [Surprise(z, 1.0) for z in (0.1, -0.2, 0.3)]
-    assert inflation(seen) == 1.0
-    seen.surprises = [Surprise(0.6, 0.2), Surprise(-0.6, 0.2)]
-    assert inflation(seen) == pytest.approx((2 + 18) / 4)
-    seen.surprises = [Surprise(1e9, 1.0)]
-    assert inflation(seen) == pytest.approx((2 + 25) / 3), "one broken run counts as five standard deviations"
-    seen.surprises = [Surprise(0.6, 0.2, ("node0", "node1"))] * 2
-    assert inflation(seen, {"node1": 0.6}) == 1.0, "the node was slow"
+    assert inflation(seen, 0) == 1.0
+    # Twice the squares of the faster ones, of another cell: they count once.
+    seen.surprises = [Surprise(0.6, 0.2, cell=1), Surprise(-0.6, 0.2, cell=1)]
+    assert inflation(seen, 0) == pytest.approx((2 + 2 * 9) / 4)
+    # In their own cell they count again, from that start.
+    assert inflation(seen, 1) == pytest.approx((2 * 5 + 2 * 9) / 4)
+    seen.surprises = [Surprise(-1e9, 1.0, cell=1)]
+    assert inflation(seen, 0) == pytest.approx((2 + 2 * 25) / 3), "one broken clock counts as five standard deviations"
+    seen.surprises = [Surprise(1e9, 1.0)] * 9
+    assert inflation(seen, 0) == 1.0, "broken runs say nothing of faster ones"
+    seen.surprises = [Surprise(-0.6, 0.2, ("node0", "node1"))] * 2
+    assert inflation(seen, 0, {"node1": -0.6}) == 1.0, "the node was that fast"
 
 
 @pytest.mark.parametrize("seed", range(4))

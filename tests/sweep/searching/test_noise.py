@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from math import exp, log
+from math import erf, exp, log
 
 import numpy as np
 import pytest
 
 from sweep.composing.search_settings import Settings
-from sweep.searching.choice import look
+from sweep.searching.choice import CellView, best_repeat, look
 from sweep.searching.session import Session
 from sweep.searching.space import Seen
-from sweep.searching.surrogate import KERNEL, NOISE_RUNS, fit
+from sweep.searching.surrogate import KERNEL, NOISE_RUNS, Belief, fit
 from tests.sweep.searching.spaces import space as some_space
 
 
@@ -41,7 +41,7 @@ def test_the_stated_probability_follows_the_noise(seed: int) -> None:
         for one in session.ask(0):
             runs[one] += 1
             session.tell(one, "ok", exp(truth[one] + 0.4 * random.standard_normal()))
-    assert sum(runs.values()) - len(runs) == 6, "every repeat that is allowed"
+    assert 2 <= sum(runs.values()) - len(runs) <= 6, "as many repeats as are allowed, or as help"
     assert session.probability(0) > 0.3 and len(session.ties(0)) > 2
     assert session.end(0) in ("tied", "exhausted")
     # The same runs without noise: two repeats show that, and the winner is certain.
@@ -109,3 +109,37 @@ def test_out_of_memory_is_not_tried_again() -> None:
             runs[one] += 1
             session.tell(one, "oom" if one == 3 else "ok", None if one == 3 else exp(truth[one]))
     assert set(runs.values()) == {1}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_a_noisy_space_of_cpu_runs_a_better_layout_is_not_ruled_out(seed: int) -> None:
+    """Six layouts within 12 %, with an exact prediction; the runs of one layout differ by a factor of three, as they do
+    where processes share a few processors. Then no search of a few runs knows the fastest."""
+    space, _ = some_space(count=6, cells=1, spread=0.03)
+    space = dataclasses.replace(space, log_time=np.linspace(0.0, 0.12, 6))
+    random, session, times = np.random.default_rng(seed), Session(space, Settings()), dict[int, list[float]]()
+    while session.end(0) is None:
+        for one in session.ask(0):
+            times.setdefault(one, []).append(exp(space.log_time[one] + log(3) * random.uniform(-0.5, 0.5)))
+            session.tell(one, "ok", times[one][-1])
+    assert any(len(of_layout) > 1 for of_layout in times.values()), "without a repeat the noise is not known"
+    assert fit(space, session.seen).noise > 0.15, "0.32 is right"
+    assert session.probability(0) > 0.03
+    assert len(session.ties(0)) > 1 or session.probability(0) < 0.1
+
+
+def test_repeats_that_would_not_change_the_answer_are_not_made() -> None:
+    # Two layouts 2 % apart, known to 3 % each: a repeat may change the order. Known to 0.1 %, or 80 % apart: it cannot.
+    def view(gap: float, spread: float, noise: float) -> CellView:
+        belief = Belief(np.array([0.0, gap]), np.eye(2) * spread**2)
+        return CellView(np.arange(2), np.ones(2, bool), np.zeros(2, bool), belief, np.ones(2), noise, 0)
+
+    settings = Settings()
+    close = best_repeat(view(0.02, 0.03, 0.03), settings.within)
+    # The slower one is better by more than 1 % if the difference is below log(0.99): a normal of 0.02 and 0.03 sqrt(2).
+    assert close.wrong == pytest.approx(0.5 * (1 + erf((log(0.99) - 0.02) / 0.03 / 2)), abs=0.02)
+    assert close.is_worth_it(settings)
+    assert not best_repeat(view(0.02, 0.001, 0.03), settings.within).is_worth_it(settings)
+    assert not best_repeat(view(0.6, 0.03, 0.03), settings.within).is_worth_it(settings)
+    hopeless = best_repeat(view(0.02, 0.03, 3.0), settings.within)
+    assert not hopeless.is_worth_it(settings), "too noisy to learn from"
