@@ -117,7 +117,7 @@ def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
     reached = math.exp(found.round.session.seen.log_time[best])
     assert reached <= best_s(search, off) * 1.01
     text = said(search, found)
-    assert "cannot be told apart" in text and "not tried" in text, "layouts 0.2 % apart"
+    assert "a better layout is improbable" in text and "not tried" in text
 
 
 SMALL = ("grid.axes.tp=[1,2]", "grid.axes.pp=[1]", "grid.axes.micro_batch_size=[1,2]")
