@@ -56,15 +56,16 @@ def run_local(
     live: bool | None = None,
     command: str | None = None,
     feed: Callable[[], str] = lambda: "",
+    most_points: int = 0,
 ) -> RunSummary:
     """Run every waiting point of ``sweep`` that fits this machine's devices, and return when none is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``feed`` is
-    called at every check of the files: it may add points, and returns a line to show or nothing. Ctrl-C ends the
-    running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises `PilotFailed`
-    when a pilot cannot start or keeps dying.
+    called at every check of the files: it may add points, and returns a line to show or nothing. ``most_points``:
+    as in `StatusReader`. Ctrl-C ends the running point, which gets a row (cancelled) and waits again; a second Ctrl-C
+    kills the pilot. Raises `PilotFailed` when a pilot cannot start or keeps dying.
     """
-    reader = StatusReader(sweep)
+    reader = StatusReader(sweep, most_points)
     before = reader.read()
     damage: list[str] = []
     points = patiently(QueueReader(sweep, "", damage.append).waiting, limit_s=_READ_LIMIT_S)

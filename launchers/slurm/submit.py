@@ -56,20 +56,22 @@ def run_slurm(
     command: str | None = None,
     detach: bool = False,
     feed: Callable[[], str] = lambda: "",
+    most_points: int = 0,
     experiments: Mapping[str, Experiment] = MappingProxyType({}),
 ) -> RunSummary:
     """Submit the missing pilots and watch until no point is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``detach``:
     return after the submission. ``feed`` is called at every check of the files: it may add points, and returns a line
-    to show or nothing. ``experiments``: as in `launchers.state.queue.QueueReader`. Ctrl-C does not end the pilots: the
+    to show or nothing. ``most_points``: as in `StatusReader`. ``experiments``: as in
+    `launchers.state.queue.QueueReader`. Ctrl-C does not end the pilots: the
     summary is ``detached``, and the view has shown how to continue. Raises `UltrasweepError` when there is no pilot and
     Slurm refuses all of them, or they keep ending without an attempt.
     """
     if trouble := missing_commands() or several_clusters(os.environ):
         raise UltrasweepError(trouble)
     check_path(absolute_path(sweep.path))
-    reader = StatusReader(sweep)
+    reader = StatusReader(sweep, most_points)
     before = reader.read()
     view = choose_view(live, before)
     with interrupts(limit=2) as signals, view:

@@ -88,6 +88,8 @@ class StatusReader:
     """Reads a sweep's status repeatedly. Records of attempts never change, so each is read only once."""
 
     sweep: SweepDir
+    most_points: int = 0
+    """Points that a run which adds points as it goes queues at most: `SweepStatus.total` is not below it."""
     _records: HistoryReader | None = None
     _needs: PointNeeds | None = None
 
@@ -136,7 +138,7 @@ class StatusReader:
         pace = Pace.of(attempts, by_experiment)
         return SweepStatus(
             name=sweep.name,
-            total=len(point_keys) + len(damaged),
+            total=max(self.most_points, len(point_keys) + len(damaged)),
             todo=len(todo),
             claimed=len(claimed),
             done=dict(Counter(split_name(name)[1] for name in done.values())),

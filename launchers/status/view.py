@@ -48,7 +48,7 @@ def choose_view(live: bool | None, status: SweepStatus) -> StatusView:
     """The live view or the plain one. ``live`` is None: live if standard output is a terminal. ``status``: the plain
     view does not show attempts that are already in it."""
     live = sys.stdout.isatty() if live is None else live
-    return LiveView() if live else PlainView({record.attempt_id for record in status.attempts})
+    return LiveView() if live else PlainView({record.attempt_id for record in status.attempts}, status.finished)
 
 
 class PlainView:
@@ -58,11 +58,15 @@ class PlainView:
     def __init__(
         self,
         already_shown: set[str],
+        finished: int | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or open_console(soft_wrap=True)
         self._shown = already_shown
+        self._finished = finished
+        """Points that had ended at the last line, which each line of a last attempt raises by one; None: not known yet.
+        It is counted here because a point moves only after its attempt is recorded."""
         self._messages: dict[str, str] = {}
         self._clock = clock
         self._said_at = clock()
@@ -79,11 +83,12 @@ class PlainView:
 
     def show(self, status: SweepStatus) -> None:
         fresh = [record for record in status.attempts if record.attempt_id not in self._shown]
-        finished = status.finished - sum(not record.will_retry for record in fresh)
+        if self._finished is None:
+            self._finished = max(0, status.finished - sum(not record.will_retry for record in fresh))
         for record in fresh:
             self._shown.add(record.attempt_id)
-            finished += not record.will_retry
-            self.print_line(f"[{max(0, finished)}/{status.total}] {describe(record)}")
+            self._finished += not record.will_retry
+            self.print_line(f"[{self._finished}/{status.total}] {describe(record)}")
         for pilot in status.pilots:
             if pilot.message and self._messages.get(pilot.pilot_id) != pilot.message:
                 self.print_line(pilot.message)
@@ -102,7 +107,7 @@ class PlainView:
             return
         self._said = position
         spent_s = max(0.0, time.time() - one.started_at)
-        self.print_line(f"[{status.finished}/{status.total}] {position} after {spent_s:.0f} s  {one.experiment_id}")
+        self.print_line(f"[{self._finished}/{status.total}] {position} after {spent_s:.0f} s  {one.experiment_id}")
 
     def print_line(self, line: str) -> None:
         self._said_at = self._clock()

@@ -88,7 +88,8 @@ def _search(options: Namespace) -> int:
     live = False if options.plain else None
 
     def launch(queued: Queued, feed: Callable[[], str]) -> RunSummary:
-        return start(search.prepared, queued, live=live, command=options.command_line, feed=feed)
+        most = search.most_points
+        return start(search.prepared, queued, live=live, command=options.command_line, feed=feed, most_points=most)
 
     result = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
     print_search(search, result, console)

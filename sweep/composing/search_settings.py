@@ -18,7 +18,7 @@ class Settings:
     stop: float = 0.1
     batch: int = 3
     patience: int | None = None
-    repeats: int = 2
+    repeats: int = 16
     slow: float | None = 1.5
 
 

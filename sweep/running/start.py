@@ -43,12 +43,15 @@ def start(
     command: str,
     detach: bool = False,
     feed: Callable[[], str] = lambda: "",
+    most_points: int = 0,
 ) -> RunSummary:
     """Run the queue until no point is left. The options are those of `run_slurm`; a local run has no ``detach``."""
     if prepared.slurm is None:
         from launchers.local import run_local
 
-        return run_local(queued.sweep, prepared.settings, live=live, command=command, feed=feed)
+        return run_local(
+            queued.sweep, prepared.settings, live=live, command=command, feed=feed, most_points=most_points
+        )
     from launchers.slurm.submit import run_slurm
 
     return run_slurm(
@@ -59,5 +62,6 @@ def start(
         command=command,
         detach=detach,
         feed=feed,
+        most_points=most_points,
         experiments={point.experiment.id: point.experiment for point in prepared.plan.points},
     )

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, pi, sqrt
+from math import hypot, log, pi, sqrt
+from statistics import NormalDist
+from types import MappingProxyType
 
 import numpy as np
 
+from sweep.composing.search_settings import Settings
 from sweep.searching.fitting import fit_probability, normal_cdf
 from sweep.searching.space import OK, OOM, OTHER, RUNNING, UNTRIED, Flags, Floats, Ints, SearchSpace, Seen
-from sweep.searching.surrogate import KERNEL, Belief, believe, condition
+from sweep.searching.surrogate import KERNEL, Belief, Fit, believe, condition, fit
 
 LEAST_FIT = 0.02
 """Candidates less likely to fit than this are not run."""
@@ -35,10 +39,25 @@ FAMILY_FAILURES = 2
 QUIET_RUNS = 2.0
 """Number of runs without surprise assumed as a prior."""
 LARGEST_SURPRISE = 5.0
-REPEATED = 3
-"""Number of candidates repeated at the end, because two runs of one layout differ."""
-TIED = 2.0
-"""Runs within this many standard deviations of the noise count as tied."""
+MOST_FAILURES = 2
+"""A candidate that failed this often is not run again."""
+TOP = 10
+"""Most candidates among which the best is looked for: the fastest that ran, by the belief."""
+WORTH = 0.03
+"""A repeat is worth its cost if the probability of a wrong answer is expected to sink by this share of `Settings.stop`:
+what the user accepts is then gone in some thirty runs, about three times as many as a search has of one cell."""
+SURE = 0.2
+"""Nothing is repeated if the probability of a wrong answer is at most this share of `Settings.stop`: the rest is left
+to candidates that have not run."""
+AHEAD = (1, 2, 4)
+"""Numbers of repeats of one candidate that are considered together: one alone often cannot change the answer, although
+several can (Frazier and Powell, Decision Analysis 7(4), 2010)."""
+RESULTS = 9
+"""Number of results of a repeat that are considered, equally probable."""
+LEAST_REPEATS, LEAST_NOISY = 2, 6
+"""Repeats in the whole search from which the noise counts as known: if it is what the kernel says, or if it is
+`NOISY` times as much. Six repeats tell a standard deviation to 30 % (1 / sqrt(2 * 6)), two only to 50 %."""
+NOISY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +65,93 @@ class CellView:
     """Current state of one cell."""
 
     places: Ints
-    """Unfinished candidates, as indices into the space."""
+    """Candidates that ran or may still run, as indices into the space."""
+    ran: Flags
+    """Whether each has a step time."""
     running: Flags
-    """Whether each candidate is running."""
+    """Whether the first run of each is in progress."""
     belief: Belief
     fits: Floats
+    """Probability that a run of each succeeds."""
+    noise: float
+    """Standard deviation of log step time between two runs of one layout."""
     best: int | None
-    """Fastest candidate that ran, as an index into the space."""
-    best_log_time: float
-    """NaN if none ran."""
+    """Of those that ran, the one that most probably is within `Settings.within` of the fastest of them, as a row of
+    ``places``; None: none ran."""
 
-    def only(self, these: Flags) -> CellView:
-        """The view restricted to some of its candidates."""
-        belief = Belief(self.belief.mean[these], self.belief.covariance[np.ix_(these, these)])
-        return dataclasses.replace(
-            self, places=self.places[these], running=self.running[these], belief=belief, fits=self.fits[these]
-        )
+    @property
+    def fastest(self) -> int | None:
+        """`best` as an index into the space."""
+        return None if self.best is None else int(self.places[self.best])
 
 
-def look(space: SearchSpace, seen: Seen, cell: int) -> CellView:
-    """The posterior view of a cell, given all results so far."""
+def look(
+    space: SearchSpace, seen: Seen, cell: int, fitted: Fit | None = None, within: float = Settings().within
+) -> CellView:
+    """The posterior view of a cell, given all results so far. ``fitted``: `fit` of them; None: it is computed."""
     candidates = space.of(cell)
-    places = candidates[np.isin(seen.state[candidates], (UNTRIED, RUNNING))]
-    fits = fit_probability(space, seen, cell, places)
-    running = seen.state[places] == RUNNING
+    state = seen.state[candidates]
+    again = (state == OTHER) & (seen.failures[candidates] < MOST_FAILURES)
+    places = candidates[np.isin(state, (UNTRIED, RUNNING, OK)) | again]
+    running, ran = seen.state[places] == RUNNING, np.isfinite(seen.residual[places])
+    fits = np.where(ran, 1.0, fit_probability(space, seen, cell, places))
+    fits[(seen.failures[places] > 0) & ~ran] *= seen.runs_again()
     may = (fits >= LEAST_FIT) | running
-    places, fits, running = places[may], fits[may], running[may]
-    belief = believe(space, seen, places, inflation(seen))
-    best = seen.best(candidates)
-    return CellView(places, running, belief, fits, best, float("nan") if best is None else float(seen.log_time[best]))
+    places, fits, running, ran = places[may], fits[may], running[may], ran[may]
+    fitted = fit(space, seen) if fitted is None else fitted
+    belief = believe(space, seen, places, inflation(seen, cell, fitted.slow), fitted=fitted)
+    for one in np.repeat(np.arange(len(places)), seen.repeating[places]):
+        belief = condition(belief, int(one), fitted.noise)
+    best = None
+    if ran.any():
+        top = _top(belief, ran, within)
+        best = int(top.rows[int(np.argmax(top.right.mean(axis=0)))])
+    return CellView(places, ran, running, belief, fits, fitted.noise, best)
 
 
-def inflation(seen: Seen) -> float:
-    """Factor on the variance, at least 1, from how far results were from their predictions."""
-    z = np.minimum(np.array(seen.surprise, dtype=float), LARGEST_SURPRISE)
-    return max(1.0, float((QUIET_RUNS + (z**2).sum()) / (QUIET_RUNS + len(z))))
+@dataclass(frozen=True, slots=True)
+class _Top:
+    """Joint samples of the fastest candidates that ran."""
+
+    rows: Ints
+    """The candidates as rows of the view, fastest first by the belief."""
+    times: Floats
+    """Logarithms of step times, shape (`DRAWS`, candidates)."""
+    right: Flags
+    """Whether each is within the share of the fastest, same shape."""
+
+
+def _top(belief: Belief, ran: Flags, within: float) -> _Top:
+    rows = np.flatnonzero(ran)
+    rows = rows[np.argsort(belief.mean[rows], kind="stable")][:TOP]
+    times = _sampled(belief, rows, np.random.default_rng(0))
+    return _Top(rows, times, times <= times.min(axis=1, keepdims=True) - log(1 - within))
+
+
+def _sampled(belief: Belief, rows: Ints, random: np.random.Generator) -> Floats:
+    """Joint samples, shape (`DRAWS`, rows)."""
+    covariance = belief.covariance[np.ix_(rows, rows)]
+    # A little independent variance keeps nearly equal candidates apart, so that the Cholesky factor exists.
+    root = np.linalg.cholesky(covariance + np.diag(JITTER * np.diag(covariance) + TINY))
+    times: Floats = belief.mean[rows] + random.standard_normal((DRAWS, len(rows))) @ root.T
+    return times
+
+
+def inflation(seen: Seen, cell: int, slow: Mapping[str, float] = MappingProxyType({})) -> float:
+    """Factor on the variance of a cell's candidates, at least 1, from how much faster results were than predicted.
+
+    Results that were slower are left out: one layout that is broken or meets a slow network says nothing of others
+    that could be faster than predicted, which is what the search asks. The cell's own results count in full, after a
+    start of `QUIET_RUNS` at the factor of all cells: a prior that is wrong is wrong for one model and size first.
+    ``slow``: logarithms of the slowdowns of nodes, which are no surprise.
+    """
+    known = [sum(slow.get(name, 0.0) for name in one.nodes) if slow else 0.0 for one in seen.surprises]
+    z = [(one.off - slowdown) / one.spread for one, slowdown in zip(seen.surprises, known, strict=True)]
+    # Twice the squares of the faster half are the squares of both, if both are alike.
+    squares = 2 * np.clip(np.array(z, dtype=float), -LARGEST_SURPRISE, 0.0) ** 2
+    factor = max(1.0, float((QUIET_RUNS + squares.sum()) / (QUIET_RUNS + len(z))))
+    own = squares[[one.cell == cell for one in seen.surprises]]
+    return max(1.0, float((QUIET_RUNS * factor + own.sum()) / (QUIET_RUNS + len(own))))
 
 
 def expected_improvement(mean: Floats, spread: Floats, best: float) -> Floats:
@@ -90,21 +161,32 @@ def expected_improvement(mean: Floats, spread: Floats, best: float) -> Floats:
     return improvement
 
 
-def choose(space: SearchSpace, seen: Seen, view: CellView, count: int) -> list[int]:
-    """The next ``count`` candidates of the cell to run, as indices into the space; fewer if there are no more."""
+def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings: Settings) -> list[int]:
+    """The next ``count`` candidates of the cell to run for the first time, as indices into the space.
+
+    Fewer if there are no more, or if those in progress and the chosen ones probably include all that are better than
+    the best.
+    """
     chosen: list[int] = []
-    belief, left, best = view.belief, ~view.running, view.best_log_time
+    belief, left = view.belief, ~view.running & ~view.ran
+    best = float("nan") if view.best is None else float(belief.mean[view.best])
     for one in np.flatnonzero(view.running):
-        belief = condition(belief, int(one), KERNEL.noise)
+        belief = condition(belief, int(one), view.noise)
         if view.best is None:
             best = float(np.nanmin([best, belief.mean[one]]))
     while len(chosen) < count and left.any():
+        idle = dataclasses.replace(view, fits=np.where(left, view.fits, 0.0))
+        others = view.best is not None and (chosen or view.running.any())
+        if others and improbable(idle, settings):
+            break
         if np.isfinite(best):
             score = expected_improvement(belief.mean, belief.spread, best) * view.fits
         else:
             # Same score as in `in_order`.
             score = -belief.mean + np.log(np.maximum(view.fits, 1e-9))
         allowed = left
+        if view.best is None and (fresh := left & (seen.failures[view.places] == 0)).any():
+            allowed = fresh  # what failed runs again when something else has run
         # The most promising candidate comes first, then families that have not run.
         if view.best is not None and (chosen or count == 1):
             untried = _untried_families(space, seen, view, left, chosen)
@@ -113,24 +195,81 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int) -> list[i
         one = int(np.argmax(np.where(allowed, score, -np.inf)))
         left[one] = False
         chosen.append(int(view.places[one]))
-        belief = condition(belief, one, KERNEL.noise)
+        belief = condition(belief, one, view.noise)
         if not np.isfinite(best):
             best = float(belief.mean[one])
     return chosen
+
+
+def repeat(view: CellView, count: int, settings: Settings) -> list[int]:
+    """Up to ``count`` repeats of candidates that ran: at least one, and more as long as each is worth its cost."""
+    chosen: list[int] = []
+    while view.best is not None and len(chosen) < count:
+        next_one = best_repeat(view, settings.within)
+        if chosen and not next_one.is_worth_it(settings):
+            break
+        chosen.append(int(view.places[next_one.row]))
+        view = dataclasses.replace(view, belief=condition(view.belief, next_one.row, view.noise))
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A repeat of a candidate that ran, and what is expected of it."""
+
+    row: int
+    """The candidate as a row of the view."""
+    wrong: float
+    """Probability that another that ran is faster than the best by more than `Settings.within`, before the repeat."""
+    gain: float
+    """By how much that probability is expected to sink, for each run."""
+
+    def is_worth_it(self, settings: Settings) -> bool:
+        return self.wrong > SURE * settings.stop and self.gain > WORTH * settings.stop
+
+
+def least_repeats(noise: float) -> int:
+    """Repeats from which this standard deviation counts as known."""
+    return LEAST_NOISY if noise > NOISY * KERNEL.noise else LEAST_REPEATS
+
+
+def best_repeat(view: CellView, within: float) -> Repeat:
+    """The repeat that lowers the probability of a wrong answer most: a knowledge gradient (Frazier, Powell and Dayanik,
+    SIAM J. Control Optim. 47(5), 2008), with the probability in place of the expected time.
+
+    The samples of `_top` are weighted by how likely they make each of some results of the repeat. A cell with many
+    equally fast layouts gets few repeats, because none of them would change much. The view has a best.
+    """
+    top = _top(view.belief, view.ran, within)
+    now = float(top.right.mean(axis=0).max())
+    found = Repeat(int(top.rows[0]), 1 - now, 0.0)
+    if len(top.rows) == 1:
+        return found
+    standard = np.array([NormalDist().inv_cdf((number + 0.5) / RESULTS) for number in range(RESULTS)])
+    for column, row in enumerate(top.rows):
+        for ahead in AHEAD:
+            noise = view.noise / sqrt(ahead)
+            result = view.belief.mean[row] + hypot(view.belief.spread[row], noise) * standard
+            weight = np.exp(-0.5 * ((result[:, None] - top.times[None, :, column]) / noise) ** 2)
+            right = (weight @ top.right) / np.maximum(TINY, weight.sum(axis=1, keepdims=True))
+            gain = (float(right.max(axis=1).mean()) - now) / ahead
+            if gain > found.gain:
+                found = Repeat(int(row), 1 - now, gain)
+    return found
 
 
 def in_order(view: CellView, count: int) -> list[int]:
     """The ``count`` candidates with the lowest expected time, where a failure costs as much as doubling the time."""
     score = -view.belief.mean + np.log(np.maximum(view.fits, 1e-9))
     order = np.argsort(-score, kind="stable")
-    return [int(view.places[one]) for one in order if not view.running[one]][:count]
+    return [int(view.places[one]) for one in order if not view.running[one] and not view.ran[one]][:count]
 
 
 def _untried_families(space: SearchSpace, seen: Seen, view: CellView, left: Flags, chosen: list[int]) -> Flags:
     """Marks the fastest candidate of each family that has no run in this cell, unless it is expected to be far
     slower."""
     family_leaders = np.zeros(len(view.places), bool)
-    candidates = space.of(int(space.cell[view.best]))
+    candidates = space.of(int(space.cell[view.places[0]]))
     tried = {space.family[one] for one in candidates if seen.state[one] in (OK, RUNNING)}
     tried |= {space.family[one] for one in chosen}
     failed = Counter(space.family[one] for one in candidates if seen.state[one] in (OOM, OTHER))
@@ -138,39 +277,57 @@ def _untried_families(space: SearchSpace, seen: Seen, view: CellView, left: Flag
         members = np.flatnonzero((space.family[view.places] == name) & left & (view.fits > FAMILY_FIT))
         if len(members) and failed[name] < FAMILY_FAILURES:
             one = members[int(np.argmin(view.belief.mean[members]))]
-            family_leaders[one] = view.belief.mean[one] - view.best_log_time < FAMILY_SLOWER
+            family_leaders[one] = view.belief.mean[one] - view.belief.mean[view.best] < FAMILY_SLOWER
     return family_leaders
 
 
-def beaten(view: CellView, within: float) -> float:
-    """Probability that an unfinished candidate fits and is faster than the best by more than ``within``."""
-    if not len(view.places):
-        return 0.0
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """Probabilities that another candidate fits and is faster than the best by more than some share."""
+
+    by_new: float
+    """One that has not run."""
+    by_old: float
+    """One that ran and had bad luck."""
+    by_any: float
+
+
+def beaten(view: CellView, within: float) -> Beaten:
+    """How probably another candidate fits and is faster than the best by more than ``within``."""
     if view.best is None:
-        return 1.0
-    goal = view.best_log_time + log(1 - within)
-    mean, spread, fits = view.belief.mean, view.belief.spread, view.fits
-    alone = fits * normal_cdf((goal - mean) / spread)
-    order = np.argsort(-alone, kind="stable")
+        unknown = float(len(view.places) > 0)
+        return Beaten(unknown, 0.0, unknown)
+    each = alone(view, within)
+    each[view.best] = 2.0  # always among the joint ones
+    order = np.argsort(-each, kind="stable")
     joint, rest = order[:JOINT], order[JOINT:]
-    covariance = view.belief.covariance[np.ix_(joint, joint)]
-    # A little independent variance keeps nearly equal candidates apart, so that the Cholesky factor exists.
-    root = np.linalg.cholesky(covariance + np.diag(JITTER * np.diag(covariance) + TINY))
     random = np.random.default_rng(0)
-    times = mean[joint] + random.standard_normal((DRAWS, len(joint))) @ root.T
-    fitting = random.random((DRAWS, len(joint))) < fits[joint]
-    better = float(((times < goal) & fitting).any(axis=1).mean())
-    return float(1 - (1 - better) * np.prod(1 - alone[rest]))
+    times = _sampled(view.belief, joint, random)
+    fitting = random.random((DRAWS, len(joint))) < view.fits[joint]
+    better = (times < times[:, :1] + log(1 - within)) & fitting
+
+    def probability(counted: Flags) -> float:
+        missed = 1 - float((better & counted[joint]).any(axis=1).mean())
+        return float(1 - missed * np.prod(1 - each[rest[counted[rest]]]))
+
+    return Beaten(probability(~view.ran), probability(view.ran), probability(np.ones(len(view.places), bool)))
 
 
-def to_repeat(space: SearchSpace, seen: Seen, cell: int) -> list[int]:
-    """The fastest candidates of a cell that noise may have put in the wrong order, fastest first.
+def improbable(view: CellView, settings: Settings) -> bool:
+    """Whether `Beaten.by_new` is at most `Settings.stop`. It lies between the largest probability of one candidate and
+    the sum of all, which mostly tells."""
+    each = alone(view, settings.within)[~view.ran]
+    if each.max(initial=0.0) > settings.stop:
+        return False
+    return float(each.sum()) <= settings.stop or beaten(view, settings.within).by_new <= settings.stop
 
-    Empty if the fastest has no close competitor.
-    """
-    candidates = space.of(cell)
-    ran = candidates[np.isfinite(seen.log_time[candidates])]
-    order = ran[np.argsort(seen.log_time[ran], kind="stable")][:REPEATED]
-    margin = TIED * sqrt(2) * KERNEL.noise
-    close = [int(one) for one in order if seen.log_time[one] - seen.log_time[order[0]] <= margin]
-    return close if len(close) > 1 else []
+
+def alone(view: CellView, within: float) -> Floats:
+    """For each candidate the probability that it fits and is faster than the best by more than ``within``."""
+    assert view.best is not None
+    mean, covariance = view.belief.mean, view.belief.covariance
+    spread = np.diag(covariance) + covariance[view.best, view.best] - 2 * covariance[view.best]
+    z = (mean[view.best] + log(1 - within) - mean) / np.sqrt(np.maximum(TINY, spread))
+    each: Floats = view.fits * normal_cdf(z)
+    each[view.best] = 0.0
+    return each

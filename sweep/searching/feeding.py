@@ -36,7 +36,7 @@ class Look:
 def choose_points(now: SearchRound, settings: Settings, budget_gpu_hours: float | None) -> Look:
     """Choose what waits next, as far as the budget goes. Nothing is written."""
     probabilities = {cell: now.session.probability(cell) for cell in now.planned.names}
-    wanted = next_points(now, probabilities, settings)
+    wanted = next_points(now, settings)
     left = None
     if budget_gpu_hours is not None:
         running = (_cost_h(now, cell, place) for cell, places in now.pending.items() for place in places)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from statistics import median
 from typing import Any
 
 from launchers.state.queue import QueueReader
@@ -21,15 +20,17 @@ from results.tables.store import read_runs
 from sweep.composing.search_settings import Settings
 from sweep.planning.point_verdict import PlannedPoint
 from sweep.searching.checked import CHECKS, Checks
-from sweep.searching.choice import to_repeat
+from sweep.searching.choice import MOST_FAILURES
 from sweep.searching.planned import PlannedSpace
 from sweep.searching.session import Session
-from sweep.searching.space import RUNNING, UNTRIED
+from sweep.searching.space import OOM, RUNNING, UNTRIED
 from workloads.spec.experiment import Experiment, from_dict, layout_id
 
 _OF_A_RUN = ("outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s", "nodes")
 ROW_COLUMNS = [*_OF_A_RUN, *CHECKS]
 _HOUR_S = 3600.0
+REPRODUCIBLE = ("diverged", "cancelled")
+"""Outcomes of a failure that another run would repeat, or that the user wanted."""
 
 
 @dataclass(slots=True)
@@ -86,14 +87,13 @@ def _add_row(now: SearchRound, row: Mapping[str, Any], checks: Checks) -> None:
     if time_s:
         now.times_s[place].append(float(time_s))
         now.nodes[place] += row["nodes"] or []
-    if len(now.times_s.get(place, ())) > 1:
-        now.session.again(place, median(now.times_s[place]))
-    elif time_s:
-        if len(now.times_s) == 1:
+    if time_s:
+        if len(now.times_s) == 1 and len(now.times_s[place]) == 1:
             now.planned.anchor(place, time_s)
-        now.session.expect(place)
+        if len(now.times_s[place]) == 1:
+            now.session.expect(place)
         probed = checks.probed(row, now.planned.points[place].experiment)
-        now.session.tell(place, "ok", float(time_s), probed)
+        now.session.tell(place, "ok", float(time_s), probed, row["nodes"] or ())
     elif place not in now.times_s and row["outcome"] == "oom":
         now.session.tell(place, "oom")
 
@@ -102,30 +102,49 @@ def _add_queue(now: SearchRound, sweep: SweepDir) -> None:
     """Adds points that wait or run, and points that ended without a usable row."""
     reader = QueueReader(sweep, "", lambda line: None)
     waiting = reader.waiting()
+    claimed = reader.claimed_by_others()
+    _add_ended(now, {key_of(name).partition("+")[0]: split_name(name)[1] for name in entry_names(sweep.done)})
     begun = {split_name(name)[0] for name in entry_names(sweep.history)}
-    for number, point in enumerate((*waiting, *reader.claimed_by_others())):
+    seen = now.session.seen
+    for number, point in enumerate((*waiting, *claimed)):
         place = now.planned.place_of.get(layout_id(point.experiment))
         if place is None:
             continue
-        untried = now.session.seen.state[place] == UNTRIED
+        untried = seen.state[place] == UNTRIED
         new = number < len(waiting) and point.stem not in begun and point.experiment.id == now.planned.ids[place]
         if new and untried:
             now.waiting[place] = point
             continue
         now.pending[int(now.planned.space.cell[place])].append(place)
         now.seeds[place].add(point.experiment.seed)
-        if untried:
-            now.session.seen.state[place] = RUNNING
-    done = {key_of(name).partition("+")[0]: split_name(name)[1] for name in entry_names(sweep.done)}
+        if seen.has_run(place):
+            seen.repeating[place] += 1
+        elif seen.state[place] != OOM:
+            seen.state[place] = RUNNING
+
+
+def _add_ended(now: SearchRound, done: Mapping[str, str]) -> None:
+    """Adds the ended points of each candidate: their seeds, and those that failed. ``done``: outcome by experiment
+    id."""
     for place, one in enumerate(now.planned.ids):
-        if one in done and now.session.seen.state[place] == UNTRIED:
-            now.session.tell(place, "other")
-    for place in now.times_s:
-        experiment = now.planned.points[place].experiment
+        experiment, outcomes = now.planned.points[place].experiment, list[str]()
         seed = experiment.seed
-        while dataclasses.replace(experiment, seed=seed).id in done:
+        while one in done:
+            outcomes.append(done[one])
             now.seeds[place].add(seed)
             seed += 1
+            one = dataclasses.replace(experiment, seed=seed).id
+        for outcome in _failed(outcomes, len(now.times_s.get(place, ()))):
+            now.session.tell(place, "other")
+            if outcome in REPRODUCIBLE:
+                now.session.seen.failures[place] = MOST_FAILURES
+
+
+def _failed(outcomes: Sequence[str], timed: int) -> list[str]:
+    """The outcomes of a candidate's ended points without those that are known: out of memory, and ``timed`` ones with a
+    step time."""
+    successes = outcomes.count("ok")
+    return [one for one in outcomes if one not in ("ok", "oom")] + ["ok"] * max(0, successes - timed)
 
 
 def _place(planned: PlannedSpace, text: str | None) -> int | None:
@@ -149,43 +168,33 @@ class Wanted:
     slow_step_s: float | None
     """Step time in seconds above which the run may end early."""
     ran_on: tuple[str, ...] = ()
-    """For a repeat: nodes on which the layout ran before."""
+    """Nodes on which the layout ran before."""
 
 
-def next_points(now: SearchRound, probabilities: Mapping[int, float], settings: Settings) -> list[Wanted]:
+def next_points(now: SearchRound, settings: Settings) -> list[Wanted]:
     """Points that should wait in the queue, most promising of each cell first.
 
-    These are new candidates of unfinished cells, to fill each batch in addition to running points, and repeats of the
-    top candidates of finished cells with no run in progress.
+    In each unfinished cell they fill the batch in addition to running points: new candidates, those that failed again,
+    and at last repeats of the best.
     """
     wanted: list[Wanted] = []
-    for cell, probability in probabilities.items():
-        session, pending = now.session, now.pending.get(cell, [])
-        if session.end(cell, probability) is None:
-            room = settings.batch - len(pending)
-            best = session.best(cell)
-            slow_s = None
-            if best is not None and settings.slow is not None:
-                slow_s = settings.slow * exp(float(session.seen.log_time[best]))
-            wanted += [
-                Wanted(cell=cell, place=one, point=now.planned.points[one], slow_step_s=slow_s)
-                for one in (session.ask(cell, room) if room > 0 else ())
-            ]
-        elif not pending:
-            wanted += _repeats(now, cell, settings.repeats)
+    session = now.session
+    for cell in now.planned.names:
+        room = settings.batch - len(now.pending.get(cell, []))
+        if room <= 0 or session.end(cell) is not None:
+            continue
+        best, slow_s = session.best(cell), None
+        if best is not None and settings.slow is not None:
+            slow_s = settings.slow * exp(float(session.seen.log_time[best]))
+        for one in session.ask(cell, room):
+            point, again = now.planned.points[one], session.seen.has_run(one)
+            if now.seeds.get(one):
+                point = _repeated(point, now.seeds[one])
+            ran_on = tuple(sorted(set(now.nodes.get(one, ()))))
+            wanted.append(
+                Wanted(cell=cell, place=one, point=point, slow_step_s=None if again else slow_s, ran_on=ran_on)
+            )
     return wanted
-
-
-def _repeats(now: SearchRound, cell: int, repeats: int) -> list[Wanted]:
-    """Repeats of the top candidates of a finished cell, in turn."""
-    repeated = []
-    for one in to_repeat(now.planned.space, now.session.seen, cell) if repeats else ():
-        tried, ran_on = now.seeds[one], tuple(sorted(set(now.nodes[one])))
-        missing = 1 + repeats - max(len(tried), len(now.times_s[one]))
-        for turn in range(missing):
-            point = _repeated(now.planned.points[one], tried)
-            repeated.append((turn, Wanted(cell=cell, place=one, point=point, slow_step_s=None, ran_on=ran_on)))
-    return [one for _, one in sorted(repeated, key=lambda entry: entry[0])]
 
 
 def _repeated(point: PlannedPoint, tried: set[int]) -> PlannedPoint:

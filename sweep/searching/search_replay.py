@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -25,9 +25,6 @@ SEARCH, IN_ORDER, RANDOM = "search", "predicted order", "random"
 PATIENCE = 5
 RANDOM_ORDERS = 10
 BINS = (0.0, 0.1, 0.3, 0.7, 1.0)
-NOISE = 0.025
-"""Standard deviation of log step time in noisy replays."""
-NOISY_DRAWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,6 @@ class Replayed:
     spaces: dict[str, RecordedSpace]
     """Search spaces by the rows on which the predictions were fitted."""
     strategies: tuple[Strategy, ...]
-    noisy: dict[str, tuple[float, float, float]]
-    """Noisy replays, means over draws: cells within the goal without repeats, with repeats, and runs with repeats."""
 
 
 # The matrices are small: more threads would only wait for each other.
@@ -55,7 +50,7 @@ def replay_table(path: Path, settings: Settings) -> Replayed:
     """Replays every strategy on one table. Raises `UltrasweepError` for a table on which no search can be replayed."""
     frame = read_recorded(path)
     spaces = {CALIBRATED: recorded_space(frame, True), COLD: recorded_space(frame, False)}
-    strategies, noisy = [], {}
+    strategies = []
     for fitted_on, recorded in spaces.items():
         strategy = functools.partial(Strategy, fitted_on)
         order = by_prediction(recorded)
@@ -67,26 +62,13 @@ def replay_table(path: Path, settings: Settings) -> Replayed:
             ),
             strategy(f"{IN_ORDER}, all", tuple(in_order(recorded, order))),
         ]
-        noisy[fitted_on] = _noisy(recorded, settings)
     recorded = spaces[COLD]
     draws = [in_order(recorded, at_random(recorded, seed)) for seed in range(RANDOM_ORDERS)]
     strategies += [
         Strategy(UNFITTED, "one axis at a time", tuple(by_hand(recorded, settings.slow))),
         Strategy(UNFITTED, f"{RANDOM}, all", tuple(result for draw in draws for result in draw), RANDOM_ORDERS),
     ]
-    return Replayed(spaces, tuple(strategies), noisy)
-
-
-def _noisy(recorded: RecordedSpace, settings: Settings) -> tuple[float, float, float]:
-    def mean(repeats: int, value: Callable[[list[CellResult]], float]) -> float:
-        runs = [replay(recorded, settings, noise=NOISE, repeats=repeats, seed=seed) for seed in range(NOISY_DRAWS)]
-        return float(np.mean([value(one) for one in runs]))
-
-    def right(results: list[CellResult]) -> float:
-        return settled(results, settings.within)
-
-    repeats = settings.repeats
-    return mean(0, right), mean(repeats, right), mean(repeats, lambda results: sum(len(one.runs) for one in results))
+    return Replayed(spaces, tuple(strategies))
 
 
 def print_replay(replayed: Replayed, settings: Settings, console: Console) -> None:
@@ -109,12 +91,6 @@ def print_replay(replayed: Replayed, settings: Settings, console: Console) -> No
         if one.name == SEARCH:
             for low, high, count, mean_probability, was in coverage(one.results, BINS):
                 say(f"| {one.fitted_on} | {low:g} to {high:g} | {count} | {mean_probability:.2f} | {was:.2f} |")
-    say()
-    for fitted_on, (without, with_them, runs) in replayed.noisy.items():
-        say(
-            f"with {NOISE * 100:g} % noise, fitted on {fitted_on}: {without:.1f} of {cells} cells within {goal}; "
-            f"with repeats of the top layouts {with_them:.1f}, in {runs:.0f} runs (means of {NOISY_DRAWS} draws)"
-        )
 
 
 def _line(one: Strategy, within: float) -> Iterator[str]:

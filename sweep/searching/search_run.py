@@ -37,6 +37,7 @@ ENDS = {
     "settled": "a better layout is improbable",
     "patience": "no better layout for long enough",
     "exhausted": "every layout that may fit has run",
+    "tied": "the fastest cannot be told apart, and more repeats are not allowed (search.repeats) or would hardly help",
 }
 
 
@@ -47,6 +48,11 @@ class Search:
     prepared: Prepared
     planned: PlannedSpace
     budget_gpu_hours: float | None
+
+    @property
+    def most_points(self) -> int:
+        """Runs of the search if every layout runs once and all repeats are used."""
+        return len(self.planned.points) + len(self.planned.names) * self.prepared.plan.config.search.repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +131,16 @@ def _search(search: Search, queued: Queued, launch: Launch, say: Callable[[str],
 
 def _outcome(search: Search, now: SearchRound, summary: RunSummary | None, *, over_budget: bool) -> SearchOutcome:
     """The outcome at the end of the search. Candidates that were chosen but have not run count as not tried."""
-    state = now.session.seen.state
-    state[state == RUNNING] = UNTRIED
+    seen = now.session.seen
+    seen.state[seen.state == RUNNING] = UNTRIED
+    seen.repeating[:] = 0
     probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
     return SearchOutcome(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
 
 
 def print_search(search: Search, result: SearchOutcome, console: Console) -> None:
     """Print for every model and size: the fastest layouts, the probability of a better one, and the cost so far."""
-    now, within = result.round, search.prepared.plan.config.search.within
+    now = result.round
     for cell, name in search.planned.names.items():
         console.print(_cell_line(search, result, cell, name), highlight=False, markup=False, soft_wrap=True)
         ties = now.session.ties(cell)
@@ -147,9 +154,7 @@ def print_search(search: Search, result: SearchOutcome, console: Console) -> Non
                 soft_wrap=True,
             )
         if len(ties) > _MOST_TIES:
-            console.print(
-                f"  and {len(ties) - _MOST_TIES} more within {within * 100:g} %", highlight=False, markup=False
-            )
+            console.print(f"  {len(ties) - _MOST_TIES} more may be the fastest", highlight=False, markup=False)
     if result.over_budget:
         hours = search.budget_gpu_hours
         console.print(f"the budget of {hours:g} {_unit(search)} covers no further run", highlight=False, markup=False)
@@ -164,7 +169,7 @@ def _cell_line(search: Search, result: SearchOutcome, cell: int, name: str) -> s
     candidates = search.planned.space.of(cell)
     states = Counter(int(one) for one in now.session.seen.state[candidates])
     probability = result.probabilities[cell]
-    end = now.session.end(cell, probability)
+    end = now.session.end(cell)
     why = ENDS[end] if end is not None else "not settled"
     if now.session.best(cell) is None:
         return (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ Texts = NDArray[Any]
 
 Outcome = Literal["ok", "oom", "other"]
 UNTRIED, RUNNING, OK, OOM, OTHER = range(5)
-"""States of a candidate; `OTHER`: it failed for a reason unrelated to memory."""
+"""States of a candidate; `OTHER`: it failed for a reason unrelated to memory. One that has run stays `OK`."""
 _STATES = {"ok": OK, "oom": OOM, "other": OTHER}
 
 
@@ -64,43 +65,90 @@ class SearchSpace:
         return np.flatnonzero(self.cell == cell)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run with a step time."""
+
+    place: int
+    log_time: float
+    """Logarithm of the measured step time."""
+    residual: float
+    """Logarithm of measured over expected step time."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the run; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """How far a run was from what was expected when it was chosen."""
+
+    off: float
+    """Logarithm of measured over expected step time."""
+    spread: float
+    """Standard deviation that was expected of it."""
+    nodes: tuple[str, ...] = ()
+    cell: int = 0
+
+
 @dataclass(slots=True)
 class Seen:
     """Results of the candidates so far, and of earlier rows of the same cluster."""
 
     state: Ints
     residual: Floats
-    """Logarithm of measured over predicted step time; NaN if unknown."""
+    """Logarithm of measured over predicted step time, median over the runs; NaN if unknown."""
     log_time: Floats
-    """Logarithm of the measured step time; NaN if unknown."""
-    order: list[int] = field(default_factory=list)
-    """Finished candidates, in the order in which results arrived."""
-    surprise: list[float] = field(default_factory=list)
-    """For each successful run: deviation from its expectation when it was chosen, in standard deviations."""
+    """Logarithm of the measured step time, median over the runs; NaN if unknown."""
+    failures: Ints
+    """Runs that failed for a reason unrelated to memory."""
+    repeating: Ints
+    """Runs in progress of candidates that have run."""
+    rows: list[Row] = field(default_factory=list)
+    """All runs with a step time, repeats included, in the order in which results arrived."""
+    surprises: list[Surprise] = field(default_factory=list)
+    """One for each successful first run."""
 
     @classmethod
     def nothing(cls, count: int) -> Seen:
-        return cls(np.zeros(count, np.int64), np.full(count, np.nan), np.full(count, np.nan))
+        zeros, unknown = np.zeros(count, np.int64), np.full(count, np.nan)
+        return cls(zeros, unknown, unknown.copy(), zeros.copy(), zeros.copy())
 
-    def ended(self, one: int, outcome: Outcome, step_time_s: float | None, log_expected: float) -> None:
-        """Record a result. ``step_time_s``: None if it failed.
+    def ended(
+        self, one: int, outcome: Outcome, step_time_s: float | None, log_expected: float, nodes: Sequence[str] = ()
+    ) -> None:
+        """Record the result of a run. ``step_time_s``: None if it failed.
 
         ``log_expected``: logarithm of the prior's step time for this run, including what its pilot measured on the
         machine.
         """
-        self.state[one] = _STATES[outcome]
-        self.order.append(one)
+        if outcome == "other":
+            self.failures[one] += 1
         if step_time_s is not None:
-            self.log_time[one] = log(step_time_s)
-            self.residual[one] = self.log_time[one] - log_expected
+            self.state[one] = OK
+            self.rows.append(Row(one, log(step_time_s), log(step_time_s) - log_expected, tuple(nodes)))
+            of_layout = [row for row in self.rows if row.place == one]
+            self.residual[one] = median(row.residual for row in of_layout)
+            self.log_time[one] = median(row.log_time for row in of_layout)
+        elif not self.has_run(one):
+            self.state[one] = _STATES[outcome]
 
-    def ran(self) -> Ints:
-        """Candidates with a measured step time."""
-        return np.flatnonzero(np.isfinite(self.residual))
+    def has_run(self, one: int) -> bool:
+        return bool(np.isfinite(self.residual[one]))
 
-    def best(self, places: Sequence[int] | Ints) -> int | None:
-        """The fastest of these candidates that ran; None if none ran."""
-        places = np.asarray(places)
+    def repeats(self, places: Ints) -> int:
+        """Runs of these candidates beyond the first that has a step time, in progress and failed ones included."""
+        ran = places[np.isfinite(self.residual[places])]
+        rows = np.isin([row.place for row in self.rows], ran).sum()
+        return int(rows - len(ran) + self.failures[ran].sum() + self.repeating[ran].sum())
+
+    def runs_again(self) -> float:
+        """Probability that a candidate that failed runs the next time, from those that were tried again."""
+        ok = int(((self.failures > 0) & (self.state == OK)).sum())
+        tried = ok + int((self.failures[self.state == OTHER] > 1).sum())
+        return (ok + 1) / (tried + 4)
+
+    def fastest(self, places: Ints) -> int | None:
+        """The candidate with the smallest measured step time; None if none of these ran."""
         times = self.log_time[places]
         if not np.isfinite(times).any():
             return None

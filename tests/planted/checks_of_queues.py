@@ -32,7 +32,7 @@ def feeds(pool: Pool, fault: Fault | None) -> None:
         for turn in range(3):
             cluster.end(queued, claims.pop(0))
             now = read_round(queued.sweep, search.planned, settings, "measured")
-            wanted = next_points(now, {cell: now.session.probability(cell)}, settings)
+            wanted = next_points(now, settings)
             best = now.session.best(cell)
             assert best is not None
             with planted(fault):

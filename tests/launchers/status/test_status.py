@@ -6,7 +6,7 @@ import pytest
 
 from launchers.state import history, queue
 from launchers.state.sweep_dir import SweepDir
-from launchers.status.status import sweep_status
+from launchers.status.status import StatusReader, sweep_status
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import attempt_record, points
 
@@ -26,6 +26,13 @@ def test_status_counts_from_files(sweep: SweepDir) -> None:
     assert status.device_hours == pytest.approx(2 * 45 * 8 / 3600)
     assert status.expected_left_s == pytest.approx(2 * 45)
     assert [record.outcome for record in status.failures()] == ["oom"]
+
+
+def test_a_run_that_adds_points_knows_its_total_before(sweep: SweepDir) -> None:
+    sweep.add_points(points("ok", "oom"))
+    assert sweep_status(sweep).total == StatusReader(sweep).read().total == 2
+    assert StatusReader(sweep, most_points=9).read().total == 9
+    assert StatusReader(sweep, most_points=1).read().total == 2
 
 
 def test_a_failure_of_a_point_that_has_finished_since_is_not_listed(sweep: SweepDir) -> None:

@@ -69,6 +69,16 @@ def test_the_plain_view_prints_each_attempt_once(capsys: pytest.CaptureFixture[s
     assert lines[0].startswith("[3/10] oom")
 
 
+def test_each_end_raises_the_count_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Attempts are recorded before their points move, and a search adds points: neither shows in the numbers."""
+    records = tuple(attempt_record(number, "ok") for number in range(1, 5))
+    view = PlainView(set(), finished=0)
+    for seen, done in ((1, 0), (1, 1), (3, 1), (4, 4)):
+        view.show(status(attempts=records[:seen], done={"ok": done}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == [f"[{number}/10]" for number in range(1, 5)]
+
+
 LONG = "llama8b-dp4z3-tp2-pp2-1f1b-mbs2-gbs64-s4096-rcselective-1f3c9a0e"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from math import erf, exp, inf, log, sqrt
+from math import erf, exp, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,15 @@ import pytest
 
 from sweep.composing.search_settings import Settings
 from sweep.searching import choice
-from sweep.searching.choice import CellView, beaten, choose, expected_improvement, inflation, look, to_repeat
+from sweep.searching.choice import CellView, beaten, choose, expected_improvement, inflation, look
 from sweep.searching.fitting import fit_probability
 from sweep.searching.session import Session
-from sweep.searching.space import OOM, UNTRIED, Floats, SearchSpace, Seen
+from sweep.searching.space import OOM, UNTRIED, Floats, SearchSpace, Seen, Surprise
 from sweep.searching.surrogate import Belief, believe
 from tests.sweep.searching.spaces import space as some_space
+
+ALL = Settings(stop=0.0)
+"""A search that chooses as long as there is a candidate."""
 
 
 def changed(space: SearchSpace, **arrays: Any) -> SearchSpace:
@@ -100,34 +103,52 @@ def test_expected_improvement_by_hand() -> None:
 def test_probability_of_a_better_one_by_hand() -> None:
     # Two independent candidates, each 1 % below the best on average: each is better with 1/2, one of both with 3/4.
     goal = log(0.99)
-    view = CellView(np.array([0, 1]), np.zeros(2, bool), Belief(np.full(2, goal), np.eye(2) * 0.01), np.ones(2), 5, 0.0)
-    assert beaten(view, 0.01) == pytest.approx(0.75, abs=0.03)
+    view = known_best(np.full(2, goal), np.eye(2) * 0.01)
+    assert beaten(view, 0.01).by_new == pytest.approx(0.75, abs=0.03)
     # Fully correlated: 1/2. Half as likely to fit each, independent: 1 - (3/4)^2.
-    together = dataclasses.replace(view, belief=Belief(np.full(2, goal), np.full((2, 2), 0.01)))
-    assert beaten(together, 0.01) == pytest.approx(0.5, abs=0.03)
-    assert beaten(dataclasses.replace(view, fits=np.full(2, 0.5)), 0.01) == pytest.approx(1 - 0.75**2, abs=0.03)
-    assert beaten(dataclasses.replace(view, best=None, best_log_time=float("nan")), 0.01) == 1.0
+    together = known_best(np.full(2, goal), np.full((2, 2), 0.01))
+    assert beaten(together, 0.01).by_new == pytest.approx(0.5, abs=0.03)
+    half = dataclasses.replace(view, fits=np.array([1.0, 0.5, 0.5]))
+    assert beaten(half, 0.01).by_new == pytest.approx(1 - 0.75**2, abs=0.03)
+    assert beaten(dataclasses.replace(view, best=None), 0.01).by_any == 1.0
+    # One of the two has run: as probable, and both kinds together as probable as before.
+    ran = beaten(dataclasses.replace(view, ran=np.array([True, True, False])), 0.01)
+    assert (ran.by_new, ran.by_old, ran.by_any) == pytest.approx((0.5, 0.5, 0.75), abs=0.03)
+
+
+def known_best(mean: Floats, covariance: Floats) -> CellView:
+    """A best that is known to take one second, and candidates that have not run."""
+    count = len(mean)
+    belief = Belief(np.array([0.0, *mean]), np.pad(covariance, ((1, 0), (1, 0))))
+    ran = np.arange(count + 1) == 0
+    return CellView(np.arange(count + 1), ran, np.zeros(count + 1, bool), belief, np.ones(count + 1), 0.025, 0)
 
 
 def test_candidates_beyond_the_joint_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    mean = np.full(6, 0.05)
-    view = CellView(np.arange(6), np.zeros(6, bool), Belief(mean, np.eye(6) * 0.01), np.ones(6), 9, 0.0)
-    whole = beaten(view, 0.01)
+    view = known_best(np.full(6, 0.05), np.eye(6) * 0.01)
+    whole = beaten(view, 0.01).by_new
     monkeypatch.setattr(choice, "JOINT", 2)
     each = 0.5 * (1 + erf((log(0.99) - 0.05) / 0.1 / sqrt(2)))
     assert whole == pytest.approx(1 - (1 - each) ** 6, abs=0.03)
-    assert beaten(view, 0.01) == pytest.approx(whole, abs=0.03)
+    assert beaten(view, 0.01).by_new == pytest.approx(whole, abs=0.03)
 
 
 def test_surprises_widen_what_is_believed() -> None:
     seen = Seen.nothing(1)
-    assert inflation(seen) == 1.0
-    seen.surprise = [0.1, -0.2, 0.3]
-    assert inflation(seen) == 1.0
-    seen.surprise = [3.0, -3.0]
-    assert inflation(seen) == pytest.approx((2 + 18) / 4)
-    seen.surprise = [1e9]
-    assert inflation(seen) == pytest.approx((2 + 25) / 3), "one broken run counts as five standard deviations"
+    assert inflation(seen, 0) == 1.0
+    seen.surprises = [Surprise(z, 1.0) for z in (0.1, -0.2, 0.3)]
+    assert inflation(seen, 0) == 1.0
+    # Twice the squares of the faster ones, of another cell: they count once.
+    seen.surprises = [Surprise(0.6, 0.2, cell=1), Surprise(-0.6, 0.2, cell=1)]
+    assert inflation(seen, 0) == pytest.approx((2 + 2 * 9) / 4)
+    # In their own cell they count again, from that start.
+    assert inflation(seen, 1) == pytest.approx((2 * 5 + 2 * 9) / 4)
+    seen.surprises = [Surprise(-1e9, 1.0, cell=1)]
+    assert inflation(seen, 0) == pytest.approx((2 + 2 * 25) / 3), "one broken clock counts as five standard deviations"
+    seen.surprises = [Surprise(1e9, 1.0)] * 9
+    assert inflation(seen, 0) == 1.0, "broken runs say nothing of faster ones"
+    seen.surprises = [Surprise(-0.6, 0.2, ("node0", "node1"))] * 2
+    assert inflation(seen, 0, {"node1": -0.6}) == 1.0, "the node was that fast"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -135,10 +156,10 @@ def test_a_batch_holds_different_candidates_that_may_run(seed: int) -> None:
     space, truth = some_space(seed=seed)
     seen = seen_of(space, truth, [0, 1])
     seen.ended(2, "oom", None, 0.0)
-    chosen = choose(space, seen, look(space, seen, 0), 6)
+    chosen = choose(space, seen, look(space, seen, 0), 6, ALL)
     assert len(set(chosen)) == 6
     assert all(seen.state[one] == UNTRIED and space.cell[one] == 0 for one in chosen)
-    everything = choose(space, seen, look(space, seen, 0), 1000)
+    everything = choose(space, seen, look(space, seen, 0), 1000, ALL)
     assert len(set(everything)) == len(everything) <= 37
 
 
@@ -150,23 +171,12 @@ def test_a_family_that_has_not_run_is_tried_unless_far_slower() -> None:
     times[dp], times[tp] = 0.0, 0.5  # 65 % slower by the prior, with a spread of a hundredth
     space = changed(space, log_time=times, time_spread=np.full(len(space), 0.01))
     seen = seen_of(space, times, [int(dp[0])])
-    assert space.family[choose(space, seen, look(space, seen, 0), 2)[1]] == "tp"
+    assert space.family[choose(space, seen, look(space, seen, 0), 2, ALL)[1]] == "tp"
     times[tp] = 2.0  # seven times slower
-    assert "tp" not in space.family[choose(space, seen, look(space, seen, 0), 4)]
+    assert "tp" not in space.family[choose(space, seen, look(space, seen, 0), 4, ALL)]
     times[tp] = 0.5
     seen.state[tp[:2]] = OOM
-    assert "tp" not in space.family[choose(space, seen, look(space, seen, 0), 4)]
-
-
-def test_what_noise_may_have_put_in_a_wrong_order_is_repeated() -> None:
-    space, _ = some_space()
-    times = [1.0, 1.02, 1.05, 1.5]
-    seen = Seen.nothing(len(space))
-    for one, time_s in enumerate(times):
-        seen.ended(one, "ok", time_s, 0.0)
-    assert to_repeat(space, seen, 0) == [0, 1, 2]
-    seen.log_time[:3] = [0.0, 0.5, 0.6]
-    assert to_repeat(space, seen, 0) == []
+    assert "tp" not in space.family[choose(space, seen, look(space, seen, 0), 4, ALL)]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -176,7 +186,7 @@ def test_a_search_finds_the_best_in_few_runs(seed: int, batch: int) -> None:
     session = Session(space, Settings(batch=batch))
     for cell in space.cells:
         runs = 0
-        while (end := session.end(cell, session.probability(cell))) is None:
+        while (end := session.end(cell)) is None:
             for one in session.ask(cell):
                 session.tell(one, "ok", exp(truth[one]))
                 runs += 1
@@ -192,25 +202,25 @@ def test_a_search_in_which_nothing_runs_ends() -> None:
     space, _ = some_space(count=12, cells=1)
     session = Session(space, Settings())
     asked = []
-    while session.end(0, session.probability(0)) is None:
+    while session.end(0) is None:
         for one in session.ask(0):
             asked.append(one)
             session.tell(one, "other")
-    assert sorted(asked) == list(range(12))
-    assert session.end(0, session.probability(0)) == "exhausted"
+    assert sorted(asked) == sorted([*range(12), *range(12)]), "each is tried twice"
+    assert session.end(0) == "exhausted"
     assert session.best(0) is None and session.ties(0) == []
 
 
 def test_patience_takes_the_order_of_the_prediction() -> None:
     space, _ = some_space(count=30, cells=1)
-    session = Session(space, Settings(patience=3, batch=1))
+    session = Session(space, Settings(patience=3, batch=1, repeats=0))
     order = []
-    while session.end(0, inf) is None:
+    while session.end(0) is None:
         (one,) = session.ask(0)
         order.append(one)
         session.tell(one, "ok", exp(float(space.log_time[one])))
     assert order == [int(one) for one in np.argsort(space.log_time)[:4]], "the first, and three that are not better"
-    assert session.end(0, inf) == "patience"
+    assert session.end(0) == "patience"
 
 
 def test_what_runs_is_not_asked_for_again() -> None:

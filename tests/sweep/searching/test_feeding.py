@@ -88,11 +88,10 @@ def test_what_waits_is_what_promises_most_by_now(tmp_path: Path) -> None:
     # The same choice by hand: one has ended, one runs and counts as if it had turned out as expected, two wait.
     settings = search.prepared.plan.config.search
     now = read_round(queued.sweep, search.planned, settings, "measured")
-    (cell,) = search.planned.names
     state = now.session.seen.state
     assert [layout_id(search.planned.points[one].experiment) for one in (state == RUNNING).nonzero()[0]] == running[1:]
     assert set(now.waiting) == {search.planned.place_of[one] for one in waiting(queued)}
-    wanted = next_points(now, {cell: now.session.probability(cell)}, settings)
+    wanted = next_points(now, settings)
     assert [layout_id(one.point.experiment) for one in wanted] == waiting(queued)
     assert len(wanted) == 2 and not set(waiting(queued)) & set(running)
     ended = float(now.times_s[search.planned.place_of[running[0]]][0])
@@ -137,5 +136,4 @@ def test_a_cell_that_is_done_takes_back_what_waits_and_repeats_the_top_elsewhere
     repeats = [one for one in seen if one[0]]
     assert repeats and all(ran_on == ("node0",) and slow is None for _, ran_on, slow in repeats)
     first = seen.index(repeats[0])
-    assert all(one[0] for one in seen[first:]), "repeats come last, when nothing else runs or waits"
-    assert first < len(search.planned.points), "what waited was taken back"
+    assert 0 < first < len(search.planned.points), "what waited was taken back"

@@ -45,6 +45,7 @@ class Cluster:
             layout_id(point.experiment): point.time.step_time_s for point in search.planned.points if point.time
         }
         self.truth, self.most, self.at_once = truth, most, at_once
+        self.crashes: Callable[[Experiment], bool] = lambda experiment: False
         self.ran: list[str] = []
         self.rounds: list[int] = []
         self.at = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,6 +70,8 @@ class Cluster:
         experiment = claim.point.experiment
         time_s = self.truth(experiment, self.predicted[layout_id(experiment)])
         outcome = "ok" if time_s is not None else "oom"
+        if self.crashes(experiment):
+            time_s, outcome = None, "crash"
         self.ran.append(experiment.id)
         row: dict[str, Any] = {
             "attempt_id": f"{experiment.id}.{len(self.ran)}", "schema_version": SCHEMA_VERSION,
@@ -106,9 +109,9 @@ def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
     cluster = Cluster(search, off, at_once=4)
     found = run_search(search, cluster, lambda line: None)
     assert len(search.planned.points) > 600
-    assert len(cluster.ran) <= 80 and len(set(cluster.ran)) == len(cluster.ran)
+    assert len(cluster.ran) <= 90 and len(set(cluster.ran)) == len(cluster.ran), "repeats have other seeds"
     (cell,) = search.planned.names
-    assert found.probabilities[cell] <= 0.1
+    assert found.probabilities[cell] <= 0.2, "at most 0.1 for layouts that ran, and as much for the others"
     best = found.round.session.best(cell)
     assert best is not None
     reached = math.exp(found.round.session.seen.log_time[best])
@@ -136,6 +139,24 @@ def test_a_finished_search_has_nothing_left_to_run_and_is_known_to_the_next(tmp_
     fewer = Cluster(other, off, at_once=4)
     run_search(other, fewer, lambda line: None)
     assert len(fewer.ran) <= len(cluster.ran)
+
+
+@pytest.mark.slow
+def test_a_layout_that_crashed_runs_again_with_another_seed(tmp_path: Path) -> None:
+    search = searched(tmp_path, *SMALL, "search.repeats=0")
+    best = min(
+        (p for p in search.planned.points if p.time is not None),
+        key=lambda p: off(p.experiment, p.time.step_time_s if p.time is not None else math.inf),
+    ).experiment
+    cluster = Cluster(search, off)
+    cluster.crashes = lambda experiment: experiment.id == best.id
+    found = run_search(search, cluster, lambda line: None)
+    (cell,) = search.planned.names
+    place = found.round.session.best(cell)
+    assert place is not None and search.planned.points[place].experiment == best
+    again = dataclasses.replace(best, seed=best.seed + 1).id
+    assert [one for one in cluster.ran if one in (best.id, again)] == [best.id, again]
+    assert search.most_points == len(search.planned.points) >= len(cluster.ran) - 1
 
 
 @pytest.mark.slow
@@ -198,11 +219,11 @@ def test_close_ones_run_again_with_other_seeds(tmp_path: Path) -> None:
     found = run_search(search, cluster, lambda line: None)
     (cell,) = search.planned.names
     times = [len(times) for times in found.round.times_s.values()]
-    assert times.count(3) == 3, "the fastest three, twice more"
+    assert 2 <= sum(times) - len(times) <= search.prepared.plan.config.search.repeats
     assert len(set(cluster.ran)) == len(cluster.ran)
     assert found.round.runs[cell] == len(cluster.ran)
     seeds = {row["seed"] for row in read_attempts(tmp_path / "s").to_pylist()}
-    assert len(seeds) == 3
+    assert len(seeds) == max(times) > 1
     again = searched(tmp_path, "grid.axes.tp=[1,2]", "grid.axes.pp=[1]")
     assert run_search(again, Cluster(again, flat), lambda line: None).summary is None
 
