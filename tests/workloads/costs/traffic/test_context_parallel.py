@@ -16,11 +16,11 @@ def messages(name: str, kind: int, *, backward: bool = False, **fields: Any) -> 
 
 
 def test_a_window_sends_its_reach_once_for_each_piece() -> None:
-    numbers = 8 * 2 * 64  # keys and values of gpt-oss
-    assert messages("openai/gpt-oss-20b", 0) == [AttentionMessages("send", 2, 128 * numbers * 2)]
-    assert messages("openai/gpt-oss-20b", 0, backward=True, tp=2)[1] == AttentionMessages(
-        "send", 2, 128 * numbers // 2 * 4
-    )
+    numbers = 8 * 2 * 64  # keys and values of gpt-oss, whose window is a token's own position and 127 before it
+    assert messages("openai/gpt-oss-20b", 0) == [AttentionMessages("send", 2, 127 * numbers * 2)]
+    assert messages("openai/gpt-oss-20b", 0, backward=True, tp=2) == [
+        AttentionMessages("send", 2, 127 * numbers // 2 * 2)  # gradients alone, in the compute dtype
+    ]
     assert messages("openai/gpt-oss-20b", 1) == [AttentionMessages("send", 3, 8192 * numbers * 2)]
 
 
