@@ -13,7 +13,9 @@ from workloads.spec import weights
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recurrent_weights import recurrent
 from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
 
 
@@ -67,6 +69,8 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
     yield from norms_of_outputs(model, kind, prefix).values()
     if isinstance(kind.mixer, Attention):
         yield from attention(model, kind.mixer, f"{prefix}.attention").values()
+    elif isinstance(kind.mixer, Recurrent):
+        yield from recurrent(model, kind.mixer, f"{prefix}.attention").values()
     else:
         yield from weights.attention(model, f"{prefix}.attention").values()
     if isinstance(kind.mlp, DenseMLP):

@@ -41,6 +41,11 @@ def attention(**changes: Any) -> Part:
     return {**usual, **changes}
 
 
+def mamba(**changes: Any) -> Part:
+    usual = {"kind": "mamba2", "heads": 8, "head_dim": 4, "groups": 2, "state": 6, "kernel": 4}
+    return {**usual, **changes}
+
+
 def layer(mixer: Part, mlp: Part = DENSE, norms: int = 2) -> Part:
     return {"mixer": mixer, "mlp": mlp, "norms": norms}
 
@@ -96,6 +101,10 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
             layer(attention(rope=None), {**DENSE, "width": 32}),
         ],
         _ALTERNATING,
+    ),
+    "mamba": (
+        [layer(mamba()), layer(attention(rope=None)), layer(mamba(bias=True, convolution_bias=False, kernel=3))],
+        [0, 1, 2, 0, 2],
     ),
 }
 """Kinds of layers and their order, by name."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sampling import sampled
-from tests.workloads.engine.kind_models import attention, chunk, kind_model, layer, window
+from tests.workloads.engine.kind_models import attention, chunk, kind_model, layer, mamba, window
 from tests.workloads.engine.test_memory import alone, total
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
@@ -17,6 +17,8 @@ from workloads.spec.mesh import rank_of
 DENSE: dict[str, Any] = {"kind": "dense", "width": 1536, "activation": "silu"}
 RELU2: dict[str, Any] = {"kind": "dense", "width": 1280, "activation": "relu2", "gated": False}
 GELU: dict[str, Any] = {**DENSE, "activation": "gelu_tanh"}
+
+MAMBA: dict[str, Any] = {"heads": 16, "head_dim": 64, "groups": 2, "state": 64}
 
 
 def wide(**changes: Any) -> dict[str, Any]:
@@ -32,6 +34,9 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "caps": [layer(wide(soft_cap=True), GELU)],
     "norms": [layer(wide(span=window(80), norm="without_weight"), GELU, norms=4)],
     "relu": [layer(wide(rope=None), RELU2)],
+    # Units of similar sizes: the closed form takes the largest one for each.
+    "mamba": [layer(wide(heads=12, kv_heads=12), DENSE), layer(mamba(**MAMBA), DENSE)],
+    "mamba_biases": [layer(mamba(**MAMBA, bias=True, convolution_bias=False), RELU2), layer(wide(), DENSE)],
 }
 LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 1, "rounds": 3},

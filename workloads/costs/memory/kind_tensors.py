@@ -4,8 +4,8 @@ Symbols are those of `workloads.costs.memory.activations`: T tokens of a micro-b
 tensor-parallel regions, c bytes of an activation, h hidden size. A kind's tensors are one function here. Operations are
 taken to save what the engine's do, and those that it lacks what published kernels do: the gated delta rule and KDA as
 in flash-linear-attention (`chunk_gated_delta_rule`: the convolved projection, decay, rate and the chunks' matrix A),
-Mamba-2 as its fused operation (`mamba_split_conv1d_scan_combined`: projection, scan output and statistics), an indexer
-its choice as 32-bit numbers.
+an indexer its choice as 32-bit numbers. Mamba-2 saves its projection and, for the output projection, the gated norm;
+everything between them is computed again (`workloads.engine.kind_ops.segments`).
 
 The accounting follows Korthikanti et al. 2022 (arXiv:2205.05198, eq. 1-6), with this engine's operators in place of a
 GPT layer's. A column-parallel layer saves this rank's part of its input, not the gathered one. Ulysses saves queries,
@@ -212,14 +212,20 @@ def _kimi_delta(mixer: KimiDelta, s: Sizes) -> list[Tensor]:
     ]
 
 
+def _recurrence(s: Sizes, columns: int) -> Tensor:
+    """The gated norm, which the output projection saves; what the recurrence has before it is computed again."""
+    size = s.split(columns)
+    kept = fp8.cast_bytes(s.e, size // s.c) if fp8.keeps_low(s.e) else size
+    return Tensor("gated norm", kept, moved=3 * size, feeds=True)
+
+
 def _mamba(mixer: Mamba2, s: Sizes) -> list[Tensor]:
     width, channels = mixer.heads * mixer.head_dim, 2 * mixer.groups * mixer.state
     return [
         Tensor(
             "projected", s.split(2 * width + channels + mixer.heads), moved=2 * s.split(width + channels), gradient=True
         ),
-        Tensor("scan output", s.split(width), moved=3 * s.split(width), gradient=True),
-        Tensor("norm of groups: statistics", s.statistics(heads=mixer.groups)),
+        _recurrence(s, width),
     ]
 
 

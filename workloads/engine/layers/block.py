@@ -18,6 +18,7 @@ from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForwa
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.layers.recurrent import recurrent
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -27,6 +28,7 @@ from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs,
 from workloads.spec.layer_kinds.attention import Attention as GroupedAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import Weight
 
@@ -153,6 +155,8 @@ def _attention(
     if kind is not None and isinstance(kind.mixer, GroupedAttention):
         found = rotation(kind)
         return KindAttention(prefix, model, kind.mixer, 0 if found is None else found[1], batch, tp, cp)
+    if kind is not None and isinstance(kind.mixer, Recurrent):
+        return recurrent(prefix, model, kind.mixer, batch, tp)
     return (Attention if model.mla is None else LatentAttention)(prefix, model, batch, tp, cp)
 
 

@@ -1,0 +1,79 @@
+"""Faults of recurrent layers: states between chunks and segments, decays, convolutions, gates and norms."""
+
+from __future__ import annotations
+
+from tests.planted.faults import ENGINE, faults_of
+from tests.planted.plant import Fault
+
+_SEGMENTS, _MAMBA = ENGINE + "kind_ops.segments:", ENGINE + "kind_ops.mamba_scan:MambaStep."
+_OF_MAMBA = {"layers": "mamba", "seq_len": 84, "micro_batch_size": 2}
+_SEVERAL = {"layers": "mamba", "seq_len": 84, "global_batch_size": 8, "micro_batch_size": 8}
+"""Sequences in two segments."""
+
+RECURRENCES: list[Fault] = faults_of(
+    "recurrences",
+    (
+        "state_lost_between_chunks",
+        "every chunk of Mamba-2 begins without a state",
+        _MAMBA + "_scan",
+        "before.append(state)",
+        "before.append(torch.zeros_like(state))",
+        _OF_MAMBA,
+    ),
+    (
+        "state_not_decayed",
+        "the state before a chunk does not decay within it",
+        _MAMBA + "_scan",
+        "from_state * sums.exp().unsqueeze(5)",
+        "from_state",
+        _OF_MAMBA,
+    ),
+    (
+        "gate_after_the_norm",
+        "the output of Mamba-2 is gated after its norm",
+        _MAMBA + "__call__",
+        "self._normed(y * F.silu(z)) * norm",
+        "self._normed(y) * F.silu(z) * norm",
+        _OF_MAMBA,
+    ),
+    (
+        "norm_over_all_groups",
+        "all groups are normed together",
+        _MAMBA + "_normed",
+        "(self.groups, -1)",
+        "(1, -1)",
+        _OF_MAMBA,
+    ),
+    (
+        "state_lost_between_segments",
+        "every segment begins without a state",
+        _SEGMENTS + "_Scanned.forward",
+        "parameters, state)",
+        "parameters, step.start(first[:, :1]))",
+        _SEVERAL,
+    ),
+    (
+        "gradient_of_the_state_lost",
+        "a segment gets no gradient through the state after it",
+        _SEGMENTS + "_backward",
+        "d_state = gradients[len(inputs) :]",
+        "pass",
+        _SEVERAL,
+    ),
+    (
+        "convolution_sees_zeros",
+        "the convolution of a segment sees nothing of the one before it",
+        _SEGMENTS + "convolved",
+        "torch.cat([tail_BKC, x_BLC], 1)",
+        "torch.cat([torch.zeros_like(tail_BKC), x_BLC], 1)",
+        _SEVERAL,
+    ),
+    (
+        "kernel_turned_round",
+        "the convolution's kernel is applied from its other end",
+        _SEGMENTS + "convolved",
+        "weight_CK[:, at]",
+        "weight_CK[:, kernel - at]",
+        _OF_MAMBA,
+    ),
+)

@@ -1,0 +1,64 @@
+"""Weights of recurrent mixers, as `workloads.spec.kind_weights` has those of attention. No torch here.
+
+Everything that has heads, groups or channels is divided over tensor-parallel ranks by them, the short vectors too.
+Convolutions begin with the spread of `torch.nn.Conv1d` (uniform within 1 / sqrt(kernel)), skips and norms with ones,
+other vectors as matrices do, so that no gradient is special at the start. Published models begin with other decays
+(from 1 to 16), on which no cost depends.
+"""
+
+from __future__ import annotations
+
+import math
+
+from workloads.spec.layer_kinds.recurrent import Mamba2, Recurrent
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, Weight, norm, residual_std
+
+
+def recurrent(model: ModelSpec, mixer: Recurrent, prefix: str) -> dict[str, Weight]:
+    """Weights of a recurrent mixer that the engine runs by their short names, in the order in which it creates them."""
+    assert isinstance(mixer, Mamba2), "refused by the rules"
+    return mamba(model, mixer, prefix)
+
+
+MAMBA_PRODUCTS = ("z", "x", "b", "c", "steps")
+"""Parts of the projection."""
+
+
+def columns(model: ModelSpec, mixer: Recurrent) -> tuple[int, ...]:
+    """Columns of the projections of the layer's input, and of the input of its output projection."""
+    assert isinstance(mixer, Mamba2), "refused by the rules"
+    held = mamba(model, mixer, "")
+    return sum(held[name].shape[0] for name in MAMBA_PRODUCTS), held["out"].shape[1]
+
+
+def mamba(model: ModelSpec, mixer: Mamba2, prefix: str) -> dict[str, Weight]:
+    """z, x, b, c and steps have one input and are one parameter, and so are the convolutions of x, b and c, all biases
+    of these, and the vectors of heads."""
+    h, width, of_groups = model.hidden_size, mixer.heads * mixer.head_dim, mixer.groups * mixer.state
+    convolved = {"x": width, "b": of_groups, "c": of_groups}
+    columns = {"z": width, **convolved, "steps": mixer.heads}
+    held = {name: Weight(f"{prefix}.{name}", (count, h), INIT_STD, ROWS) for name, count in columns.items()}
+    if mixer.bias:
+        held |= {f"{name}_bias": _vector(f"{prefix}.{name}_bias", count) for name, count in columns.items()}
+    held |= {
+        f"{name}_kernel": _kernel(f"{prefix}.{name}_kernel", count, mixer.kernel) for name, count in convolved.items()
+    }
+    if mixer.convolution_bias:
+        held |= {
+            f"{name}_kernel_bias": _vector(f"{prefix}.{name}_kernel_bias", count) for name, count in convolved.items()
+        }
+    held |= {name: _vector(f"{prefix}.{name}", mixer.heads) for name in ("decay", "step_bias")}
+    held |= {name: norm(f"{prefix}.{name}", size, ROWS) for name, size in (("skip", mixer.heads), ("norm", width))}
+    held["out"] = Weight(f"{prefix}.out", (h, width), residual_std(model), COLUMNS)
+    if mixer.bias:
+        held["out_bias"] = Weight(f"{prefix}.out_bias", (h,), INIT_STD, WHOLE)
+    return held
+
+
+def _kernel(name: str, channels: int, length: int) -> Weight:
+    return Weight(name, (channels, length), 1 / math.sqrt(3 * length), ROWS)
+
+
+def _vector(name: str, size: int) -> Weight:
+    return Weight(name, (size,), INIT_STD, ROWS)
