@@ -6,7 +6,9 @@ from tests.planted.faults import ENGINE, faults_of
 from tests.planted.plant import Fault
 
 _SEGMENTS, _MAMBA = ENGINE + "kind_ops.segments:", ENGINE + "kind_ops.mamba_scan:MambaStep."
+_DELTA, _STEPS = ENGINE + "kind_ops.delta_rule:", ENGINE + "kind_ops.delta_steps:"
 _OF_MAMBA = {"layers": "mamba", "seq_len": 84, "micro_batch_size": 2}
+_OF_DELTA = {"layers": "gated_delta", "seq_len": 84, "micro_batch_size": 2}
 _SEVERAL = {"layers": "mamba", "seq_len": 84, "global_batch_size": 8, "micro_batch_size": 8}
 """Sequences in two segments."""
 
@@ -43,6 +45,46 @@ RECURRENCES: list[Fault] = faults_of(
         "(self.groups, -1)",
         "(1, -1)",
         _OF_MAMBA,
+    ),
+    (
+        "delta_state_lost_between_chunks",
+        "every chunk of the delta rule begins without a state",
+        _DELTA + "delta_rule",
+        "before.append(state)",
+        "before.append(torch.zeros_like(state))",
+        _OF_DELTA,
+    ),
+    (
+        "known_not_taken_off",
+        "a chunk writes values without what the state before it holds of them",
+        _DELTA + "delta_rule",
+        "alone[:, at] - of_state[:, at] @ state",
+        "alone[:, at]",
+        _OF_DELTA,
+    ),
+    (
+        "rates_of_other_tokens",
+        "the triangular system has the rates of the tokens before",
+        _DELTA + "delta_rule",
+        "(of_keys * rate).tril(-1)",
+        "(of_keys * rate.transpose(3, 4)).tril(-1)",
+        _OF_DELTA,
+    ),
+    (
+        "gate_and_values_exchanged",
+        "gate and normed values change places",
+        _STEPS + "GatedDeltaStep.__call__",
+        "normed(o, norm, self.eps).flatten(2) * F.silu(gate)",
+        "F.silu(normed(o, norm, self.eps).flatten(2)) * gate",
+        _OF_DELTA,
+    ),
+    (
+        "keys_of_other_heads",
+        "heads of values take the keys of other heads",
+        _STEPS + "GatedDeltaStep.__call__",
+        ".repeat_interleave(shared, 2)",
+        ".repeat(1, 1, shared, 1)",
+        _OF_DELTA,
     ),
     (
         "state_lost_between_segments",

@@ -30,6 +30,7 @@ RUN_BY_KIND = (
     "dense layers after routed ones",
     "a gate of the shared expert",
     "Mamba-2",
+    "gated delta rule",
     "router weights on the inputs of experts",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot

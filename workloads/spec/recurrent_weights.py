@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import math
 
-from workloads.spec.layer_kinds.recurrent import Mamba2, Recurrent
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2, Recurrent
 from workloads.spec.model_spec import ModelSpec
-from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, Weight, norm, residual_std
+from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
 
 
 def recurrent(model: ModelSpec, mixer: Recurrent, prefix: str) -> dict[str, Weight]:
     """Weights of a recurrent mixer that the engine runs by their short names, in the order in which it creates them."""
+    if isinstance(mixer, GatedDeltaRule):
+        return gated_delta(model, mixer, prefix)
     assert isinstance(mixer, Mamba2), "refused by the rules"
     return mamba(model, mixer, prefix)
 
 
-MAMBA_PRODUCTS = ("z", "x", "b", "c", "steps")
+MAMBA_PRODUCTS, DELTA_PRODUCTS = ("z", "x", "b", "c", "steps"), ("q", "k", "v", "gate", "decay", "rate")
 """Parts of the projection."""
 
 
 def columns(model: ModelSpec, mixer: Recurrent) -> tuple[int, ...]:
     """Columns of the projections of the layer's input, and of the input of its output projection."""
-    assert isinstance(mixer, Mamba2), "refused by the rules"
-    held = mamba(model, mixer, "")
-    return sum(held[name].shape[0] for name in MAMBA_PRODUCTS), held["out"].shape[1]
+    held = recurrent(model, mixer, "")
+    products = MAMBA_PRODUCTS if isinstance(mixer, Mamba2) else DELTA_PRODUCTS
+    return sum(held[name].shape[0] for name in products), held["out"].shape[1]
 
 
 def mamba(model: ModelSpec, mixer: Mamba2, prefix: str) -> dict[str, Weight]:
@@ -62,3 +64,19 @@ def _kernel(name: str, channels: int, length: int) -> Weight:
 
 def _vector(name: str, size: int) -> Weight:
     return Weight(name, (size,), INIT_STD, ROWS)
+
+
+def gated_delta(model: ModelSpec, mixer: GatedDeltaRule, prefix: str) -> dict[str, Weight]:
+    """Queries, keys, values, gates, decays and rates have one input and are one parameter, and so are the convolutions
+    of the first three, and both vectors of heads."""
+    h, keys, values = model.hidden_size, mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
+    convolved = {"q": keys, "k": keys, "v": values}
+    columns = {**convolved, "gate": values, "decay": mixer.value_heads, "rate": mixer.value_heads}
+    held = {name: Weight(f"{prefix}.{name}", (count, h), INIT_STD, ROWS) for name, count in columns.items()}
+    held |= {
+        f"{name}_kernel": _kernel(f"{prefix}.{name}_kernel", count, mixer.kernel) for name, count in convolved.items()
+    }
+    held |= {name: _vector(f"{prefix}.{name}", mixer.value_heads) for name in ("log_rate", "decay_bias")}
+    held["norm"] = norm(f"{prefix}.norm", mixer.value_dim, WHOLE_BY_HEADS)
+    held["out"] = Weight(f"{prefix}.out", (h, values), residual_std(model), COLUMNS)
+    return held

@@ -46,6 +46,11 @@ def mamba(**changes: Any) -> Part:
     return {**usual, **changes}
 
 
+def gated_delta(**changes: Any) -> Part:
+    usual = {"kind": "gated_delta_rule", "key_heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8, "kernel": 4}
+    return {**usual, **changes}
+
+
 def layer(mixer: Part, mlp: Part = DENSE, norms: int = 2) -> Part:
     return {"mixer": mixer, "mlp": mlp, "norms": norms}
 
@@ -105,6 +110,10 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
     "mamba": (
         [layer(mamba()), layer(attention(rope=None)), layer(mamba(bias=True, convolution_bias=False, kernel=3))],
         [0, 1, 2, 0, 2],
+    ),
+    "gated_delta": (
+        [layer(gated_delta()), layer(attention(gate="element", rope={**ROPE, "rotated": 0.5}))],
+        [0, 0, 0, 1, 0],
     ),
 }
 """Kinds of layers and their order, by name."""

@@ -1,7 +1,7 @@
 """Recurrent mixers written down a second time, one token after the other, in float64.
 
-They follow the recurrences of the papers (Mamba-2: arXiv:2405.21060, section 3 and 7) and the published modelling code
-(transformers: nemotron_h), and share no line with the engine, which works in chunks.
+They follow the recurrences of the papers (Mamba-2: arXiv:2405.21060; gated delta rule: arXiv:2412.06464) and the
+published modelling code (transformers: nemotron_h, qwen3_5), and share no line with the engine, which works in chunks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workloads.spec.layer_kinds.recurrent import Mamba2, Recurrent
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2, Recurrent
 
 
 def mix(h: Tensor, w: dict[str, Tensor], p: str, mixer: Recurrent, eps: float) -> Tensor:
     """Output [B, S, D] of one recurrent layer, with its projections, for the normed stream [B, S, D]."""
+    if isinstance(mixer, GatedDeltaRule):
+        return _gated_delta(h, w, p, mixer, eps)
     assert isinstance(mixer, Mamba2)
     return _mamba(h, w, p, mixer, eps)
 
@@ -34,7 +36,7 @@ def _mamba(h: Tensor, w: dict[str, Tensor], p: str, mixer: Mamba2, eps: float) -
     b, c = (
         convolve(name).view(batch, seq, mixer.groups, mixer.state).repeat_interleave(shared, 2) for name in ("b", "c")
     )
-    steps = torch.log1p(torch.exp(project("steps") + w[f"{p}.step_bias"]))
+    steps = _softplus(project("steps") + w[f"{p}.step_bias"])
     rate = torch.exp(w[f"{p}.decay"])
     state, outputs = h.new_zeros(batch, mixer.heads, mixer.head_dim, mixer.state), []
     for t in range(seq):
@@ -47,6 +49,42 @@ def _mamba(h: Tensor, w: dict[str, Tensor], p: str, mixer: Mamba2, eps: float) -
     y = (groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()).reshape(batch, seq, -1) * w[f"{p}.norm"]
     y = y @ w[f"{p}.out"].t()
     return y + w[f"{p}.out_bias"] if mixer.bias else y
+
+
+def _gated_delta(h: Tensor, w: dict[str, Tensor], p: str, mixer: GatedDeltaRule, eps: float) -> Tensor:
+    batch, seq, _ = h.shape
+
+    def project(name: str) -> Tensor:
+        return h @ w[f"{p}.{name}"].t()
+
+    q, k, v = (_convolved(project(name), w[f"{p}.{name}_kernel"]) for name in "qkv")
+    shared = mixer.value_heads // mixer.key_heads
+    q, k = (_unit(x.view(batch, seq, mixer.key_heads, -1)).repeat_interleave(shared, 2) for x in (q, k))
+    v = v.view(batch, seq, mixer.value_heads, -1)
+    decays = torch.exp(-torch.exp(w[f"{p}.log_rate"]) * _softplus(project("decay") + w[f"{p}.decay_bias"]))
+    o = _delta_rule(q, k, v, decays.unsqueeze(-1), 1 / (1 + torch.exp(-project("rate"))))
+    o = o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * w[f"{p}.norm"]
+    return (o.flatten(2) * _silu(project("gate"))) @ w[f"{p}.out"].t()
+
+
+def _delta_rule(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor) -> Tensor:
+    """Outputs [B, S, H, V]; ``decays`` [B, S, H, 1 or K] of the rows of the state."""
+    state, outputs = q.new_zeros(q.shape[0], *q.shape[2:], v.shape[3]), []
+    for t in range(q.shape[1]):
+        state = state * decays[:, t, :, :, None]
+        known = torch.einsum("bhk,bhkv->bhv", k[:, t], state)
+        new = rates[:, t, :, None] * (v[:, t] - known)
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state) / q.shape[3] ** 0.5)
+    return torch.stack(outputs, 1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.log1p(torch.exp(x))
 
 
 def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,10 +2,10 @@
 
 Symbols are those of `workloads.costs.memory.activations`: T tokens of a micro-batch on one rank, T_s of them between
 tensor-parallel regions, c bytes of an activation, h hidden size. A kind's tensors are one function here. Operations are
-taken to save what the engine's do, and those that it lacks what published kernels do: the gated delta rule and KDA as
-in flash-linear-attention (`chunk_gated_delta_rule`: the convolved projection, decay, rate and the chunks' matrix A),
-an indexer its choice as 32-bit numbers. Mamba-2 saves its projection and, for the output projection, the gated norm;
-everything between them is computed again (`workloads.engine.kind_ops.segments`).
+taken to save what the engine's do, and those that it lacks what published kernels do: KDA as in
+flash-linear-attention (`chunk_kda`: the convolved projection, decay, rate and the chunks' matrices), an indexer its
+choice as 32-bit numbers. Mamba-2 and the gated delta rule save their projection and, for the output projection, the
+gated norm; everything between them is computed again (`workloads.engine.kind_ops.segments`).
 
 The accounting follows Korthikanti et al. 2022 (arXiv:2205.05198, eq. 1-6), with this engine's operators in place of a
 GPT layer's. A column-parallel layer saves this rank's part of its input, not the gathered one. Ulysses saves queries,
@@ -180,18 +180,12 @@ def _compressed(mixer: CompressedAttention, s: Sizes) -> list[Tensor]:
 
 
 def _gated_delta(mixer: GatedDeltaRule, s: Sizes) -> list[Tensor]:
-    values = s.split(mixer.value_heads * mixer.value_dim)
-    projected = s.split(2 * mixer.key_heads * mixer.key_dim) + values
-    per_head = s.tokens * mixer.value_heads // s.tp
+    values = mixer.value_heads * mixer.value_dim
+    convolved = 2 * mixer.key_heads * mixer.key_dim + values
+    projected = s.split(convolved + values + 2 * mixer.value_heads)
     return [
-        Tensor("projected", projected, gradient=True),
-        Tensor("convolved", projected, moved=4 * projected),
-        Tensor("decay and rate", 2 * STATISTICS_BYTES * per_head),
-        Tensor("matrix of chunks", s.c * DELTA_CHUNK * per_head),
-        Tensor("output", values, gradient=True),
-        Tensor("gate", values, gradient=True),
-        Tensor("norm of heads: statistics", STATISTICS_BYTES * per_head),
-        Tensor("gated norm", values, "norm", 3 * values, feeds=True),
+        Tensor("projected", projected, moved=4 * s.split(convolved), gradient=True),
+        _recurrence(s, values),
     ]
 
 

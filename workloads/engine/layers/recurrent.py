@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.kind_ops.delta_steps import GatedDeltaStep
 from workloads.engine.kind_ops.mamba_scan import MambaStep
 from workloads.engine.kind_ops.segments import scanned
 from workloads.engine.layers.vector import Vector
 from workloads.spec import recurrent_weights
-from workloads.spec.layer_kinds.recurrent import Mamba2, Recurrent
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2, Recurrent
 from workloads.spec.model_spec import ModelSpec
 
 
@@ -63,7 +64,37 @@ class Mamba(nn.Module):
         return y_TD if self.out_bias is None else y_TD + self.out_bias.weight
 
 
+class GatedDelta(nn.Module):
+    """Gated DeltaNet (arXiv:2412.06464), as Qwen3.5 has it."""
+
+    def __init__(self, prefix: str, model: ModelSpec, mixer: GatedDeltaRule, batch: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.batch = batch
+        held = recurrent_weights.gated_delta(model, mixer, prefix)
+        self.projection = ColumnParallelLinear([held[name] for name in recurrent_weights.DELTA_PRODUCTS], tp)
+        self.kernel = Vector([held[f"{name}_kernel"] for name in "qkv"], tp)
+        self.of_heads = Vector([held["log_rate"], held["decay_bias"]], tp)
+        self.norm = Vector([held["norm"]], tp)
+        self.out = RowParallelLinear(held["out"], tp, "recurrence")
+        self.step = GatedDeltaStep(
+            key_heads=mixer.key_heads // tp.size,
+            value_heads=mixer.value_heads // tp.size,
+            key_dim=mixer.key_dim,
+            value_dim=mixer.value_dim,
+            kernel=mixer.kernel,
+            eps=model.norm_eps,
+        )
+
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+        parameters = [one.weight for one in (self.kernel, self.of_heads, self.norm)]
+        y_BSO = scanned(self.step, [self.projection(x_TD).unflatten(0, (self.batch, -1))], parameters)
+        y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
+        return y_TD
+
+
 def recurrent(prefix: str, model: ModelSpec, mixer: Recurrent, batch: int, tp: TensorParallel) -> nn.Module:
     """The module of a recurrent mixer."""
+    if isinstance(mixer, GatedDeltaRule):
+        return GatedDelta(prefix, model, mixer, batch, tp)
     assert isinstance(mixer, Mamba2), "refused by the rules"
     return Mamba(prefix, model, mixer, batch, tp)
