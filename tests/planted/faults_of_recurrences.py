@@ -9,6 +9,7 @@ _SEGMENTS, _MAMBA = ENGINE + "kind_ops.segments:", ENGINE + "kind_ops.mamba_scan
 _DELTA, _STEPS = ENGINE + "kind_ops.delta_rule:", ENGINE + "kind_ops.delta_steps:"
 _OF_MAMBA = {"layers": "mamba", "seq_len": 84, "micro_batch_size": 2}
 _OF_DELTA = {"layers": "gated_delta", "seq_len": 84, "micro_batch_size": 2}
+_OF_KIMI = {"layers": "kimi_delta", "seq_len": 84, "micro_batch_size": 2}
 _SEVERAL = {"layers": "mamba", "seq_len": 84, "global_batch_size": 8, "micro_batch_size": 8}
 """Sequences in two segments."""
 
@@ -85,6 +86,30 @@ RECURRENCES: list[Fault] = faults_of(
         ".repeat_interleave(shared, 2)",
         ".repeat(1, 1, shared, 1)",
         _OF_DELTA,
+    ),
+    (
+        "block_of_own_tokens_alone",
+        "tokens of KDA see no earlier block of their chunk",
+        _DELTA + "_scores_by_channel",
+        "if at:",
+        "if at > size:",
+        _OF_KIMI,
+    ),
+    (
+        "decay_of_the_block_lost",
+        "what KDA has of earlier blocks does not decay in the block itself",
+        _DELTA + "_scores_by_channel",
+        "(sums_n[:, :, :, at] - start).exp()",
+        "(sums_n[:, :, :, at] * 0).exp()",
+        _OF_KIMI,
+    ),
+    (
+        "gate_by_silu",
+        "the gate of KDA is a SiLU",
+        _STEPS + "KimiDeltaStep.__call__",
+        "gate.sigmoid()",
+        "F.silu(gate)",
+        _OF_KIMI,
     ),
     (
         "state_lost_between_segments",

@@ -31,6 +31,7 @@ RUN_BY_KIND = (
     "a gate of the shared expert",
     "Mamba-2",
     "gated delta rule",
+    "KDA",
     "router weights on the inputs of experts",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot

@@ -100,7 +100,7 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int]:
         columns = gcd(columns, projected // tp, outputs // tp)
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):
-            columns = gcd(columns, *(count // tp for count in recurrent_columns(model, kind.mixer)))
+            columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))
     return local, local or special, columns
 
 

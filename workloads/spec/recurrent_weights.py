@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2, Recurrent
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2, Recurrent
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
 
@@ -19,6 +19,8 @@ def recurrent(model: ModelSpec, mixer: Recurrent, prefix: str) -> dict[str, Weig
     """Weights of a recurrent mixer that the engine runs by their short names, in the order in which it creates them."""
     if isinstance(mixer, GatedDeltaRule):
         return gated_delta(model, mixer, prefix)
+    if isinstance(mixer, KimiDelta):
+        return kimi_delta(model, mixer, prefix)
     assert isinstance(mixer, Mamba2), "refused by the rules"
     return mamba(model, mixer, prefix)
 
@@ -27,11 +29,14 @@ MAMBA_PRODUCTS, DELTA_PRODUCTS = ("z", "x", "b", "c", "steps"), ("q", "k", "v", 
 """Parts of the projection."""
 
 
-def columns(model: ModelSpec, mixer: Recurrent) -> tuple[int, ...]:
-    """Columns of the projections of the layer's input, and of the input of its output projection."""
+def columns(model: ModelSpec, mixer: Recurrent, tp: int) -> tuple[int, ...]:
+    """Columns that a rank has of the projections of the layer's input, of the input of its output projection, and of
+    latents."""
     held = recurrent(model, mixer, "")
     products = MAMBA_PRODUCTS if isinstance(mixer, Mamba2) else DELTA_PRODUCTS
-    return sum(held[name].shape[0] for name in products), held["out"].shape[1]
+    fused = sum(held[name].shape[0] for name in products if name in held)
+    latents = (mixer.head_dim,) if isinstance(mixer, KimiDelta) else ()
+    return fused // tp, held["out"].shape[1] // tp, *latents
 
 
 def mamba(model: ModelSpec, mixer: Mamba2, prefix: str) -> dict[str, Weight]:
@@ -79,4 +84,24 @@ def gated_delta(model: ModelSpec, mixer: GatedDeltaRule, prefix: str) -> dict[st
     held |= {name: _vector(f"{prefix}.{name}", mixer.value_heads) for name in ("log_rate", "decay_bias")}
     held["norm"] = norm(f"{prefix}.norm", mixer.value_dim, WHOLE_BY_HEADS)
     held["out"] = Weight(f"{prefix}.out", (h, values), residual_std(model), COLUMNS)
+    return held
+
+
+def kimi_delta(model: ModelSpec, mixer: KimiDelta, prefix: str) -> dict[str, Weight]:
+    """Queries, keys, values, rates and, in full rank, gates have the layer's input and are one parameter; so are the
+    latents of decays and of gates, which every rank has whole, and the vectors of decays."""
+    h, size, width = model.hidden_size, mixer.head_dim, mixer.heads * mixer.head_dim
+    columns = {"q": width, "k": width, "v": width, "rate": mixer.heads}
+    if mixer.full_rank_gate:
+        columns["gate"] = width
+    latents = ["decay"] if mixer.full_rank_gate else ["decay", "gate"]
+    held = {name: Weight(f"{prefix}.{name}", (count, h), INIT_STD, ROWS) for name, count in columns.items()}
+    for name in latents:
+        held[f"{name}_down"] = Weight(f"{prefix}.{name}_down", (size, h), INIT_STD, WHOLE)
+        held[f"{name}_up"] = Weight(f"{prefix}.{name}_up", (width, size), INIT_STD, ROWS)
+    held |= {f"{name}_kernel": _kernel(f"{prefix}.{name}_kernel", width, mixer.kernel) for name in "qkv"}
+    held["decay_bias"] = _vector(f"{prefix}.decay_bias", width)
+    held["log_rate"] = _vector(f"{prefix}.log_rate", mixer.heads)
+    held["norm"] = norm(f"{prefix}.norm", size, WHOLE_BY_HEADS)
+    held["out"] = Weight(f"{prefix}.out", (h, width), residual_std(model), COLUMNS)
     return held

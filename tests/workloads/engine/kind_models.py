@@ -51,6 +51,10 @@ def gated_delta(**changes: Any) -> Part:
     return {**usual, **changes}
 
 
+def kimi_delta(**changes: Any) -> Part:
+    return {"kind": "kimi_delta", "heads": 4, "head_dim": 6, "kernel": 4, **changes}
+
+
 def layer(mixer: Part, mlp: Part = DENSE, norms: int = 2) -> Part:
     return {"mixer": mixer, "mlp": mlp, "norms": norms}
 
@@ -114,6 +118,10 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
     "gated_delta": (
         [layer(gated_delta()), layer(attention(gate="element", rope={**ROPE, "rotated": 0.5}))],
         [0, 0, 0, 1, 0],
+    ),
+    "kimi_delta": (
+        [layer(kimi_delta()), layer(attention(rope=None)), layer(kimi_delta(full_rank_gate=True, kernel=3))],
+        [0, 1, 2, 0, 2],
     ),
 }
 """Kinds of layers and their order, by name."""

@@ -1,7 +1,8 @@
 """Recurrent mixers written down a second time, one token after the other, in float64.
 
-They follow the recurrences of the papers (Mamba-2: arXiv:2405.21060; gated delta rule: arXiv:2412.06464) and the
-published modelling code (transformers: nemotron_h, qwen3_5), and share no line with the engine, which works in chunks.
+They follow the recurrences of the papers (Mamba-2: arXiv:2405.21060; gated delta rule: arXiv:2412.06464; KDA:
+arXiv:2510.26692) and the published modelling code (transformers: nemotron_h, qwen3_5, kimi_linear), and share no line
+with the engine, which works in chunks.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2, Recurrent
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2, Recurrent
 
 
 def mix(h: Tensor, w: dict[str, Tensor], p: str, mixer: Recurrent, eps: float) -> Tensor:
     """Output [B, S, D] of one recurrent layer, with its projections, for the normed stream [B, S, D]."""
     if isinstance(mixer, GatedDeltaRule):
         return _gated_delta(h, w, p, mixer, eps)
+    if isinstance(mixer, KimiDelta):
+        return _kimi_delta(h, w, p, mixer, eps)
     assert isinstance(mixer, Mamba2)
     return _mamba(h, w, p, mixer, eps)
 
@@ -65,6 +68,24 @@ def _gated_delta(h: Tensor, w: dict[str, Tensor], p: str, mixer: GatedDeltaRule,
     o = _delta_rule(q, k, v, decays.unsqueeze(-1), 1 / (1 + torch.exp(-project("rate"))))
     o = o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * w[f"{p}.norm"]
     return (o.flatten(2) * _silu(project("gate"))) @ w[f"{p}.out"].t()
+
+
+def _kimi_delta(h: Tensor, w: dict[str, Tensor], p: str, mixer: KimiDelta, eps: float) -> Tensor:
+    batch, seq, _ = h.shape
+
+    def low_rank(name: str) -> Tensor:
+        return h @ w[f"{p}.{name}_down"].t() @ w[f"{p}.{name}_up"].t()
+
+    def heads(x: Tensor) -> Tensor:
+        return x.view(batch, seq, mixer.heads, mixer.head_dim)
+
+    q, k, v = (heads(_convolved(h @ w[f"{p}.{name}"].t(), w[f"{p}.{name}_kernel"])) for name in "qkv")
+    rates = torch.exp(w[f"{p}.log_rate"])[:, None]
+    decays = torch.exp(-rates * heads(_softplus(low_rank("decay") + w[f"{p}.decay_bias"])))
+    o = _delta_rule(_unit(q), _unit(k), v, decays, 1 / (1 + torch.exp(-(h @ w[f"{p}.rate"].t()))))
+    o = o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * w[f"{p}.norm"]
+    gate = h @ w[f"{p}.gate"].t() if mixer.full_rank_gate else low_rank("gate")
+    return (o.flatten(2) / (1 + torch.exp(-gate))) @ w[f"{p}.out"].t()
 
 
 def _delta_rule(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor) -> Tensor:

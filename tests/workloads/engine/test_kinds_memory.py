@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from tests.sampling import sampled
-from tests.workloads.engine.kind_models import attention, chunk, gated_delta, kind_model, layer, mamba, window
+from tests.workloads.engine.kind_models import (
+    attention,
+    chunk,
+    gated_delta,
+    kimi_delta,
+    kind_model,
+    layer,
+    mamba,
+    window,
+)
 from tests.workloads.engine.test_memory import alone, total
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
@@ -19,6 +28,7 @@ RELU2: dict[str, Any] = {"kind": "dense", "width": 1280, "activation": "relu2", 
 GELU: dict[str, Any] = {**DENSE, "activation": "gelu_tanh"}
 
 MAMBA: dict[str, Any] = {"heads": 16, "head_dim": 64, "groups": 2, "state": 64}
+KIMI: dict[str, Any] = {"heads": 12, "head_dim": 64, "kernel": 4}
 DELTA: dict[str, Any] = {"key_heads": 4, "value_heads": 8, "key_dim": 64, "value_dim": 120}
 
 
@@ -37,6 +47,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "relu": [layer(wide(rope=None), RELU2)],
     # Units of similar sizes: the closed form takes the largest one for each.
     "mamba": [layer(mamba(**MAMBA, bias=True), RELU2), layer(wide(), DENSE)],
+    "kimi_delta": [layer(kimi_delta(**KIMI), RELU2), layer(wide(), DENSE)],
     "gated_delta": [layer(gated_delta(**DELTA), RELU2), layer(wide(), DENSE)],
 }
 LAYOUTS: list[dict[str, Any]] = [

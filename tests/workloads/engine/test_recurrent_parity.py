@@ -12,7 +12,7 @@ from tests.workloads.engine.parity import check_on, experiment, on_backends
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
-NAMES = ("mamba", "gated_delta")
+NAMES = ("mamba", "gated_delta", "kimi_delta")
 LONG = {"seq_len": 84}
 """Tokens in two chunks, of which the second is not full; with eight sequences these are also two segments."""
 LAYOUTS: list[dict[str, Any]] = [

@@ -2,9 +2,8 @@
 
 Symbols are those of `workloads.costs.memory.activations`: T tokens of a micro-batch on one rank, T_s of them between
 tensor-parallel regions, c bytes of an activation, h hidden size. A kind's tensors are one function here. Operations are
-taken to save what the engine's do, and those that it lacks what published kernels do: KDA as in
-flash-linear-attention (`chunk_kda`: the convolved projection, decay, rate and the chunks' matrices), an indexer its
-choice as 32-bit numbers. Mamba-2 and the gated delta rule save their projection and, for the output projection, the
+taken to save what the engine's do, and those that it lacks what published kernels do: an indexer its choice
+as 32-bit numbers. Mamba-2, the gated delta rule and KDA save their projections and, for the output projection, the
 gated norm; everything between them is computed again (`workloads.engine.kind_ops.segments`).
 
 The accounting follows Korthikanti et al. 2022 (arXiv:2205.05198, eq. 1-6), with this engine's operators in place of a
@@ -31,7 +30,7 @@ from workloads.spec.layer_kinds.attention import (
 )
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
-from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
 from workloads.spec.model_layers import layers_of
 
 _CHOICE_BYTES = 4
@@ -190,19 +189,14 @@ def _gated_delta(mixer: GatedDeltaRule, s: Sizes) -> list[Tensor]:
 
 
 def _kimi_delta(mixer: KimiDelta, s: Sizes) -> list[Tensor]:
-    width, per_head = s.split(mixer.heads * mixer.head_dim), s.tokens * mixer.heads // s.tp
-    low = 1 if mixer.full_rank_gate else 2
+    width = mixer.heads * mixer.head_dim
+    full = width if mixer.full_rank_gate else 0
+    ups = 1 if mixer.full_rank_gate else 2
     return [
-        Tensor("projected", 3 * width, gradient=True),
-        Tensor("convolved", 3 * width, moved=12 * width),
-        Tensor("latents of decay and gate", s.own(low * mixer.head_dim), feeds=True),
-        Tensor("decay", STATISTICS_BYTES * per_head * mixer.head_dim, moved=3 * width, gradient=True),
-        Tensor("rate", STATISTICS_BYTES * per_head),
-        Tensor("matrices of chunks", 2 * s.c * DELTA_CHUNK * per_head),
-        Tensor("output", width, gradient=True),
-        Tensor("gate", width, gradient=True),
-        Tensor("norm of heads: statistics", STATISTICS_BYTES * per_head),
-        Tensor("gated norm", width, "norm", 3 * width, feeds=True),
+        Tensor("projected", s.split(3 * width + mixer.heads + full), moved=12 * s.split(width), gradient=True),
+        Tensor("latents of decay and gate", s.own(ups * mixer.head_dim), feeds=True),
+        Tensor("decay and gate", s.split(ups * width), moved=3 * s.split(width), gradient=True),
+        _recurrence(s, width),
     ]
 
 

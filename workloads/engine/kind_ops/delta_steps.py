@@ -66,3 +66,36 @@ class GatedDeltaStep:
 def normed(o_BLHV: Tensor, weight_V: Tensor, eps: float) -> Tensor:
     """Every head's values normed by themselves."""
     return o_BLHV * torch.rsqrt(o_BLHV.square().mean(3, keepdim=True) + eps) * weight_V
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDeltaStep:
+    """KDA of one tensor-parallel rank, whose heads these are, with K = V: every channel of a key decays by itself. Its
+    sequences: queries, keys and values [3 W], rates [H], decays [W], gates [W]. Its parameters: the convolution [3 W,
+    kernel], the bias of decays with a behind it [W + H], the norm's weight [K]."""
+
+    heads: int
+    head_dim: int
+    kernel: int
+    eps: float
+    chunk: int = CHUNK
+
+    @property
+    def outputs(self) -> int:
+        return self.heads * self.head_dim
+
+    def start(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        tail = like.new_zeros(like.shape[0], self.kernel - 1, 3 * self.outputs)
+        return tail, like.new_zeros(like.shape[0], self.heads, self.head_dim, self.head_dim)
+
+    def __call__(
+        self, sequences: Sequence[Tensor], parameters: Sequence[Tensor], state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (mixed, rate, decay, gate), (weight, vectors, norm) = sequences, parameters
+        bias_W, log_rate_H = vectors.split([self.outputs, self.heads])
+        mixed, tail = convolved(mixed, state[0], weight, None)
+        q, k, v = (x.unflatten(2, (self.heads, self.head_dim)) for x in mixed.chunk(3, 2))
+        steps_BLHK = F.softplus(decay + bias_W).unflatten(2, (self.heads, self.head_dim))
+        log_decay = -log_rate_H.exp().unsqueeze(1) * steps_BLHK
+        o, after = delta_rule(unit(q) * self.head_dim**-0.5, unit(k), v, log_decay, rate.sigmoid(), state[1])
+        return normed(o, norm, self.eps).flatten(2) * gate.sigmoid(), (tail, after)

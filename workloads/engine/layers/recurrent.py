@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear, WholeLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
-from workloads.engine.kind_ops.delta_steps import GatedDeltaStep
+from workloads.engine.kind_ops.delta_steps import GatedDeltaStep, KimiDeltaStep
 from workloads.engine.kind_ops.mamba_scan import MambaStep
 from workloads.engine.kind_ops.segments import scanned
 from workloads.engine.layers.vector import Vector
 from workloads.spec import recurrent_weights
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2, Recurrent
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2, Recurrent
 from workloads.spec.model_spec import ModelSpec
 
 
@@ -92,9 +92,48 @@ class GatedDelta(nn.Module):
         return y_TD
 
 
+class KimiDeltaAttention(nn.Module):
+    """KDA (arXiv:2510.26692), as Kimi Linear has it. Decays, and gates unless they have full rank, come from latents:
+    every rank projects its own tokens to them, and all tokens' latents to its own heads."""
+
+    def __init__(self, prefix: str, model: ModelSpec, mixer: KimiDelta, batch: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.batch, self.size = batch, mixer.head_dim
+        held = recurrent_weights.kimi_delta(model, mixer, prefix)
+        products = [held[name] for name in recurrent_weights.DELTA_PRODUCTS if name in held]
+        self.projection = ColumnParallelLinear(products, tp)
+        self.down = WholeLinear([held[name] for name in ("decay_down", "gate_down") if name in held], shares_input=True)
+        self.decay_up = ColumnParallelLinear([held["decay_up"]], tp)
+        self.gate_up = None if mixer.full_rank_gate else ColumnParallelLinear([held["gate_up"]], tp)
+        self.kernel = Vector([held[f"{name}_kernel"] for name in "qkv"], tp)
+        self.of_decays = Vector([held["decay_bias"], held["log_rate"]], tp)
+        self.norm = Vector([held["norm"]], tp)
+        self.out = RowParallelLinear(held["out"], tp, "recurrence")
+        self.step = KimiDeltaStep(
+            heads=mixer.heads // tp.size, head_dim=mixer.head_dim, kernel=mixer.kernel, eps=model.norm_eps
+        )
+
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+        width = self.step.outputs
+        projected_TC, latents = self.projection(x_TD), self.down(x_TD).split(self.size, 1)
+        decay_TW = self.decay_up(latents[0].contiguous())
+        if self.gate_up is None:
+            qkv, gate_TW, rate = projected_TC.split([3 * width, width, self.step.heads], 1)
+            inputs = [qkv, rate, decay_TW, gate_TW]
+        else:
+            qkv, rate = projected_TC.split([3 * width, self.step.heads], 1)
+            inputs = [qkv, rate, decay_TW, self.gate_up(latents[1].contiguous())]
+        parameters = [one.weight for one in (self.kernel, self.of_decays, self.norm)]
+        y_BSO = scanned(self.step, [x.unflatten(0, (self.batch, -1)) for x in inputs], parameters)
+        y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
+        return y_TD
+
+
 def recurrent(prefix: str, model: ModelSpec, mixer: Recurrent, batch: int, tp: TensorParallel) -> nn.Module:
     """The module of a recurrent mixer."""
     if isinstance(mixer, GatedDeltaRule):
         return GatedDelta(prefix, model, mixer, batch, tp)
+    if isinstance(mixer, KimiDelta):
+        return KimiDeltaAttention(prefix, model, mixer, batch, tp)
     assert isinstance(mixer, Mamba2), "refused by the rules"
     return Mamba(prefix, model, mixer, batch, tp)
