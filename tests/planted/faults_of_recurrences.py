@@ -91,8 +91,8 @@ RECURRENCES: list[Fault] = faults_of(
         "block_of_own_tokens_alone",
         "tokens of KDA see no earlier block of their chunk",
         _DELTA + "_scores_by_channel",
-        "if at:",
-        "if at > size:",
+        "[earlier.unflatten(",
+        "[0 * earlier.unflatten(",
         _OF_KIMI,
     ),
     (

@@ -65,7 +65,7 @@ def _gated_delta(h: Tensor, w: dict[str, Tensor], p: str, mixer: GatedDeltaRule,
     q, k = (_unit(x.view(batch, seq, mixer.key_heads, -1)).repeat_interleave(shared, 2) for x in (q, k))
     v = v.view(batch, seq, mixer.value_heads, -1)
     decays = torch.exp(-torch.exp(w[f"{p}.log_rate"]) * _softplus(project("decay") + w[f"{p}.decay_bias"]))
-    o = _delta_rule(q, k, v, decays.unsqueeze(-1), 1 / (1 + torch.exp(-project("rate"))))
+    o = token_by_token(q, k, v, decays.unsqueeze(-1), 1 / (1 + torch.exp(-project("rate"))))
     o = o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * w[f"{p}.norm"]
     return (o.flatten(2) * _silu(project("gate"))) @ w[f"{p}.out"].t()
 
@@ -82,13 +82,13 @@ def _kimi_delta(h: Tensor, w: dict[str, Tensor], p: str, mixer: KimiDelta, eps: 
     q, k, v = (heads(_convolved(h @ w[f"{p}.{name}"].t(), w[f"{p}.{name}_kernel"])) for name in "qkv")
     rates = torch.exp(w[f"{p}.log_rate"])[:, None]
     decays = torch.exp(-rates * heads(_softplus(low_rank("decay") + w[f"{p}.decay_bias"])))
-    o = _delta_rule(_unit(q), _unit(k), v, decays, 1 / (1 + torch.exp(-(h @ w[f"{p}.rate"].t()))))
+    o = token_by_token(_unit(q), _unit(k), v, decays, 1 / (1 + torch.exp(-(h @ w[f"{p}.rate"].t()))))
     o = o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * w[f"{p}.norm"]
     gate = h @ w[f"{p}.gate"].t() if mixer.full_rank_gate else low_rank("gate")
     return (o.flatten(2) / (1 + torch.exp(-gate))) @ w[f"{p}.out"].t()
 
 
-def _delta_rule(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor) -> Tensor:
+def token_by_token(q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor) -> Tensor:
     """Outputs [B, S, H, V]; ``decays`` [B, S, H, 1 or K] of the rows of the state."""
     state, outputs = q.new_zeros(q.shape[0], *q.shape[2:], v.shape[3]), []
     for t in range(q.shape[1]):
