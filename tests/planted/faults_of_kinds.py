@@ -5,11 +5,13 @@ from __future__ import annotations
 from tests.planted.faults import ENGINE, TWO, faults_of
 from tests.planted.plant import Fault
 
-_SPAN, _WINDOW = ENGINE + "kind_ops.span_attention:", ENGINE + "ops.window_attention:"
+_SPAN, _WINDOW = ENGINE + "kind_ops.span_attention:", ENGINE + "kind_ops.window_attention:"
 _LAYER = ENGINE + "layers.kind_attention:"
 _SLIDING, _CHUNKED, _SINKS = ({"layers": name, **TWO} for name in ("sliding", "chunked_unevenly", "sinks"))
 _GATES, _POSITIONS = {"layers": "gate_of_elements", **TWO}, {"layers": "positions", **TWO}
 _HEADS = {"layers": "gate_of_heads", "tp": 2, "micro_batch_size": 4}
+_WINDOW_RING = {"layers": "sliding", "cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "seq_len": 20}
+_SINK_RING = {**_WINDOW_RING, "layers": "sinks"}
 _BIASES = {"layers": "biases", "tp": 2, "micro_batch_size": 4}
 
 KINDS: list[Fault] = faults_of(
@@ -41,23 +43,23 @@ KINDS: list[Fault] = faults_of(
     (
         "sink_left_out",
         "the sum of the softmax has no sink",
-        _SPAN + "_SpanAttention.forward",
-        "total = torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(1))",
-        "total = lse",
+        _SPAN + "add_sinks",
+        "total = torch.logaddexp(lse_BNS, sinks_N.to(lse_BNS.dtype).unsqueeze(1))",
+        "total = lse_BNS",
         _SINKS,
     ),
     (
         "sink_not_in_backward",
         "the backward takes the sum without the sink",
         _SPAN + "_SpanAttention.forward",
-        "lse = total",
-        "pass",
+        "lse = add_sinks(o, lse, sinks)",
+        "add_sinks(o, lse, sinks)",
         _SINKS,
     ),
     (
         "sink_gradient_sign",
         "sinks go the other way",
-        _SPAN + "_SpanAttention.backward",
+        _SPAN + "gradient_of_sinks",
         "-(shares_BNS * row_sums_BNS)",
         "(shares_BNS * row_sums_BNS)",
         _SINKS,
@@ -69,6 +71,30 @@ KINDS: list[Fault] = faults_of(
         "unflatten(0, (axis.size, -1))[axis.rank]",
         "unflatten(0, (axis.size, -1))[0]",
         {"layers": "sinks", "cp": 2, "cp_kind": "ulysses", "micro_batch_size": 4},
+    ),
+    (
+        "window_of_the_last_rank",
+        "the last rank reads before its second part what the ring brings",
+        ENGINE + "collectives.window_exchange:_Tails.forward",
+        "if cp.rank == cp.size - 1:",
+        "if False:",
+        _WINDOW_RING,
+    ),
+    (
+        "window_gradients_not_returned",
+        "gradients of keys that other ranks see do not come home",
+        ENGINE + "collectives.window_exchange:_Tails.backward",
+        "return d_first, d_second, None",
+        "return torch.zeros_like(d_first), d_second, None",
+        _WINDOW_RING,
+    ),
+    (
+        "ring_sinks_before_other_keys",
+        "the sink's gradient is of this rank's first keys alone",
+        ENGINE + "collectives.context_parallel:_Ring.backward",
+        "gradient_of_sinks(grad, o, lse, sinks)",
+        "gradient_of_sinks(grad[:, :, :1], o[:, :, :1], lse[:, :, :1], sinks)",
+        _SINK_RING,
     ),
     (
         "gate_on_the_wrong_side",

@@ -24,7 +24,7 @@ LATENTS = faults_of(
         "angles_of_whole_heads",
         "angles are those of heads as large as queries",
         ENGINE + "layers.transformer:Chunk._fill_rope",
-        "device=self.cos.device) / self.rope_dim",
+        "device=self.cos.device) / columns",
         "device=self.cos.device) / 10",
         _ONE,
     ),

@@ -10,7 +10,7 @@ from functools import lru_cache
 from workloads.costs.shape.params import whole_model
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment_values import PLANNED_FORMATS
-from workloads.spec.layer_kinds.attention import LatentAttention
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_spec import ModelSpec
@@ -81,6 +81,9 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     latent = {kind.mixer for kind in kinds if isinstance(kind.mixer, LatentAttention)}
     if latent and len({kind.mixer for kind in kinds}) > 1:
         yield "latent attention beside another kind"
+    mixers = [kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)]
+    if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
+        yield "values larger than keys"
     if len({kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}) > 1:
         yield "experts that differ by layer"
     if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):

@@ -316,7 +316,13 @@ LACKING = _rules(
     (
         "cp_kind",
         "engine == 'ultrasweep' and special_attention and cp > 1 and cp_kind != 'ulysses'",
-        "cp_kind={cp_kind} with the windows, chunks, sinks or scaled values of {model} (cp_kind=ulysses works)",
+        "cp_kind={cp_kind} with the chunks or capped scores of {model} (cp_kind=ulysses works)",
+    ),
+    (
+        "cp_kind",
+        "engine == 'ultrasweep' and cp > 1 and cp_kind != 'ulysses' and longest_window > seq_len // cp_part + 1",
+        "cp_kind={cp_kind} with a window of {longest_window} tokens in {model}, which reaches past a part of "
+        "seq_len/(2*cp) = {seq_len // cp_part} tokens (cp_kind=ulysses or a smaller cp works)",
     ),
     (
         "attention",

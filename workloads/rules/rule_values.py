@@ -50,7 +50,15 @@ _OF_PARTS = (
         "expert_hidden_size",
     ),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
-    *("recurrent_heads", "has_layer_list", "copies_in_layers", "local_attention", "special_attention", "kind_columns"),
+    *(
+        "recurrent_heads",
+        "has_layer_list",
+        "copies_in_layers",
+        "local_attention",
+        "special_attention",
+        "kind_columns",
+        "longest_window",
+    ),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
@@ -83,15 +91,16 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256)
-def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int]:
-    """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has these,
-    chunks, sinks or scaled values, which only attention to whole sequences has; greatest common divisor of the columns
-    of projections and of outputs that one rank has). Of models that the engine runs by kind; else False, False, 0."""
+def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
+    """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has chunks
+    or a cap, which only attention to whole sequences has; greatest common divisor of the columns of projections and of
+    outputs that one rank has; tokens of the longest window). Of models that the engine runs by kind; else all false."""
     if model.layers is None or lacking_kinds(model):
-        return False, False, 0
+        return False, False, 0, 0
     mixers = [kind.mixer for kind in model.layers.kinds if isinstance(kind.mixer, Attention)]
-    local = any(isinstance(one.span, Window) or one.soft_cap for one in mixers)
-    special = any(isinstance(one.span, Chunk) or one.sinks or one.value_scale != 1.0 for one in mixers)
+    windows = [one.span.size for one in mixers if isinstance(one.span, Window)]
+    capped = any(one.soft_cap for one in mixers)
+    chunked = any(isinstance(one.span, Chunk) for one in mixers)
     columns = 0
     for one in mixers:
         outputs = one.heads * one.value_dim
@@ -101,7 +110,7 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int]:
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):
             columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))
-    return local, local or special, columns
+    return capped or len(windows) > 0, capped or chunked, columns, max(windows, default=0)
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:

@@ -23,6 +23,13 @@ LAYOUTS: list[dict[str, Any]] = [
     {"cp": 2, "cp_kind": "ulysses", "micro_batch_size": 4, "zero_stage": 1},
 ]
 """What every kind runs with."""
+RINGS: list[dict[str, Any]] = [
+    {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "seq_len": 20},
+    {"cp": 3, "cp_kind": "allgather", "micro_batch_size": 4, "seq_len": 42, "zero_stage": 2},
+    {"cp": 2, "cp_kind": "ring", "tp": 2, "micro_batch_size": 4, "seq_len": 20, "recompute": "full"},
+]
+"""With parts of at least 5 tokens, as many as the windows reach. Chunks and caps are not exchanged."""
+WITHOUT_RINGS = ("chunked", "chunked_unevenly", "soft_cap", "weighted_inputs")
 WITH_EXPERTS = ("dense_between_experts", "gate_of_shared_experts", "weighted_inputs")
 OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},
@@ -33,9 +40,10 @@ OF_EXPERTS: list[dict[str, Any]] = [
 
 def _layouts(name: str) -> list[dict[str, Any]]:
     """Without sequence parallelism experts must be divided as the rest is."""
+    rings = [] if name in WITHOUT_RINGS else RINGS
     if name not in WITH_EXPERTS:
-        return LAYOUTS
-    return [layout for layout in LAYOUTS if layout.get("sequence_parallel", True)] + OF_EXPERTS
+        return LAYOUTS + rings
+    return rings + [layout for layout in LAYOUTS if layout.get("sequence_parallel", True)] + OF_EXPERTS
 
 
 CASES: list[Experiment] = [experiment(layers=name, **layout) for name in MODELS for layout in _layouts(name)]

@@ -31,6 +31,7 @@ from workloads.spec.layer_kinds.attention import (
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
+from workloads.spec.layer_kinds.spans import Window
 from workloads.spec.model_layers import layers_of
 
 _CHOICE_BYTES = 4
@@ -105,19 +106,36 @@ def _sent_back(s: Sizes, outputs: int) -> list[Tensor]:
     return [Tensor("attention output, sent back", s.split(outputs))] if s.sent else []
 
 
+def _before_parts(mixer: Attention, s: Sizes) -> int:
+    """Tokens before a rank's two parts of every sequence that its queries see through a window; 0 without a window, or
+    if Ulysses sends heads."""
+    if s.e.cp == 1 or s.sent or not isinstance(mixer.span, Window):
+        return 0
+    return 2 * (mixer.span.size - 1) * s.e.micro_batch_size
+
+
 def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     values, outputs = mixer.kv_heads * mixer.value_dim, mixer.heads * mixer.value_dim
     turned, normed = s.split(queries + keys), mixer.norm != "none"
     projected = s.split(queries + keys + (0 if mixer.shared_kv else values))
+    rotated = 0 if s.sent else turned
+    before = _before_parts(mixer, s)
+    if before:  # a part of the sequence is copied with what it needs of the part before it
+        rows = s.tokens + before
+        projected, rotated = s.c * rows * (queries + keys + values) // s.tp, 0
+    elif s.e.cp > 1 and not s.sent and mixer.value_scale != 1.0:
+        projected = s.split(values)  # scaled values are a copy; the projection is free
     tensors = [Tensor("projected", projected, gradient=True)]
+    if before:
+        tensors += [Tensor("output with the part before", s.c * rows * outputs // s.tp)]
     if s.sent and normed:
         tensors += [Tensor("input of norms of heads", projected)]
     if normed:
         tensors += [Tensor("norm of heads: statistics", s.statistics(heads=mixer.heads + mixer.kv_heads))]
     if mixer.rope is not None or normed:
         passes = 4 if normed and mixer.rope is not None else 2
-        tensors += [Tensor("rotated", 0 if s.sent else turned, "rope", passes * turned)]
+        tensors += [Tensor("rotated", rotated, "rope", passes * turned)]
     tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len))), *_sent_back(s, outputs)]
     output = Tensor("attention output", s.split(outputs), feeds=mixer.gate == "none", gradient=True)
     if mixer.gate == "none":

@@ -26,10 +26,10 @@ instead would be C + R numbers a token instead of K X: 576 instead of 40,960 in 
 projection.
 
 This is attention to all earlier tokens. A window needs the keys and values of its reach alone: each of a rank's two
-pieces of a sequence gets those of the tokens before it, in one message (of a ring or not), and gives their gradients
-back. Keys of one head, entries of compressed attention and keys of an indexer are whole on every tensor-parallel rank.
-A recurrent mixer passes the state of each sequence on, in one all-gather of all ranks' states; its backward passes the
-gradients.
+pieces of a sequence gets those of the tokens before it, in one message (of a ring or not), and in the backward gives
+their gradients back: a sum of two terms, in the compute dtype. Keys of one head, entries of compressed attention and
+keys of an indexer are whole on every tensor-parallel rank. A recurrent mixer passes the state of each sequence on, in
+one all-gather of all ranks' states; its backward passes the gradients.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def context_messages_of(
     if along.reach is not None and e.cp_kind != "ulysses":
         piece = e.seq_len // (2 * e.cp)
         reached = min(along.reach, (2 * e.cp - 1) * piece // 2) * (of_rank.split + along.whole)
-        sends = [AttentionMessages("send", 2, e.micro_batch_size * reached * compute_bytes)]
-        return sends + [AttentionMessages("send", 2, e.micro_batch_size * reached * sum_bytes)] * backward
+        return [AttentionMessages("send", 2, e.micro_batch_size * reached * compute_bytes)] if reached else []
     tokens = e.micro_batch_size * e.seq_len // e.cp
     sizes = {"cp": e.cp, "tokens": tokens, "compute_bytes": compute_bytes, "sum_bytes": sum_bytes}
     return context_messages(e.cp_kind, of_rank, backward=backward, **sizes)

@@ -41,6 +41,7 @@ from workloads.engine.collectives.communication import (
     wait,
 )
 from workloads.engine.collectives.ulysses import ulysses_attention
+from workloads.engine.kind_ops.span_attention import add_sinks, gradient_of_sinks
 from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
 from workloads.engine.ops.backend import accumulation_dtype
 from workloads.spec.experiment_values import ContextKind
@@ -63,28 +64,33 @@ def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tens
     return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 
 
-def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+def context_attention(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, sinks_N: Tensor | None = None
+) -> Tensor:
     """Causal attention of this rank's queries over the whole sequence: [B, N, S, V].
 
     Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are already rotated by
     their positions. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
-    dtype of the inputs once, at their end.
+    dtype of the inputs once, at their end. ``sinks_N`` (ring and allgather): as of
+    `workloads.engine.kind_ops.span_attention`.
     """
     if cp.size == 1:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if kind == "ulysses":
         return ulysses_attention(q_BNSH, k_BKSH, v_BKSV, cp, partial(attention, causal=True))
-    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind)
+    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind, sinks_N)
 
 
 # Shared by ring and allgather
 
 
 @torch.compiler.disable  # one graph break; traced, there would be one at every choice of a kernel
-def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+def _zigzag(
+    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, sinks_N: Tensor | None
+) -> Tensor:
     assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
     function = _Ring if kind == "ring" else _AllGather
-    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp)
+    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp, sinks_N)
 
 
 def _pack(k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
@@ -128,9 +134,11 @@ def _sum_dtype(dtype: torch.dtype, cp: Axis) -> torch.dtype:
     return dtype if cp.size == 2 else accumulation_dtype(dtype)
 
 
-def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tensor:
+def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output, sinks: Tensor | None) -> Tensor:
+    """Every block's backward takes the whole row's output and log-sum-exp, with sinks if there are any."""
+    lse = output.lse if sinks is None else add_sinks(output.o, output.lse, sinks)
     o = output.o.to(q.dtype)
-    ctx.save_for_backward(q, k, v, o, output.lse)
+    ctx.save_for_backward(q, k, v, o, lse, sinks)
     return o
 
 
@@ -166,7 +174,7 @@ class _Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis, sinks: Tensor | None) -> Tensor:
         pending = rotate_async(_pack(k, v), cp)
         output, kept = _own_tokens(q, k, v, cp)
         for step in range(1, cp.size):
@@ -178,13 +186,14 @@ class _Ring(torch.autograd.Function):
             output.join(first, o, lse)
             kept.append(saved)
         ctx.cp, ctx.kept = cp, kept
-        return _finish(ctx, q, k, v, output)
+        return _finish(ctx, q, k, v, output, sinks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
         """The gradients of a rank's keys and values start at the next rank, follow the keys and values round, and
         return with the sum of all other ranks' parts."""
-        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, lse, sinks = ctx.saved_tensors
+        d_sinks = None if sinks is None else gradient_of_sinks(grad, o, lse, sinks)
         cp, kept = ctx.cp, ctx.kept
         pending = rotate_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
@@ -203,7 +212,7 @@ class _Ring(torch.autograd.Function):
                 total += part
             sums = rotate_async(sums, cp)
         others_dk, others_dv = _unpack(wait(sums), k.shape[3])
-        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None
+        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None, d_sinks
 
 
 def _seen(received_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
@@ -220,7 +229,7 @@ class _AllGather(torch.autograd.Function):
     """All-gather attention. A rank computes its own tokens while the other ranks' keys and values are gathered."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis, sinks: Tensor | None) -> Tensor:
         pending = gather_async(_pack(k, v), cp)
         output, kept = _own_tokens(q, k, v, cp)
         gathered = wait(pending)
@@ -229,11 +238,12 @@ class _AllGather(torch.autograd.Function):
             output.join(first, o, lse)
             kept.append(saved)
         ctx.cp, ctx.kept = cp, kept
-        return _finish(ctx, q, k, v, output)
+        return _finish(ctx, q, k, v, output, sinks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, o, lse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
+        q, k, v, o, lse, sinks = ctx.saved_tensors
+        d_sinks = None if sinks is None else gradient_of_sinks(grad, o, lse, sinks)
         cp, kept = ctx.cp, ctx.kept
         half = k.shape[2] // 2
         pending = gather_async(_pack(k, v), cp)
@@ -252,7 +262,7 @@ class _AllGather(torch.autograd.Function):
             rows.copy_(_pack(*parts[1:]).view(rows.shape))
         del gathered, seen, parts
         dk, dv = _unpack(wait(reduce_scatter_async(sums, cp)).to(k.dtype), k.shape[3])
-        return dq.to(q.dtype), dk, dv, None
+        return dq.to(q.dtype), dk, dv, None, d_sinks
 
 
 def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:

@@ -77,6 +77,20 @@ def _capped(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, sinks_N: Tensor | No
     return o if reach.value_scale == 1.0 else o * reach.value_scale
 
 
+def add_sinks(o_BNSV: Tensor, lse_BNS: Tensor, sinks_N: Tensor) -> Tensor:
+    """Make ``o`` the output with sinks, in place, and return the log-sum-exp with them."""
+    total = torch.logaddexp(lse_BNS, sinks_N.to(lse_BNS.dtype).unsqueeze(1))
+    o_BNSV.mul_(torch.exp(lse_BNS - total).unsqueeze(-1))
+    return total
+
+
+def gradient_of_sinks(grad_o: Tensor, o_BNSV: Tensor, lse_BNS: Tensor, sinks_N: Tensor) -> Tensor:
+    """[N], from the output and the log-sum-exp with sinks."""
+    row_sums_BNS = (grad_o * o_BNSV).sum(-1, dtype=lse_BNS.dtype)
+    shares_BNS = torch.exp(sinks_N.to(lse_BNS.dtype).unsqueeze(1) - lse_BNS)
+    return -(shares_BNS * row_sums_BNS).sum((0, 2)).to(sinks_N.dtype)
+
+
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, reach: Reach) -> Tensor:
@@ -84,9 +98,7 @@ class _SpanAttention(torch.autograd.Function):
         if not o.transpose(1, 2).is_contiguous():  # values were padded for the kernel
             o = o.transpose(1, 2).contiguous().transpose(1, 2)
         if sinks is not None:
-            total = torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(1))
-            o.mul_(torch.exp(lse - total).unsqueeze(-1))
-            lse = total
+            lse = add_sinks(o, lse, sinks)
         if reach.value_scale != 1.0:
             o.mul_(reach.value_scale)
         ctx.reach = reach
@@ -99,9 +111,7 @@ class _SpanAttention(torch.autograd.Function):
         q, k, v, o, lse, sinks = ctx.saved_tensors
         d_sinks = None
         if sinks is not None:
-            row_sums_BNS = (grad * o).sum(-1, dtype=lse.dtype)
-            shares_BNS = torch.exp(sinks.to(lse.dtype).unsqueeze(1) - lse)
-            d_sinks = -(shares_BNS * row_sums_BNS).sum((0, 2)).to(sinks.dtype)
+            d_sinks = gradient_of_sinks(grad, o, lse, sinks)
         if ctx.reach.value_scale != 1.0:
             grad, o = grad * ctx.reach.value_scale, o / ctx.reach.value_scale
         return *_backward(grad, q, k, v, o, lse, ctx.kept, ctx.reach), d_sinks, None

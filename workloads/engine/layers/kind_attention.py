@@ -15,6 +15,8 @@ reads none.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,8 +25,9 @@ from workloads.engine.collectives.context_parallel import ContextParallel, conte
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.collectives.ulysses import ulysses_attention
+from workloads.engine.collectives.window_exchange import windowed_attention
 from workloads.engine.kind_ops.gated_output import gated_output
-from workloads.engine.kind_ops.span_attention import EVERYTHING, Reach, span_attention
+from workloads.engine.kind_ops.span_attention import Reach, span_attention
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.vector import Vector
@@ -106,16 +109,19 @@ class KindAttention(nn.Module):
         sinks_N = None if self.sinks is None else self.sinks.weight
         if self.cp is None:
             return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
-        if self.reach == EVERYTHING and sinks_N is None:
-            return context_attention(q_BNSH, k_BKSH, v_BKSV, *self.cp)
         axis, kind = self.cp
-        assert kind == "ulysses", "refused by the rules"
-
-        def local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if kind == "ulysses":
             own = None if sinks_N is None else sinks_N.unflatten(0, (axis.size, -1))[axis.rank]
-            return span_attention(q, k, v, self.reach, own)
+            return ulysses_attention(q_BNSH, k_BKSH, v_BKSV, axis, partial(self._local, sinks_N=own))
+        if self.reach.window is not None:
+            reach = self.reach.window - 1
+            return windowed_attention(q_BNSH, k_BKSH, v_BKSV, reach, axis, partial(self._local, sinks_N=sinks_N))
+        assert self.reach.chunk is None and self.reach.cap is None, "refused by the rules"
+        scaled = v_BKSV if self.reach.value_scale == 1.0 else v_BKSV * self.reach.value_scale
+        return context_attention(q_BNSH, k_BKSH, scaled, axis, kind, sinks_N)
 
-        return ulysses_attention(q_BNSH, k_BKSH, v_BKSV, axis, local)
+    def _local(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, sinks_N: Tensor | None) -> Tensor:
+        return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
 
     def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is not None and self.k_norm is not None:

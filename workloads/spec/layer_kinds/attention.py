@@ -95,8 +95,15 @@ class Attention:
             split=self.kv_heads * (self.head_dim + values),
             queries=self.heads * self.head_dim,
             outputs=self.heads * self.value_dim,
-            reach=self.span.size if isinstance(self.span, Window | Chunk) else None,
+            reach=self._reach,
         )
+
+    @property
+    def _reach(self) -> int | None:
+        """Earlier tokens that a query sees at most."""
+        if isinstance(self.span, Window):
+            return self.span.size - 1
+        return self.span.size if isinstance(self.span, Chunk) else None
 
     def mixing(self, seq_len: int) -> Mixing:
         return Mixing(2 * self.heads * (self.head_dim + self.value_dim) * self.span.keys(seq_len))
