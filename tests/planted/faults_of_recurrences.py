@@ -112,6 +112,14 @@ RECURRENCES: list[Fault] = faults_of(
         _OF_KIMI,
     ),
     (
+        "part_without_its_norm",
+        "a layer of a mixer alone has no norm",
+        ENGINE + "layers.block:MixerBlock.forward",
+        "self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)",
+        "self.attention(x_TD + 0 * self.attention_norm(x_TD), cos_SH, sin_SH)",
+        {"layers": "one_part", "seq_len": 84, "micro_batch_size": 2},
+    ),
+    (
         "state_lost_between_segments",
         "every segment begins without a state",
         _SEGMENTS + "_Scanned.forward",

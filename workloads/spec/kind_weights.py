@@ -63,21 +63,21 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
     if kind is None:
         yield from weights.block(model, prefix, routed=weights.routed(model, layer))
         return
-    assert kind.mlp is not None
-    for name in ("attention_norm", "ffn_norm"):
-        yield norm(f"{prefix}.{name}", model.hidden_size)
+    for name, part in (("attention_norm", kind.mixer), ("ffn_norm", kind.mlp)):
+        if part is not None:
+            yield norm(f"{prefix}.{name}", model.hidden_size)
     yield from norms_of_outputs(model, kind, prefix).values()
     if isinstance(kind.mixer, Attention):
         yield from attention(model, kind.mixer, f"{prefix}.attention").values()
     elif isinstance(kind.mixer, Recurrent):
         yield from recurrent(model, kind.mixer, f"{prefix}.attention").values()
-    else:
+    elif kind.mixer is not None:
         yield from weights.attention(model, f"{prefix}.attention").values()
     if isinstance(kind.mlp, DenseMLP):
         yield from feed_forward(model, kind.mlp, f"{prefix}.ffn").values()
-        return
-    yield from weights.experts(model, f"{prefix}.experts").values()
-    yield from shared_experts(model, kind.mlp, prefix).values()
+    elif kind.mlp is not None:
+        yield from weights.experts(model, f"{prefix}.experts").values()
+        yield from shared_experts(model, kind.mlp, prefix).values()
 
 
 def shared_experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:

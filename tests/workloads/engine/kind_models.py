@@ -8,6 +8,7 @@ from workloads.spec.model_spec import ModelSpec, model_from_dict
 
 Part = dict[str, Any]
 DENSE: Part = {"kind": "dense", "width": 48, "activation": "silu"}
+RELU2: Part = {"kind": "dense", "width": 40, "activation": "relu2", "gated": False}
 GELU: Part = {"kind": "dense", "width": 48, "activation": "gelu_tanh"}
 ROUTED: Part = {
     "kind": "routed",
@@ -55,7 +56,7 @@ def kimi_delta(**changes: Any) -> Part:
     return {"kind": "kimi_delta", "heads": 4, "head_dim": 6, "kernel": 4, **changes}
 
 
-def layer(mixer: Part, mlp: Part = DENSE, norms: int = 2) -> Part:
+def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2) -> Part:
     return {"mixer": mixer, "mlp": mlp, "norms": norms}
 
 
@@ -114,6 +115,14 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
     "mamba": (
         [layer(mamba()), layer(attention(rope=None)), layer(mamba(bias=True, convolution_bias=False, kernel=3))],
         [0, 1, 2, 0, 2],
+    ),
+    "one_part": (
+        [layer(mamba(), None, norms=1), layer(None, RELU2, norms=1), layer(attention(rope=None), None, norms=1)],
+        [0, 1, 0, 2, 1],
+    ),
+    "one_part_of_experts": (
+        [layer(mamba(), None, norms=1), layer(None, ROUTED, norms=1), layer(attention(), None, norms=1)],
+        [0, 1, 2, 1, 0],
     ),
     "gated_delta": (
         [layer(gated_delta()), layer(attention(gate="element", rope={**ROPE, "rotated": 0.5}))],

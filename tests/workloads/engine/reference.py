@@ -149,9 +149,11 @@ def _loss(
     mask = torch.full((seq, seq), -torch.inf, dtype=torch.float64).triu(1)
     for layer in range(model.num_layers):
         p = f"layers.{layer}"
-        h = norm(x, f"{p}.attention_norm")
         kind = kind_weights.kind_of(model, layer)
-        if kind is not None and isinstance(kind.mixer, Attention):
+        h = norm(x, f"{p}.attention_norm") if f"{p}.attention_norm" in w else x
+        if kind is not None and kind.mixer is None:
+            out = torch.zeros_like(x)
+        elif kind is not None and isinstance(kind.mixer, Attention):
             out = kind_reference.attend(h, w, f"{p}.attention", kind.mixer, model.norm_eps)
         elif kind is not None and isinstance(kind.mixer, Recurrent):
             out = recurrent_reference.mix(h, w, f"{p}.attention", kind.mixer, model.norm_eps)
@@ -161,6 +163,8 @@ def _loss(
             o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
             out = o @ w[f"{p}.attention.o"].t()
         x = x + (norm(out, f"{p}.attention_out_norm") if f"{p}.attention_out_norm" in w else out)
+        if f"{p}.ffn_norm" not in w:
+            continue
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
             out, term = _experts(experiment, w, p, h, routing, sent_tokens)

@@ -12,7 +12,7 @@ from tests.workloads.engine.parity import check_on, experiment, on_backends
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
-NAMES = ("mamba", "gated_delta", "kimi_delta")
+NAMES = ("mamba", "gated_delta", "kimi_delta", "one_part", "one_part_of_experts")
 LONG = {"seq_len": 84}
 """Tokens in two chunks, of which the second is not full; with eight sequences these are also two segments."""
 LAYOUTS: list[dict[str, Any]] = [
@@ -25,7 +25,19 @@ LAYOUTS: list[dict[str, Any]] = [
     {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batch_size": 2, "tie": True},
     {"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2, "dp": 2, "zero_stage": 2, "micro_batch_size": 1},
 ]
-CASES: list[Experiment] = [experiment(layers=name, **LONG, **layout) for name in NAMES for layout in LAYOUTS]
+
+
+def _layouts(name: str) -> list[dict[str, Any]]:
+    """Without sequence parallelism experts must be divided as the rest is."""
+    layouts = [layout for layout in LAYOUTS if layout.get("sequence_parallel", True)]
+    return [*layouts, *OF_EXPERTS] if name == "one_part_of_experts" else LAYOUTS
+
+
+OF_EXPERTS: list[dict[str, Any]] = [
+    {"dp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},
+    {"tp": 2, "etp": 2, "sequence_parallel": False, "recompute": "selective", "micro_batch_size": 4},
+]
+CASES: list[Experiment] = [experiment(layers=name, **LONG, **layout) for name in NAMES for layout in _layouts(name)]
 
 
 def kinds_of(case: Experiment) -> list[str]:

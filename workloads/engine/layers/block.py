@@ -136,12 +136,78 @@ class Block(nn.Module):
             for name in ("attention_out_norm", "ffn_out_norm")
         )
 
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        """The norms of the inputs of both parts."""
+        return self.attention_norm, self.ffn_norm
+
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         if self.attention_out_norm is not None and self.ffn_out_norm is not None:
             x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))
             return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD)))
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
         return x_TD + self.ffn(self.ffn_norm(x_TD))
+
+
+class MixerBlock(nn.Module):
+    """A layer of a mixer alone (Nemotron-H)."""
+
+    def __init__(
+        self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+    ) -> None:
+        super().__init__()
+        prefix = f"layers.{layer}"
+        self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
+        self.attention = _attention(f"{prefix}.attention", model, kind_of(model, layer), batch, tp, cp)
+
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        return (self.attention_norm,)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
+
+
+class FeedForwardBlock(nn.Module):
+    """A layer of an MLP alone (Nemotron-H)."""
+
+    def __init__(self, layer: int, model: ModelSpec, tp: TensorParallel, experts: ExpertParallel | None) -> None:
+        super().__init__()
+        prefix, kind = f"layers.{layer}", kind_of(model, layer)
+        assert kind is not None
+        self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
+        self.ffn = (
+            _feed_forward(f"{prefix}.ffn", model, kind, tp)
+            if experts is None
+            else _routed(prefix, model, kind, experts)
+        )
+
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        return (self.ffn_norm,)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return x_TD + self.ffn(self.ffn_norm(x_TD))
+
+
+AnyBlock = Block | MixerBlock | FeedForwardBlock
+
+
+def block_of(
+    layer: int,
+    model: ModelSpec,
+    batch: int,
+    tp: TensorParallel,
+    cp: ContextParallel | None = None,
+    experts: ExpertParallel | None = None,
+) -> AnyBlock:
+    """The module of a layer of any kind, from the arguments of `Block`."""
+    kind = kind_of(model, layer)
+    if kind is not None and kind.mlp is None:
+        return MixerBlock(layer, model, batch, tp, cp)
+    if kind is not None and kind.mixer is None:
+        return FeedForwardBlock(layer, model, tp, experts)
+    return Block(layer, model, batch, tp, cp, experts)
 
 
 def _attention(
