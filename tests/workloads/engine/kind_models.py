@@ -112,6 +112,9 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         ],
         _ALTERNATING,
     ),
+}
+"""Kinds of layers and their order, by name."""
+RECURRENT: dict[str, tuple[list[Part], list[int]]] = {
     "mamba": (
         [layer(mamba()), layer(attention(rope=None)), layer(mamba(bias=True, convolution_bias=False, kernel=3))],
         [0, 1, 2, 0, 2],
@@ -133,12 +136,13 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         [0, 1, 2, 0, 2],
     ),
 }
-"""Kinds of layers and their order, by name."""
+"""The same with recurrent layers, which context parallelism does not divide."""
 
 
 def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, **sizes: int) -> ModelSpec:
-    """A model of `MODELS` by its name, or of other kinds and their order; ``sizes`` in place of the small ones."""
-    kinds, order = MODELS[named] if isinstance(named, str) else named
+    """A model of `MODELS` or `RECURRENT` by its name, or of other kinds and their order; ``sizes`` in place of the
+    small ones."""
+    kinds, order = (MODELS | RECURRENT)[named] if isinstance(named, str) else named
     return model_from_dict(
         {
             "name": f"parity_{named}" if isinstance(named, str) else "kinds",

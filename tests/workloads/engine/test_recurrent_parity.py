@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.sampling import sampled
+from tests.workloads.engine.kind_models import RECURRENT
 from tests.workloads.engine.parity import check_on, experiment, on_backends
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
-NAMES = ("mamba", "gated_delta", "kimi_delta", "one_part", "one_part_of_experts")
+NAMES = tuple(RECURRENT)
 LONG = {"seq_len": 84}
 """Tokens in two chunks, of which the second is not full; with eight sequences these are also two segments."""
 LAYOUTS: list[dict[str, Any]] = [
