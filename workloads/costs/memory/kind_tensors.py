@@ -310,10 +310,10 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
 
 def _is_cast(part: object, s: Sizes) -> bool | None:
     """Whether products save their input, a normed stream, in fp8 (as in `Sizes.norm`). Routers save it in 16 bits, and
-    so do down-projections of latents, unless all of them are products of own tokens alone."""
+    so do down-projections of latents, unless all of them are products of own tokens alone (KDA has others)."""
     if isinstance(part, LatentAttention):
         return part.q_rank > 0 and s.e.precision != "fp8_blockwise"
-    return False if isinstance(part, RoutedMLP) else None
+    return False if isinstance(part, RoutedMLP | KimiDelta) else None
 
 
 def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:

@@ -101,7 +101,7 @@ class KimiDeltaAttention(nn.Module):
         self.batch, self.size = batch, mixer.head_dim
         held = recurrent_weights.kimi_delta(model, mixer, prefix)
         products = [held[name] for name in recurrent_weights.DELTA_PRODUCTS if name in held]
-        self.projection = ColumnParallelLinear(products, tp)
+        self.projection = ColumnParallelLinear(products, tp, shares_input=True)
         self.down = WholeLinear([held[name] for name in ("decay_down", "gate_down") if name in held], shares_input=True)
         self.decay_up = ColumnParallelLinear([held["decay_up"]], tp)
         self.gate_up = None if mixer.full_rank_gate else ColumnParallelLinear([held["gate_up"]], tp)
