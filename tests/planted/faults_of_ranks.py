@@ -33,6 +33,7 @@ from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_kinds import KINDS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
+from tests.planted.faults_of_recurrences import RECURRENCES
 from tests.planted.faults_of_sums import SUMS
 from tests.planted.faults_of_times import TIMES
 from tests.planted.plant import Fault
@@ -315,6 +316,7 @@ FAULTS: list[Fault] = [
     *ATTENTION,
     *LATENTS,
     *KINDS,
+    *RECURRENCES,
     *EXPERTS,
     *SHARDING,
     *SUMS,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.collectives.parameters import named_parameters
-from workloads.engine.layers.block import Block
+from workloads.engine.layers.block import AnyBlock
 from workloads.engine.layers.transformer import Chunk
 from workloads.engine.training.build import Engine
 from workloads.parity.shards import Whole, relative_difference
@@ -71,7 +71,7 @@ class _Watch:
 
     def __init__(self, recorder: Recorder, chunk: Chunk, order: list[int], *, inside: bool) -> None:
         self.recorder, self.stage = recorder, chunk.stage
-        blocks = [module for wrapped in chunk.blocks for module in wrapped.modules() if isinstance(module, Block)]
+        blocks = [module for wrapped in chunk.blocks for module in wrapped.modules() if isinstance(module, AnyBlock)]
         layers = [_layer_of(block) for block in blocks]
         self.names = [_stream(layer) for layer in (layers[0], *(layer + 1 for layer in layers))]
         self.order = order
@@ -80,7 +80,7 @@ class _Watch:
         chunk.between_blocks = self._between
         if inside:
             for layer, block in zip(layers, blocks, strict=True):
-                for part in PARTS:
+                for part in (name for name in PARTS if hasattr(block, name)):
                     self._hook(getattr(block, part), f"layers.{layer}.{part}")
         if chunk.head is not None:
             self._hook(chunk.head.norm, "norm")
@@ -112,7 +112,7 @@ class _Watch:
         module.register_forward_hook(note)
 
 
-def _layer_of(block: Block) -> int:
+def _layer_of(block: nn.Module) -> int:
     """Number of a block's layer, from the names of its weights."""
     name = next(named_parameters(block)).spec.parts[0].name
     return int(name.split(".")[1])

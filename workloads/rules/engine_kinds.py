@@ -29,6 +29,11 @@ RUN_BY_KIND = (
     "attention that differs by layer",
     "dense layers after routed ones",
     "a gate of the shared expert",
+    "Mamba-2",
+    "gated delta rule",
+    "KDA",
+    "layers of a mixer alone",
+    "layers of an MLP alone",
     "router weights on the inputs of experts",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
@@ -85,6 +90,8 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
         yield "experts that differ by layer"
     if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):
         yield "layers with fewer norms than parts"
+    if any(kind.norms != 1 for kind in kinds if kind.mixer is None or kind.mlp is None):
+        yield "layers of one part with several norms or none"
 
 
 def engine_lacks(model: ModelSpec, precision: str) -> tuple[str, ...]:

@@ -297,6 +297,11 @@ _CLUSTER = _rules(
 
 LACKING = _rules(
     "engine",
+    (
+        "cp",
+        "engine == 'ultrasweep' and recurrent_heads and kind_columns and cp > 1",
+        "cp={cp} with the recurrent layers of {model}, whose states would have to pass between ranks (cp=1 works)",
+    ),
     ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages}; {model} has none)"),
     (
         "pp_stages",

@@ -12,10 +12,12 @@ from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
+from workloads.spec.recurrent_weights import columns as recurrent_columns
 
 _OF_EXPERIMENT = (
     *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
@@ -105,6 +107,9 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
         gates = {"none": 0, "head": one.heads, "element": outputs}[one.gate]
         projected = one.heads * one.head_dim + one.kv_heads * (one.head_dim + one.value_dim) + gates
         columns = gcd(columns, projected // tp, outputs // tp)
+    for kind in model.layers.kinds:
+        if isinstance(kind.mixer, Recurrent):
+            columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))
     return capped or len(windows) > 0, capped or chunked, columns, max(windows, default=0)
 
 

@@ -13,7 +13,9 @@ from workloads.spec import weights
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recurrent_weights import recurrent
 from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
 
 
@@ -61,19 +63,21 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
     if kind is None:
         yield from weights.block(model, prefix, routed=weights.routed(model, layer))
         return
-    assert kind.mlp is not None
-    for name in ("attention_norm", "ffn_norm"):
-        yield norm(f"{prefix}.{name}", model.hidden_size)
+    for name, part in (("attention_norm", kind.mixer), ("ffn_norm", kind.mlp)):
+        if part is not None:
+            yield norm(f"{prefix}.{name}", model.hidden_size)
     yield from norms_of_outputs(model, kind, prefix).values()
     if isinstance(kind.mixer, Attention):
         yield from attention(model, kind.mixer, f"{prefix}.attention").values()
-    else:
+    elif isinstance(kind.mixer, Recurrent):
+        yield from recurrent(model, kind.mixer, f"{prefix}.attention").values()
+    elif kind.mixer is not None:
         yield from weights.attention(model, f"{prefix}.attention").values()
     if isinstance(kind.mlp, DenseMLP):
         yield from feed_forward(model, kind.mlp, f"{prefix}.ffn").values()
-        return
-    yield from weights.experts(model, f"{prefix}.experts").values()
-    yield from shared_experts(model, kind.mlp, prefix).values()
+    elif kind.mlp is not None:
+        yield from weights.experts(model, f"{prefix}.experts").values()
+        yield from shared_experts(model, kind.mlp, prefix).values()
 
 
 def shared_experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:

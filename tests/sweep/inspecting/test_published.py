@@ -55,7 +55,7 @@ def test_a_model_with_a_list_of_layers(published: Any, tmp_path: Path, capsys: p
     assert [kind["count"] for kind in facts["kinds"]] == [23, 23, 6]
     assert "Mamba-2" in facts["not_expressible"]
     assert main(["model", str(file), "--out", str(out)]) == 0
-    assert "the engine lacks: Mamba-2" in capsys.readouterr().out
+    assert "the engine lacks: ungated (relu2) MLPs" in capsys.readouterr().out
     written, given = ConfFolders((tmp_path,)).model("nano"), ConfFolders().model(str(file))
     assert {**model_to_dict(written), "name": given.name} == model_to_dict(given)
     assert given.layers is not None and len(given.layers.kinds) == 3

@@ -30,6 +30,9 @@ LAYOUTS = (
     {"dp": 2, "pp": 2, "pp_schedule": "zero_bubble_v", "zero_stage": 2},
 )
 
+RECURRENT = ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-35B-A3B", "nvidia/Nemotron-H-56B-Base-8K")
+"""Models with recurrent layers that the engine runs."""
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_is_planned(name: str) -> None:
@@ -38,7 +41,8 @@ def test_a_published_model_is_planned(name: str) -> None:
     kind: Any = {"cp_kind": "ulysses"} if "Llama-4" in name else {}  # a ring does not exchange chunks
     layouts = [Experiment.canonical(model=model, global_batch_size=32, ep=ep, **fields, **kind) for fields in LAYOUTS]
     for e, seconds in zip(layouts, StepTimes(H200).seconds(layouts), strict=True):
-        assert violations(e, H200) == []
+        refused = ["engine_support"] if name in RECURRENT and e.cp > 1 else []  # states do not pass between ranks yet
+        assert [violation.rule for violation in violations(e, H200)] == refused
         assert math.isfinite(seconds) and seconds > 0
         stages = experiment_stages(e)
         copies = model.vocab_size * model.hidden_size if model.tie_embeddings and e.pp > 1 else 0
@@ -116,7 +120,10 @@ def test_fp8_products_of_kinds_take_less_time_and_memory(precision: Any) -> None
             Experiment.canonical(model=published(name), global_batch_size=16, dp=16, zero_stage=3, precision=kind)
             for kind in ("bf16", precision)
         )
-        assert violations(narrow, H200) == violations(wide, H200)
+        # The projection of Qwen3.5's delta rule has 16,480 columns, no multiple of a block of 128.
+        odd_columns = name == "Qwen/Qwen3.5-27B" and precision == "fp8_blockwise"
+        assert [one.rule for one in violations(narrow, H200)] == (["fp8_sizes"] if odd_columns else [])
+        assert violations(wide, H200) == []
         of_wide, of_narrow = StepTimes(H200).seconds([wide, narrow])
         assert 0.3 * of_wide < of_narrow < of_wide
         assert peak_stage(narrow).peak_bytes <= peak_stage(wide).peak_bytes

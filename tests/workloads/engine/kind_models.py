@@ -8,6 +8,7 @@ from workloads.spec.model_spec import ModelSpec, model_from_dict
 
 Part = dict[str, Any]
 DENSE: Part = {"kind": "dense", "width": 48, "activation": "silu"}
+RELU2: Part = {"kind": "dense", "width": 40, "activation": "relu2", "gated": False}
 GELU: Part = {"kind": "dense", "width": 48, "activation": "gelu_tanh"}
 ROUTED: Part = {
     "kind": "routed",
@@ -41,7 +42,21 @@ def attention(**changes: Any) -> Part:
     return {**usual, **changes}
 
 
-def layer(mixer: Part, mlp: Part = DENSE, norms: int = 2) -> Part:
+def mamba(**changes: Any) -> Part:
+    usual = {"kind": "mamba2", "heads": 8, "head_dim": 4, "groups": 2, "state": 6, "kernel": 4}
+    return {**usual, **changes}
+
+
+def gated_delta(**changes: Any) -> Part:
+    usual = {"kind": "gated_delta_rule", "key_heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 8, "kernel": 4}
+    return {**usual, **changes}
+
+
+def kimi_delta(**changes: Any) -> Part:
+    return {"kind": "kimi_delta", "heads": 4, "head_dim": 6, "kernel": 4, **changes}
+
+
+def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2) -> Part:
     return {"mixer": mixer, "mlp": mlp, "norms": norms}
 
 
@@ -99,11 +114,35 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
     ),
 }
 """Kinds of layers and their order, by name."""
+RECURRENT: dict[str, tuple[list[Part], list[int]]] = {
+    "mamba": (
+        [layer(mamba()), layer(attention(rope=None)), layer(mamba(bias=True, convolution_bias=False, kernel=3))],
+        [0, 1, 2, 0, 2],
+    ),
+    "one_part": (
+        [layer(mamba(), None, norms=1), layer(None, RELU2, norms=1), layer(attention(rope=None), None, norms=1)],
+        [0, 1, 0, 2, 1],
+    ),
+    "one_part_of_experts": (
+        [layer(mamba(), None, norms=1), layer(None, ROUTED, norms=1), layer(attention(), None, norms=1)],
+        [0, 1, 2, 1, 0],
+    ),
+    "gated_delta": (
+        [layer(gated_delta()), layer(attention(gate="element", rope={**ROPE, "rotated": 0.5}))],
+        [0, 0, 0, 1, 0],
+    ),
+    "kimi_delta": (
+        [layer(kimi_delta()), layer(attention(rope=None)), layer(kimi_delta(full_rank_gate=True, kernel=3))],
+        [0, 1, 2, 0, 2],
+    ),
+}
+"""The same with recurrent layers, which context parallelism does not divide."""
 
 
 def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, **sizes: int) -> ModelSpec:
-    """A model of `MODELS` by its name, or of other kinds and their order; ``sizes`` in place of the small ones."""
-    kinds, order = MODELS[named] if isinstance(named, str) else named
+    """A model of `MODELS` or `RECURRENT` by its name, or of other kinds and their order; ``sizes`` in place of the
+    small ones."""
+    kinds, order = (MODELS | RECURRENT)[named] if isinstance(named, str) else named
     return model_from_dict(
         {
             "name": f"parity_{named}" if isinstance(named, str) else "kinds",

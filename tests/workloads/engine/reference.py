@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.workloads.engine import kind_reference
+from tests.workloads.engine import kind_reference, recurrent_reference
 from workloads.engine.collectives.parameters import initial_part
 from workloads.engine.layers.routing import forced_choice
 from workloads.engine.training.data import step_batches
@@ -20,6 +20,7 @@ from workloads.spec import weights as table
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.weights import Weight
 
 # The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
@@ -148,16 +149,22 @@ def _loss(
     mask = torch.full((seq, seq), -torch.inf, dtype=torch.float64).triu(1)
     for layer in range(model.num_layers):
         p = f"layers.{layer}"
-        h = norm(x, f"{p}.attention_norm")
         kind = kind_weights.kind_of(model, layer)
-        if kind is not None and isinstance(kind.mixer, Attention):
+        h = norm(x, f"{p}.attention_norm") if f"{p}.attention_norm" in w else x
+        if kind is not None and kind.mixer is None:
+            out = torch.zeros_like(x)
+        elif kind is not None and isinstance(kind.mixer, Attention):
             out = kind_reference.attend(h, w, f"{p}.attention", kind.mixer, model.norm_eps)
+        elif kind is not None and isinstance(kind.mixer, Recurrent):
+            out = recurrent_reference.mix(h, w, f"{p}.attention", kind.mixer, model.norm_eps)
         else:
             q, k, v = (grouped_heads if model.mla is None else latent_heads)(h, f"{p}.attention")
             scores = torch.einsum("bsnh,btnh->bnst", q, k) / q.shape[-1] ** 0.5 + mask
             o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
             out = o @ w[f"{p}.attention.o"].t()
         x = x + (norm(out, f"{p}.attention_out_norm") if f"{p}.attention_out_norm" in w else out)
+        if f"{p}.ffn_norm" not in w:
+            continue
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
             out, term = _experts(experiment, w, p, h, routing, sent_tokens)

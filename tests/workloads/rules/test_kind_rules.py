@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.shapes import H200
-from tests.workloads.engine.kind_models import DENSE, attention, kind_model, layer
+from tests.workloads.engine.kind_models import DENSE, attention, kind_model, layer, mamba
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.layout_rules import lacking, violations
 from workloads.spec.experiment import Experiment
@@ -30,6 +30,12 @@ RING = {"cp": 2, "cp_kind": "ring"}
             "a window of 5 tokens in parity_sliding, which reaches past a part of seq_len/(2*cp) = 3 tokens",
         ),
         ("sliding", {"attention": "math"}, "attention=math with the windows or capped scores of parity_sliding"),
+        (
+            "mamba",
+            {"cp": 2, "cp_kind": "ulysses"},
+            "cp=2 with the recurrent layers of parity_mamba, whose states would",
+        ),
+        ("kimi_delta", {"tp": 2, "recompute": "full"}, None),
         ("positions", RING, None),
         ("sinks", {"cp": 2, "cp_kind": "ulysses"}, None),
         ("sliding", {**RING, "seq_len": 16}, None),
@@ -51,6 +57,17 @@ def test_gates_of_heads_need_whole_tiles_in_fp8() -> None:
         e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, precision=precision)
         rules = [violation.rule for violation in violations(e, H200)]
         assert rules == ([] if works else ["fp8_sizes"])
+
+
+def test_projections_of_recurrent_layers_need_whole_tiles_in_fp8() -> None:
+    """z and x [256], B and C [32], steps [H]: 576 columns and one for each head."""
+    for heads, works in ((8, False), (16, True)):
+        part = mamba(heads=heads, head_dim=256 // heads, groups=2, state=16)
+        other = attention(heads=8, kv_heads=4, head_dim=32, value_dim=32)
+        kinds = [layer(part, {**DENSE, "width": 256}), layer(other, {**DENSE, "width": 256})]
+        model = kind_model((kinds, [0, 1]), hidden_size=128)
+        e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, precision="fp8_rowwise")
+        assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])
 
 
 def test_values_larger_than_keys_are_not_run() -> None:

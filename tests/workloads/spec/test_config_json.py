@@ -30,6 +30,9 @@ RUN = {
     "XiaomiMiMo/MiMo-V2-Flash",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "stepfun-ai/Step-3.7-Flash",
+    "Qwen/Qwen3.5-27B",
+    "Qwen/Qwen3.5-35B-A3B",
+    "nvidia/Nemotron-H-56B-Base-8K",
 }
 """Models that a list of layers describes and the engine runs."""
 PLANNED = {

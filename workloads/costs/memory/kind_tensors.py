@@ -2,10 +2,9 @@
 
 Symbols are those of `workloads.costs.memory.activations`: T tokens of a micro-batch on one rank, T_s of them between
 tensor-parallel regions, c bytes of an activation, h hidden size. A kind's tensors are one function here. Operations are
-taken to save what the engine's do, and those that it lacks what published kernels do: the gated delta rule and KDA as
-in flash-linear-attention (`chunk_gated_delta_rule`: the convolved projection, decay, rate and the chunks' matrix A),
-Mamba-2 as its fused operation (`mamba_split_conv1d_scan_combined`: projection, scan output and statistics), an indexer
-its choice as 32-bit numbers.
+taken to save what the engine's do, and those that it lacks what published kernels do: an indexer its choice
+as 32-bit numbers. Mamba-2, the gated delta rule and KDA save their projections and, for the output projection, the
+gated norm; everything between them is computed again (`workloads.engine.kind_ops.segments`).
 
 The accounting follows Korthikanti et al. 2022 (arXiv:2205.05198, eq. 1-6), with this engine's operators in place of a
 GPT layer's. A column-parallel layer saves this rank's part of its input, not the gathered one. Ulysses saves queries,
@@ -31,7 +30,7 @@ from workloads.spec.layer_kinds.attention import (
 )
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
-from workloads.spec.layer_kinds.recurrent import DELTA_CHUNK, GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, LightningAttention, Mamba2
 from workloads.spec.layer_kinds.spans import Window
 from workloads.spec.model_layers import layers_of
 
@@ -198,36 +197,32 @@ def _compressed(mixer: CompressedAttention, s: Sizes) -> list[Tensor]:
 
 
 def _gated_delta(mixer: GatedDeltaRule, s: Sizes) -> list[Tensor]:
-    values = s.split(mixer.value_heads * mixer.value_dim)
-    projected = s.split(2 * mixer.key_heads * mixer.key_dim) + values
-    per_head = s.tokens * mixer.value_heads // s.tp
+    values = mixer.value_heads * mixer.value_dim
+    convolved = 2 * mixer.key_heads * mixer.key_dim + values
+    projected = s.split(convolved + values + 2 * mixer.value_heads)
     return [
-        Tensor("projected", projected, gradient=True),
-        Tensor("convolved", projected, moved=4 * projected),
-        Tensor("decay and rate", 2 * STATISTICS_BYTES * per_head),
-        Tensor("matrix of chunks", s.c * DELTA_CHUNK * per_head),
-        Tensor("output", values, gradient=True),
-        Tensor("gate", values, gradient=True),
-        Tensor("norm of heads: statistics", STATISTICS_BYTES * per_head),
-        Tensor("gated norm", values, "norm", 3 * values, feeds=True),
+        Tensor("projected", projected, moved=4 * s.split(convolved), gradient=True),
+        _recurrence(s, values),
     ]
 
 
 def _kimi_delta(mixer: KimiDelta, s: Sizes) -> list[Tensor]:
-    width, per_head = s.split(mixer.heads * mixer.head_dim), s.tokens * mixer.heads // s.tp
-    low = 1 if mixer.full_rank_gate else 2
+    width = mixer.heads * mixer.head_dim
+    full = width if mixer.full_rank_gate else 0
+    ups = 1 if mixer.full_rank_gate else 2
     return [
-        Tensor("projected", 3 * width, gradient=True),
-        Tensor("convolved", 3 * width, moved=12 * width),
-        Tensor("latents of decay and gate", s.own(low * mixer.head_dim), feeds=True),
-        Tensor("decay", STATISTICS_BYTES * per_head * mixer.head_dim, moved=3 * width, gradient=True),
-        Tensor("rate", STATISTICS_BYTES * per_head),
-        Tensor("matrices of chunks", 2 * s.c * DELTA_CHUNK * per_head),
-        Tensor("output", width, gradient=True),
-        Tensor("gate", width, gradient=True),
-        Tensor("norm of heads: statistics", STATISTICS_BYTES * per_head),
-        Tensor("gated norm", width, "norm", 3 * width, feeds=True),
+        Tensor("projected", s.split(3 * width + mixer.heads + full), moved=12 * s.split(width), gradient=True),
+        Tensor("latents of decay and gate", s.own(ups * mixer.head_dim), feeds=True),
+        Tensor("decay and gate", s.split(ups * width), moved=3 * s.split(width), gradient=True),
+        _recurrence(s, width),
     ]
+
+
+def _recurrence(s: Sizes, columns: int) -> Tensor:
+    """The gated norm, which the output projection saves; what the recurrence has before it is computed again."""
+    size = s.split(columns)
+    kept = fp8.cast_bytes(s.e, size // s.c) if fp8.keeps_low(s.e) else size
+    return Tensor("gated norm", kept, moved=3 * size, feeds=True)
 
 
 def _mamba(mixer: Mamba2, s: Sizes) -> list[Tensor]:
@@ -236,8 +231,7 @@ def _mamba(mixer: Mamba2, s: Sizes) -> list[Tensor]:
         Tensor(
             "projected", s.split(2 * width + channels + mixer.heads), moved=2 * s.split(width + channels), gradient=True
         ),
-        Tensor("scan output", s.split(width), moved=3 * s.split(width), gradient=True),
-        Tensor("norm of groups: statistics", s.statistics(heads=mixer.groups)),
+        _recurrence(s, width),
     ]
 
 
@@ -316,10 +310,10 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
 
 def _is_cast(part: object, s: Sizes) -> bool | None:
     """Whether products save their input, a normed stream, in fp8 (as in `Sizes.norm`). Routers save it in 16 bits, and
-    so do down-projections of latents, unless all of them are products of own tokens alone."""
+    so do down-projections of latents, unless all of them are products of own tokens alone (KDA has others)."""
     if isinstance(part, LatentAttention):
         return part.q_rank > 0 and s.e.precision != "fp8_blockwise"
-    return False if isinstance(part, RoutedMLP) else None
+    return False if isinstance(part, RoutedMLP | KimiDelta) else None
 
 
 def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:

@@ -64,7 +64,7 @@ def replicated_shapes(s: Sender) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     for kind, layers, _ in s.kinds():
         whole = [one for one in weights_of(s, kind) if one.held == "whole"]
-        whole = whole if e.sequence_parallel else [one for one in whole if one.name == "qk norm"]
+        whole = whole if e.sequence_parallel else [one for one in whole if one.name in _OF_HEADS]
         shapes += shapes_on_rank(s, whole) * layers
     return shapes
 
@@ -76,8 +76,15 @@ def weights_of(s: Sender, kind: Layer) -> list[Weight]:
     return [*kind.weights(model.hidden_size), *(streams.weights(model.hidden_size) if streams is not None else ())]
 
 
-_FUSED = (("q latent", "kv latent"), ("q", "k", "v", "gate"))
+_FUSED = (
+    ("q latent", "kv latent"),
+    ("q", "k", "v", "gate", "qkv", "decay and rate", "rate"),
+    ("decay down", "gate down"),
+)
 """Weights with the same input that are one parameter."""
+
+_OF_HEADS = ("qk norm", "norm of heads")
+"""Norms that each rank holds whole and uses for its own heads."""
 
 _WIDE = ("router", "shared gate")
 """Matrices that stay in 16 bits where others are gathered in fp8."""

@@ -18,6 +18,7 @@ from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForwa
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.layers.recurrent import recurrent
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -27,6 +28,7 @@ from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs,
 from workloads.spec.layer_kinds.attention import Attention as GroupedAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import Weight
 
@@ -134,12 +136,78 @@ class Block(nn.Module):
             for name in ("attention_out_norm", "ffn_out_norm")
         )
 
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        """The norms of the inputs of both parts."""
+        return self.attention_norm, self.ffn_norm
+
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         if self.attention_out_norm is not None and self.ffn_out_norm is not None:
             x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))
             return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD)))
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
         return x_TD + self.ffn(self.ffn_norm(x_TD))
+
+
+class MixerBlock(nn.Module):
+    """A layer of a mixer alone (Nemotron-H)."""
+
+    def __init__(
+        self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+    ) -> None:
+        super().__init__()
+        prefix = f"layers.{layer}"
+        self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
+        self.attention = _attention(f"{prefix}.attention", model, kind_of(model, layer), batch, tp, cp)
+
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        return (self.attention_norm,)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
+
+
+class FeedForwardBlock(nn.Module):
+    """A layer of an MLP alone (Nemotron-H)."""
+
+    def __init__(self, layer: int, model: ModelSpec, tp: TensorParallel, experts: ExpertParallel | None) -> None:
+        super().__init__()
+        prefix, kind = f"layers.{layer}", kind_of(model, layer)
+        assert kind is not None
+        self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
+        self.ffn = (
+            _feed_forward(f"{prefix}.ffn", model, kind, tp)
+            if experts is None
+            else _routed(prefix, model, kind, experts)
+        )
+
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        return (self.ffn_norm,)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return x_TD + self.ffn(self.ffn_norm(x_TD))
+
+
+AnyBlock = Block | MixerBlock | FeedForwardBlock
+
+
+def block_of(
+    layer: int,
+    model: ModelSpec,
+    batch: int,
+    tp: TensorParallel,
+    cp: ContextParallel | None = None,
+    experts: ExpertParallel | None = None,
+) -> AnyBlock:
+    """The module of a layer of any kind, from the arguments of `Block`."""
+    kind = kind_of(model, layer)
+    if kind is not None and kind.mlp is None:
+        return MixerBlock(layer, model, batch, tp, cp)
+    if kind is not None and kind.mixer is None:
+        return FeedForwardBlock(layer, model, tp, experts)
+    return Block(layer, model, batch, tp, cp, experts)
 
 
 def _attention(
@@ -153,6 +221,8 @@ def _attention(
     if kind is not None and isinstance(kind.mixer, GroupedAttention):
         found = rotation(kind)
         return KindAttention(prefix, model, kind.mixer, 0 if found is None else found[1], batch, tp, cp)
+    if kind is not None and isinstance(kind.mixer, Recurrent):
+        return recurrent(prefix, model, kind.mixer, batch, tp)
     return (Attention if model.mla is None else LatentAttention)(prefix, model, batch, tp, cp)
 
 

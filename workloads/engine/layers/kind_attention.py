@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
-from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.collectives.ulysses import ulysses_attention
@@ -31,27 +30,17 @@ from workloads.engine.kind_ops.gated_output import gated_output
 from workloads.engine.kind_ops.span_attention import Reach, span_attention
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.layers.vector import Vector
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
 from workloads.spec import kind_weights
 from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_spec import ModelSpec
-from workloads.spec.weights import Weight
 
 SCORE_CAP = 50.0
 """Largest score of models with a cap: ``attn_logit_softcapping`` of Gemma 2 (arXiv:2408.00118, section 2), the only
 family that has one. Files of models say only that there is a cap."""
-
-
-class Vector(nn.Module):
-    """A bias or sinks: a parameter that is no matrix."""
-
-    weight: nn.Parameter
-
-    def __init__(self, parts: list[Weight], tp: TensorParallel) -> None:
-        super().__init__()
-        add_parameter(self, "weight", parts, tp.sizes)
 
 
 class KindAttention(nn.Module):

@@ -26,7 +26,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
-from workloads.engine.layers.block import Block
+from workloads.engine.layers.block import AnyBlock, block_of
 from workloads.engine.layers.experts import ExpertParallel
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.routing import Router, Routing
@@ -101,7 +101,7 @@ class Chunk(nn.Module):
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
         self.blocks = nn.ModuleList(
-            Block(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
+            block_of(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
             for layer in layers
         )
         self.head = Head(experiment, tp) if self.is_last else None
@@ -187,8 +187,9 @@ class Chunk(nn.Module):
                 module.fp8 = Fp8Products(scaling, keeps_input=module.shares_input)
         for block in self.modules():
             # With tp > 1 the tokens are cast together with those of other ranks, whose largest value is not known here.
-            if isinstance(block, Block):
-                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = knows_all_tokens and scaling == "tensorwise"
+            if isinstance(block, AnyBlock):
+                for norm in block.norms:
+                    norm.for_fp8 = knows_all_tokens and scaling == "tensorwise"
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)

@@ -35,7 +35,7 @@ class GatedDeltaRule:
             Weight("decay and rate", hidden, 2 * self.value_heads),
             convolution("convolution", 2 * keys + values, self.kernel),
             vector("decay", 2 * self.value_heads, held="split"),
-            vector("norm", self.value_dim),
+            vector("norm of heads", self.value_dim),
             Weight("o", values, hidden),
         )
 
@@ -86,7 +86,7 @@ class KimiDelta:
             *gate,
             Weight("rate", hidden, self.heads),
             vector("decay", width + self.heads, held="split"),
-            vector("norm", size),
+            vector("norm of heads", size),
             Weight("o", width, hidden),
         )
 
