@@ -21,6 +21,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
     {"dp": 2, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
     {"tp": 2, "micro_batch_size": 4},
+    {"tp": 2, "recompute": "full", "micro_batch_size": 2},
     {"tp": 2, "sequence_parallel": False, "recompute": "selective", "micro_batch_size": 4},
     {"pp": 2, "pp_schedule": "1f1b", "micro_batch_size": 2},
     {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batch_size": 2, "tie": True},

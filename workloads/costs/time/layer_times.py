@@ -59,6 +59,14 @@ def rates_of(e: Experiment, cluster: ClusterSpec) -> Rates | None:
     )
 
 
+def _last_product(kind: Layer, hidden: int) -> int:
+    """Elements of the weight of a layer's last product."""
+    if isinstance(kind.mlp, DenseMLP):
+        return kind.mlp.width * hidden
+    weights = kind.mixer.weights(hidden) if kind.mixer is not None else ()
+    return sum(one.outputs * one.inputs * one.copies for one in weights if one.name in ROW_PARALLEL)
+
+
 def attention_relative(e: Experiment) -> float:
     """Rate of the layout's attention kernel over that of the usual one."""
     if e.attention != "flash4":
@@ -106,8 +114,8 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     recompute_s, recompute_exposed_s, named = 0.0, 0.0, e.recomputed_operations
     if e.recompute == "full":
         recompute_s, recompute_exposed_s = forward - of_head, tp.forward_s + experts.dispatch_s + cp_forward
-        if isinstance(kind.mlp, DenseMLP):  # backward needs neither the last product's output nor the sum after it
-            recompute_s -= per_number * tokens * kind.mlp.width * hidden / e.tp
+        if kind.ends_in_product:
+            recompute_s -= per_number * tokens * _last_product(kind, hidden) / e.tp
             recompute_exposed_s -= tp.last_sum_s
     elif e.recompute == "selective" and e.compiles(routed=kind.routed, recomputed=True):
         recompute_s = memory

@@ -3,10 +3,11 @@
 Each layer sends along tp what `workloads.costs.time.layer_times` times: the inputs of its column-parallel products are
 gathered in the forward and again in the backward, and their gradients scattered; outputs of row-parallel products are
 scattered, and their gradients gathered. What is computed for a rank's own tokens and used by all heads is gathered
-once. Full recomputation repeats a forward up to the sum of a dense MLP; selective recomputation repeats nothing, except
-in compiled blocks (`Experiment.compiles`) the gathers of the forward; recomputing ``mla_up`` gathers the latents once
-more. Along cp: `context_parallel`. FSDP's units are the blocks, and the routed experts inside them. Matrices with one
-scale each, such as those of experts in every kind of fp8, are gathered in fp8; routers are not.
+once. Full recomputation repeats a forward, without a product at its end (`Layer.ends_in_product`); selective
+recomputation repeats nothing, except in compiled blocks (`Experiment.compiles`) the gathers of the forward; recomputing
+``mla_up`` gathers the latents once more. Along cp: `context_parallel`. FSDP's units are the blocks, and the routed
+experts inside them. Matrices with one scale each, such as those of experts in every kind of fp8, are gathered in fp8;
+routers are not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from workloads.costs.traffic.collectives import Collective
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.costs.traffic.fsdp import Unit
 from workloads.costs.traffic.sender import Sender, Stage
-from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 
@@ -29,15 +30,14 @@ def blocks_along_tp(s: Sender) -> None:
     full, hidden, m = e.recompute == "full", e.model.hidden_size, e.num_microbatches
     for kind, layers, recomputed in s.kinds():
         calls, again = layers * m, recomputed * m
-        inputs, shared, sums, sums_again = list[int](), 0, 0, 0
+        inputs, shared, sums = list[int](), 0, 0
         if kind.mixer is not None:
             along = kind.mixer.tensor_parallel(hidden)
-            inputs, shared, sums, sums_again = [*along.gathered], along.shared, 1, 1
+            inputs, shared, sums = [*along.gathered], along.shared, 1
         latents = [width for width in inputs if width != hidden] if "mla_up" in e.recomputed_operations else []
         if isinstance(kind.mlp, DenseMLP) or (kind.mlp is not None and kind.mlp.shared is not None):
             inputs, sums = [*inputs, hidden], sums + 1
-            sums_again += isinstance(kind.mlp, RoutedMLP)
-        sent_again = sums_again * again if full else 0
+        sent_again = (sums - kind.ends_in_product) * again if full else 0
         if not e.sequence_parallel:
             for width in [*inputs, *([shared] if shared else [])]:
                 s.along("tp", "all_reduce", bytes_each * width, calls)

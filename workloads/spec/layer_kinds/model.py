@@ -46,6 +46,14 @@ class Layer:
         return isinstance(self.mlp, RoutedMLP)
 
     @property
+    def ends_in_product(self) -> bool:
+        """Whether the layer's last operation, but for the sum with its input, is a product whose output no backward
+        reads: full recomputation repeats neither it nor its sum over tensor-parallel ranks. Not so of routed experts,
+        whose outputs are sent back, and of layers with a norm after their last part."""
+        parts = (self.mixer is not None) + (self.mlp is not None)
+        return not self.routed and self.norms <= parts
+
+    @property
     def sees_all(self) -> bool:
         """Whether queries see every earlier token."""
         return isinstance(self.mixer, Attention | LatentAttention) and self.mixer.sees_all
