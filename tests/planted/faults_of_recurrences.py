@@ -14,7 +14,7 @@ _SEVERAL = {"layers": "mamba", "seq_len": 84, "global_batch_size": 8, "micro_bat
 """Sequences in two segments."""
 
 RECURRENCES: list[Fault] = faults_of(
-    "recurrences",
+    "recurrent",
     (
         "state_lost_between_chunks",
         "every chunk of Mamba-2 begins without a state",
@@ -80,7 +80,7 @@ RECURRENCES: list[Fault] = faults_of(
         _OF_DELTA,
     ),
     (
-        "keys_of_other_heads",
+        "values_of_other_keys",
         "heads of values take the keys of other heads",
         _STEPS + "GatedDeltaStep.__call__",
         ".repeat_interleave(shared, 2)",
