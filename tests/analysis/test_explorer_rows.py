@@ -245,6 +245,7 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
             "grad_norms",
             "device_ids",
             "peak_allocated_by_stage_bytes",
+            "nccl_transports",
         }
         hidden |= {"traffic", "breakdown_comm_by_axis"}  # lists by axis and operation
         assert {str(name) for name in values.index} - set(told) - hidden <= {
