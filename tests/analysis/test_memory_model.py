@@ -306,6 +306,7 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
                 {"zero_stage": 0, "dp_shard": 3},
                 {"cuda_graph": "step"},
                 {"cuda_graph": "step", "compile": "block"},
+                {"attention": "flash4", "compile": "block"},
             ]
         )
     ]
