@@ -1,4 +1,5 @@
-"""Attention by torch's FlexAttention (arXiv:2412.05496): a window, and a cap of the scores, which no fused kernel has.
+"""Attention by torch's FlexAttention (arXiv:2412.05496): a cap of the scores, which torch's fused kernels lack, with a
+window or without.
 
 Shapes as in `workloads.engine.ops.attention`. Blocks of 128 queries by 128 keys that no query of a block sees are
 skipped: which ones they are is computed from the window alone, never from a mask of S x S. Saved for backward: queries,
