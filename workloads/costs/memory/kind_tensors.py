@@ -120,7 +120,7 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     turned, normed = s.split(queries + keys), mixer.norm != "none"
     projected = s.split(queries + keys + (0 if mixer.shared_kv else values))
     rotated = 0 if s.sent else turned
-    before = _before_parts(mixer, s)
+    before, of_norms = _before_parts(mixer, s), projected
     if before:  # a part of the sequence is copied with what it needs of the part before it
         rows = s.tokens + before
         projected, rotated = s.c * rows * (queries + keys + values) // s.tp, 0
@@ -129,8 +129,8 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     tensors = [Tensor("projected", projected, gradient=True)]
     if before:
         tensors += [Tensor("output with the part before", s.c * rows * outputs // s.tp)]
-    if s.sent and normed:
-        tensors += [Tensor("input of norms of heads", projected)]
+    if normed and (s.sent or before):
+        tensors += [Tensor("input of norms of heads", of_norms)]
     if normed:
         tensors += [Tensor("norm of heads: statistics", s.statistics(heads=mixer.heads + mixer.kv_heads))]
     if mixer.rope is not None or normed:
