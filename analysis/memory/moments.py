@@ -26,7 +26,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_para
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.spec.experiment import Experiment
-from workloads.spec.optimizer import ADAMW
+from workloads.spec.optimizer import optimizer_of
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")
@@ -80,8 +80,8 @@ def peak_of_step(experiment: Experiment, step: int) -> Bytes:
         return max((categories(stage) for stage in stages), key=sum)
     running = [(p, g, 0, a) for p, g, _, a in map(categories, stages)]
     # AdamW allocates its moments when all gradients exist.
-    shards = [stage.optimizer_bytes // ADAMW.moments for stage in stages]
-    stepping = [(shard, shard, ADAMW.state_bytes(shard), 0) for shard in shards]
+    shards = [(_Held.of(experiment, stage.stage).shard, stage.optimizer_bytes) for stage in stages]
+    stepping = [(shard, shard, state, 0) for shard, state in shards]
     return max((*running, *stepping), key=sum)
 
 
@@ -114,7 +114,7 @@ class _Held:
             shard=shard,
             copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
             accumulated=g * everything if accumulates_unsharded(e) else shard,
-            optimizer=ADAMW.state_bytes(shard),
+            optimizer=optimizer_of(e).state_bytes(shard // g),
             saved=saved,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

@@ -311,6 +311,9 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
         )
     ]
     experiments += [dataclasses.replace(one, gradient_accumulation_fusion=True) for one in experiments[:50]]
+    unusual = {"grad_reduce": "bf16", "optimizer_states": "bf16", "master_weights": "bf16", "optimizer": "muon"}
+    for field, value in (*unusual.items(), ("optimizer_offload", 0.5)):
+        experiments += [dataclasses.replace(one, **{field: value}) for one in experiments[:50]]
     code = "input.experiments.map((e) => MemoryRules.violations(input.rules, e, input.cluster))"
     given = {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE, "rules": rules_json()}
     said = evaluate(browser, SCRIPTS, code, given)

@@ -37,13 +37,12 @@ from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.held_model import as_held
-from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.shape.peer_memory import SLOTS, slot_bytes
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.optimizer import ADAMW
+from workloads.spec.optimizer import master_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> 
     """Bytes of master weights on one rank: ``g P / S``. Experts are sharded over ranks with the same experts."""
     e = experiment
     of_experts = expert_degrees(e)[1] if experts else 1
-    return MASTER_BYTES[e.precision] * (params // data_degrees(e)[1] + experts // of_experts)
+    return master_bytes(e) * (params // data_degrees(e)[1] + experts // of_experts)
 
 
 def saved_bytes(experiment: Experiment, held: StageParams) -> int:
@@ -189,7 +188,7 @@ def timelines_of(
 ) -> list[Timeline]:
     """Actions of a rank in one of which it peaks. ``chunks``: see `timelines_of_chunks`."""
     part = Part.of(e, x, held)
-    always: Live = {"master": part.master, "optimizer": ADAMW.state_bytes(part.master), "inputs": x.inputs}
+    always: Live = {"master": part.master, "optimizer": part.optimizer, "inputs": x.inputs}
     if shared_bytes := SLOTS * slot_bytes(e):
         always["shared"] = shared_bytes
     if e.virtual_stages > 1:

@@ -17,6 +17,7 @@ from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
 from workloads.spec.kind_weights import rotations
 from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.optimizer import optimizer_of
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -156,7 +157,9 @@ class Part(NamedTuple):
     whole: int
     """Gathered parameters."""
     master: int
-    """Master weights; each of AdamW's moments takes as much."""
+    """Master weights."""
+    optimizer: int
+    """State of the optimizer."""
     shard: int
     """Reduced gradients."""
     accumulated: int
@@ -174,7 +177,8 @@ class Part(NamedTuple):
         layers, experts = local_params(e, held.layers)
         ends = (held.embedding + held.head) // e.tp + held.final_norm
         params = layers + experts + ends
-        master = x.g * ((layers + ends) // x.shards + experts // x.expert_shards)
+        own = (layers + ends) // x.shards + experts // x.expert_shards
+        master = x.g * own
         shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
         classes = classes_of(x.sizes, held)
         return cls(
@@ -193,6 +197,7 @@ class Part(NamedTuple):
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
             master=master,
+            optimizer=optimizer_of(e).state_bytes(own),
             shard=shard,
             accumulated=x.g * params if x.unsharded else shard,
             saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
