@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from analysis.memory.peak_split import categories
 from workloads.costs.memory.activations import head_bytes, rank_tokens
 from workloads.costs.memory.estimate import estimate_memory, parameter_shard_bytes, saved_bytes
+from workloads.costs.memory.host import offloaded
 from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
@@ -114,7 +115,7 @@ class _Held:
             shard=shard,
             copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
             accumulated=g * everything if accumulates_unsharded(e) else shard,
-            optimizer=optimizer_of(e).state_bytes(shard // g),
+            optimizer=optimizer_of(e).state_bytes(shard // g - offloaded(e, shard // g)),
             saved=saved,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

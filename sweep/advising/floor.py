@@ -54,7 +54,7 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
         (0, _V_SHAPED * np.minimum(x.pp, np.where(m > 2, m - 1, m))),
     ):
         own = (rest + ends) / shards + experts / of_experts
-        states = (g + optimizer_of(q).state_bytes(1)) * own
+        states = (g + (1 - q.optimizer_offload) * optimizer_of(q).state_bytes(1)) * own
         copies = np.where(x.zero <= 2, b * (rest + experts) + c * ends, 0)
         gradients = np.where(m > 2, np.where(x.zero <= 1, r * (rest + experts + ends), g * own), 0)
         floors.append((states + copies + gradients)[:, None] + (in_flight * held)[:, None] * saved)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
 from workloads.costs.memory.events import Live
+from workloads.costs.memory.host import offloaded
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
@@ -159,7 +160,7 @@ class Part(NamedTuple):
     master: int
     """Master weights."""
     optimizer: int
-    """State of the optimizer."""
+    """State of the optimizer on the device."""
     shard: int
     """Reduced gradients."""
     accumulated: int
@@ -197,7 +198,7 @@ class Part(NamedTuple):
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
             master=master,
-            optimizer=optimizer_of(e).state_bytes(own),
+            optimizer=optimizer_of(e).state_bytes(own - offloaded(e, own)),
             shard=shard,
             accumulated=x.g * params if x.unsharded else shard,
             saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),

@@ -22,12 +22,13 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from workloads.engine.training.host_copies import copies_of
 from workloads.spec.errors import UnsupportedByEngine
 
 PIECE = 2**22
@@ -37,7 +38,7 @@ pieces overlap and a piece stays in the processor's cache between the factor and
 
 def kept_elements(elements: int, share: float) -> int:
     """Number of elements of a shard whose state stays on the device; the rest belongs to the host."""
-    return elements - round(share * elements)
+    return elements - int(share * elements)
 
 
 class _Piece(NamedTuple):
@@ -57,8 +58,8 @@ class HostAdamW:
 
     Call `start_copies`, `announce` and `update` in this order in each step."""
 
-    def __init__(self, shards: Sequence[Tensor], share: float, ranks_of_host: int = 1) -> None:
-        """``ranks_of_host``: processes that share the processors of the host."""
+    def __init__(self, shards: Sequence[Tensor], share: float, ranks: int = 1) -> None:
+        """``ranks``: number of processes of the layout; those of one host share its processors."""
         device, dtype = shards[0].device, shards[0].dtype
         self._cuda = device.type == "cuda"
         self._pieces: list[_Piece] = []
@@ -74,11 +75,11 @@ class HostAdamW:
         self._numbers = self._buffer(2, dtype if dtype == torch.float64 else torch.float32)
         """(factor on the gradients, 1 for a step that is skipped)"""
         self._step = torch.zeros((), dtype=torch.float32, device="cpu")
-        self._down: Any = torch.cuda.Stream(device) if self._cuda else None
-        self._up: Any = torch.cuda.Stream(device) if self._cuda else None
-        self._arrived = [torch.cuda.Event() for _ in self._pieces] if self._cuda else []
-        self._announced = torch.cuda.Event() if self._cuda else None
-        self._threads = host_threads(ranks_of_host) if self._cuda else None
+        self.down, self.up = copies_of(device), copies_of(device)
+        """Copies of gradients to the host and of weights to the device."""
+        self.control = copies_of(device, beside=False)
+        """Copies of `announce`."""
+        self._threads = host_threads(min(ranks, torch.cuda.device_count())) if self._cuda else None
         self._started = False
         with torch.no_grad():
             for piece in self._pieces:
@@ -89,25 +90,20 @@ class HostAdamW:
         returned: the host has then waited for all copies."""
         assert not self._started, "the gradients of a step are copied once"
         self._started = True
-        if self._cuda:
-            self._down.wait_stream(torch.cuda.current_stream())
-        with self._on(self._down):
-            for number, piece in enumerate(self._pieces):
-                gradient = gradients[piece.shard].view(-1)[piece.first : piece.first + piece.weight.numel()]
-                self._gradients[piece.at].copy_(gradient, non_blocking=True)
-                if self._cuda:
-                    self._arrived[number].record()
+        self.down.restart()
+        self.down.follow()
+        for piece in self._pieces:
+            gradient = gradients[piece.shard].view(-1)[piece.first : piece.first + piece.weight.numel()]
+            self.down.launch(self._gradients[piece.at], gradient)
 
     def announce(self, factor: Tensor, skip: Tensor | None) -> None:
         """Tell the host the factor on the gradients and whether the step is skipped (0-dim tensors on the device). Call
         this before the device's own update is launched, or the host would wait for it."""
-        self._numbers[0].copy_(factor, non_blocking=True)
-        if skip is None:
-            self._numbers[1].zero_()
-        else:
-            self._numbers[1].copy_(skip, non_blocking=True)
-        if self._announced is not None:
-            self._announced.record()
+        self.control.restart()
+        self._numbers[1] = 0.0
+        if skip is not None:
+            self.control.launch(self._numbers[1], skip)
+        self._last = self.control.launch(self._numbers[0], factor)
 
     @torch.no_grad()
     def update(self, rates: Mapping[str, Any]) -> None:
@@ -115,20 +111,17 @@ class HostAdamW:
         the new weights."""
         assert self._started, "no gradients were copied"
         self._started = False
-        if self._announced is not None:
-            self._announced.synchronize()
-            self._up.wait_event(self._announced)
+        self.control.wait(self._last)
+        self.up.restart()
+        self.up.follow(self.control)
         factor, skip = self._numbers[0], self._numbers[1].float()
         self._step.add_(1.0 - skip)
         with threads(self._threads):
             for number, piece in enumerate(self._pieces):
-                if self._cuda:
-                    self._arrived[number].synchronize()
+                self.down.wait(number)
                 self._update_piece(piece.at, factor, skip, rates)
-                with self._on(self._up):
-                    piece.weight.copy_(self._weights[piece.at], non_blocking=True)
-        if self._cuda:
-            torch.cuda.current_stream().wait_stream(self._up)
+                self.up.launch(piece.weight, self._weights[piece.at])
+        self.up.join()
 
     def _update_piece(self, at: slice, factor: Tensor, skip: Tensor, rates: Mapping[str, Any]) -> None:
         first, second = self._moments
@@ -160,9 +153,6 @@ class HostAdamW:
                 )
             weakref.finalize(self, _unpin, buffer)  # holds the buffer until then
         return buffer
-
-    def _on(self, stream: Any) -> Any:
-        return torch.cuda.stream(stream) if stream is not None else nullcontext()
 
 
 def _unpin(buffer: Tensor) -> None:

@@ -17,6 +17,7 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training.data_parallel import initialise_shards
+from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.training.loss_scale import LossScale
 
 LEARNING_RATE = 3e-5
@@ -40,6 +41,8 @@ class ShardedAdamW:
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
         self.optimizer: AdamW | None = None
+        self.on_host: HostAdamW | None = None
+        """Updates the share of every shard that ``optimizer_offload`` gives to the host."""
         fp16 = groups.experiment.precision == "fp16"
         self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
         """Factor on the gradients until `step` divides by it."""
@@ -72,6 +75,8 @@ class ShardedAdamW:
         """This rank's share of the squared gradient norm, without the loss scale. The sum over all ranks counts every
         element once."""
         gradients = [p.gradient for p in self.parameters]
+        if self.on_host is not None:  # the gradients are final
+            self.on_host.start_copies(gradients)
         norms = torch.stack(torch._foreach_norm(gradients, 2.0))
         if self._weights is None:
             weights = [self._share(p) for p in self.parameters]
@@ -88,6 +93,8 @@ class ShardedAdamW:
         """
         if self.optimizer is None:
             self.optimizer = self._made()
+            if self.on_host is not None:
+                self.on_host.start_copies([p.gradient for p in self.parameters])
         if self._rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rate(self._updates())
@@ -99,8 +106,13 @@ class ShardedAdamW:
             factor = factor / self.loss_scale.value
             overflowed = self.loss_scale.overflowed(norm)
         for parameter, gradient in zip(self._locals, gradients, strict=True):
+            gradient = gradient if self.on_host is None else gradient.view(-1)[: parameter.numel()]
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
+        if self.on_host is not None:
+            self.on_host.announce(factor, overflowed)
         self.optimizer.update(factor, overflowed)
+        if self.on_host is not None:
+            self.on_host.update(self.optimizer.param_groups[0])
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
         if self.loss_scale is not None and overflowed is not None:
@@ -118,7 +130,11 @@ class ShardedAdamW:
 
     def _made(self) -> AdamW:
         """AdamW over the local shards. FSDP must have initialised itself, which may move them."""
-        self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
+        shards = [local_shard(p.current) for p in self.parameters]
+        if share := self.groups.experiment.optimizer_offload:
+            self.on_host = HostAdamW(shards, share, self.groups.experiment.world_size)
+            shards = [shard.view(-1)[: kept_elements(shard.numel(), share)] for shard in shards]
+        self._locals = [nn.Parameter(shard) for shard in shards]
         rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
         return AdamW(self._locals, **rates, fused=True)
 
@@ -133,6 +149,8 @@ class ShardedAdamW:
         host waits for it; a sweep's runs have one rate and never ask."""
         if self.loss_scale is None or self.optimizer is None:
             return self._steps
+        if self.on_host is not None:
+            return self.on_host.updates
         return int(next((state["step"].item() for state in self.optimizer.state.values()), 0))
 
     def state_tensors(self) -> list[Tensor]:
@@ -140,6 +158,10 @@ class ShardedAdamW:
         if self.optimizer is None:
             return []
         return [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+
+    def host_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps on the host beside its state on the device, which no device holds."""
+        return self.on_host.tensors() if self.on_host is not None else []
 
     def state_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())
