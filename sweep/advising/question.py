@@ -13,6 +13,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
 from sweep.grids.axes import AXES
+from workloads.costs.time.host_update import unknown_rates
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
@@ -118,7 +119,8 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
     begin += [f"results_dir={values['results_dir']}"] if "results_dir" in values else []
     config = compose_sweep(begin, folders)
     cluster = config.cluster
-    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")))
+    updates = _updates(values)
+    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")), updates["optimizer_offload"])
     goal = _goal(values)
     engine = _choice("engine", values.get("engine", ENGINE))
     _refuse_unknown_memory(engine, values, config.models[values["model"]])
@@ -146,7 +148,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         goal=goal,
         price=price,
         price_source="price=" if "price" in values else f"cluster file {cluster.name}",
-        **_updates(values),
+        **updates,
         **work,
     )
 
@@ -165,12 +167,14 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
         values[name] = override.value()
 
 
-def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:
+def _refuse_unknown_rates(cluster: ClusterSpec, precision: str, on_host: float) -> None:
+    """``on_host``: share of the optimizer there."""
     device = cluster.device
     absent = [f"device.peak_flops.{precision}"] if device.peak_of(precision) is None else []
     absent += ["device.memory_bytes"] if cluster.usable_bytes is None else []
     absent += ["device.memory_bandwidth"] if device.memory_bandwidth is None else []
     absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
+    absent += unknown_rates(cluster) if on_host else []
     if absent:
         raise InvalidSweep(
             f"advise: the file of cluster {cluster.name} ({device.name}) lacks {', '.join(absent)}, so nothing can be "

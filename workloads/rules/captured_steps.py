@@ -17,7 +17,7 @@ _NOT_CAPTURED = (
     ("backend != 'cuda'", "CUDA graphs need CUDA devices, not backend={backend}"),
     (
         "optimizer_offload > 0",
-        "with optimizer_offload={optimizer_offload} the host waits for the gradient norm and updates weights itself",
+        "with optimizer_offload the host waits for the gradient norm and updates weights itself",
     ),
     (
         "routing == 'learned' and not has_capacity and ep > 1",

@@ -95,5 +95,5 @@ def unknown_rates(cluster: ClusterSpec) -> list[str]:
     host = cluster.host
     names = ["host.link_bandwidth"] if host.link_bandwidth is None else []
     if host.adamw_rate is None and host.memory_bandwidth is None:
-        names.append("host.memory_bandwidth (or host.adamw_rate)")
+        names.append("host.memory_bandwidth")
     return names
