@@ -18,6 +18,7 @@ from workloads.engine.collectives.parameters import NamedParameter, local_shard,
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training.data_parallel import initialise_shards
 from workloads.engine.training.loss_scale import LossScale
+from workloads.engine.training.rounding_indices import segments_of
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
@@ -72,7 +73,8 @@ class ShardedAdamW:
         """This rank's share of the squared gradient norm, without the loss scale. The sum over all ranks counts every
         element once."""
         gradients = [p.gradient for p in self.parameters]
-        norms = torch.stack(torch._foreach_norm(gradients, 2.0))
+        wide = torch.float32 if gradients[0].dtype == torch.bfloat16 else None
+        norms = torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide))
         if self._weights is None:
             weights = [self._share(p) for p in self.parameters]
             self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
@@ -119,8 +121,12 @@ class ShardedAdamW:
     def _made(self) -> AdamW:
         """AdamW over the local shards. FSDP must have initialised itself, which may move them."""
         self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
-        rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-        return AdamW(self._locals, **rates, fused=True)
+        options: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
+        e = self.groups.experiment
+        if "bf16" in (e.optimizer_states, e.master_weights):
+            options["state_dtype"] = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
+            options["segments"] = [segments_of(named, self.groups) for named in self.parameters]
+        return AdamW(self._locals, **options, fused=True)
 
     @property
     def learning_rate(self) -> float:
