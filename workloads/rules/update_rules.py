@@ -29,18 +29,7 @@ UPDATE_CASES = (
 """(name, condition that breaks the rule, sentence) of layouts that no engine can have."""
 
 UPDATES_LACKING = (
-    ("grad_reduce", "engine == 'ultrasweep' and grad_reduce != 'fp32'", "grad_reduce={grad_reduce} (fp32 works)"),
     ("optimizer", "engine == 'ultrasweep' and optimizer != 'adamw'", "optimizer={optimizer} (adamw works)"),
-    (
-        "optimizer_states",
-        "engine == 'ultrasweep' and optimizer_states != 'fp32'",
-        "optimizer_states={optimizer_states} (fp32 works)",
-    ),
-    (
-        "master_weights",
-        "engine == 'ultrasweep' and master_weights != 'fp32'",
-        "master_weights={master_weights} (fp32 works)",
-    ),
     (
         "optimizer_offload_of",
         "engine == 'ultrasweep' and optimizer_offload > 0 and optimizer != 'adamw'",

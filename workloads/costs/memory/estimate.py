@@ -1,17 +1,17 @@
 """Device memory of one training step in closed form: the peak of every pipeline stage, by category.
 
 Symbols: P parameters of one rank (its stages, divided by tp); S ranks that share master weights (`data_degrees`); g
-bytes per element of the master and gradient dtype; c bytes per element of the compute dtype; m micro-batches. A unit is
-what FSDP gathers and reduces at one time: a block, the routed experts in it, the embedding, the head with the final
-norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over ranks of
-their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO
-(Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
+bytes per element of master weights and reduced gradients, r of gradients until they are reduced; c bytes per element
+of the compute dtype; m micro-batches. A unit is what FSDP gathers and reduces at one time: a block, the routed
+experts in it, the embedding, the head with the final norm; or, if both ends meet in one tied weight, that weight with
+the stage itself. Experts are sharded over ranks of their own (`expert_degrees`). With uneven routing, the rank with
+most tokens is counted. Model states follow ZeRO (Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
                 each take one byte an element
-    optimizer   2 g P / S, the two moments of AdamW (`workloads.spec.optimizer`)
-    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. The
+    optimizer   the states of P / S parameters (`workloads.spec.optimizer`)
+    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate r P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head,
                 FSDP's flat buffers, and the memory through which tensor-parallel ranks exchange tokens

@@ -103,6 +103,8 @@ class Setting(NamedTuple):
     """Number of ranks that split one copy of the experts' weights: ``ep etp``."""
     compute_bytes: Ints
     master_bytes: Ints
+    reduced_bytes: Ints
+    """Bytes per gradient in sums over micro-batches and in reductions."""
     update_bytes: Ints
     """Bytes that norm, clipping and update of one parameter read and write."""
     update_flops: Ints
@@ -168,7 +170,7 @@ class ChunkTimes(NamedTuple):
 
 
 def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
-    g = x.master_bytes
+    r = x.reduced_bytes
     params, experts = _held_params(x, held)
 
     head, dense = held.head // x.tp, held.split // x.tp
@@ -185,10 +187,10 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     rest, routed = params - experts, experts > 0
     gather = x.of_shards.scattered_s(rest * x.gathered_bytes)
     gather += np.where(routed, x.of_expert_shards.scattered_s(experts * x.gathered_expert_bytes), 0.0)
-    scatter = x.of_shards.scattered_s(g * rest)
-    scatter += np.where(routed, x.of_expert_shards.scattered_s(g * experts), 0.0)
-    replicas = x.of_replicas.reduced_s(g * rest // x.shards, np.minimum)
-    of_experts = x.of_expert_replicas.reduced_s(g * experts // x.expert_shards, np.minimum)
+    scatter = x.of_shards.scattered_s(r * rest)
+    scatter += np.where(routed, x.of_expert_shards.scattered_s(r * experts), 0.0)
+    replicas = x.of_replicas.reduced_s(r * rest // x.shards, np.minimum)
+    of_experts = x.of_expert_replicas.reduced_s(r * experts // x.expert_shards, np.minimum)
     return ChunkTimes(
         forward,
         backward,

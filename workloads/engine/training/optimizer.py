@@ -19,6 +19,7 @@ from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training.data_parallel import initialise_shards
 from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.training.loss_scale import LossScale
+from workloads.engine.training.rounding_indices import segments_of
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
@@ -77,7 +78,8 @@ class ShardedAdamW:
         gradients = [p.gradient for p in self.parameters]
         if self.on_host is not None:  # the gradients are final
             self.on_host.start_copies(gradients)
-        norms = torch.stack(torch._foreach_norm(gradients, 2.0))
+        wide = torch.float32 if gradients[0].dtype == torch.bfloat16 else None
+        norms = torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide))
         if self._weights is None:
             weights = [self._share(p) for p in self.parameters]
             self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
@@ -130,13 +132,17 @@ class ShardedAdamW:
 
     def _made(self) -> AdamW:
         """AdamW over the local shards. FSDP must have initialised itself, which may move them."""
+        e = self.groups.experiment
         shards = [local_shard(p.current) for p in self.parameters]
-        if share := self.groups.experiment.optimizer_offload:
-            self.on_host = HostAdamW(shards, share, self.groups.experiment.world_size)
-            shards = [shard.view(-1)[: kept_elements(shard.numel(), share)] for shard in shards]
+        if e.optimizer_offload:
+            self.on_host = HostAdamW(shards, e.optimizer_offload, e.world_size)
+            shards = [shard.view(-1)[: kept_elements(shard.numel(), e.optimizer_offload)] for shard in shards]
         self._locals = [nn.Parameter(shard) for shard in shards]
-        rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-        return AdamW(self._locals, **rates, fused=True)
+        options: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
+        if "bf16" in (e.optimizer_states, e.master_weights):
+            options["state_dtype"] = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
+            options["segments"] = [segments_of(named, self.groups) for named in self.parameters]
+        return AdamW(self._locals, **options, fused=True)
 
     @property
     def learning_rate(self) -> float:
