@@ -18,6 +18,7 @@ from analysis.rows.labels import ROUTING
 from analysis.rows.stats import median_interval
 from results.statistics.agreement import TOLERANCES, largest_difference
 from results.text.numbers import plural
+from workloads.spec.update_words import UPDATE_FIELDS
 
 FASTER, SLOWER, SAME = "faster", "slower", "within noise"
 DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not finished in both"
@@ -33,6 +34,7 @@ blocks and at least 20 MiB for large ones, and splits them into blocks (``kSmall
 _COMPARED = ("losses", "grad_norms")
 SAME_NUMBERS = (
     *("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size"),
+    *("grad_reduce", "optimizer", "optimizer_states", "master_weights"),
     *ROUTING,
 )
 """Settings that change the losses; losses are not compared if partners may differ in one of them."""
@@ -41,6 +43,7 @@ AXES = (
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
     "cuda_graph",
     "gradient_accumulation_fusion",
+    *UPDATE_FIELDS,
     *ROUTING,
 )
 """Axes by which changes are grouped."""

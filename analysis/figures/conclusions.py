@@ -23,6 +23,10 @@ _AXES = {
     "cuda_graph": "CUDA graph",
     "pp_schedule": "schedule",
     "cp_kind": "cp kind",
+    "grad_reduce": "gradients reduced in",
+    "optimizer_states": "states in",
+    "master_weights": "master weights in",
+    "optimizer_offload": "offloaded states",
 }
 """Names of axes whose column's name is no word."""
 

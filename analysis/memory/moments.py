@@ -3,9 +3,9 @@
 Between two operations a rank of a pipeline stage holds (see `workloads.costs.memory.estimate` for the letters)
 
     parameters  g P / S, and for ZeRO 0, 1, 2 the copy to compute with, c P, from the first forward to the last backward
-    gradients   after a step's first backward: g P until the last one where they accumulate unsharded, else g P / S;
+    gradients   after a step's first backward: r P until the last one where they accumulate unsharded, else g P / S;
                 the optimizer frees them
-    optimizer   2 g P / S from the end of the first step on
+    optimizer   its states of P / S parameters from the end of the first step on
     activations saved tensors of each micro-batch between its forward and its backward, and the token ids
 
 The working memory of a running operation is included only in the peak of the step (`peak_of_step`), which is the
@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from analysis.memory.peak_split import categories
 from workloads.costs.memory.activations import head_bytes, rank_tokens
 from workloads.costs.memory.estimate import estimate_memory, parameter_shard_bytes, saved_bytes
+from workloads.costs.memory.host import offloaded
 from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.fp8 import gathered_bytes
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
+from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.spec.experiment import Experiment
-from workloads.spec.optimizer import ADAMW
+from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")
@@ -80,8 +81,8 @@ def peak_of_step(experiment: Experiment, step: int) -> Bytes:
         return max((categories(stage) for stage in stages), key=sum)
     running = [(p, g, 0, a) for p, g, _, a in map(categories, stages)]
     # AdamW allocates its moments when all gradients exist.
-    shards = [stage.optimizer_bytes // ADAMW.moments for stage in stages]
-    stepping = [(shard, shard, ADAMW.state_bytes(shard), 0) for shard in shards]
+    shards = [(_Held.of(experiment, stage.stage).shard, stage.optimizer_bytes) for stage in stages]
+    stepping = [(shard, shard, state, 0) for shard, state in shards]
     return max((*running, *stepping), key=sum)
 
 
@@ -100,7 +101,7 @@ class _Held:
     @classmethod
     def of(cls, e: Experiment, stage: int) -> _Held:
         held = experiment_stages(e)[stage]
-        c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
+        c, g = COMPUTE_BYTES[e.precision], master_bytes(e)
         layers, experts = local_params(e, held.layers)
         ends = (held.embedding + held.head) // e.tp + held.final_norm
         shard = parameter_shard_bytes(e, layers + ends, experts)
@@ -113,8 +114,8 @@ class _Held:
         return cls(
             shard=shard,
             copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
-            accumulated=g * everything if accumulates_unsharded(e) else shard,
-            optimizer=ADAMW.state_bytes(shard),
+            accumulated=reduced_bytes(e) * everything if accumulates_unsharded(e) else shard,
+            optimizer=optimizer_of(e).state_bytes(shard // g - offloaded(e, shard // g)),
             saved=saved,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

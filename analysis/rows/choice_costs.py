@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from analysis.rows import metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import supported_median
+from workloads.spec.update_words import UPDATE_FIELDS
 
 
 class Axis(NamedTuple):
@@ -42,6 +43,7 @@ AXES = {
     "precision": Axis(first="bf16"),
     "compile": Axis(first="none"),
     "cuda_graph": Axis(first="none"),
+    **{field: Axis(first=usual) for field, usual in UPDATE_FIELDS.items()},
     "pp_schedule": Axis(("virtual_stages",), first="1f1b", needs="pp"),
     "cp_kind": Axis(first="ring", needs="cp"),
 }

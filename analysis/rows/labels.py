@@ -14,6 +14,7 @@ from results.tables.schema import UNKNOWN_OUTCOME
 from results.text.numbers import listed, name_routing, plural
 from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
+from workloads.spec.update_words import UPDATE_FIELDS, update_words
 
 OUTCOME_NAMES = {
     "ok": "ok",
@@ -42,7 +43,7 @@ _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
-    *("gradient_accumulation_fusion", "engine", "engine_version"),
+    *("gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )
 
 
@@ -159,6 +160,7 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append(row["precision"].replace("_", " "))
     if word := _fusion(row):
         parts.append(f"{word} accumulation")
+    parts += update_words(row)
     return ", ".join(parts)
 
 

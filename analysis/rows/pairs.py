@@ -13,6 +13,7 @@ from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, median_interval
 from results.statistics import noise
+from workloads.spec.update_words import UPDATE_FIELDS
 
 SETTINGS = (
     *(
@@ -30,6 +31,7 @@ SETTINGS = (
     ),
     *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "cp_kind"),
     *("precision", "attention", "compile", "cuda_graph", "engine_version", "accumulation", "pad_vocab_to"),
+    *UPDATE_FIELDS,
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )

@@ -89,9 +89,15 @@ LATER_CHOICES = {
     "routing_imbalance": 1.0,
     "cuda_graph": "none",
     "gradient_accumulation_fusion": False,
+    "grad_reduce": "fp32",
+    "optimizer": "adamw",
+    "optimizer_states": "fp32",
+    "master_weights": "fp32",
+    "optimizer_offload": 0.0,
 }
-"""Values for rows that are older than these columns (schema 7, 8 and 15): every layer was recomputed, or none; no
-experts ran; no step was captured, and this engine's products added to no sums."""
+"""Values for rows that are older than these columns (schema 7, 8, 15 and 17): every layer was recomputed, or none; no
+experts ran; no step was captured, and this engine's products added to no sums; AdamW updated weights, and all of it was
+in fp32 on the device."""
 
 
 def _with_later_choices(table: pa.Table) -> pa.Table:

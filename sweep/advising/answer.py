@@ -17,6 +17,7 @@ from sweep.predicting.power import Power
 from workloads.spec.checks import choice
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.update_words import UPDATE_FIELDS
 
 TOP = 5
 DAY_S, HOUR_S = 86_400.0, 3_600.0
@@ -238,7 +239,7 @@ def _written(value: object) -> str:
 _AXES = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "cp_kind", "precision", "routing"),
-    *("routing_imbalance", "compile", "cuda_graph"),
+    *("routing_imbalance", "compile", "cuda_graph", *UPDATE_FIELDS),
 )
 _USUAL = {
     **dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size"), 1),
@@ -255,5 +256,6 @@ _USUAL = {
     "routing_imbalance": 1.0,
     "compile": "none",
     "cuda_graph": "auto",
+    **UPDATE_FIELDS,
 }
 """Values in the grid `one_point`."""

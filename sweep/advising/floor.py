@@ -14,11 +14,11 @@ import numpy as np
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, LayoutSpace
 from workloads.costs.memory.kind_sizes import saved_parts
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, layer_counts
+from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts
 from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
-from workloads.spec.optimizer import ADAMW
+from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 _V_SHAPED = 0.8
 """Least share of the micro-batches of 1F1B's first rank that V-shaped schedules hold."""
@@ -44,7 +44,7 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
     sharded = x.zero > 0
     shards = np.where(sharded, np.maximum(1, x.dp * x.cp // replicas), 1)
     of_experts = np.maximum(1.0, np.where(sharded, shards * tp / x.etp / x.ep, 1.0))
-    g, c = MASTER_BYTES[q.precision], COMPUTE_BYTES[q.precision]
+    g, r, c = master_bytes(q), reduced_bytes(q), COMPUTE_BYTES[q.precision]
     b = 1 if q.precision.startswith("fp8") else c
     m = x.micro_batches
     saved = saved_of(space) if saved is None else saved
@@ -53,10 +53,10 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
         (embedding, np.minimum(x.pp, np.where(m > 2, m - 1, m))),
         (0, _V_SHAPED * np.minimum(x.pp, np.where(m > 2, m - 1, m))),
     ):
-        states = (1 + ADAMW.moments) * g * ((rest + ends) / shards + experts / of_experts)
+        own = (rest + ends) / shards + experts / of_experts
+        states = (g + (1 - q.optimizer_offload) * optimizer_of(q).state_bytes(1)) * own
         copies = np.where(x.zero <= 2, b * (rest + experts) + c * ends, 0)
-        shard = g * ((rest + ends) / shards + experts / of_experts)
-        gradients = np.where(m > 2, np.where(x.zero <= 1, g * (rest + experts + ends), shard), 0)
+        gradients = np.where(m > 2, np.where(x.zero <= 1, r * (rest + experts + ends), g * own), 0)
         floors.append((states + copies + gradients)[:, None] + (in_flight * held)[:, None] * saved)
     # Most that integer division in the closed form can lose.
     return Floor(*(np.maximum(0.0, one - 4096.0 * (1 + held)[:, None]) for one in floors))

@@ -12,6 +12,7 @@ from sweep.composing.conffiles import PACKAGED
 from sweep.composing.yaml_files import read_yaml
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.update_words import UPDATE_FIELDS
 
 FOLDER = PACKAGED / "published"
 _DEGREES = ("tp", "cp", "pp", "ep", "virtual_stages")
@@ -62,6 +63,7 @@ def _predicted(fields: dict[str, Any], q: Question, ranking: Ranking) -> Publish
         routing_imbalance=q.routing_imbalance,
         compile=q.compile,
         cuda_graph=q.cuda_graph,
+        **{name: getattr(q, name) for name in UPDATE_FIELDS},
     )
     broken, ranked = violations(e, q.cluster), None
     if not broken and (time := ranking.times.of_layouts([e])[0]) is not None:

@@ -13,15 +13,17 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
 from sweep.grids.axes import AXES
+from workloads.costs.time.host_update import unknown_rates
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, ENGINES
-from workloads.spec.experiment_values import Precision
+from workloads.spec.experiment_values import OptimizerName, Precision, StoredIn
 from workloads.spec.expressions import Expression
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here
+from workloads.spec.update_words import UPDATE_FIELDS
 
 LAYOUT_AXES = (
     *("tp", "cp", "pp", "ep", "etp", "zero_stage", "dp_replicate", "micro_batch_size", "recompute"),
@@ -39,6 +41,7 @@ _WORK = {"seq_len": 4096, "global_batch_size": 1024}
 _GOAL = ("tokens", "days", "price")
 _OTHERS = (
     *("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", "engine", "compile", "cuda_graph"),
+    *UPDATE_FIELDS,
     *(*_WORK, *_GOAL, "results_dir"),
 )
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
@@ -75,6 +78,11 @@ class Question:
     engine_version: str
     compile: str
     cuda_graph: str
+    grad_reduce: StoredIn
+    optimizer: OptimizerName
+    optimizer_states: StoredIn
+    master_weights: StoredIn
+    optimizer_offload: float
     axes: Mapping[str, tuple[Any, ...]]
     """Axes of `LAYOUT_AXES` that the user restricted, with their values."""
     where: tuple[Expression, ...]
@@ -111,11 +119,15 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
     begin += [f"results_dir={values['results_dir']}"] if "results_dir" in values else []
     config = compose_sweep(begin, folders)
     cluster = config.cluster
-    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")))
+    updates = _updates(values)
+    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")), updates["optimizer_offload"])
     goal = _goal(values)
     engine = _choice("engine", values.get("engine", ENGINE))
     _refuse_unknown_memory(engine, values, config.models[values["model"]])
     price = number("advise: price", values["price"], above=0) if "price" in values else cluster.price_per_device_hour
+    work: dict[str, Any] = {
+        name: whole_number(f"advise: {name}", values.get(name, default), 1) for name, default in _WORK.items()
+    }
     return Question(
         config=config,
         model=config.models[values["model"]],
@@ -136,7 +148,8 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         goal=goal,
         price=price,
         price_source="price=" if "price" in values else f"cluster file {cluster.name}",
-        **{name: whole_number(f"advise: {name}", values.get(name, default), 1) for name, default in _WORK.items()},
+        **updates,
+        **work,
     )
 
 
@@ -154,12 +167,14 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
         values[name] = override.value()
 
 
-def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:
+def _refuse_unknown_rates(cluster: ClusterSpec, precision: str, on_host: float) -> None:
+    """``on_host``: share of the optimizer there."""
     device = cluster.device
     absent = [f"device.peak_flops.{precision}"] if device.peak_of(precision) is None else []
     absent += ["device.memory_bytes"] if cluster.usable_bytes is None else []
     absent += ["device.memory_bandwidth"] if device.memory_bandwidth is None else []
     absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
+    absent += unknown_rates(cluster) if on_host else []
     if absent:
         raise InvalidSweep(
             f"advise: the file of cluster {cluster.name} ({device.name}) lacks {', '.join(absent)}, so nothing can be "
@@ -187,6 +202,11 @@ def _goal(values: Mapping[str, Any]) -> Goal | None:
     if math.inf in (tokens, days):
         raise InvalidSweep(f"advise: tokens={tokens:g} in days={days:g}: both must be finite")
     return Goal(tokens=float(tokens), days=float(days))
+
+
+def _updates(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How weights are updated."""
+    return {name: _choice(name, values.get(name, usual)) for name, usual in UPDATE_FIELDS.items()}
 
 
 def _choice(name: str, value: Any) -> Any:

@@ -35,6 +35,7 @@ from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_sha
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage
+from workloads.costs.memory.host import node_host_bytes
 from workloads.predict import layouts
 from workloads.predict.points import Floats
 from workloads.predict.predictor import NORMAL_90
@@ -336,11 +337,17 @@ class Ranking:
 
     def fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
         """The layout with its memory, and the time that a nearly full device takes more; None: it does not fit."""
-        if (memory := self.peak(one)) is None or memory.peak_bytes > self.limit_bytes:
+        if (memory := self.peak(one)) is None or memory.peak_bytes > self.limit_bytes or not self._fits_host(one):
             return None
         if is_own(one):
             time = self.times.forecast.near_full(time, memory.peak_bytes)
         return RankedLayout(experiment=one, time=time, memory=memory)
+
+    def _fits_host(self, experiment: Experiment) -> bool:
+        """Whether a node has the memory that optimizers keep on its host, or nobody knows how much it has."""
+        cluster = self.space.question.cluster
+        limit = cluster.host.memory_bytes
+        return limit is None or node_host_bytes(experiment, cluster.devices_per_node) <= limit
 
     def peak(self, experiment: Experiment) -> Peak | None:
         """Peak memory without the workspace of matrix products; None: unknown."""

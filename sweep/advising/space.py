@@ -23,6 +23,7 @@ from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import splits_of
+from workloads.spec.update_words import UPDATE_FIELDS
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")
@@ -263,6 +264,7 @@ def _same(q: Question, name: str) -> Any:
 
 _SAME = (
     *("seq_len", "precision", "routing", "routing_imbalance", "compile", "cuda_graph", "engine", "engine_version"),
+    *UPDATE_FIELDS,
 )
 
 

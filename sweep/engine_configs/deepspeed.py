@@ -83,7 +83,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes()
+    draft.refuse_sizes(updates=("optimizer_offload",))
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     _model(draft)
     _parallelism(draft)
@@ -94,6 +94,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     if e.model.moe is not None:
         _experts(draft)
     draft.set(OPTIMIZER)
+    if e.optimizer_offload:
+        _offload(draft)
     return draft, EngineConfig(
         target=TARGET,
         name=name,
@@ -149,6 +151,18 @@ def _parallelism(draft: Draft) -> None:
         # It makes the groups of ranks only if it finds both.
         draft.set({"sequence_parallel_size": e.cp, "data_parallel_size": e.dp})
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
+
+
+def _offload(draft: Draft) -> None:
+    """ZeRO-Offload; only stage 3 knows a part of the optimizer (``ratio``)."""
+    e = draft.experiment
+    if e.zero_stage == 0:
+        draft.refuse("optimizer_offload", "it has that with ZeRO; zero_stage=1 would work")
+    elif e.zero_stage < 3 and e.optimizer_offload < 1:
+        draft.refuse("optimizer_offload", "only ZeRO 3 can keep a part on the device; 1.0 would work, or zero_stage=3")
+    ratio = {"ratio": e.optimizer_offload} if e.zero_stage == 3 else {}
+    draft.set({"zero_optimization.offload_optimizer": {"device": "cpu", "pin_memory": True, **ratio}})
+    draft.warnings.append("optimizer_offload: master weights are on the host, too: the device needs less memory")
 
 
 def _recompute(draft: Draft) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from workloads.costs.shape.held_model import copies_of_heads
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.experiment import Experiment
 from workloads.spec.pipeline_stages import written_stages
+from workloads.spec.update_words import UPDATE_FIELDS
 
 Options = Mapping[str, Any]
 """The engine's options by name; a dot separates sections. True: a flag without a value."""
@@ -65,11 +66,20 @@ class Draft:
             self.refusals.append(f"{name}={shown} ({why})")
 
     def refuse_sizes(
-        self, *, pads_vocabulary: bool = False, copies_heads: bool = False, adds_gradients: bool = False
+        self,
+        *,
+        pads_vocabulary: bool = False,
+        copies_heads: bool = False,
+        adds_gradients: bool = False,
+        updates: Collection[str] = (),
     ) -> None:
-        """Record refusals of what few targets have: padded rows, copied heads, multi-token modules; and a warning about
-        gradients that products do not add up."""
+        """Record refusals of what few targets have: padded rows, copied heads, multi-token modules, unusual formats and
+        optimizers, except in the fields ``updates``, which the target's options name; and a warning about gradients
+        that products do not add up."""
         e = self.experiment
+        for name, usual in UPDATE_FIELDS.items():
+            if getattr(e, name) != usual and name not in updates:
+                self.refuse(name, f"no counterpart here; {usual} would work")
         if e.gradient_accumulation_fusion and not adds_gradients:
             self.warnings.append("gradient_accumulation_fusion: it rounds each micro-batch's gradient before adding it")
         if e.pad_vocab_to is not None and not pads_vocabulary:

@@ -149,11 +149,13 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file of flags."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True, adds_gradients=True)
+    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True, adds_gradients=True, updates=("optimizer_offload",))
     _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})
     _sharding(draft)
+    if e.optimizer_offload:
+        _offload(draft)
     if e.pp > 1:
         _pipeline(draft)
     draft.choose("precision", PRECISION)
@@ -253,6 +255,27 @@ def _sharding(draft: Draft) -> None:
         draft.set({"num-distributed-optimizer-instances": e.dp_replicate})
         if e.zero_stage >= 2:
             draft.set({"outer-dp-sharding-strategy": "no_shard"})
+
+
+def _offload(draft: Draft) -> None:
+    """The optimizer on the host, which Megatron has for its distributed optimizer (`OptimizerConfig`)."""
+    e = draft.experiment
+    if e.zero_stage >= 2:
+        draft.refuse("optimizer_offload", "not known of Megatron-FSDP; zero_stage=1 would work")
+    elif e.zero_stage == 0 and e.dp * e.cp > 1:
+        draft.refuse("optimizer_offload", "it needs the distributed optimizer; zero_stage=1 would work")
+    draft.set(
+        {
+            "use-distributed-optimizer": True,
+            "use-precision-aware-optimizer": True,
+            "optimizer-cpu-offload": True,
+            "optimizer-offload-fraction": e.optimizer_offload,
+            "overlap-cpu-optimizer-d2h-h2d": True,
+        }
+    )
+    draft.warnings.append(
+        "optimizer_offload: it moves whole parameters, and their fp32 master weights too: the device needs less memory"
+    )
 
 
 def _pipeline(draft: Draft) -> None:

@@ -47,6 +47,8 @@ class Predicted(Protocol):
     @property
     def limit_bytes(self) -> int | None: ...
     @property
+    def host_memory_bytes(self) -> int | None: ...
+    @property
     def time(self) -> StepTime | None: ...
     @property
     def tokens_per_s_per_gpu(self) -> float | None: ...
@@ -57,6 +59,7 @@ class Predicted(Protocol):
 PREDICTED: Mapping[str, Callable[[Predicted], float | None]] = {
     "predicted_peak_bytes": lambda point: point.peak_bytes,
     "limit_bytes": lambda point: point.limit_bytes,
+    "predicted_host_memory_bytes": lambda point: point.host_memory_bytes,
     "predicted_step_time_s": lambda point: point.time.step_time_s if point.time is not None else None,
     "predicted_step_time_low_s": lambda point: point.time.low_s if point.time is not None else None,
     "predicted_step_time_high_s": lambda point: point.time.high_s if point.time is not None else None,

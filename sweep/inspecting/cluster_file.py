@@ -22,7 +22,9 @@ from sweep.composing.config import cluster_named
 from sweep.composing.machine import clusters_of_device, driver_names
 from sweep.inspecting.nvidia_smi import Gpus
 from sweep.inspecting.slurm_nodes import SlurmNodes
+from sweep.planning.limits import machine_memory_bytes
 from workloads.spec.cluster import ClusterSpec, LinkSpec
+from workloads.spec.host import UNKNOWN, HostSpec
 from workloads.spec.vendors import PLANNED_ONLY, is_amd
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -47,6 +49,8 @@ class Found:
     devices_per_node: int
     nodes: int | None
     away: int = 0
+    host_memory_bytes: int | None = None
+    """Memory of a node; None: not known."""
     gpus: Gpus | None = None
     """None: only Slurm was asked."""
     in_job: bool = False
@@ -74,6 +78,7 @@ def from_machine(gpus: Gpus) -> Found:
         memory_bytes=gpus.memory_bytes,
         devices_per_node=gpus.count,
         nodes=None,
+        host_memory_bytes=machine_memory_bytes(),
         gpus=gpus,
         in_job="SLURM_JOB_ID" in os.environ,
     )
@@ -88,6 +93,7 @@ def from_partition(nodes: SlurmNodes) -> Found:
         devices_per_node=nodes.gpus,
         nodes=nodes.count,
         away=nodes.away,
+        host_memory_bytes=nodes.memory_bytes,
     )
 
 
@@ -197,6 +203,7 @@ def _on_base(found: Found, name: str, base: str, others: Sequence[str], folders:
     if spec.environment:
         unknown.append(f"environment: {as_in} ({', '.join(spec.environment)})")
     unknown.append(f"reserved_bytes, matmul_efficiency: {as_in}, which says where they are from")
+    unknown.append(_host(found, spec.host, as_in, fields, known))
     if spec.price_per_device_hour is None:
         unknown.append(_price(fields))
     else:
@@ -220,6 +227,16 @@ def _links(found: Found, spec: ClusterSpec, as_in: str, fields: dict[str, object
     link, how = _over_pcie(gpus, spec.intra_node, as_in)
     fields["intra_node"] = link
     return [f"intra_node: {how}", inter]
+
+
+def _host(found: Found, spec: HostSpec, as_in: str, fields: dict[str, object], known: list[str]) -> str:
+    """What is not known about a node's host; its memory is written if it was found out."""
+    rates = f"host.link_bandwidth, host.memory_bandwidth: {as_in}"
+    if found.host_memory_bytes is None:
+        return f"host: {as_in}; host.memory_bytes: {spec.memory_bytes or 'null, so it is not checked'}"
+    known.append(f"host.memory_bytes: {found.host_memory_bytes // MIB} MiB")
+    fields["host"] = {"memory_bytes": found.host_memory_bytes}
+    return rates
 
 
 def _over_pcie(gpus: Gpus, other: LinkSpec, as_in: str) -> tuple[dict[str, object], str]:
@@ -271,6 +288,8 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
     assert other.inter_node is not None
     inter = {**dataclasses.asdict(other.inter_node), "source": f"not known: that of {other_name}, {_UNUSED}"}
     unknown += [f"intra_node: {how}", f"inter_node: {inter['source']}", "reserved_bytes, matmul_efficiency: 0 and null"]
+    of_host: dict[str, object] = {}
+    unknown.append(_host(found, UNKNOWN, "null", of_host, known))
     fields: dict[str, object] = {
         "name": name,
         "backend": backend,
@@ -281,6 +300,7 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
         "inter_node": {key: value for key, value in inter.items() if value is not None},
         "reserved_bytes": 0,
         "matmul_efficiency": None,
+        **of_host,
     }
     return _file(found, name, backend, fields, known, [*unknown, _price(fields)])
 

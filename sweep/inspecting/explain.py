@@ -15,6 +15,7 @@ from results.tables.schema import METHODS
 from results.tables.store import sweep_dirs
 from results.text.numbers import byte_unit, device_noun, format_bytes, format_percent, name_routing
 from results.text.terminal import plain_table
+from sweep.inspecting.explain_host import host_lines
 from sweep.inspecting.lookup import Record
 from workloads.costs.memory.estimate import MemoryEstimate, estimate_memory
 from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
@@ -84,6 +85,8 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             console.print(
                 f"with {format_bytes(workspace_bytes)} for matrix products on {cluster.name}: {whole}", highlight=False
             )
+        for line in host_lines(experiment, cluster):
+            console.print(line, highlight=False, markup=False)
         if experiment.pp > 1 and (text := _predicted_idle(record)):
             console.print(text, highlight=False)
     if not record.attempts:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from launchers.slurm.environment import command_environment, several_clusters
 from results.errors import UltrasweepError
-from results.text.numbers import listed, plural
+from results.text.numbers import MIB, listed, plural
 from results.text.printable import one_line
 
 PARTITIONS = ("sinfo", "-h", "-a", "-o", "%R")
 NODES = ("scontrol", "-a", "show", "node", "-o")
 _LIMIT_S = 60.0
-_FIELD = re.compile(r"(?:^|\s)(NodeName|Gres|State|Partitions)=(\S*)")
+_FIELD = re.compile(r"(?:^|\s)(NodeName|Gres|State|Partitions|RealMemory)=(\S*)")
 _GPU = re.compile(r"(?:^|,)gpu:(?:([^:,()]+):)?([0-9]+)")
 _PART = re.compile(r"[0-9]+g\.[0-9]+gb", re.IGNORECASE)
 """Profile of MIG in a type of GPU, such as ``a100_1g.10gb``."""
@@ -38,6 +38,8 @@ class SlurmNodes:
     """Type of the GPUs as Slurm calls it; None: it has no name."""
     gpus: int
     """GPUs of each node."""
+    memory_bytes: int | None = None
+    """Memory of the node that has least, as Slurm is configured (RealMemory); None: it says none."""
 
     @property
     def gres(self) -> str:
@@ -55,18 +57,19 @@ def read_nodes(partition: str, gres: str | None, run: Callable[[Sequence[str]], 
     wanted = [name.strip() for name in partition.split(",") if name.strip()]
     if unknown := [name for name in wanted if name not in existing] or ([] if wanted else [partition]):
         raise UltrasweepError(f"no partition {listed(unknown)}; Slurm has {listed(existing, 12) or 'none'}")
-    nodes: dict[str, tuple[str, str]] = {}
+    nodes: dict[str, tuple[str, str, int]] = {}
     for line in call(NODES).splitlines():
         fields = dict(_FIELD.findall(line))
         if "NodeName" in fields and set(wanted) & set(fields.get("Partitions", "").split(",")):
-            nodes[fields["NodeName"]] = fields.get("Gres", ""), fields.get("State", "")
+            memory = int(fields["RealMemory"]) if fields.get("RealMemory", "").isdigit() else 0
+            nodes[fields["NodeName"]] = fields.get("Gres", ""), fields.get("State", ""), memory
     return _of_one_kind(",".join(wanted), nodes, gres)
 
 
-def _of_one_kind(partition: str, nodes: dict[str, tuple[str, str]], gres: str | None) -> SlurmNodes:
+def _of_one_kind(partition: str, nodes: dict[str, tuple[str, str, int]], gres: str | None) -> SlurmNodes:
     if not nodes:
         raise UltrasweepError(f"partition {partition} has no nodes that `scontrol show node` shows to you")
-    of_node = {name: _gpus(text) for name, (text, _) in nodes.items()}
+    of_node = {name: _gpus(text) for name, (text, _, _) in nodes.items()}
     with_gpus = {name: gpus for name, gpus in of_node.items() if gpus}
     if not with_gpus:
         raise UltrasweepError(
@@ -96,7 +99,10 @@ def _of_one_kind(partition: str, nodes: dict[str, tuple[str, str]], gres: str | 
         )
     gpu_type, count = first[0]
     away = sum(_is_away(nodes[name][1]) for name in chosen)
-    return SlurmNodes(partition=partition, count=len(chosen), away=away, gpu_type=gpu_type, gpus=count)
+    least = min(nodes[name][2] for name in chosen)  # 1 MiB is Slurm's default for nodes that nobody has described
+    memory = least * MIB if least > 1 else None
+    size = len(chosen)
+    return SlurmNodes(partition=partition, count=size, away=away, gpu_type=gpu_type, gpus=count, memory_bytes=memory)
 
 
 def _gpus(text: str) -> tuple[tuple[str | None, int], ...]:

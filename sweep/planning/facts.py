@@ -16,6 +16,7 @@ from sweep.planning.summary import (
     expected_hours,
     formats_not_run,
     layout,
+    on_hosts,
     rehearsals_of,
     reused_from,
     worst_hours,
@@ -33,7 +34,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     energy = plan.power.mwh(hours) if hours is not None else Amount(None, None)
     formats = [f"{precision} matrix products" for precision in formats_not_run(plan)]
     lacking = {model.name: [*lacking_kinds(model), *formats] for model in config.models.values()}
-    notes = [reused_from(plan), *eager_points(plan), rehearsals_of(plan)]
+    notes = [reused_from(plan), *eager_points(plan), *on_hosts(plan), rehearsals_of(plan)]
     notes.append(mfu_note((p.experiment.precision for p in plan.points if p.time is not None), config.cluster))
     return {
         "name": config.name,

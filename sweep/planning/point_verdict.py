@@ -16,6 +16,7 @@ from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.forecast import Forecast
 from workloads.contract.protocol import Method
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
+from workloads.costs.memory.host import node_host_bytes
 from workloads.rules.engine_support import is_own
 from workloads.rules.installed_engines import unusable_here
 from workloads.rules.layout_rules import Violation, violations
@@ -34,6 +35,8 @@ class PlannedPoint:
     """Predicted peak of the largest stage; None for a layout that breaks a rule, which has no prediction."""
     limit_bytes: int | None = None
     """Limit of one device, or of one process if all share the memory of a machine; None: unknown."""
+    host_memory_bytes: int | None = None
+    """Predicted memory of the fullest node that optimizers keep on its host; None: not predicted."""
     time: StepTime | None = None
     price: Price | None = None
     rehearsals: int | None = None
@@ -130,11 +133,15 @@ def with_verdict(
     elif point.predicted and (of_engine := forecast.memory.peak(experiment)) is not None:
         tensor_bytes, stage = of_engine.peak_bytes, of_engine.stage
     peak_bytes = tensor_bytes + cluster.device.workspace_bytes if tensor_bytes is not None else None
+    of_host = None
+    if tensor_bytes is not None and is_own(experiment):
+        of_host = node_host_bytes(experiment, cluster.devices_per_node)
     if time is not None and tensor_bytes is not None and is_own(experiment):
         time = forecast.near_full(time, tensor_bytes)
     planned = dataclasses.replace(
         point.planned,
         peak_bytes=peak_bytes,
+        host_memory_bytes=of_host,
         time=time,
         price=price(experiment, time, method, config.measure, config.plan),
     )
@@ -152,9 +159,25 @@ def with_verdict(
     may_refuse = forecast.has_rows_of(experiment)
     if tensor_bytes is not None and may_refuse and not config.plan.run_predicted_oom:
         detail = _too_big(planned, stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
+        if detail is None:
+            detail = too_big_for_host(of_host, experiment, cluster, config.plan.oom_margin)
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
+
+
+def too_big_for_host(
+    needed: int | None, experiment: Experiment, cluster: ClusterSpec, margin: float = 1.0
+) -> str | None:
+    """Describes in numbers why the optimizer's part on the host does not fit there; None if it fits, or if the memory
+    of the cluster's nodes is not known. ``needed``: bytes of a node."""
+    limit = cluster.host.memory_bytes
+    if not needed or limit is None or needed <= limit * margin:
+        return None
+    return (
+        f"optimizer_offload={experiment.optimizer_offload:g} needs {format_bytes(needed)} of the host's memory on a "
+        f"node; {format_bytes(limit)} x margin {margin:g} = {format_bytes(limit * margin)}"
+    )
 
 
 def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: DeviceLimit | None) -> list[Violation]:
@@ -188,6 +211,7 @@ def _too_big(
         return None
     stages = estimate_memory(experiment).stages
     together = sum(stage.peak_bytes for stage in stages) * (experiment.world_size // experiment.pp)
+    together += node_host_bytes(experiment, experiment.world_size)
     if together > host_bytes * margin:
         each = format_bytes(peak_bytes)
         size, needed = experiment.world_size, format_bytes(together)

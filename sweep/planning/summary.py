@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.tables.schema import VERDICTS
-from results.text.numbers import device_noun, format_hours, name_routing, plural
+from results.text.numbers import device_noun, format_bytes, format_hours, listed, name_routing, plural
 from results.text.terminal import plain_table
 from sweep.composing.planned_only import planned_only
 from sweep.grids.expand import ruled_out
@@ -19,6 +19,7 @@ from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
+from workloads.costs.time.host_update import unknown_rates
 from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.engine_versions import capture_word
@@ -65,6 +66,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)
     for line in eager_points(plan):
+        console.print(line, highlight=False, markup=False)
+    for line in on_hosts(plan):
         console.print(line, highlight=False, markup=False)
     if (rehearsals := rehearsals_of(plan)) is not None:
         console.print(rehearsals, highlight=False, markup=False)
@@ -117,6 +120,26 @@ def eager_points(plan: Plan) -> list[str]:
     experiments = [point.experiment for point in plan.to_run if point.experiment.engine == ENGINE]
     reasons = Counter(not_captured(one, backend) for one in experiments if one.cuda_graph == "auto")
     return [f"{plural(count, 'point')} with eager steps: {why}" for why, count in reasons.most_common() if why]
+
+
+def on_hosts(plan: Plan) -> list[str]:
+    """Lines on optimizers on the host: the memory of a node that they need and what it has, and rates without which
+    their steps have no predicted time."""
+    cluster = plan.config.cluster
+    points = [point for point in plan.points if point.experiment.optimizer_offload and point.host_memory_bytes]
+    if not points:
+        return []
+    most = format_bytes(max(point.host_memory_bytes or 0 for point in points))
+    has, many = cluster.host.memory_bytes, plural(len(points), "point")
+    known = (
+        f"a node of {cluster.name} has {format_bytes(has)}"
+        if has is not None
+        else (f"the memory of a node is not known, so it is not checked (host.memory_bytes of cluster {cluster.name})")
+    )
+    lines = [f"{many} with optimizer_offload: up to {most} of the host's memory on a node; {known}"]
+    if any(point.time is None for point in points) and (names := unknown_rates(cluster)):
+        lines.append(f"no step time with optimizer_offload: the file of cluster {cluster.name} lacks {listed(names)}")
+    return lines
 
 
 def reused_from(plan: Plan) -> str | None:

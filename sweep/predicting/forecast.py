@@ -22,6 +22,7 @@ from sweep.grids.step_time import StepTime
 from sweep.predicting.codebases import key_of_engine, profiles_with
 from sweep.predicting.engine_memory import EngineMemory
 from sweep.predicting.known import Known, MeasuredLayout
+from workloads.costs.time.host_update import HostUpdate, host_update
 from workloads.predict import crossing, layouts, near_full
 from workloads.predict.crossing import Crossing
 from workloads.predict.parameters import NO_HOST
@@ -30,10 +31,15 @@ from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predict
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.engine_versions import ENGINE, ENGINE_VERSIONS
 from workloads.spec.experiment import Experiment
+from workloads.spec.host import HostSpec
 
 MOST_ROWS = 200
 """Most measured experiments per engine and version (the newest) used in a fit: beyond this, fitting time grows more
 than accuracy."""
+
+HOST_SPREAD = 0.5
+"""Relative standard deviation of the time of an update on the host: a guess, since no such step was measured yet, and
+rates of cluster files are nominal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class Forecast:
     """Seconds due to a network that a probe has timed; None: not timed."""
     memory: EngineMemory = field(default_factory=EngineMemory)
     """Peak memory of other engines."""
+    host: HostSpec | None = None
+    """Rates of the host with those of a probe; None: those of the cluster file."""
     structures: layouts.Structures = field(init=False, repr=False, compare=False)
     _of_one_node: layouts.Structures | None = field(init=False, repr=False, compare=False)
 
@@ -87,7 +95,7 @@ class Forecast:
         used = f"predicted with {'; '.join(sources)}" if sources else ""
         learned = Predictor.learn(_together(measured), profiles_with(_engines(known)))
         memory = _memory(cluster, known, without)
-        return cls(cluster, learned, rates, used, dict(fitted), _crossing(cluster, known), memory)
+        return cls(cluster, learned, rates, used, dict(fitted), _crossing(cluster, known), memory, known.host)
 
     def has_rows_of(self, experiment: Experiment) -> bool:
         """Whether predictions of the experiment's engine may refuse it: this project's engine is known, another one
@@ -122,7 +130,24 @@ class Forecast:
             for at, more in zip(across, longer.tolist(), strict=True):
                 time = times[at]
                 times[at] = _later(time, more) if time is not None and math.isfinite(more) else None
-        return times
+        return [self._with_host(time, one) for time, one in zip(times, experiments, strict=True)]
+
+    def host_update(self, experiment: Experiment) -> HostUpdate | None:
+        """The part of the optimizer on the host; None if there is none, or if its rates are not known."""
+        if not experiment.optimizer_offload:
+            return None
+        cluster = self.cluster if self.host is None else dataclasses.replace(self.cluster, host=self.host)
+        return host_update(experiment, cluster)
+
+    def _with_host(self, time: StepTime | None, experiment: Experiment) -> StepTime | None:
+        """``time`` with what the part of the optimizer on the host adds; None if that is not known."""
+        if time is None or not experiment.optimizer_offload:
+            return time
+        update = self.host_update(experiment)
+        if update is None:
+            return None
+        later = _later(time, update.added_s, HOST_SPREAD)
+        return dataclasses.replace(later, optimizer_s=time.optimizer_s + update.added_s)
 
     def points(self, experiments: Sequence[Experiment], of_layers: np.ndarray | None = None) -> Points:
         """Prediction inputs of experiments, see `workloads.predict.layouts.points_of`."""
@@ -174,9 +199,10 @@ def _seconds(times: Sequence[StepTime | None]) -> np.ndarray:
     return np.array([math.nan if time is None else time.step_time_s for time in times])
 
 
-def _later(time: StepTime, seconds: float) -> StepTime:
-    """A step that takes ``seconds`` longer, as uncertain as both parts are."""
-    wide = NORMAL_90 * crossing.SPREAD * seconds
+def _later(time: StepTime, seconds: float, spread: float = crossing.SPREAD) -> StepTime:
+    """A step that takes ``seconds`` longer, as uncertain as both parts are. ``spread``: relative standard deviation of
+    ``seconds``."""
+    wide = NORMAL_90 * spread * seconds
     return dataclasses.replace(
         time,
         step_time_s=time.step_time_s + seconds,
@@ -238,7 +264,8 @@ def _rows(
     ``fitted``."""
     rows_by_engine: dict[str, list[MeasuredLayout]] = {}
     for name, ran in known.steps.items():
-        if name not in without and layouts.is_predicted(ran.experiment, cluster):
+        on_device = not ran.experiment.optimizer_offload  # no parameter of the fit stands for a host's update
+        if name not in without and on_device and layouts.is_predicted(ran.experiment, cluster):
             engine = key_of_engine(ran.experiment.engine, ran.experiment.engine_version)
             rows = rows_by_engine.setdefault(engine, [])
             if len(rows) < MOST_ROWS - fitted[engine]:

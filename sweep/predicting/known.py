@@ -17,12 +17,13 @@ from sweep.composing.config import SweepConfig
 from sweep.predicting.power import MeasuredPower, power_of_rows
 from workloads.contract.probe_figures import ON_GPU
 from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
-from workloads.predict.probed import LAUNCH_S, probed
+from workloads.predict.probed import LAUNCH_S, probed, probed_host
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
+from workloads.spec.host import HostSpec
 
 
 class MeasuredLayout(NamedTuple):
@@ -49,6 +50,8 @@ class Known:
     """Day when the probe ended, as year-month-day."""
     network: MeasuredNetwork | None = None
     """Times of collectives between nodes; None without a probe of several nodes."""
+    host: HostSpec | None = None
+    """The host with the rates that the probe has measured; None without a probe."""
     power: MeasuredPower | None = None
     """Power of rows of the same device, also on other clusters; None: no row has it."""
     elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
@@ -84,7 +87,8 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
         rates_of_pilots = _checked_rates(results_dir, cluster, network.nodes, probe.measured_at - _SAME_NETWORK)
         network = network.over_moments(rates_of_pilots, ON_GPU.check_bytes)
     day = f"{probe.measured_at:%Y-%m-%d}" if rates or network else ""
-    return dataclasses.replace(known, probe=rates, probe_day=day, network=network)
+    host = probed_host(probe.rows, cluster.host)
+    return dataclasses.replace(known, probe=rates, probe_day=day, network=network, host=host)
 
 
 def ran_layouts(measured: Iterable[Mapping[str, Any]], backend: str = "cuda") -> dict[str, MeasuredLayout]:

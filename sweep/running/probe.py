@@ -24,6 +24,7 @@ from sweep.composing.planned_only import refuse_planned_only
 from sweep.running.run import Prepared, prepare
 from workloads.contract import protocol
 from workloads.contract.protocol import RankResult
+from workloads.predict.probed import host_adamw_rate
 
 _DEADLINE_S = 900.0
 _ON_CPU = ("cluster=cpu", "model=tiny", "grid.axes.seq_len=64", "+grid.axes.precision=fp32")
@@ -176,6 +177,12 @@ def headlines(probe: Probe) -> list[str]:
     if copies := probe.select("copy", "copy"):
         rates = [row["value"] / 1e9 for row in copies]
         lines.append(f"copy: {min(rates):,.0f} to {max(rates):,.0f} GB/s by device")
+    if both := probe.select("copy", "both_ways"):
+        rates = [row["value"] / 1e9 for row in both]
+        lines.append(f"host link: {min(rates):,.1f} to {max(rates):,.1f} GB/s in each direction at once, by device")
+    if updates := probe.select("optimizer", "adamw_on_host"):
+        together = host_adamw_rate(updates)
+        lines.append(f"AdamW on the host: {together / 1e9:,.2f} billion parameters per second of a node")
     for placement in ("inside_node", "between_nodes", "mixed"):
         all_reduces = probe.select("collective", "all_reduce", placement=placement)
         if all_reduces:

@@ -159,7 +159,9 @@ def layouts(count: int, seed: int) -> list[Experiment]:
         experiment = random_experiment(draw)
         if all(violation.rule in elsewhere for violation in violations(experiment, CLUSTER)):
             adds = experiment.zero_stage <= 1 and experiment.compile == "none" and len(found) % 2 == 0
-            found.append(experiment.replace(gradient_accumulation_fusion=adds and experiment.num_microbatches > 1))
+            adds = adds and experiment.num_microbatches > 1
+            share = (0.0, 0.0, 0.3, 1.0)[len(found) % 4]
+            found.append(experiment.replace(gradient_accumulation_fusion=adds, optimizer_offload=share))
     return found
 
 
@@ -311,6 +313,13 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
         )
     ]
     experiments += [dataclasses.replace(one, gradient_accumulation_fusion=True) for one in experiments[:50]]
+    unusual = {"grad_reduce": "bf16", "optimizer_states": "bf16", "master_weights": "bf16", "optimizer": "muon"}
+    for field, value in (*unusual.items(), ("optimizer_offload", 0.5)):
+        experiments += [dataclasses.replace(one, **{field: value}) for one in experiments[:50]]
+        if field != "optimizer_offload":
+            experiments += [
+                dataclasses.replace(one, **{field: value}, optimizer_offload=0.5) for one in experiments[:9]
+            ]
     code = "input.experiments.map((e) => MemoryRules.violations(input.rules, e, input.cluster))"
     given = {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE, "rules": rules_json()}
     said = evaluate(browser, SCRIPTS, code, given)

@@ -34,6 +34,7 @@ from workloads.spec.experiment_values import Precision
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec, canonical_model
 from workloads.spec.recomputation import SELECTIVE, operations_of
+from workloads.spec.update_words import UPDATE_FIELDS
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
@@ -87,6 +88,7 @@ def is_plain(e: Experiment) -> bool:
         and e.recompute in RECOMPUTE
         and e.recompute_every == 1
         and not e.gradient_accumulation_fusion
+        and not e.update_words
         and not shares_memory(e)
     )
 
@@ -130,6 +132,7 @@ def plain(e: Experiment) -> Experiment:
         recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
         recompute_every=1,
         gradient_accumulation_fusion=False,
+        **UPDATE_FIELDS,
     )
     return dataclasses.replace(near, engine_version=WITHOUT_SHARED_MEMORY[-1]) if shares_memory(near) else near
 

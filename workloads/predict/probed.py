@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.parameters import TIME
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.host import HostSpec
 
 Row = Mapping[str, Any]
 """One figure, with the columns of `results.tables.probes.COLUMNS`."""
@@ -45,6 +47,22 @@ def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
     factors = {"matmul": _matmul(rows, cluster), "launch": launch, "pace": None if launch else _pace(rows)}
     near = {name: factor for name, factor in factors.items() if factor is not None and not _went_wrong(name, factor)}
     return {**near, **_rates(rows)}
+
+
+def probed_host(rows: Sequence[Row], host: HostSpec) -> HostSpec:
+    """``host`` with the rates of a probe: its link in both directions at once, on the slowest device, and the updates
+    of all ranks of a node. Rows of CPU processes are ignored."""
+    rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
+    links = [row["value"] for row in _of(rows, "copy", name="both_ways")]
+    updates = _of(rows, "optimizer", name="adamw_on_host")
+    link = min(links) if links else host.link_bandwidth
+    return replace(host, link_bandwidth=link, adamw_rate=host_adamw_rate(updates) if updates else host.adamw_rate)
+
+
+def host_adamw_rate(updates: Sequence[Row]) -> float:
+    """fp32 parameters that a node updates per second, from figures ``adamw_on_host`` of ranks that ran together."""
+    each: float = statistics.median(row["columns"] / row["value"] for row in updates)
+    return each * float(updates[0]["devices_per_node"] or 1)
 
 
 def _went_wrong(name: str, factor: float) -> bool:

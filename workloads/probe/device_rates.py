@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
+import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +16,14 @@ from torch import Tensor, nn
 from workloads.contract.probe_figures import Figure, Sizes
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.ops.attention import attention
+from workloads.engine.training.host_optimizer import PIECE, host_threads, threads, update_on_host
 from workloads.probe.stopwatch import Stopwatch
 from workloads.spec.model_spec import ModelSpec
 
 DEGREES = (1, 2, 4, 8)
 """Degrees of tensor parallelism whose shapes are measured, even if the node has fewer devices."""
+_HOST_REPEATS = 6
+"""Number of updates on the host; the first warms up."""
 Beat = Callable[[], None]
 """Function called before each test, to show that the rank works."""
 
@@ -103,6 +110,60 @@ def optimizer_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Fi
     yield watch.time(update, sizes.seconds).figure("optimizer", "adamw", columns=sizes.optimizer_params)
     norm = partial(torch._foreach_norm, [gradient], 2.0)
     yield watch.time(norm, sizes.seconds).figure("optimizer", "norm", columns=sizes.optimizer_params)
+
+
+def host_figures(watch: Stopwatch, sizes: Sizes, ranks_of_host: int, beat: Beat) -> Iterator[Figure]:
+    """What an optimizer on the host needs: bytes per second of pinned copies, down, and down and up at once (of each
+    direction), and seconds of AdamW on the host's processors for ``columns`` fp32 parameters, with the share of them
+    that each of ``ranks_of_host`` ranks has."""
+    beat()
+    cuda = watch.device.type == "cuda"
+    count = sizes.copy_bytes // 16
+    on_device = [torch.zeros(count, device=watch.device) for _ in range(2)]
+    on_host = [torch.zeros(count, pin_memory=cuda) for _ in range(2)]
+    side: Any = torch.cuda.Stream(watch.device) if cuda else None  # type: ignore[no-untyped-call]
+
+    def down() -> None:
+        on_host[0].copy_(on_device[0], non_blocking=True)
+
+    def both() -> None:
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side) if side is not None else nullcontext():
+            on_device[1].copy_(on_host[1], non_blocking=True)
+        down()
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+
+    for name, call in (("to_host", down), ("both_ways", both)):
+        yield rate(watch.time(call, sizes.seconds).figure("copy", name, bytes=4 * count), 4 * count, "B/s")
+
+    weight, gradient, first, second = (torch.zeros(count) for _ in range(4))
+    gradient.normal_()
+    step, factor = torch.ones(()), torch.ones(())
+    rates = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+    def update() -> None:
+        for start in range(0, count, PIECE):
+            at = slice(start, start + PIECE)
+            update_on_host(weight[at], gradient[at], first[at], second[at], step, factor, None, rates)
+
+    spans = []
+    with threads(host_threads(ranks_of_host) if cuda else None):
+        for _ in range(_HOST_REPEATS):
+            beat()
+            started = time.perf_counter()
+            update()
+            spans.append(time.perf_counter() - started)
+    yield Figure(
+        kind="optimizer",
+        name="adamw_on_host",
+        value=statistics.median(spans[1:]),
+        unit="s",
+        spread=statistics.stdev(spans[1:]) / statistics.fmean(spans[1:]),
+        repeats=_HOST_REPEATS - 1,
+        columns=count,
+    )
 
 
 def rate(figure: Figure, amount: float, unit: str) -> Figure:

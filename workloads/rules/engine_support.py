@@ -39,6 +39,11 @@ _EVERYWHERE = (
         lambda e: e.gradient_accumulation_fusion,
         "its adapter decides that (with Transformer Engine products add gradients); use false",
     ),
+    Refusal("grad_reduce", lambda e: e.grad_reduce != "fp32", "its adapter reduces in fp32; use fp32"),
+    Refusal("optimizer", lambda e: e.optimizer != "adamw", "its adapter has AdamW alone; use adamw"),
+    Refusal("optimizer_states", lambda e: e.optimizer_states != "fp32", "its adapter keeps them in fp32; use fp32"),
+    Refusal("master_weights", lambda e: e.master_weights != "fp32", "its adapter keeps them in fp32; use fp32"),
+    Refusal("optimizer_offload", lambda e: e.optimizer_offload > 0, "its adapter keeps states on the device; use 0"),
     Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
     Refusal(
         "pp_stages",

@@ -22,6 +22,7 @@ from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.derived_values import DERIVED, FUNCTIONS, SPLIT
 from workloads.rules.engine_support import refused
 from workloads.rules.rule_values import CLUSTER_NAMES, LAYOUT_NAMES, cluster_values, layout_values
+from workloads.rules.update_rules import UPDATE_CASES, UPDATES_LACKING
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.expressions import Expression, Template, compile_tests, parse, parse_template
@@ -221,6 +222,7 @@ _LAYOUT = _rules(
         "compile=block with gradient_accumulation_fusion=true: a compiled backward returns gradients and cannot add "
         "them to sums; use compile=none, or gradient_accumulation_fusion=false",
     ),
+    *UPDATE_CASES,
     (
         "compile_fp8",
         "engine == 'ultrasweep' and compile == 'block' and low_precision",
@@ -329,6 +331,7 @@ LACKING = _rules(
         "engine == 'ultrasweep' and local_attention and attention not in ('auto', 'flash')",
         "attention={attention} with the windows or capped scores of {model} (auto and flash work)",
     ),
+    *UPDATES_LACKING,
 )
 """Features that a valid layout may use but this version of the engine cannot run yet. The messages of the rules that
 apply form the name ``lacking``, which the rule ``engine_support`` lists."""

@@ -36,6 +36,11 @@ _OF_EXPERIMENT = (
         "pad_vocab_to",
         "cuda_graph",
         "gradient_accumulation_fusion",
+        "grad_reduce",
+        "optimizer",
+        "optimizer_states",
+        "master_weights",
+        "optimizer_offload",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")

@@ -14,6 +14,7 @@ from typing import Any
 
 from workloads.spec.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.host import UNKNOWN, HostSpec
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import EXAMPLES, Unit, quantity
 from workloads.spec.vendors import BACKENDS, PLANNED_ONLY, refuse_wrong_backend
@@ -36,10 +37,12 @@ _OF_DEVICE: Mapping[str, Unit] = {
     "workspace_bytes": "B",
     "power_w": "W",
 }
+_OF_HOST: Mapping[str, Unit] = {"link_bandwidth": "B/s", "memory_bytes": "B", "memory_bandwidth": "B/s"}
 _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
 _POWER: Range = (1, 1e5, "W", EXAMPLES["W"])
+_UPDATES: Range = (1e6, 1e13, "parameters per second", "2.5e9")
 _PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "mxfp8", "nvfp4", "fp4", "tf32", "int8")
 """Precisions that data sheets list; the formulas read bf16, fp8, mxfp8, nvfp4, fp32 and fp64."""
 
@@ -108,6 +111,8 @@ class ClusterSpec:
     """Number of nodes. None: not known, so no layout is too wide."""
     price_per_device_hour: float | None = None
     """Price of one device for an hour, in any currency; None: not known."""
+    host: HostSpec = UNKNOWN
+    """What is known about the processors and the memory of a node."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the network between the nodes needs in every rank (NCCL, EFA)."""
 
@@ -145,6 +150,9 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
         if link in values and (values[link] is not None or link == "intra_node"):
             with mistakes.collected():
                 values[link] = _link(f"{place}: {link}", values[link])
+    if "host" in values:
+        with mistakes.collected():
+            values["host"] = _host(f"{place}: host", values["host"])
     with mistakes.collected():
         _convert(f"{place}: ", values, {"reserved_bytes": "B"})
     with mistakes.collected():
@@ -181,6 +189,16 @@ def _link(place: str, fields: object) -> LinkSpec:
         _convert(f"{place}.", rates, {name: unit for name, (unit, _) in _OF_LINK.items()})
     with mistakes.collected():
         spec = build(LinkSpec, place, rates)
+    mistakes.refuse()
+    return spec
+
+
+def _host(place: str, fields: object) -> HostSpec:
+    values, mistakes = mapping(place, fields if fields is not None else {}), Mistakes()
+    with mistakes.collected():
+        _convert(f"{place}.", values, {name: unit for name, unit in _OF_HOST.items() if values.get(name) is not None})
+    with mistakes.collected():
+        spec = build(HostSpec, place, values)
     mistakes.refuse()
     return spec
 
@@ -242,6 +260,10 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "device.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
         "device.power_w": partial(_amount, unit="W", span=_POWER, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
+        "host.link_bandwidth": partial(_amount, unit="B/s", span=_LINK, optional=True),
+        "host.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),
+        "host.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
+        "host.adamw_rate": lambda where, value: value is None or plausible(where, number(where, value), *_UPDATES),
         "reserved_bytes": partial(_amount, unit="B", span=_MEMORY, may_be_0=True),
         "matmul_efficiency": _share,
     }

@@ -30,15 +30,18 @@ from workloads.spec.experiment_values import (
     Compile,
     ContextKind,
     CudaGraph,
+    OptimizerName,
     PipelineSchedule,
     PipelineSplit,
     Precision,
     Routing,
+    StoredIn,
     is_number,
 )
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
 from workloads.spec.pipeline_stages import canonical_stages, mistake_in
 from workloads.spec.recomputation import Recompute, canonical_recompute, operations_of
+from workloads.spec.update_words import UPDATE_FIELDS, update_words
 
 _fields_of = attrgetter(*FIELDS)
 
@@ -121,6 +124,20 @@ class Experiment(_WithId):
     """Products of weight gradients add to the fp32 sum over micro-batches themselves (Megatron-LM's option of this
     name), instead of a rounded gradient of each micro-batch. No effect with one micro-batch. `canonical` sets it where
     it can be and nothing was chosen."""
+    grad_reduce: StoredIn = "fp32"
+    """Number format in which gradients are summed over micro-batches while they are unsharded, and reduced over ranks.
+    fp32 stands for the dtype of the master weights, which is fp64 with ``precision=fp64``; bf16 for
+    `workloads.engine.training.data_parallel.reduce_dtype`. Reduced shards have the dtype of the master weights."""
+    optimizer: OptimizerName = "adamw"
+    """What updates the weights (`workloads.spec.optimizer`)."""
+    optimizer_states: StoredIn = "fp32"
+    """Number format in which the optimizer keeps its states between two updates; fp32 stands for that of the update.
+    bf16: updated in fp32 and rounded stochastically."""
+    master_weights: StoredIn = "fp32"
+    """Number format of the shards that the optimizer updates; fp32 is fp64 with ``precision=fp64``. bf16: there is no
+    copy in fp32, and updated weights are rounded stochastically."""
+    optimizer_offload: float = 0.0
+    """Share of the optimizer's states, 0 to 1, that the memory of the host holds and its processors update."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -185,6 +202,11 @@ class Experiment(_WithId):
         return fusion_word(self.gradient_accumulation_fusion, by_default)
 
     @property
+    def update_words(self) -> list[str]:
+        """Words of a label for what is unusual in how weights are updated."""
+        return update_words({name: getattr(self, name) for name in UPDATE_FIELDS})
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_len
 
@@ -239,6 +261,7 @@ class Experiment(_WithId):
             parts.append(word)
         if word := self.fusion_word:
             parts.append(word)
+        parts += [word.replace(" ", "") for word in self.update_words]
         if self.engine != ENGINE:
             parts.append(_slug(self.engine))
         return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
@@ -296,6 +319,8 @@ class Experiment(_WithId):
             fields["recompute_every"] = 1
         elif fields.get("recompute_every", 1) > fields["model"].num_layers:
             fields["recompute_every"] = fields["model"].num_layers  # only the first layer is recomputed
+        if is_number(fields.get("optimizer_offload", 0.0)):
+            fields["optimizer_offload"] = float(fields.get("optimizer_offload", 0.0))
         fields["gradient_accumulation_fusion"] = _fused(fields)
         return cls(**fields)
 
@@ -384,9 +409,10 @@ LATER_FIELDS: Mapping[str, Any] = {
     "pad_vocab_to": None,
     "cuda_graph": "none",
     "gradient_accumulation_fusion": False,
+    **UPDATE_FIELDS,
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
-ran; no step was captured."""
+ran; no step was captured; AdamW updated weights, and all of it was in fp32 on the device."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """Behaviour of engine versions 1 and 2 where later versions have a choice. (They had no context parallelism.)"""
 

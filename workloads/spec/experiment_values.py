@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -24,6 +25,9 @@ Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "flash4"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
 CudaGraph = Literal["none", "step", "auto"]
+OptimizerName = Literal["adamw", "muon", "adafactor", "sgd"]
+StoredIn = Literal["fp32", "bf16"]
+"""Number formats of what a step keeps beside activations; fp32 is fp64 with ``precision=fp64``."""
 
 
 def is_number(value: object, least: float = -LARGEST) -> bool:
@@ -49,6 +53,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "compile": get_args(Compile),
     "routing": get_args(Routing),
     "cuda_graph": get_args(CudaGraph),
+    "grad_reduce": get_args(StoredIn),
+    "optimizer": get_args(OptimizerName),
+    "optimizer_states": get_args(StoredIn),
+    "master_weights": get_args(StoredIn),
 }
 FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
@@ -61,6 +69,10 @@ FIELDS: Mapping[str, Values] = {
     "routing_imbalance": Values(accepts=lambda value: is_number(value, 1.0), must="a number of at least 1"),
     "capacity_factor": Values(
         accepts=lambda value: value is None or is_number(value, 1e-9), must="null or a number above 0"
+    ),
+    "optimizer_offload": Values(
+        accepts=lambda value: is_number(value, 0.0) and not is_number(value, math.nextafter(1.0, 2.0)),
+        must="a number from 0 to 1",
     ),
     "pp_stages": stages_texts(),
     "pad_vocab_to": Values(

@@ -66,6 +66,10 @@ _SAME: Mapping[str, str] = {
     "axes.pp_stages": "pipeline_model_parallel_layout module_fqns_per_model_part",
     "axes.pad_vocab_to": "make_vocab_size_divisible_by",
     "axes.gradient_accumulation_fusion": "fuse_wgrad_accumulation no_gradient_accumulation_fusion",
+    "axes.grad_reduce": "grad_reduce_in_fp32 mixed_precision_reduce reduce_dtype accumulate_allreduce_grads_in_fp32",
+    "axes.optimizer_states": "exp_avg_dtype exp_avg_sq_dtype use_precision_aware_optimizer state_dtype",
+    "axes.master_weights": "main_params_dtype master_weights_dtype bf16_master_weights_and_grads",
+    "axes.optimizer_offload": "optimizer_cpu_offload optimizer_offload_fraction offload_optimizer cpu_offload",
     "axes.cp_kind": "cp_comm_type context_parallel_rotate_method",
     "axes.sequence_parallel": "enable_sequence_parallel tp_mode",
     "axes.precision": "torch_dtype dtype params_dtype mixed_precision mixed_precision_param fp8_format fp8_recipe "

@@ -207,6 +207,11 @@ interface Experiment {
   pp_stages?: string | null;
   pad_vocab_to?: number | null;
   gradient_accumulation_fusion?: boolean;
+  grad_reduce?: string;
+  optimizer?: string;
+  optimizer_states?: string;
+  master_weights?: string;
+  optimizer_offload?: number;
   cp_kind: string;
   precision: string;
   attention: string;

@@ -22,6 +22,12 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
         "predicted_peak_bytes", INT, "Peak memory predicted from closed forms, of the stage with the highest peak", "B"
     ),
     Column("limit_bytes", INT, "Device memory that training can use", "B"),
+    Column(
+        "predicted_host_memory_bytes",
+        INT,
+        "Memory of one node's host that optimizers of its ranks need, predicted; 0: none (optimizer_offload)",
+        "B",
+    ),
     *PREDICTED_TIME_COLUMNS,
     Column(
         "predicted_with",

@@ -87,6 +87,16 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
         "True: products of weight gradients add to the fp32 sum over micro-batches; false: each gradient is "
         "rounded and cast first. Of this project's engine; others have false",
     ),
+    Column(
+        "grad_reduce",
+        TEXT,
+        "Number format in which gradients are summed over micro-batches and reduced over ranks; fp32 stands for the "
+        "dtype of the master weights",
+    ),
+    Column("optimizer", TEXT, "What updates the weights"),
+    Column("optimizer_states", TEXT, "Number format in which the optimizer keeps its states between two updates"),
+    Column("master_weights", TEXT, "Number format of the weights that the optimizer updates"),
+    Column("optimizer_offload", FLOAT, "Share of the optimizer's states that the host holds and updates; 0: none"),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
     Column("engine_version", TEXT, "Version of the engine's numerics and memory behaviour"),

@@ -90,6 +90,11 @@ CHANGES: dict[str, list[object]] = {
     "pp_stages": ["Et*20|t*12L"],
     "pad_vocab_to": [4096],
     "gradient_accumulation_fusion": [True],
+    "grad_reduce": ["bf16"],
+    "optimizer": ["muon", "adafactor", "sgd"],
+    "optimizer_states": ["bf16"],
+    "master_weights": ["bf16"],
+    "optimizer_offload": [0.5, 1.0],
     "cp_kind": ["ring", "allgather", "ulysses"],
     "sequence_parallel": [True, False],
     "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4"],
@@ -400,3 +405,42 @@ def test_nanotron_and_deepspeed_by_hand() -> None:
     assert written["train_batch_size"] == 32 == written["gradient_accumulation_steps"] * 1 * 2
     assert written["pipeline"] == {"activation_checkpoint_interval": 1}
     assert any("PipelineModule(num_stages=2" in note for note in config.notes)
+
+
+def on_host(share: float, zero: int) -> Experiment:
+    return layout("llama8b", dp=4, zero_stage=zero, optimizer_offload=share, global_batch_size=8)
+
+
+def test_an_optimizer_on_the_host_is_exported_where_the_engine_has_one() -> None:
+    flags = flags_of(engine_config(on_host(0.5, 1), "megatron").files["megatron_flags.txt"])
+    assert flags["--optimizer-offload-fraction"] == "0.5"
+    assert {"--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--use-distributed-optimizer"} <= set(flags)
+    written = json.loads(engine_config(on_host(0.5, 3), "deepspeed").files["deepspeed.json"])
+    assert written["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": 0.5}
+    whole = json.loads(engine_config(on_host(1.0, 1), "deepspeed").files["deepspeed.json"])
+    assert whole["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    for engine in ("megatron", "deepspeed"):
+        share, zero = (0.5, 1) if engine == "megatron" else (0.5, 3)
+        assert any("master weights" in text for text in engine_config(on_host(share, zero), engine).warnings)
+
+
+@pytest.mark.parametrize(
+    ("engine", "share", "zero", "told"),
+    [
+        ("megatron", 1.0, 0, "it needs the distributed optimizer; zero_stage=1 would work"),
+        ("megatron", 0.5, 3, "not known of Megatron-FSDP; zero_stage=1 would work"),
+        ("deepspeed", 0.5, 1, "only ZeRO 3 can keep a part on the device; 1.0 would work, or zero_stage=3"),
+        ("torchtitan", 0.5, 3, "no counterpart here; 0.0 would work"),
+        ("nanotron", 1.0, 1, "no counterpart here; 0.0 would work"),
+        ("transformers", 1.0, 3, "no counterpart here; 0.0 would work"),
+    ],
+)
+def test_an_optimizer_on_the_host_is_refused_elsewhere(engine: str, share: float, zero: int, told: str) -> None:
+    with pytest.raises(UnsupportedByEngine, match=rf"optimizer_offload={share} \({re.escape(told)}\)"):
+        engine_config(on_host(share, zero), engine)
+
+
+def flags_of(text: str) -> dict[str, str]:
+    """Flags with their values; a flag without one has an empty text."""
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("--")]
+    return {line[0]: line[1] if len(line) > 1 else "" for line in lines}

@@ -62,6 +62,7 @@ MORE = {
     ),
     "padded, ends count": layout("llama8b", tp=2, pp=4, pp_split="ends_count", pad_vocab_to=4096, global_batch_size=8),
     "8B hsdp of optimizers": layout("llama8b", dp_replicate=2, dp_shard=2, zero_stage=1, global_batch_size=8),
+    "8B half on the host": layout("llama8b", dp=4, zero_stage=1, optimizer_offload=0.5, global_batch_size=8),
     "8B fp8 in blocks": layout("llama8b", dp=4, zero_stage=2, precision="fp8_blockwise", global_batch_size=8),
     "experts dropped": layout("mixtral_8x7b", dp=4, zero_stage=1, ep=2, capacity_factor=1.5, global_batch_size=8),
 }

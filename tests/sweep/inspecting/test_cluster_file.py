@@ -11,6 +11,7 @@ from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import cluster_named
 from sweep.inspecting.nvidia_smi import parse_topology
+from sweep.planning.limits import machine_memory_bytes
 from workloads.spec.cluster import ClusterSpec
 
 H100, A100, L40 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA A100-SXM4-40GB, 40960", "NVIDIA L40, 46068"
@@ -125,6 +126,7 @@ def test_a_node_of_four_with_another_memory(commands: Path, capsys: pytest.Captu
     assert main(["cluster", "--from-this-machine", "--out", "conf/cluster/four.yaml"]) == 0
     cluster = written("four")
     assert cluster.devices_per_node == 4
+    assert cluster.host.memory_bytes == machine_memory_bytes()
     assert cluster.device.memory_bytes == 40536 * 2**20
     assert cluster.device.peak_flops == shipped("a100_40gb").device.peak_flops
     assert "device.memory_bytes: 40536 MiB" in capsys.readouterr().out
@@ -182,6 +184,9 @@ def test_a_partition_with_a_type(commands: Path, capsys: pytest.CaptureFixture[s
     assert (cluster.devices_per_node, cluster.nodes) == (8, 4)
     assert cluster.device == shipped("h100_ib400").device
     assert "nodes: 4, 2 of them down or drained now" in said
+    assert cluster.host.memory_bytes == 2_000_000 * 2**20  # RealMemory is in MiB
+    assert cluster.host.link_bandwidth == shipped("h100_ib400").host.link_bandwidth
+    assert "host.memory_bytes: 2000000 MiB" in said
     assert "device: Slurm says 'h100'; NVIDIA H100 80GB HBM3 as in h100_ib400, memory and rates too" in said
 
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.engine.ops import backend, fp8
+from workloads.engine.ops import adamw, backend, fp8
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
+from workloads.engine.ops.stochastic_rounding import Segment
 from workloads.engine.ops.swiglu import swiglu
 
 EPS = 1e-5
@@ -199,6 +200,7 @@ def interpreted_checks() -> None:
     check_casts_of_groups("cpu", 3, (40, 96), interpreted=True)
     check_largest_values("cpu", 9, 40)
     check_adamw("cpu", (5, 70))
+    check_adamw_in_bf16("cpu", (5, 70))
 
 
 def check_fp8_casts(device: str, shape: tuple[int, int], *, interpreted: bool = False) -> None:
@@ -269,6 +271,39 @@ def check_adamw(device: str, shape: tuple[int, int]) -> None:
     # a mean near 0 is what is left of gradients of up to 5 x 0.25, 0.05 of each, rounded in another order
     for name, apart in (("exp_avg", 3e-8), ("exp_avg_sq", 1e-8), ("step", 0.0)):
         torch.testing.assert_close(one.state[ours][name], other.state[torchs][name], rtol=2e-6, atol=apart)
+
+
+def check_adamw_in_bf16(device: str, shape: tuple[int, int]) -> None:
+    """The kernel stores what the torch backend stores, for weights and moments in bf16, each and both, of a run in the
+    middle of a parameter whose index has more than 32 bits."""
+    size = shape[0] * shape[1]
+    segments = [Segment(0, 70, 2**62 + 11, 2**33 + 5, 7, 90), Segment(70, size, 3, 12, 10, 10)]
+    options: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
+    factor, kinds = torch.tensor(0.25, device=device), (torch.float32, torch.bfloat16)
+    for of_weight, of_state in ((kinds[0], kinds[1]), (kinds[1], kinds[0]), (kinds[1], kinds[1])):
+        both = [torch.nn.Parameter(randn(*shape, dtype=of_weight, device=device)) for _ in range(2)]
+        ours, torchs = (AdamW([one], state_dtype=of_state, segments=[segments], **options) for one in both)
+        for step in range(4):
+            skip = torch.tensor(float(step == 2), device=device)
+            for one in both:
+                one.grad = randn(*shape, dtype=of_weight, device=device, seed=step)
+            ours.update(factor, skip)
+            choose, adamw.backend_of = adamw.backend_of, lambda *tensors: backend.Backend.TORCH
+            torchs.update(factor, skip)
+            adamw.backend_of = choose
+        assert torch.equal(ours.state[both[0]]["step"], torchs.state[both[1]]["step"])
+        pairs = [
+            both,
+            *([one.state[of][name] for one, of in zip((ours, torchs), both, strict=True)] for name in STATES),
+        ]
+        for mine, other in pairs:
+            # the same bits choose the same neighbours, unless the numbers differ in their last bit and so at the edge
+            apart = (mine.float() - other.float()).abs()
+            assert (apart <= 2**-7 * other.float().abs() + 1e-7).all()
+            assert (apart > 2e-6 * other.float().abs() + 1e-7).float().mean() < 0.01
+
+
+STATES = ("exp_avg", "exp_avg_sq")
 
 
 def check_sharded_kernels(device: str, tokens: int, vocabulary: int) -> None:

@@ -143,6 +143,21 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "use compile=none, or gradient_accumulation_fusion=false",
         ),
         (
+            {"grad_reduce": "bf16", "precision": "fp32"},
+            "grad_reduce_precision",
+            "grad_reduce=bf16 with precision=fp32",
+        ),
+        (
+            {"optimizer_states": "bf16", "precision": "fp64"},
+            "optimizer_states_precision",
+            "use precision=fp32 or bf16, or optimizer_states=fp32",
+        ),
+        (
+            {"master_weights": "bf16", "precision": "fp16"},
+            "master_weights_precision",
+            "master_weights=bf16 with precision=fp16",
+        ),
+        (
             {"cp": 8, "tp": 2, "cp_kind": "ulysses"},
             "cp_num_kv_heads",
             "cp=8 does not divide the 4 of num_kv_heads=8 that each of tp=2 ranks has; use cp_kind=ring or allgather",

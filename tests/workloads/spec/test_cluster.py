@@ -39,8 +39,9 @@ def test_quantities_may_have_units() -> None:
         intra_node={"bandwidth": "450 GB/s", "latency_s": "1 us"},
         inter_node={"bandwidth": "400 Gb/s", "latency_s": "5us"},
         reserved_bytes="3 GiB",
+        host={"memory_bytes": "2 TiB", "link_bandwidth": "55 GB/s", "memory_bandwidth": None},
     )
-    plain = fields(reserved_bytes=3 * 2**30)
+    plain = fields(reserved_bytes=3 * 2**30, host={"memory_bytes": 2 * 2**40, "link_bandwidth": 55e9})
     plain["device"]["driver_names"] = ("X",)
     assert check_cluster(cluster_from_dict(written)) == cluster_from_dict(plain)
 
@@ -87,6 +88,12 @@ def test_quantities_may_have_units() -> None:
         (device(power_w=0.7), "device.power_w=0.7 means 0.7 W; between 1 and 100000 W is plausible"),
         (device(power_w="700 J"), "device.power_w='700 J': 'J' is not a unit of power; write it like '700 W'"),
         ({"matmul_efficiency": 68}, "matmul_efficiency=68 must be a share above 0, at most 1"),
+        ({"host": {"memory": "2 TB"}}, "cluster ours: host: no option 'memory'; .* known: adamw_rate, link_bandwidth"),
+        ({"host": {"memory_bytes": 2}}, "host.memory_bytes=2 means 2 B; between"),
+        ({"host": {"link_bandwidth": 55}}, "host.link_bandwidth=55 means 55 B/s; between"),
+        ({"host": {"adamw_rate": 3}}, "host.adamw_rate=3 means 3 parameters per second; between"),
+        ({"host": {"adamw_rate": "fast"}}, "host.adamw_rate='fast' must be a number"),
+        ({"host": "big"}, "cluster ours: host='big' must be a mapping"),
         ({"linked_devices": 12}, "linked_devices=12 is not a multiple of devices_per_node=8"),
         ({"linked_devices": 0}, "linked_devices=0 must be a whole number of at least 1"),
         ({"matmul_efficiency": "high"}, "matmul_efficiency='high' must be a number"),

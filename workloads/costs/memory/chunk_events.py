@@ -116,7 +116,7 @@ def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple
     besides activations while another chunk runs."""
     # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
     of_end = {"interleaved_zero_bubble": chunk.has_head, "zero_bubble_v": False}.get(e.pp_schedule, chunk.has_embedding)
-    flat = 0 if x.unsharded else x.g * (x.vocabulary if of_end else x.block)
+    flat = 0 if x.unsharded else x.r * (x.vocabulary if of_end else x.block)
     gathered = chunk.whole if not x.zero3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
     gradients = 0
     if at == ChunkState.DONE:
@@ -124,7 +124,7 @@ def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple
     elif at == ChunkState.ALL_REDUCED:
         gradients = chunk.accumulated
     elif at == ChunkState.ENDS_REDUCED:
-        gradients = x.g * chunk.ends if x.unsharded else x.shard(chunk.ends, 0)
+        gradients = x.r * chunk.ends if x.unsharded else x.shard(chunk.ends, 0)
     return gathered, gradients, flat if ChunkState.ENDS_REDUCED <= at < ChunkState.DONE else 0
 
 
@@ -155,7 +155,7 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
     if x.zero3:
         layers = [(unit, changes | {"weights": x.c * chunk.head}) for unit, changes in layers]
     if chunk.has_embedding and not turn.prior:
-        start["of_last"] = x.g * chunk.first if x.unsharded else x.shard(chunk.first, 0)
+        start["of_last"] = x.r * chunk.first if x.unsharded else x.shard(chunk.first, 0)
     if chunk.head and turn.last and x.zero01:
         flat = x.flat * chunk.head
         after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "received": 0}

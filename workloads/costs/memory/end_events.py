@@ -27,11 +27,11 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
     if x.interleaved and part.head and turn.own_deferred and turn.prior and not x.unsharded:
-        of_head = x.g * part.head
+        of_head = x.r * part.head
         if chunks:
             forward["flat"] = max(of_head, turn.pending(x, part))
         else:
-            early = {"gradients": of_head // x.shards, "flat": of_head}
+            early = {"gradients": x.g * part.head // x.shards, "flat": of_head}
             steps.append(("head, forward before the first weight gradients", forward | early))
             forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
     return [*steps, ("head, forward", forward)]
@@ -52,7 +52,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "flat": 0 if x.adds else flat,
     }
     if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists
-        changes["new_shard"] = shard if x.flat else 0
+        changes["new_shard"] = shard + x.cast * part.head // x.shards if x.flat else 0
     else:
         changes |= _reduced(x, turn, part.head)
     return [("head, reduction", changes)]
@@ -61,14 +61,15 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
 def _reduced(x: Shared, turn: Turn, unit: int) -> Live:
     """Buffers while FSDP reduces a unit, besides gradients that stay.
 
-    These are a flat copy of g bytes per element and, with one shard, a scaled copy of it. With several shards a
+    These are a flat copy of r bytes per element and, with one shard, a scaled copy of it. With several shards a
     variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
     the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
     """
     flat = x.flat * unit
     if x.shards == 1 or x.unsharded:
-        return {"flat": flat, "reducing": flat, "end_gradient": 0, "new_shard": 0}
-    new_shard = flat // x.shards if turn.prior else 0
+        cast = x.cast * unit // x.shards if x.flat and x.shards > 1 else 0
+        return {"flat": flat, "reducing": flat, "end_gradient": 0, "new_shard": cast}
+    new_shard = ((x.g if turn.prior else 0) + x.cast) * unit // x.shards if x.flat else 0
     return {"flat": flat, "reducing": 0, "end_gradient": x.c * unit, "new_shard": new_shard}
 
 
@@ -80,10 +81,10 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """
     if not part.tied:
         return []
-    unsharded, shard = x.g * part.tied, x.g * part.tied // x.shards
+    unsharded, shard = x.r * part.tied, x.g * part.tied // x.shards
     gradients = turn.prior or part.shard - shard
     if x.unsharded:
-        made = x.g * part.params - (0 if x.adds else unsharded)  # the head's product adds to the sum in its forward
+        made = x.r * part.params - (0 if x.adds else unsharded)  # the head's product adds to the sum in its forward
         gradients = unsharded + part.shard - shard if turn.last else turn.prior or made
     changes: Live = {
         **_NOTHING_OF_LAYERS,
@@ -121,13 +122,13 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     }
     first = part.first if part.has_embedding else 0
     if not ends_step and x.unsharded:
-        # A gradient in the master dtype is its own accumulation buffer at first.
-        cast = 0 if x.c == x.g and not turn.prior else x.c
+        # A gradient in the dtype of sums is its own accumulation buffer at first.
+        cast = 0 if x.c == x.r and not turn.prior else x.c
         if turn.first_half:
-            end |= {"gradients": turn.prior or x.g * first, "end_gradient": cast * first}
+            end |= {"gradients": turn.prior or x.r * first, "end_gradient": cast * first}
         else:
             beside = cast if part.has_embedding or not x.adds else 0
-            end |= {"gradients": x.g * part.params, "of_last": beside * part.first, "end_gradient": 0}
+            end |= {"gradients": x.r * part.params, "of_last": beside * part.first, "end_gradient": 0}
         end |= {"weights": part.whole, "flat": 0}
         return [("last unit, accumulation", end)]
     if not ends_step and turn.own_deferred:
@@ -151,7 +152,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
             "weights": part.first_copy + ahead,
             "gradients": turn.prior or part.shard - x.g * part.first // x.shards,
             "end_gradient": x.c * part.first,
-            "flat": x.g * x.block,
+            "flat": x.r * x.block,
         }
         steps.append(("embedding, backward", end | backward))
     steps.append(("last unit, reduction", reduction))

@@ -1,17 +1,17 @@
 """Device memory of one training step in closed form: the peak of every pipeline stage, by category.
 
 Symbols: P parameters of one rank (its stages, divided by tp); S ranks that share master weights (`data_degrees`); g
-bytes per element of the master and gradient dtype; c bytes per element of the compute dtype; m micro-batches. A unit is
-what FSDP gathers and reduces at one time: a block, the routed experts in it, the embedding, the head with the final
-norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over ranks of
-their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO
-(Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
+bytes per element of master weights and reduced gradients, r of gradients until they are reduced; c bytes per element
+of the compute dtype; m micro-batches. A unit is what FSDP gathers and reduces at one time: a block, the routed
+experts in it, the embedding, the head with the final norm; or, if both ends meet in one tied weight, that weight with
+the stage itself. Experts are sharded over ranks of their own (`expert_degrees`). With uneven routing, the rank with
+most tokens is counted. Model states follow ZeRO (Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
                 each take one byte an element
-    optimizer   2 g P / S, the two moments of AdamW (`workloads.spec.optimizer`)
-    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. The
+    optimizer   the states of P / S parameters (`workloads.spec.optimizer`)
+    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate r P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head,
                 FSDP's flat buffers, and the memory through which tensor-parallel ranks exchange tokens
@@ -37,13 +37,12 @@ from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.held_model import as_held
-from workloads.costs.shape.params import MASTER_BYTES
 from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.shape.peer_memory import SLOTS, slot_bytes
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.optimizer import ADAMW
+from workloads.spec.optimizer import master_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> 
     """Bytes of master weights on one rank: ``g P / S``. Experts are sharded over ranks with the same experts."""
     e = experiment
     of_experts = expert_degrees(e)[1] if experts else 1
-    return MASTER_BYTES[e.precision] * (params // data_degrees(e)[1] + experts // of_experts)
+    return master_bytes(e) * (params // data_degrees(e)[1] + experts // of_experts)
 
 
 def saved_bytes(experiment: Experiment, held: StageParams) -> int:
@@ -189,7 +188,7 @@ def timelines_of(
 ) -> list[Timeline]:
     """Actions of a rank in one of which it peaks. ``chunks``: see `timelines_of_chunks`."""
     part = Part.of(e, x, held)
-    always: Live = {"master": part.master, "optimizer": ADAMW.state_bytes(part.master), "inputs": x.inputs}
+    always: Live = {"master": part.master, "optimizer": part.optimizer, "inputs": x.inputs}
     if shared_bytes := SLOTS * slot_bytes(e):
         always["shared"] = shared_bytes
     if e.virtual_stages > 1:

@@ -47,7 +47,7 @@ def _prior(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes of gradients in the last layer's backward. In the last backward of ZeRO 0 and 1 the head's accumulated
     gradient is freed when it has been reduced."""
     reduced = x.unsharded and turn.last and turn.prior and not turn.first_half and not x.splits
-    freed = x.g * part.head - x.g * part.head // x.shards if reduced else 0
+    freed = x.r * part.head - x.g * part.head // x.shards if reduced else 0
     return turn.prior + turn.first_gradient(x, part) - freed
 
 
@@ -75,10 +75,10 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
 
     The layer's saved tensors are free. With several shards FSDP frees the layer's gradients once the flat copy exists,
     except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
-    g bytes per element by then.
+    r bytes per element by then.
     """
-    size, flat = part.classes[-1].size, 0 if x.adds else x.g * x.block
-    each = x.g if x.splits else x.c
+    size, flat = part.classes[-1].size, 0 if x.adds else x.r * x.block
+    each = x.r if x.splits else x.c
     changes: Live = {
         "working": 0,
         "saved": part.saved - (size.kept if part.kept_after else size.saved),
@@ -90,13 +90,16 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
     unit = "last layer, reduction"
     if x.shards == 1:
         changes["reducing"] = flat
-        changes["gradients"] = last_layer["gradients"] + (0 if turn.prior else flat)
+        changes["gradients"] = last_layer["gradients"] + (0 if turn.prior or x.adds else x.g * x.block)
         return [(unit, changes)]
     if x.unsharded:
-        changes["new_shard"] = x.g * x.block // x.shards if x.adds else 0  # the sum stays while it is read
+        changes["new_shard"] = (x.g + x.cast) * x.block // x.shards if x.adds else 0  # the sum stays while it is read
         return [(unit, changes)]
     changes["reducing"] = each * x.block
-    return [(unit, changes), (unit, {"reducing": each * size.down, "new_shard": flat // x.shards})]
+    return [
+        (unit, changes),
+        (unit, {"reducing": each * size.down, "new_shard": 0 if x.adds else (x.g + x.cast) * x.block // x.shards}),
+    ]
 
 
 def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) -> Step:
@@ -113,7 +116,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         experts += count * size.experts
         saved += count * (size.kept if kept else size.saved)
         deferred += count * size.deferred
-    of_done, shard = x.g * (rest + experts), x.shard(rest, experts)
+    of_done, shard = x.r * (rest + experts), x.shard(rest, experts)
     weights, gradients = last_layer["weights"], last_layer["gradients"]
     if x.zero3 and part.has_embedding and done == part.num_layers - 1:
         weights = x.b * x.block + x.c * part.first
@@ -180,7 +183,7 @@ def _gathered_first(x: Shared, part: Part, turn: Turn, number: int, block: int, 
 
 def _gradients(x: Shared, turn: Turn, rest: int, experts: int) -> int:
     """Bytes of gradients when units of ``rest`` elements and ``experts`` elements of experts have theirs."""
-    shard, unsharded = x.shard(rest, experts), x.g * (rest + experts)
+    shard, unsharded = x.shard(rest, experts), x.r * (rest + experts)
     gradients = turn.prior or (shard if turn.reduces else unsharded)
     return gradients - (unsharded - shard if x.unsharded and turn.last else 0)
 
@@ -197,7 +200,7 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
         weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
     is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
-    gradients = turn.prior or x.g * part.head // (x.shards if is_reduced else 1)
+    gradients = turn.prior or (x.g * part.head // x.shards if is_reduced else x.r * part.head)
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     freed = of_layer.reducing_kept if part.kept_after else of_layer.reducing
     steps: list[Step] = []
@@ -210,8 +213,8 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
             "saved": part.saved + freed,
             "weights": weights if x.zero3 else part.whole,
             "gradients": gradients,
-            "reducing": x.c * size + (0 if x.c == x.g else x.g * size * 2 // 3),
-            "flat": 0 if x.unsharded else x.g * part.head or turn.pending(x, part),
+            "reducing": x.c * size + (0 if x.c == x.r else x.r * size * 2 // 3),
+            "flat": 0 if x.unsharded else x.r * part.head or turn.pending(x, part),
         }
         steps.append(("last layer's experts, casts", changes))
     before = {"working": 0, "saved": part.saved + freed, "weights": weights, "gradients": gradients}
@@ -247,14 +250,14 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     other micro-batches.
 
     FSDP holds a unit's last gradient, the down weight's: a third of the experts. All gradients exist while the flat
-    copy is created, before the new shard. In a split backward they have g bytes per element.
+    copy is created, before the new shard. In a split backward they have r bytes per element.
     """
-    size, flat = part.experts, 0 if x.adds and turn.reduces else x.g * part.experts
+    size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
     shard = x.g * size // x.expert_shards
     if not turn.reduces:
         # The first gradients are cast weight by weight; one weight is two thirds. Those in the master dtype are
         # accumulated as is.
-        cast = 0 if turn.prior or x.c == x.g else flat * 2 // 3
+        cast = 0 if turn.prior or x.c == x.r else flat * 2 // 3
         return [{"reducing": 0, "new_shard": 0, "flat": 0, "of_experts": x.c * size + cast}]
     reduced = 0 if turn.prior else shard
     new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
@@ -266,6 +269,6 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     }
     if x.expert_shards == 1 or (x.unsharded and turn.prior):
         return [after]  # accumulated gradients are freed before the new shard exists
-    each = x.g if turn.second_half or turn.own_deferred else x.c
+    each = x.r if turn.second_half or turn.own_deferred else x.c
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
     return [first, after | {"reducing": each * size // 3}]

@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
 from workloads.costs.memory.events import Live
+from workloads.costs.memory.host import offloaded
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
+from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
 from workloads.spec.kind_weights import rotations
 from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -32,14 +34,18 @@ class Shared(NamedTuple):
 
     c: int
     g: int
+    r: int
+    """Bytes per element of sums of gradients while they are unsharded, and of reductions."""
+    cast: int
+    """Bytes per element of a reduced shard that exists beside its cast to g bytes: r, or 0 where nothing is cast."""
     adds: bool
     """Whether products add weight gradients to sums over micro-batches (``gradient_accumulation_fusion``)."""
     flat: int
-    """Bytes per element of a unit from its reduction to the next one, besides its gradient: g, of FSDP's flat copy, or
+    """Bytes per element of a unit from its reduction to the next one, besides its gradient: r, of FSDP's flat copy, or
     with ``adds`` of the sums that are read; 0 where the sums become the gradients."""
     w: int
     """Bytes that an element of a dense weight's gradient takes beside earlier sums over micro-batches: c; with ``adds``
-    none, but g in the first backward, which makes the sums."""
+    none, but r in the first backward, which makes the sums."""
     w_blocks: int
     """The same of weights of the blocks, whose fp8 products cannot add to fp32 sums."""
     sizes: tuple[LayerSizes, ...]
@@ -85,17 +91,19 @@ class Shared(NamedTuple):
     @classmethod
     def of(cls, e: Experiment, *, makes_sums: bool = False) -> Shared:
         """``makes_sums``: for a first backward with ``adds``."""
-        model, c, g = e.model, COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
+        model, c, g, r = e.model, COMPUTE_BYTES[e.precision], master_bytes(e), reduced_bytes(e)
         tokens, stream_tokens = rank_tokens(e)
-        w = w_blocks = (g if makes_sums else 0) if e.gradient_accumulation_fusion else c
+        w = w_blocks = (r if makes_sums else 0) if e.gradient_accumulation_fusion else c
         if e.precision in ("fp8_tensorwise", "fp8_blockwise"):
             w_blocks = c
         sizes = layer_sizes(e, w_blocks)
         return cls(
             c=c,
             g=g,
+            r=r,
+            cast=r if r != g else 0,
             adds=e.gradient_accumulation_fusion,
-            flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else g,
+            flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else r,
             w=w,
             w_blocks=w_blocks,
             sizes=sizes,
@@ -156,7 +164,9 @@ class Part(NamedTuple):
     whole: int
     """Gathered parameters."""
     master: int
-    """Master weights; each of AdamW's moments takes as much."""
+    """Master weights."""
+    optimizer: int
+    """State of the optimizer on the device."""
     shard: int
     """Reduced gradients."""
     accumulated: int
@@ -174,7 +184,8 @@ class Part(NamedTuple):
         layers, experts = local_params(e, held.layers)
         ends = (held.embedding + held.head) // e.tp + held.final_norm
         params = layers + experts + ends
-        master = x.g * ((layers + ends) // x.shards + experts // x.expert_shards)
+        own = (layers + ends) // x.shards + experts // x.expert_shards
+        master = x.g * own
         shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
         classes = classes_of(x.sizes, held)
         return cls(
@@ -193,8 +204,9 @@ class Part(NamedTuple):
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
             master=master,
+            optimizer=optimizer_of(e).state_bytes(own - offloaded(e, own)),
             shard=shard,
-            accumulated=x.g * params if x.unsharded else shard,
+            accumulated=x.r * params if x.unsharded else shard,
             saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
             of_head=x.head.saved if held.has_head else 0,
             deferred=sum(one.layers * one.size.deferred for one in classes),
@@ -237,7 +249,7 @@ class Turn(NamedTuple):
     def pending(self, x: Shared, part: Part) -> int:
         """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
         reduction."""
-        return x.g * part.first if self.prior and not x.unsharded else 0
+        return x.r * part.first if self.prior and not x.unsharded else 0
 
     def start(self, x: Shared, part: Part, always: Live) -> Live:
         """What exists when a backward starts. ``always``: what exists all the time."""
@@ -263,4 +275,6 @@ class Turn(NamedTuple):
 
     def first_gradient(self, x: Shared, part: Part) -> int:
         """Bytes of the head's gradient after its backward, unless added to an earlier one."""
-        return 0 if self.prior else x.g * part.head // (x.shards if self.reduces else 1)
+        if self.prior:
+            return 0
+        return x.g * part.head // x.shards if self.reduces else x.r * part.head

@@ -22,10 +22,6 @@ from workloads.spec.experiment import Experiment
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-OPTIMIZER_PASSES = 10
-"""Number of reads and writes of each master-sized value: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
-(weight, gradient, two moments) and 3 writes."""
-
 
 class Rates(NamedTuple):
     matmul: float
@@ -107,6 +103,12 @@ class Setting(NamedTuple):
     """Number of ranks that split one copy of the experts' weights: ``ep etp``."""
     compute_bytes: Ints
     master_bytes: Ints
+    reduced_bytes: Ints
+    """Bytes per gradient in sums over micro-batches and in reductions."""
+    update_bytes: Ints
+    """Bytes that norm, clipping and update of one parameter read and write."""
+    update_flops: Ints
+    """FLOPs of an update's matrix products for each parameter."""
     accumulated_bytes: Ints
     """Bytes read and written per element of a gradient that is added to others, or copied for a reduction."""
     accumulated_head_bytes: Ints
@@ -122,6 +124,8 @@ class Setting(NamedTuple):
     expert_shards: Ints
     memory: Floats
     """B/s."""
+    matmul: Floats
+    """FLOP/s of the blocks' matrix products."""
     layers: LayerTimes
     """Sums over the layers of a chunk; recomputation counts for those that are recomputed."""
     ends: EndTimes
@@ -166,7 +170,7 @@ class ChunkTimes(NamedTuple):
 
 
 def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
-    g = x.master_bytes
+    r = x.reduced_bytes
     params, experts = _held_params(x, held)
 
     head, dense = held.head // x.tp, held.split // x.tp
@@ -183,10 +187,10 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     rest, routed = params - experts, experts > 0
     gather = x.of_shards.scattered_s(rest * x.gathered_bytes)
     gather += np.where(routed, x.of_expert_shards.scattered_s(experts * x.gathered_expert_bytes), 0.0)
-    scatter = x.of_shards.scattered_s(g * rest)
-    scatter += np.where(routed, x.of_expert_shards.scattered_s(g * experts), 0.0)
-    replicas = x.of_replicas.reduced_s(g * rest // x.shards, np.minimum)
-    of_experts = x.of_expert_replicas.reduced_s(g * experts // x.expert_shards, np.minimum)
+    scatter = x.of_shards.scattered_s(r * rest)
+    scatter += np.where(routed, x.of_expert_shards.scattered_s(r * experts), 0.0)
+    replicas = x.of_replicas.reduced_s(r * rest // x.shards, np.minimum)
+    of_experts = x.of_expert_replicas.reduced_s(r * experts // x.expert_shards, np.minimum)
     return ChunkTimes(
         forward,
         backward,
@@ -202,11 +206,12 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
 
 
 def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
-    """Seconds by rank for updating the shard of master weights (`parameter_shard_bytes`) and casting it."""
-    c, g = x.compute_bytes, x.master_bytes
+    """Seconds by rank for updating the shard of master weights (`workloads.spec.optimizer`) and casting it."""
     params, experts = _held_params(x, held)
-    shard_bytes = g * ((params - experts) // x.shards + experts // x.expert_shards)
-    return (OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / x.memory
+    shard = (params - experts) // x.shards + experts // x.expert_shards
+    moved = x.update_bytes + x.master_bytes + x.compute_bytes
+    seconds: Floats = shard * moved / x.memory + shard * x.update_flops / x.matmul
+    return seconds
 
 
 def tied_s(x: Setting, held: HeldLayers) -> Floats:

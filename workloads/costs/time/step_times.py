@@ -16,7 +16,7 @@ import numpy as np
 from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.shape.fp8 import gathered_bytes, keeps_low
 from workloads.costs.shape.held_model import as_held
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.costs.time.layer_times import layer_times, rates_of
@@ -46,6 +46,8 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
+from workloads.spec.optimizer import optimizer_of, reduced_bytes
+from workloads.spec.update_words import UPDATE_FIELDS
 
 _AT_ONCE = 2048
 """Number of layouts whose chunks form one table."""
@@ -152,15 +154,29 @@ class StepTimes:
         c = COMPUTE_BYTES[e.precision]
         times = [layer_times(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
-        g = MASTER_BYTES[e.precision]
-        # Adding reads c, and reads and writes g. A product that adds to a sum reads and writes g, not c.
-        added = c + 2 * g
-        of_head = 2 * g - c if e.gradient_accumulation_fusion else added
+        r = reduced_bytes(e)
+        # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c.
+        added = c + 2 * r
+        of_head = 2 * r - c if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
-        numbers = e.tp, e.ep * e.etp, c, g, added, of_head, of_dense, *gathered, e.model.tie_embeddings
+        update = optimizer_of(e)
+        of_update = update.traffic_bytes, update.product_flops
+        numbers = (
+            e.tp,
+            e.ep * e.etp,
+            c,
+            update.master_bytes,
+            r,
+            *of_update,
+            added,
+            of_head,
+            of_dense,
+            *gathered,
+            e.model.tie_embeddings,
+        )
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)
-        return _OfLayers((*numbers, rates.memory), np.array(times), ends)
+        return _OfLayers((*numbers, rates.memory, rates.matmul), np.array(times), ends)
 
     def _group(self, e: Experiment) -> tuple[float, ...]:
         """Part of a layout's `Setting` that depends on its data parallelism and its pipeline."""
@@ -235,7 +251,7 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 _OF_LAYER = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "cp_kind", "sequence_parallel"),
     *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
-    *("gradient_accumulation_fusion", "engine", "engine_version"),
+    *("gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")
@@ -287,9 +303,9 @@ class _Kinds(NamedTuple):
         )
 
 
-_WHOLE = 10
+_WHOLE = 13
 _RECOMPUTE = LayerTimes._fields.index("recompute_s")
-_MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
+_MESSAGE = _WHOLE + 2 + len(EndTimes._fields)
 _SHARDS = _MESSAGE + 1
 _HOP = _SHARDS + 2 + 5 * len(Group._fields)
 """Columns of the table of `StepTimes.parts`."""
@@ -300,9 +316,9 @@ def _setting(table: Floats, layers: LayerTimes | None = None) -> Setting:
     columns = list(np.ascontiguousarray(table.T))
     whole: list[Any] = [column.astype(np.int64) for column in (*columns[:_WHOLE], *columns[_SHARDS : _SHARDS + 2])]
     size = len(Group._fields)
-    at = _WHOLE + 1
+    at = _WHOLE + 2
     parts: list[Any] = [
-        *(columns[_WHOLE], layers, EndTimes(*columns[at:_MESSAGE])),
+        *(*columns[_WHOLE:at], layers, EndTimes(*columns[at:_MESSAGE])),
         *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
         Contention(*columns[_HOP + 2 : _HOP + 2 + len(Contention._fields)]),
     ]

@@ -20,6 +20,7 @@ pp          `pipeline_time_s` of every chunk's actual times, messages included, 
             their accumulation and their reduction; I has the rest: attention, norms, recomputation
 cp          a ring's messages are hidden behind attention (Ring Attention, arXiv:2310.01889); all-gathers and
             all-to-alls (Ulysses, arXiv:2309.14509) are exposed
+host        an optimizer on the host adds `workloads.costs.time.host_update`, of the fullest rank, to every rank
 ep          the rank with most tokens counts; exchanges are exposed, except that shared experts hide the first one; see
             `workloads.costs.time.expert_times`
 """
@@ -29,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workloads.costs.time.host_update import added_by_host
 from workloads.costs.time.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.time.rank_times import ChunkTimes, Floats
 from workloads.costs.time.step_bounds import once_s, steady_times, step_bounds_s
@@ -65,18 +67,20 @@ class TimeEstimate:
 
 
 def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate | None:
-    """Returns the time of one step; None if the cluster's device has no known rate for the precision.
+    """Returns the time of one step; None if the cluster's device has no known rate for the precision, or its host none
+    for an optimizer there.
 
     The experiment must break no rule of `workloads.rules.layout_rules`. Raises `InfeasibleLayout` if the layout leaves
     the only node of a cluster without a link between nodes. For ``step_time_s`` alone of many layouts use `StepTimes`.
     """
     e = experiment
     step_times = StepTimes(cluster)
-    if not step_times.is_known(e):
+    on_host = added_by_host(e, cluster)
+    if on_host is None or not step_times.is_known(e):
         return None
     parts = step_times.parts([e])
     times, steps = parts.times, parts.steps
-    step, steady = float(step_bounds_s(steps)[0]), steady_times(steps.chunks, steps.zero_stage)
+    step, steady = float(step_bounds_s(steps)[0]) + on_host, steady_times(steps.chunks, steps.zero_stage)
 
     def by_rank(of_chunks: Floats) -> Floats:
         """Sums over the chunks of each kind of rank."""
@@ -88,7 +92,7 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     busiest = int(busy.argmax())
     compute = e.num_microbatches * float(by_rank(times.forward_s + times.backward_s)[busiest])
     once = float(by_rank(once_s(steps))[busiest] + steps.tied_s[0])
-    optimizer = float(steps.optimizer_s[0])
+    optimizer = float(steps.optimizer_s[0]) + on_host
     return TimeEstimate(
         step_time_s=step,
         compute_s=compute,
@@ -125,13 +129,14 @@ def step_work(
     its optimizer. They replace the closed form's, split equally over chunks. Communication remains the closed form's.
     """
     e, step_times = experiment, StepTimes(cluster)
-    if not step_times.is_known(e):
+    on_host = added_by_host(e, cluster)
+    if on_host is None or not step_times.is_known(e):
         return None
     parts = step_times.parts([e])
     times = [ChunkTimes(*one) for one in zip(*(column.tolist() for column in parts.times), strict=True)]
     v, places = e.virtual_stages, parts.steps.schedules[0].places.tolist()
     ranks = [[times[at] for at in places[start : start + v]] for start in range(0, len(places), v)]
-    optimizer = [float(parts.ranks_s[places[start] // v]) for start in range(0, len(places), v)]
+    optimizer = [float(parts.ranks_s[places[start] // v]) + on_host for start in range(0, len(places), v)]
     if measured is not None:
         optimizer = [after for _, _, after in measured]
         for chunks, (forward, backward, _) in zip(ranks, measured, strict=True):

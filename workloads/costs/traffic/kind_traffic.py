@@ -137,7 +137,7 @@ def blocks_along_cp(s: Sender) -> None:
     e = s.experiment
     for kind, layers, recomputed in s.kinds():
         for backward, count in ((False, layers), (True, layers), (False, recomputed * (e.recompute == "full"))):
-            for sent in context_messages_of(e, kind, s.compute, s.master, backward=backward):
+            for sent in context_messages_of(e, kind, s.compute, s.accumulated, backward=backward):
                 op: Collective = "all_to_all" if sent.op == "send" else sent.op
                 # The other kinds exclude this rank's own part of the buffer.
                 size = sent.bytes_each if sent.op == "send" else sent.bytes_each * e.cp // (e.cp - 1)

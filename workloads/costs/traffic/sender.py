@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_layers
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.costs.traffic.collectives import Collective
@@ -15,6 +15,7 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.mesh import coordinates, data_degrees, expert_coordinates, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
+from workloads.spec.optimizer import master_bytes, reduced_bytes
 
 Link = Literal["inside_node", "between_nodes"]
 
@@ -112,7 +113,12 @@ class Sender:
 
     @property
     def master(self) -> int:
-        return MASTER_BYTES[self.experiment.precision]
+        return master_bytes(self.experiment)
+
+    @property
+    def reduced(self) -> int:
+        """Bytes per gradient in reductions over data-parallel ranks."""
+        return reduced_bytes(self.experiment)
 
     @property
     def accumulated(self) -> int:

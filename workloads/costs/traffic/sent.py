@@ -154,8 +154,8 @@ def _data_parallel(s: Sender) -> None:
             shards = s.shards(of_experts=of_experts)
             elements = unit.padded(shards)
             s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers, of_experts=of_experts)
-            s.along_shards("reduce_scatter", s.master * elements, reductions, of_experts=of_experts)
-            s.along_replicas("all_reduce", s.master * elements // shards, of_experts=of_experts)
+            s.along_shards("reduce_scatter", s.reduced * elements, reductions, of_experts=of_experts)
+            s.along_replicas("all_reduce", s.reduced * elements // shards, of_experts=of_experts)
 
 
 def _pipeline(s: Sender) -> None:
@@ -174,7 +174,7 @@ def _once(s: Sender) -> None:
     if e.model.tie_embeddings and s.rank in ends:
         elements = s.own_rows(e.model.vocab_size // e.tp) * e.model.hidden_size
         s.tally.add("tied", "all_reduce", s.master * elements, ends)
-    s.tally.add(s.axis_of_all, "all_reduce", 2 * s.master, range(e.world_size))
+    s.tally.add(s.axis_of_all, "all_reduce", 2 * s.accumulated, range(e.world_size))
 
 
 _TERMS: tuple[Callable[[Sender], None], ...] = (

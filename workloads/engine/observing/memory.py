@@ -9,7 +9,7 @@ from when the peak last rose, so the moment is right to within one block.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,12 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()
         self.current = self.peak = 0
         self._bytes: dict[int, int] = {}
+        self._left_out: dict[int, Tensor] = {}
         self._fake_mode: Any = None
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Never count the storages of these tensors, which are not on the device that is watched."""
+        self._left_out |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
 
     def __enter__(self) -> StorageTracker:
         self._fake_mode = active_fake_mode()
@@ -52,6 +57,8 @@ class StorageTracker(TorchDispatchMode):
             tensor = tensor._local_tensor
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
+        if key in self._left_out:
+            return
         if key not in self._bytes:
             weakref.finalize(storage, self._remove, key)
         self.current += size - self._bytes.get(key, 0)
@@ -113,6 +120,7 @@ class MemoryProbe:
             if self.tracker is None:
                 yield
             else:
+                self.tracker.leave_out(self.engine.optimizer.host_tensors())
                 for tensor in self._resident():
                     self.tracker.add(tensor)
                 with tracked_storages(self.tracker):

@@ -7,21 +7,43 @@ With gradients ``g`` times a factor f, moments m and v, and t steps so far, this
 
 On a GPU a separate pass for the factor would read and write every gradient once more, a quarter of the traffic of
 AdamW.
+
+Weights and moments may be kept in bf16. They are then updated in fp32, and what is stored is rounded stochastically
+(`workloads.engine.ops.stochastic_rounding`); the weight's update reads the moments before they are rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from workloads.engine.ops.backend import Backend, backend_of
+from workloads.engine.ops.backend import BLOCK_ELEMENTS, Backend, backend_of
+from workloads.engine.ops.stochastic_rounding import Segment, philox, rounded
 
 
 class AdamW(torch.optim.AdamW):
     """Torch's AdamW, with the same state and fused step; on CUDA with tensors of up to 32 bits it runs one kernel per
-    tensor."""
+    tensor.
+
+    ``state_dtype``: dtype of the moments; None: that of the parameters. ``segments``: the indices of each parameter's
+    elements in the whole parameter, needed if anything is bf16.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        state_dtype: torch.dtype | None = None,
+        segments: Sequence[Sequence[Segment]] = (),
+        **options: Any,
+    ) -> None:
+        parameters = list(parameters)
+        super().__init__(parameters, **options)
+        self._state_dtype = state_dtype
+        self._segments: Mapping[nn.Parameter, Sequence[Segment]] = dict(zip(parameters, segments, strict=False))
 
     @torch.no_grad()
     def allocate(self) -> None:
@@ -30,7 +52,7 @@ class AdamW(torch.optim.AdamW):
         for parameter in group["params"]:
             if parameter.numel():
                 parameter.grad = parameter.detach()  # torch makes state for what has a gradient, and reads none of it
-        self._init_group(group, [], [], [], [], [], [])
+        self._tensors(group)
         self.zero_grad(set_to_none=True)
 
     @torch.no_grad()
@@ -41,26 +63,77 @@ class AdamW(torch.optim.AdamW):
         with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not with_gradient:
             return
-        if backend_of(with_gradient[0]) is Backend.TRITON:
+        if backend_of(with_gradient[0]) is Backend.TRITON or self._segments:
             self._in_one_pass(group, factor, skip)
             return
         torch._foreach_mul_([parameter.grad for parameter in with_gradient], factor)
         self.found_inf = skip
         self.step()
 
-    def _in_one_pass(self, group: dict[str, Any], factor: Tensor, skip: Tensor | None) -> None:
-        from workloads.engine.ops import triton_adamw
-
+    def _tensors(self, group: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+        """Weight, gradient, both moments and number of steps of every parameter with a gradient."""
+        if self._state_dtype is not None:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter] = {
+                        "step": torch.zeros((), device=parameter.device),
+                        "exp_avg": torch.zeros_like(parameter, dtype=self._state_dtype),
+                        "exp_avg_sq": torch.zeros_like(parameter, dtype=self._state_dtype),
+                    }
         parameters: list[Tensor] = []
         gradients: list[Tensor] = []
         firsts: list[Tensor] = []
         seconds: list[Tensor] = []
         steps: list[Tensor] = []
         self._init_group(group, parameters, gradients, firsts, seconds, [], steps)
+        return list(zip(parameters, gradients, firsts, seconds, steps, strict=True))
+
+    def _in_one_pass(self, group: dict[str, Any], factor: Tensor, skip: Tensor | None) -> None:
+        each = self._tensors(group)
+        steps = [tensors[-1] for tensors in each]
         if skip is None:
             torch._foreach_add_(steps, 1.0)
         else:  # by its name: torch._foreach_add_ would read the scalar on the host, which waits for the device
             torch.ops.aten._foreach_add_.Tensor(steps, 1.0 - skip)
         rates = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
-        for tensors in zip(parameters, gradients, firsts, seconds, steps, strict=True):
-            triton_adamw.update(*tensors, factor, skip, *rates)
+        for *tensors, step in each:
+            backend = backend_of(tensors[0])
+            if backend is Backend.SHAPES:
+                continue
+            for segment in self._segments.get(tensors[0], (None,)):  # type: ignore[call-overload]
+                run = slice(None) if segment is None else slice(segment.start, segment.stop)
+                given: list[Any] = [*(one.view(-1)[run] for one in tensors), step, factor]
+                if segment is None or backend is Backend.TRITON:
+                    from workloads.engine.ops import triton_adamw
+
+                    triton_adamw.update(*[*given, skip, *rates, segment])
+                elif skip is None or not skip:
+                    _update_in_blocks(*[*given, *rates, segment])
+
+
+def _update_in_blocks(
+    weight: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    factor: Tensor,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    segment: Segment,
+) -> None:
+    """What the kernel does, in fp32, on some elements of flat tensors at a time."""
+    root = (1.0 - beta2**step).sqrt()
+    for start in range(0, weight.numel(), BLOCK_ELEMENTS):
+        stop = min(start + BLOCK_ELEMENTS, weight.numel())
+        w, g, m, v = (one[start:stop].float() for one in (weight, gradient, first, second))
+        g = g * factor.float()
+        m = beta1 * m + (1.0 - beta1) * g
+        v = beta2 * v + (1.0 - beta2) * g * g
+        w = w * (1.0 - rate * decay) - rate / (1.0 - beta1**step) * m / (v.sqrt() / root + epsilon)
+        words = philox(segment.key, segment.indices(start, stop, weight.device), step)
+        for stored, value, bits in zip((weight, first, second), (w, m, v), words, strict=False):
+            stored[start:stop] = rounded(value, bits) if stored.dtype == torch.bfloat16 else value

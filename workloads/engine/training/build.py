@@ -17,7 +17,7 @@ from workloads.engine.ops import flash4
 from workloads.engine.ops.attention import choose_flash4
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
-from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
+from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype, update_dtype
 from workloads.engine.training.optimizer import ShardedAdamW
 from workloads.engine.training.pipeline import Pipeline
 from workloads.spec.errors import UnsupportedByEngine
@@ -50,7 +50,9 @@ def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
 
 def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     with torch.device("meta"):
-        chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
+        chunk = Chunk(experiment, groups, stage).to(update_dtype(experiment))
+        for parameter in chunk.parameters():  # not of buffers: those that routers keep are updated in small steps, too
+            parameter.data = parameter.data.to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.round_tables(torch.float32)
     if (scaling := fp8_scaling(experiment)) is not None:

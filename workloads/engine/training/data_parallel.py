@@ -8,7 +8,8 @@
 | 3     | dp_shard·cp  | gathered at use, both ways | reduce-scattered with every one       |
 
 Replicas (HSDP) are all-reduced once, with the last micro-batch. Master weights and optimizer state live in fp32
-shards; the gathered copy has the compute dtype; gradients are reduced, and accumulated over micro-batches, in fp32.
+shards, or in bf16 (`master_dtype`); the gathered copy has the compute dtype; gradients are reduced, and accumulated
+over micro-batches, in fp32, or in bf16 (`reduce_dtype`).
 Gradients are *summed* over ranks: the loss is already divided by the tokens of the global batch.
 """
 
@@ -61,7 +62,25 @@ def fp8_scaling(experiment: Experiment) -> Fp8Scaling | None:
 
 
 def master_dtype(experiment: Experiment) -> torch.dtype:
+    """The dtype of the shards that the optimizer updates, and of their gradients, to which FSDP casts what it has
+    reduced."""
+    return torch.bfloat16 if experiment.master_weights == "bf16" else update_dtype(experiment)
+
+
+def update_dtype(experiment: Experiment) -> torch.dtype:
+    """The dtype of an update's arithmetic."""
     return torch.float64 if experiment.precision == "fp64" else torch.float32
+
+
+def reduce_dtype(experiment: Experiment) -> torch.dtype:
+    """The dtype in which gradients are summed over micro-batches as long as they are not sharded, and over ranks.
+
+    With ``grad_reduce=bf16`` both sums are in bf16, as FSDP2 has it with ``reduce_dtype=torch.bfloat16`` (torchtitan's
+    ``mixed_precision_reduce``) and Megatron-LM without ``--accumulate-allreduce-grads-in-fp32``, whose main gradients
+    are then bf16, too (Megatron-Bridge: ``grad_reduce_in_fp32=False``). So ZeRO 0 and 1 accumulate 2 bytes for each
+    parameter instead of 4. Shards that ZeRO 2 and 3 add up over micro-batches have the dtype of the master weights.
+    """
+    return torch.bfloat16 if experiment.grad_reduce == "bf16" else update_dtype(experiment)
 
 
 def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
@@ -74,10 +93,9 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
     mesh = _without_single_replica(groups.data_mesh)
     experts_mesh = _without_single_replica(groups.expert_mesh) if groups.expert_mesh is not None else None
     dtype = compute_dtype(experiment)
-    mixed = dtype != master_dtype(experiment)
     policy = MixedPrecisionPolicy(
-        param_dtype=dtype if mixed else None,
-        reduce_dtype=master_dtype(experiment) if mixed else None,
+        param_dtype=dtype if dtype != master_dtype(experiment) else None,
+        reduce_dtype=reduce_dtype(experiment) if dtype != update_dtype(experiment) else None,
         cast_forward_inputs=False,
     )
     reshard = experiment.zero_stage == 3

@@ -24,8 +24,8 @@ class InMemoryOfActivations(DefaultReduceScatter):
     Both streams may use the result without further waiting: before FSDP allocates a result, the reduce-scatter stream
     waits for all compute so far, and before the optimizer, compute waits for all reductions. The result must not be
     freed in between. A result that is added to another tensor is freed early, so it is still allocated on the
-    reduce-scatter stream; and results must have the dtype of the shards, since FSDP would free a result that it casts.
-    True of torch 2.11 and 2.13.
+    reduce-scatter stream, and so is one that FSDP casts to the dtype of the shards and frees (``grad_reduce`` and
+    ``master_weights`` in different formats). True of torch 2.11 and 2.13.
     """
 
     def __init__(self, group: Any) -> None:
@@ -39,17 +39,18 @@ class InMemoryOfActivations(DefaultReduceScatter):
             stream = torch.cuda.current_stream(device)
             if stream != self.group.comm_ctx.reduce_scatter_stream:
                 self.compute = stream
-            elif self.compute is not None and self._becomes_the_gradient():
+            elif self.compute is not None and self._becomes_the_gradient(dtype):
                 with torch.cuda.stream(self.compute):
                     return super().allocate(size, dtype=dtype, device=device)
         return super().allocate(size, dtype=dtype, device=device)
 
-    def _becomes_the_gradient(self) -> bool:
-        """Whether the result becomes the gradient itself. False if earlier micro-batches have left a gradient, or if
-        replicas are summed later (HSDP)."""
+    def _becomes_the_gradient(self, dtype: torch.dtype) -> bool:
+        """Whether a result of this dtype becomes the gradient itself. False if it will be cast, if earlier
+        micro-batches have left a gradient, or if replicas are summed later (HSDP)."""
+        if dtype != self.group._orig_dtype:
+            return False
         if isinstance(self.group.mesh_info, DDPMeshInfo) and not self.group.all_reduce_grads:
             return False
-        assert self.group._reduce_dtype in (None, self.group._orig_dtype), "a result would be cast, and freed"
         return all(parameter.sharded_param.grad is None for parameter in self.group.fsdp_params)
 
 

@@ -112,8 +112,9 @@ class GradientSums:
         shards = group._reduce_scatter_process_group.size()
         replicas = group._all_reduce_process_group if isinstance(group.mesh_info, DDPMeshInfo) else None
         flat = [_padded(total, shards).view(-1) for total in totals]
+        own = next(parameter.orig_dtype for parameter in group.fsdp_params)
         if shards == 1 and replicas is None:
-            return flat
+            return [one.to(own) for one in flat]
         handle, context = group.device_handle, group.comm_ctx
         compute = handle.current_stream()
         self.release()
@@ -131,6 +132,13 @@ class GradientSums:
             stream = context.all_reduce_stream
             with handle.stream(stream):
                 _all_reduce(results, replicas)
+        if own != self._dtype:  # as FSDP casts what it has reduced; what is read stays until the next reduction
+            cast = torch.empty(sum(one.numel() for one in parts), dtype=own, device=flat[0].device)
+            shards_of = list(cast.split([one.numel() for one in parts]))
+            stream.wait_stream(compute)
+            with handle.stream(stream):
+                torch._foreach_copy_(shards_of, parts)
+            self._reading, parts = ([*self._reading[0], *results], stream.record_event()), shards_of
         self._reduced.append(stream.record_event())
         return parts
 

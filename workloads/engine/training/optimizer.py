@@ -17,7 +17,9 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training.data_parallel import initialise_shards
+from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.training.loss_scale import LossScale
+from workloads.engine.training.rounding_indices import segments_of
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
@@ -40,6 +42,8 @@ class ShardedAdamW:
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
         self.optimizer: AdamW | None = None
+        self.on_host: HostAdamW | None = None
+        """Updates the share of every shard that ``optimizer_offload`` gives to the host."""
         fp16 = groups.experiment.precision == "fp16"
         self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
         """Factor on the gradients until `step` divides by it."""
@@ -72,7 +76,10 @@ class ShardedAdamW:
         """This rank's share of the squared gradient norm, without the loss scale. The sum over all ranks counts every
         element once."""
         gradients = [p.gradient for p in self.parameters]
-        norms = torch.stack(torch._foreach_norm(gradients, 2.0))
+        if self.on_host is not None:  # the gradients are final
+            self.on_host.start_copies(gradients)
+        wide = torch.float32 if gradients[0].dtype == torch.bfloat16 else None
+        norms = torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide))
         if self._weights is None:
             weights = [self._share(p) for p in self.parameters]
             self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
@@ -88,6 +95,8 @@ class ShardedAdamW:
         """
         if self.optimizer is None:
             self.optimizer = self._made()
+            if self.on_host is not None:
+                self.on_host.start_copies([p.gradient for p in self.parameters])
         if self._rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rate(self._updates())
@@ -99,8 +108,13 @@ class ShardedAdamW:
             factor = factor / self.loss_scale.value
             overflowed = self.loss_scale.overflowed(norm)
         for parameter, gradient in zip(self._locals, gradients, strict=True):
+            gradient = gradient if self.on_host is None else gradient.view(-1)[: parameter.numel()]
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
+        if self.on_host is not None:
+            self.on_host.announce(factor, overflowed)
         self.optimizer.update(factor, overflowed)
+        if self.on_host is not None:
+            self.on_host.update(self.optimizer.param_groups[0])
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
         if self.loss_scale is not None and overflowed is not None:
@@ -118,9 +132,17 @@ class ShardedAdamW:
 
     def _made(self) -> AdamW:
         """AdamW over the local shards. FSDP must have initialised itself, which may move them."""
-        self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
-        rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-        return AdamW(self._locals, **rates, fused=True)
+        e = self.groups.experiment
+        shards = [local_shard(p.current) for p in self.parameters]
+        if e.optimizer_offload:
+            self.on_host = HostAdamW(shards, e.optimizer_offload, e.world_size)
+            shards = [shard.view(-1)[: kept_elements(shard.numel(), e.optimizer_offload)] for shard in shards]
+        self._locals = [nn.Parameter(shard) for shard in shards]
+        options: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
+        if "bf16" in (e.optimizer_states, e.master_weights):
+            options["state_dtype"] = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
+            options["segments"] = [segments_of(named, self.groups) for named in self.parameters]
+        return AdamW(self._locals, **options, fused=True)
 
     @property
     def learning_rate(self) -> float:
@@ -133,6 +155,8 @@ class ShardedAdamW:
         host waits for it; a sweep's runs have one rate and never ask."""
         if self.loss_scale is None or self.optimizer is None:
             return self._steps
+        if self.on_host is not None:
+            return self.on_host.updates
         return int(next((state["step"].item() for state in self.optimizer.state.values()), 0))
 
     def state_tensors(self) -> list[Tensor]:
@@ -140,6 +164,10 @@ class ShardedAdamW:
         if self.optimizer is None:
             return []
         return [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+
+    def host_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps on the host beside its state on the device, which no device holds."""
+        return self.on_host.tensors() if self.on_host is not None else []
 
     def state_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())

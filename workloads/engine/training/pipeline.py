@@ -24,7 +24,7 @@ from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.clock import Clock, Mark
-from workloads.engine.training.data_parallel import GradientSync, compute_dtype, master_dtype
+from workloads.engine.training.data_parallel import GradientSync, compute_dtype, reduce_dtype
 from workloads.engine.training.fp8_gather import fp8_weights
 from workloads.engine.training.gradient_sums import GradientSums
 from workloads.engine.training.messages import Messages, connect
@@ -71,7 +71,7 @@ class Pipeline:
         self.actions = schedule_actions(
             e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
-        self.sums = GradientSums(chunks, master_dtype(e)) if e.gradient_accumulation_fusion else None
+        self.sums = GradientSums(chunks, reduce_dtype(e)) if e.gradient_accumulation_fusion else None
         self.deferred: list[DeferredGradients] | None = None
         if self.sums is not None or any(a.kind == "W" for a in self.actions):
             self.deferred = [DeferredGradients(self.sums) for _ in chunks]

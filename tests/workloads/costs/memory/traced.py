@@ -92,7 +92,9 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
         resident += [buffer for chunk in chunks for buffer in chunk.buffers()]
         resident += [engine.peers.memory] if engine.peers is not None else []
         there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
-        with tracked_storages(StorageTracker()) as tracker:
+        tracker = StorageTracker()
+        tracker.leave_out(engine.optimizer.host_tensors())
+        with tracked_storages(tracker):
             step()
     return there + tracker.peak
 
