@@ -89,9 +89,10 @@ LATER_CHOICES = {
     "routing_imbalance": 1.0,
     "cuda_graph": "none",
     "gradient_accumulation_fusion": False,
+    "document_balance": "none",
 }
-"""Values for rows that are older than these columns (schema 7, 8 and 15): every layer was recomputed, or none; no
-experts ran; no step was captured, and this engine's products added to no sums."""
+"""Values for rows that are older than these columns (schema 7, 8, 15 and 17): every layer was recomputed, or none; no
+experts ran; no step was captured, and this engine's products added to no sums; sequences were dealt in order."""
 
 
 def _with_later_choices(table: pa.Table) -> pa.Table:

@@ -34,7 +34,7 @@ __all__ = [
     "Column",
 ]
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 """Version of the columns of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4:
 backend. 5: the spread of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w,
 sm_clock_median_step_mhz, nccl_environment; timed_steps is the number of steps that were timed. 6: pp_split, cp_kind,
@@ -44,7 +44,8 @@ dropped_share, loss_scale, skipped_steps. 9: host_waits, check_*, *_by_stage_s, 
 peak_reserved_by_step_bytes. 10: predicted_step_time_low_s, predicted_step_time_high_s. 11: host_launch_s. 12:
 host_lead_s. 13: nccl_transports. 14: pp_stages, pad_vocab_to. 15: cuda_graph, which is none in older rows,
 cuda_graph_run, cuda_graph_reason, and gradient_accumulation_fusion, which is false in older rows. 16:
-shares_memory. Rows of older versions have null in all other newer columns."""
+shares_memory. 17: documents, document_balance, which is none in older rows, and attention_imbalance. Rows of older
+versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """Version of the meaning of the columns. 2: time that a stage waits for slower stages after its last backward counts as
 pipeline idle time, no longer as reduction or optimizer; HFU of full recomputation leaves out the down projection;

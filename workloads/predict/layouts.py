@@ -87,6 +87,7 @@ def is_plain(e: Experiment) -> bool:
         and e.recompute in RECOMPUTE
         and e.recompute_every == 1
         and not e.gradient_accumulation_fusion
+        and e.documents is None
         and not shares_memory(e)
     )
 
@@ -130,6 +131,8 @@ def plain(e: Experiment) -> Experiment:
         recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
         recompute_every=1,
         gradient_accumulation_fusion=False,
+        documents=None,
+        document_balance="none",
     )
     return dataclasses.replace(near, engine_version=WITHOUT_SHARED_MEMORY[-1]) if shares_memory(near) else near
 

@@ -39,6 +39,7 @@ _EVERYWHERE = (
         lambda e: e.gradient_accumulation_fusion,
         "its adapter decides that (with Transformer Engine products add gradients); use false",
     ),
+    Refusal("documents", lambda e: e.documents is not None, "no adapter packs documents; use null"),
     Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
     Refusal(
         "pp_stages",

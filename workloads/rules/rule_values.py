@@ -36,6 +36,7 @@ _OF_EXPERIMENT = (
         "pad_vocab_to",
         "cuda_graph",
         "gradient_accumulation_fusion",
+        "documents",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")

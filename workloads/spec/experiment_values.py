@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
+from workloads.spec.documents import MUST as MUST_BE_DOCUMENTS
+from workloads.spec.documents import DocumentValues, is_written
 from workloads.spec.pipeline_stages import stages_texts
 from workloads.spec.recomputation import MUST, Recompute
 
@@ -24,6 +26,7 @@ Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "flash4"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
 CudaGraph = Literal["none", "step", "auto"]
+DocumentBalance = Literal["none", "greedy"]
 
 
 def is_number(value: object, least: float = -LARGEST) -> bool:
@@ -49,6 +52,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "compile": get_args(Compile),
     "routing": get_args(Routing),
     "cuda_graph": get_args(CudaGraph),
+    "document_balance": get_args(DocumentBalance),
 }
 FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
@@ -67,6 +71,7 @@ FIELDS: Mapping[str, Values] = {
         accepts=lambda value: value is None or whole_numbers(1).accepts(value),
         must="null or a whole number of at least 1",
     ),
+    "documents": DocumentValues(accepts=is_written, must=MUST_BE_DOCUMENTS),
     "engine": texts(),
     "engine_version": texts(),
 }

@@ -87,6 +87,23 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
         "True: products of weight gradients add to the fp32 sum over micro-batches; false: each gradient is "
         "rounded and cast first. Of this project's engine; others have false",
     ),
+    Column(
+        "documents",
+        TEXT,
+        "Lengths of the documents that are packed into sequences, such as lognormal mean=1500 sigma=1.2 seed=7; null: "
+        "every sequence is one document",
+    ),
+    Column(
+        "document_balance",
+        TEXT,
+        "How packed sequences are dealt over data-parallel ranks and micro-batches: none (in order) or greedy",
+    ),
+    Column(
+        "attention_imbalance",
+        FLOAT,
+        "FLOPs of attention of the most loaded rank of data and context parallelism, divided by the mean over ranks, "
+        "by the lengths of its documents; null without documents",
+    ),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
     Column("engine_version", TEXT, "Version of the engine's numerics and memory behaviour"),
