@@ -144,6 +144,8 @@ def stage_key(task: Task, rank: int) -> str:
         same[name] = getattr(experiment, name)
     if experiment.pad_vocab_to is not None:
         same["pad_vocab_to"] = experiment.pad_vocab_to
+    if experiment.documents is not None:
+        same["documents"] = experiment.packing
     if experiment.gradient_accumulation_fusion:
         same["gradient_accumulation_fusion"] = True
     if experiment.pp_stages is not None:

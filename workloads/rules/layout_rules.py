@@ -229,9 +229,8 @@ _LAYOUT = _rules(
     ),
     (
         "documents_attention",
-        "documents and attention not in ('auto', 'math')",
-        "documents with attention={attention}: masks of documents need FlexAttention (auto) or the plain formulas "
-        "(math); use attention=auto",
+        "documents and attention != 'auto'",
+        "documents with attention={attention}: only FlexAttention takes masks of documents here; use attention=auto",
     ),
     (
         "documents_compile",
