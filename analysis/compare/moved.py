@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.rows import labels
-from analysis.rows.labels import ROUTING
+from analysis.rows.labels import DOCUMENTS, ROUTING
 from analysis.rows.stats import median_interval
 from results.statistics.agreement import TOLERANCES, largest_difference
 from results.text.numbers import plural
@@ -34,6 +34,7 @@ _COMPARED = ("losses", "grad_norms")
 SAME_NUMBERS = (
     *("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size"),
     *ROUTING,
+    DOCUMENTS,
 )
 """Settings that change the losses; losses are not compared if partners may differ in one of them."""
 AXES = (
@@ -41,6 +42,8 @@ AXES = (
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
     "cuda_graph",
     "gradient_accumulation_fusion",
+    DOCUMENTS,
+    "document_balance",
     *ROUTING,
 )
 """Axes by which changes are grouped."""

@@ -86,7 +86,7 @@ const MemoryRules = (() => {
       query_latent: mla ? mla.q_lora_rank : 0,
       latent: mla ? mla.kv_lora_rank : 0,
       pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null, cuda_graph: e.cuda_graph ?? "none",
-      gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false,
+      gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false, documents: e.documents ?? null,
       ...written(e.pp_stages),
       // models with a list of layers have no rows
       recurrent_heads: 0, has_layer_list: false, copies_in_layers: false, local_attention: false,
