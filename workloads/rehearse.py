@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -22,6 +21,7 @@ from workloads.engine.collectives.groups import Groups, make_groups
 from workloads.engine.observing.memory import MemoryProbe
 from workloads.engine.observing.stand_ins import StandIns
 from workloads.engine.training.build import Engine, assemble, build, choose_attention, shape_chunks
+from workloads.engine.training.data import Batch
 from workloads.measuring.device import DeviceSampler, identity, prepare_device
 from workloads.measuring.step import measure
 from workloads.spec.experiment import Experiment
@@ -120,7 +120,8 @@ def _step(engine: Engine) -> None:
     engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
 
 
-def _empty_batches(experiment: Experiment) -> list[tuple[Tensor, Tensor]]:
+def _empty_batches(experiment: Experiment) -> list[Batch]:
     tokens = experiment.micro_batch_size * experiment.seq_len // experiment.cp
+    parts = 2 if experiment.documents is None else 3
     make = lambda: torch.empty(tokens, dtype=torch.long)  # noqa: E731
-    return [(make(), make()) for _ in range(experiment.num_microbatches)]
+    return [tuple(make() for _ in range(parts)) for _ in range(experiment.num_microbatches)]

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.rows import labels
-from analysis.rows.labels import ROUTING
+from analysis.rows.labels import DOCUMENTS, ROUTING
 from analysis.rows.stats import median_interval
 from results.statistics.agreement import TOLERANCES, largest_difference
 from results.text.numbers import plural
@@ -36,6 +36,7 @@ SAME_NUMBERS = (
     *("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size"),
     *("grad_reduce", "optimizer", "optimizer_states", "master_weights"),
     *ROUTING,
+    DOCUMENTS,
 )
 """Settings that change the losses; losses are not compared if partners may differ in one of them."""
 AXES = (
@@ -44,6 +45,8 @@ AXES = (
     "cuda_graph",
     "gradient_accumulation_fusion",
     *UPDATE_FIELDS,
+    DOCUMENTS,
+    "document_balance",
     *ROUTING,
 )
 """Axes by which changes are grouped."""

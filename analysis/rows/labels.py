@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.rows.frame_cache import cache_per_frame
 from results.tables.schema import UNKNOWN_OUTCOME
-from results.text.numbers import listed, name_routing, plural
+from results.text.numbers import listed, name_documents, name_routing, plural
 from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
 from workloads.spec.update_words import UPDATE_FIELDS, update_words
@@ -39,11 +39,13 @@ MEMORY_CATEGORIES = {
 
 ROUTING = ("routing", "routing_imbalance", "capacity_factor")
 """Columns that say how tokens choose experts; rows with unbalanced routing form a workload of their own."""
+DOCUMENTS = "documents"
+"""Column of the documents that are packed into sequences; rows with other documents form workloads of their own."""
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
-    *("gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
+    *("gradient_accumulation_fusion", "document_balance", "engine", "engine_version", *UPDATE_FIELDS),
 )
 
 
@@ -51,7 +53,8 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     """Copy of the frame with the text columns ``workload``, ``degrees``, ``batching``, ``layout`` and ``accumulation``,
     which is empty for gradients that are added in the usual way of the layout.
 
-    A workload is the model, its sequence length if the model has several, and its routing if that is not balanced.
+    A workload is the model, its sequence length if the model has several, its routing if that is not balanced, and
+    its documents if sequences are packed with several.
     """
     frame = attempts.assign(workload=workloads(attempts, lengths_of=attempts))
     number, rows = _kinds(frame, [*_LABELLED_BY])
@@ -84,12 +87,14 @@ def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
     """Workload name of each row; the sequence length is included if ``lengths_of`` has several for that model."""
     several = lengths_of.groupby("model")["seq_len"].nunique()
     several_lengths = set(several[several > 1].index)
-    number, kinds = _kinds(rows, ["model", "seq_len", *ROUTING])
+    packs = [DOCUMENTS] if DOCUMENTS in rows else []
+    number, kinds = _kinds(rows, ["model", "seq_len", *ROUTING, *packs])
     names = []
     for kind in kinds:
-        model, seq, *routed = kind.values()
+        model, seq, *routed = (kind[name] for name in ("model", "seq_len", *ROUTING))
         name = f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
-        names.append(f"{name}, {routing}" if (routing := name_routing(*routed)) else name)
+        parts = [name, name_routing(*routed), name_documents(kind.get(DOCUMENTS))]
+        names.append(", ".join(filter(None, parts)))
     return [names[place] for place in number.tolist()]
 
 
@@ -161,6 +166,8 @@ def batching(row: Mapping[str, Any]) -> str:
     if word := _fusion(row):
         parts.append(f"{word} accumulation")
     parts += update_words(row)
+    if row.get("document_balance") == "greedy":
+        parts.append("greedy documents")
     return ", ".join(parts)
 
 

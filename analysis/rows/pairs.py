@@ -32,6 +32,7 @@ SETTINGS = (
     *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "cp_kind"),
     *("precision", "attention", "compile", "cuda_graph", "engine_version", "accumulation", "pad_vocab_to"),
     *UPDATE_FIELDS,
+    "document_balance",
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )

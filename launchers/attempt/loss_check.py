@@ -21,6 +21,7 @@ from results.shared_filesystem.whole_files import create, temporary_path
 from results.statistics.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
 from workloads.contract.protocol import read_json
 from workloads.spec import experiment as ex
+from workloads.spec.documents import without_path
 from workloads.spec.experiment import Experiment
 
 
@@ -53,6 +54,8 @@ def loss_key(experiment: Experiment) -> str:
     shared = {
         name: fields[name] for name in ("global_batch_size", "seq_len", "seed", "precision", "engine", "engine_version")
     }
+    if experiment.documents is not None:
+        shared["documents"] = without_path(experiment.documents)
     if experiment.routing != "balanced":
         shared["routing"] = experiment.routing
     if experiment.routing == "skewed":

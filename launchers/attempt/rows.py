@@ -270,7 +270,7 @@ def _peak_flops(
 
 
 def _flop_columns(experiment: Experiment) -> dict[str, Any]:
-    model, seq_len = experiment.model, experiment.seq_len
+    model, seq_len = experiment.model, experiment.attended_length
     return {
         "num_params": num_params(model),
         "num_matmul_params": matmul_params(model),

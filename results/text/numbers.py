@@ -64,6 +64,12 @@ def name_routing(routing: str | None, imbalance: float | None, capacity_factor: 
     return f"{routing} routing" + (f", capacity {capacity_factor:g}" if limited else "")
 
 
+def name_documents(documents: object) -> str:
+    """Describes the documents that are packed into sequences: ``documents lognormal mean=1500 sigma=1.2 seed=7``; empty
+    if every sequence is one document. As routing, they change the work and not only the layout."""
+    return "documents " + documents.split(" path=")[0] if isinstance(documents, str) else ""
+
+
 def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
     """``61.3 GiB``; sizes below a tenth of a GiB in MiB; a dash if the size is not known."""
     if size_bytes is None or not math.isfinite(size_bytes):

@@ -72,10 +72,11 @@ class Draft:
         copies_heads: bool = False,
         adds_gradients: bool = False,
         updates: Collection[str] = (),
+        documents: str = "nothing here writes its option for packed documents",
     ) -> None:
         """Record refusals of what few targets have: padded rows, copied heads, multi-token modules, unusual formats and
         optimizers, except in the fields ``updates``, which the target's options name; and a warning about gradients
-        that products do not add up."""
+        that products do not add up. ``documents``: why it cannot have packed documents."""
         e = self.experiment
         for name, usual in UPDATE_FIELDS.items():
             if getattr(e, name) != usual and name not in updates:
@@ -84,6 +85,8 @@ class Draft:
             self.warnings.append("gradient_accumulation_fusion: it rounds each micro-batch's gradient before adding it")
         if e.pad_vocab_to is not None and not pads_vocabulary:
             self.refuse("pad_vocab_to", "it does not pad the vocabulary; null would work")
+        if e.documents is not None:
+            self.refuse("documents", f"{documents}; null would work")
         if copies_of_heads(e) > 1 and not copies_heads:
             self.refuse("tp", f"it divides key and value heads; at most {e.model.num_kv_heads} would work")
         if e.pp_stages is not None and written_stages(e.pp_stages).multi_token_modules:

@@ -145,11 +145,21 @@ TRAINING: Options = {
 where it never evaluates."""
 
 
+DOCUMENTS = "its layers ask for causal masks, so fused attention does not read what --reset-attention-mask makes"
+"""Why packed documents are refused (Megatron-LM issue 415)."""
+
+
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file of flags."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True, adds_gradients=True, updates=("optimizer_offload",))
+    draft.refuse_sizes(
+        pads_vocabulary=True,
+        copies_heads=True,
+        adds_gradients=True,
+        updates=("optimizer_offload",),
+        documents=DOCUMENTS,
+    )
     _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})

@@ -193,6 +193,20 @@ def _every(e: Experiment) -> str:
     return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
 
 
+def _documents(e: Experiment) -> list[str]:
+    """The line on packed documents; none without them."""
+    if e.documents is None:
+        return []
+    dealt = "in order" if e.document_balance == "none" else "greedily by their attention"
+    line = f"documents  {e.documents}, dealt {dealt}"
+    if (imbalance := e.attention_imbalance) is not None:
+        line += (
+            f": attention as of sequences of {e.attended_length:,.0f} tokens, {imbalance:.3f} times the mean on the "
+            "most loaded rank"
+        )
+    return [line]
+
+
 def _configuration(experiment: Experiment, backend: str = "cuda") -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
@@ -208,10 +222,11 @@ def _configuration(experiment: Experiment, backend: str = "cuda") -> str:
             f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}{_held(e)}",
             f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
+            *_documents(e),
             f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
             f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
             f"{_graph(e, backend)}engine {e.engine} {e.engine_version}",
-            f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
+            f"FLOPs      {flops_per_token(e.model, e.attended_length, 'palm'):.3e} a token (PaLM), "
             f"{hardware_flops_per_token(e):.3e} on the device",
         )
     )

@@ -42,7 +42,7 @@ def explanation_json(record: Record, results: Path) -> str:
         "tokens_per_step": e.tokens_per_step,
         "parameters": num_params(e.model),
         "active_parameters": active_params_with_embedding(e.model),
-        "flops_per_token_palm": flops_per_token(e.model, e.seq_len, "palm"),
+        "flops_per_token_palm": flops_per_token(e.model, e.attended_length, "palm"),
         "flops_per_token_on_device": hardware_flops_per_token(e),
         "verdicts": [_columns(row, _LEDGER) for row in record.ledger],
         "memory": _memory(record) if memory_is_known(record) else None,

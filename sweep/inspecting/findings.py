@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from results.text.numbers import name_routing
+from results.text.numbers import name_documents, name_routing
 from workloads.contract.protocol import HOST_WAIT
 from workloads.spec import experiment as ex
 from workloads.spec.errors import InvalidExperiment
@@ -23,7 +23,7 @@ ROW_COLUMNS = [
     *("attempt_id", "experiment_id", "outcome", "method", "measurement_version", "repeat_of", "loss_agrees"),
     *("engine", "engine_version"),
     *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
-    *("routing", "routing_imbalance", "capacity_factor"),
+    *("routing", "routing_imbalance", "capacity_factor", "documents"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
     *(
         "device_name",
@@ -49,7 +49,7 @@ LEDGER_COLUMNS = [
         "config_json",
         "cached_attempt",
     ),
-    *("routing", "routing_imbalance", "capacity_factor"),
+    *("routing", "routing_imbalance", "capacity_factor", "documents"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
 """Only these columns and `ROW_COLUMNS` are read, because a study has ten thousand rows of 150 columns."""
@@ -62,7 +62,8 @@ _RATE = "tokens_per_s_per_gpu"
 class CellKey:
     model: str
     routing: str
-    """Text of `results.text.numbers.name_routing`; empty: balanced, or no experts."""
+    """Texts of `results.text.numbers.name_routing` and `name_documents`; empty: balanced, or no experts, and whole
+    sequences."""
     seq_len: int
     world_size: int
     method: str
@@ -242,7 +243,8 @@ def _newest(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
 
 def _cell_of(row: Row, method: str) -> CellKey:
     tp, cp = (row["tp"], row["cp"]) if method == "rehearsed" else (None, None)
-    routing = name_routing(row["routing"], row["routing_imbalance"], row["capacity_factor"])
+    chosen = name_routing(row["routing"], row["routing_imbalance"], row["capacity_factor"])
+    routing = ", ".join(filter(None, (chosen, name_documents(row["documents"]))))
     sizes = (row["seq_len"] or 0, row["world_size"] or 0)
     return CellKey(row["model"] or "", routing, *sizes, method, tp, cp, _engine(row))
 

@@ -194,7 +194,7 @@ def _table(
             str(experiment.world_size),
             f"{rate:,.0f}" if rate is not None else "",
             *([_interval(point)] if interval else []),
-            mfu_cell(experiment.model, experiment.seq_len, experiment.precision, rate, plan.config.cluster),
+            mfu_cell(experiment.model, experiment.attended_length, experiment.precision, rate, plan.config.cluster),
             f"{point.peak_bytes / GIB:.1f}" if point.peak_bytes is not None else "",
             *([_cell(value_of(point, extra))] if extra else []),
             *([plan.power.joules_per_token(rate).cell(JOULES)] if energy else []),

@@ -109,7 +109,7 @@ def point_facts(point: PlannedPoint, plan: Plan) -> dict[str, Any]:
         "may_not_fit": may_not_fit(point) if point.peak_bytes is not None and point.limit_bytes else None,
         **{name: value(point) for name, value in PREDICTED.items()},
         "predicted_mfu": predicted_mfu(
-            e.model, e.seq_len, e.precision, point.tokens_per_s_per_gpu, plan.config.cluster
+            e.model, e.attended_length, e.precision, point.tokens_per_s_per_gpu, plan.config.cluster
         ),
         "predicted_energy_per_token_j": energy.measured,
         "predicted_energy_per_token_at_most_j": energy.most,

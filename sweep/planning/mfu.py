@@ -11,7 +11,7 @@ from workloads.spec.model_spec import ModelSpec
 
 
 def predicted_mfu(
-    model: ModelSpec, seq_len: int, precision: str, rate: float | None, cluster: ClusterSpec
+    model: ModelSpec, seq_len: float, precision: str, rate: float | None, cluster: ClusterSpec
 ) -> float | None:
     """MFU as a fraction of the device's peak in ``precision``, with PaLM's FLOP count; None for an unknown rate or
     peak.
@@ -22,7 +22,7 @@ def predicted_mfu(
     return rate * flops_per_token(model, seq_len, "palm") / peak if rate is not None and peak else None
 
 
-def mfu_cell(model: ModelSpec, seq_len: int, precision: str, rate: float | None, cluster: ClusterSpec) -> str:
+def mfu_cell(model: ModelSpec, seq_len: float, precision: str, rate: float | None, cluster: ClusterSpec) -> str:
     """`predicted_mfu` in percent; empty if it is unknown."""
     mfu = predicted_mfu(model, seq_len, precision, rate, cluster)
     return "" if mfu is None else f"{100 * mfu:.1f}"

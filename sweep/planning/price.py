@@ -21,6 +21,7 @@ from sweep.grids.step_time import StepTime
 from workloads.contract.protocol import MeasureSpec, Method, Task
 from workloads.contract.stages import rehearsed_ranks, shortened, stage_key
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.documents import without_path
 from workloads.spec.experiment import Experiment
 
 _HOUR = 3600.0
@@ -100,10 +101,10 @@ def information_order(
     experiments: Sequence[Experiment], rates: Sequence[float | None], prices: Sequence[Price]
 ) -> list[int]:
     """Indices of the points in the order in which they are run. ``rates``: predicted tokens/s/GPU, or None."""
-    cells: dict[tuple[str, str, int, int], list[int]] = defaultdict(list)
+    cells: dict[tuple[str, str, str | None, int, int], list[int]] = defaultdict(list)
     for position, e in enumerate(experiments):
         routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
-        cells[e.model.name, routing, e.world_size, e.seq_len].append(position)
+        cells[e.model.name, routing, without_path(e.documents), e.world_size, e.seq_len].append(position)
     rank: dict[int, int] = {}
     for members in cells.values():
         members.sort(key=lambda position: -(rates[position] or 0.0))

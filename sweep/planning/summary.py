@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from results.tables.schema import VERDICTS
-from results.text.numbers import device_noun, format_bytes, format_hours, listed, name_routing, plural
+from results.text.numbers import (
+    device_noun,
+    format_bytes,
+    format_hours,
+    listed,
+    name_documents,
+    name_routing,
+    plural,
+)
 from results.text.terminal import plain_table
 from sweep.composing.planned_only import planned_only
 from sweep.grids.expand import ruled_out
@@ -152,10 +160,11 @@ def reused_from(plan: Plan) -> str | None:
 
 
 def workload(experiment: Experiment) -> str:
-    """Model, routing unless it is balanced, and engine unless it is this project's."""
+    """Model, routing unless it is balanced, packed documents, and engine unless it is this project's."""
     routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
     other = "" if experiment.engine == ENGINE else experiment.engine
-    return ", ".join(part for part in (experiment.model.name, routing, other) if part)
+    parts = experiment.model.name, routing, name_documents(experiment.documents), other
+    return ", ".join(part for part in parts if part)
 
 
 def layout(experiment: Experiment) -> str:
@@ -196,6 +205,8 @@ def layout(experiment: Experiment) -> str:
         parts.append(word)
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
+    if experiment.document_balance != "none":
+        parts.append(f"{experiment.document_balance} documents")
     return ", ".join(parts)
 
 

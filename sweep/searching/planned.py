@@ -22,6 +22,7 @@ from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Ints, SearchSpace
 from workloads.predict.predictor import NORMAL_90
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.documents import without_path
 from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")
@@ -80,7 +81,8 @@ def cell_of(experiment: Experiment) -> tuple[Any, ...]:
     devices."""
     e = experiment
     routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
-    return e.engine, e.engine_version, e.model.name, routing, e.world_size, e.seq_len, e.global_batch_size
+    work = e.model.name, routing, without_path(e.documents), e.world_size, e.seq_len, e.global_batch_size
+    return e.engine, e.engine_version, *work
 
 
 def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:

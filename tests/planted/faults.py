@@ -128,8 +128,8 @@ DATA = (
             "stale_targets",
             "targets are those of the first micro-batch",
             PIPELINE + "_forward",
-            "tokens, targets = self.batches[action.microbatch]",
-            "tokens, targets = self.batches[action.microbatch][0], self.batches[0][1]",
+            "tokens, targets, *positions = self.batches[action.microbatch]",
+            "(tokens, _, *positions), targets = self.batches[action.microbatch], self.batches[0][1]",
             PP,
         ),
         (

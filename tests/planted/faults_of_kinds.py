@@ -172,8 +172,8 @@ KINDS: list[Fault] = faults_of(
         "sum_normed",
         "the stream is normed with the output that is added to it",
         ENGINE + "layers.block:Block.forward",
-        "x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))",
-        "self.attention_out_norm(x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))",
+        "x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen))",
+        "self.attention_out_norm(x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen))",
         {"layers": "sandwich", **TWO},
     ),
     (

@@ -223,7 +223,7 @@ RECOMPUTATION = faults_of(
         "a block is computed again from another input",
         ENGINE + "layers.recompute:FullBlock.forward",
         "checkpointed(self.block,",
-        "checkpointed(lambda x, c, s, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, c, s),",
+        "checkpointed(lambda x, *t, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, *t),",
         {"recompute": "full", **DP},
     ),
 )

@@ -115,8 +115,8 @@ RECURRENCES: list[Fault] = faults_of(
         "part_without_its_norm",
         "a layer of a mixer alone has no norm",
         ENGINE + "layers.block:MixerBlock.forward",
-        "self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)",
-        "self.attention(x_TD + 0 * self.attention_norm(x_TD), cos_SH, sin_SH)",
+        "self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen)",
+        "self.attention(x_TD + 0 * self.attention_norm(x_TD), cos_SH, sin_SH, seen)",
         {"layers": "one_part", "seq_len": 84, "micro_batch_size": 2},
     ),
     (

@@ -146,6 +146,8 @@ def stage_key(task: Task, rank: int) -> str:
         same["pad_vocab_to"] = experiment.pad_vocab_to
     if experiment.update_words:
         same["updates"] = experiment.update_words
+    if experiment.documents is not None:
+        same["documents"] = experiment.packing
     if experiment.gradient_accumulation_fusion:
         same["gradient_accumulation_fusion"] = True
     if experiment.pp_stages is not None:

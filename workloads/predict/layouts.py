@@ -89,6 +89,7 @@ def is_plain(e: Experiment) -> bool:
         and e.recompute_every == 1
         and not e.gradient_accumulation_fusion
         and not e.update_words
+        and e.documents is None
         and not shares_memory(e)
     )
 
@@ -133,6 +134,8 @@ def plain(e: Experiment) -> Experiment:
         recompute_every=1,
         gradient_accumulation_fusion=False,
         **UPDATE_FIELDS,
+        documents=None,
+        document_balance="none",
     )
     return dataclasses.replace(near, engine_version=WITHOUT_SHARED_MEMORY[-1]) if shares_memory(near) else near
 

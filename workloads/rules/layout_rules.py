@@ -224,6 +224,23 @@ _LAYOUT = _rules(
     ),
     *UPDATE_CASES,
     (
+        "documents",
+        "documents and has_layer_list",
+        "documents with the layers of {model}, which differ by kind: attention of windows, chunks and recurrent layers "
+        "to packed documents is not planned; use documents=null, or a model of one kind of attention",
+    ),
+    (
+        "documents_attention",
+        "documents and attention != 'auto'",
+        "documents with attention={attention}: only FlexAttention takes masks of documents here; use attention=auto",
+    ),
+    (
+        "documents_compile",
+        "documents and compile == 'block'",
+        "documents with compile=block: attention to documents is compiled by itself, which a compiled block cannot "
+        "contain; use compile=none",
+    ),
+    (
         "compile_fp8",
         "engine == 'ultrasweep' and compile == 'block' and low_precision",
         "compile=block with precision={precision}: fp8 products use separate kernels for casts, which a compiled block "
@@ -325,6 +342,11 @@ LACKING = _rules(
         "engine == 'ultrasweep' and cp > 1 and cp_kind != 'ulysses' and longest_window > seq_len // cp_part + 1",
         "cp_kind={cp_kind} with a window of {longest_window} tokens in {model}, which reaches past a part of "
         "seq_len/(2*cp) = {seq_len // cp_part} tokens (cp_kind=ulysses or a smaller cp works)",
+    ),
+    (
+        "documents",
+        "engine == 'ultrasweep' and documents and cp > 1 and cp_kind != 'allgather'",
+        "cp_kind={cp_kind} with documents (cp_kind=allgather works)",
     ),
     (
         "attention",

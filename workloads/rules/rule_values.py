@@ -41,6 +41,7 @@ _OF_EXPERIMENT = (
         "optimizer_states",
         "master_weights",
         "optimizer_offload",
+        "documents",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")

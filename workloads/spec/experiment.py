@@ -19,6 +19,8 @@ from typing import Any
 
 from results.shared_filesystem.whole_files import shortened
 from workloads.spec.checks import shown
+from workloads.spec.document_loads import Packing, imbalance, mean_length, slowest_length
+from workloads.spec.documents import canonical_documents, without_path
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
@@ -30,6 +32,7 @@ from workloads.spec.experiment_values import (
     Compile,
     ContextKind,
     CudaGraph,
+    DocumentBalance,
     OptimizerName,
     PipelineSchedule,
     PipelineSplit,
@@ -138,6 +141,13 @@ class Experiment(_WithId):
     copy in fp32, and updated weights are rounded stochastically."""
     optimizer_offload: float = 0.0
     """Share of the optimizer's states, 0 to 1, that the memory of the host holds and its processors update."""
+    documents: str | None = None
+    """Lengths of the documents that are packed into sequences (`workloads.spec.documents`): a token attends to its own
+    document alone, whose positions begin at 0. The last document of a sequence is cut at the sequence's end. None:
+    every sequence is one document of ``seq_len`` tokens."""
+    document_balance: DocumentBalance = "none"
+    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.document_loads`). No effect
+    without ``documents``."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -211,14 +221,43 @@ class Experiment(_WithId):
         return self.global_batch_size * self.seq_len
 
     @property
+    def packing(self) -> Packing | None:
+        """What decides which documents a rank has; None without documents, and for batches that cannot be divided."""
+        if self.documents is None:
+            return None
+        batch = self.seq_len, self.global_batch_size, self.dp, self.micro_batch_size, self.cp
+        packing = Packing(self.documents, self.document_balance, *batch)
+        return packing if packing.is_whole else None
+
+    @property
+    def attended_length(self) -> float:
+        """Length of a sequence without documents whose tokens attend to as many as those of a step do on average:
+        ``seq_len``, or less with ``documents``. FLOPs of attention are linear in it."""
+        return self.seq_len if (packing := self.packing) is None else mean_length(packing)
+
+    @property
+    def slowest_length(self) -> float:
+        """The same of equal micro-batches with which a step takes as long as with those of the slowest rank."""
+        if (packing := self.packing) is None:
+            return self.seq_len
+        waiting = (self.pp - 1) / self.virtual_stages
+        return slowest_length(packing, together=self.zero_stage >= 2 or self.ep > 1, waiting=waiting)
+
+    @property
+    def attention_imbalance(self) -> float | None:
+        """FLOPs of attention of the most loaded rank divided by the mean over ranks; None without documents."""
+        return None if (packing := self.packing) is None else imbalance(packing)
+
+    @property
     def hash(self) -> str:
-        """Eight hex digits over every field but the model's name (a name cannot change a number).
+        """Eight hex digits over every field but the model's name and a file's path (neither can change a number).
 
         Fields of `LATER_FIELDS` are left out at their default, so that experiments keep the hashes they had before
         these fields existed.
         """
         fields = to_dict(self)
         fields["model"].pop("name")
+        fields["documents"] = without_path(self.documents)
         for name, default in LATER_FIELDS.items():
             if fields[name] == default:
                 fields.pop(name)
@@ -249,6 +288,8 @@ class Experiment(_WithId):
             parts.append(f"rc{self.recompute.replace('+', '.')}")
             if self.recompute_every > 1:
                 parts[-1] += f".every{self.recompute_every}"
+        if self.documents is not None:
+            parts.append("packed" + (".greedy" if self.document_balance == "greedy" else ""))
         if self.routing != "balanced":
             parts.append(self.routing)
         if self.precision != "bf16":
@@ -299,6 +340,9 @@ class Experiment(_WithId):
             fields["sequence_parallel"] = True
         if fields.get("cp", 1) == 1:
             fields["cp_kind"] = "ring"
+        fields["documents"] = canonical_documents(fields.get("documents"))
+        if fields["documents"] is None:
+            fields["document_balance"] = "none"
         if fields["model"].moe is None:
             fields |= {"etp": 1, "routing": "balanced"}
         routing = fields.get("routing", "balanced")
@@ -410,9 +454,12 @@ LATER_FIELDS: Mapping[str, Any] = {
     "cuda_graph": "none",
     "gradient_accumulation_fusion": False,
     **UPDATE_FIELDS,
+    "documents": None,
+    "document_balance": "none",
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
-ran; no step was captured; AdamW updated weights, and all of it was in fp32 on the device."""
+ran; no step was captured; AdamW updated weights, and all of it was in fp32 on the device; a sequence was one
+document."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """Behaviour of engine versions 1 and 2 where later versions have a choice. (They had no context parallelism.)"""
 

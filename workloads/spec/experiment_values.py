@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
+from workloads.spec.documents import MUST as MUST_BE_DOCUMENTS
+from workloads.spec.documents import DocumentValues, is_written
 from workloads.spec.pipeline_stages import stages_texts
 from workloads.spec.recomputation import MUST, Recompute
 
@@ -28,6 +30,7 @@ CudaGraph = Literal["none", "step", "auto"]
 OptimizerName = Literal["adamw", "muon", "adafactor", "sgd"]
 StoredIn = Literal["fp32", "bf16"]
 """Number formats of what a step keeps beside activations; fp32 is fp64 with ``precision=fp64``."""
+DocumentBalance = Literal["none", "greedy"]
 
 
 def is_number(value: object, least: float = -LARGEST) -> bool:
@@ -57,6 +60,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": get_args(OptimizerName),
     "optimizer_states": get_args(StoredIn),
     "master_weights": get_args(StoredIn),
+    "document_balance": get_args(DocumentBalance),
 }
 FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
@@ -79,6 +83,7 @@ FIELDS: Mapping[str, Values] = {
         accepts=lambda value: value is None or whole_numbers(1).accepts(value),
         must="null or a whole number of at least 1",
     ),
+    "documents": DocumentValues(accepts=is_written, must=MUST_BE_DOCUMENTS),
     "engine": texts(),
     "engine_version": texts(),
 }

@@ -17,10 +17,11 @@ const MemoryModel = (() => {
     const put = (of, name, bytes) => { if (bytes) parts[of][name] = (parts[of][name] ?? 0) + bytes; };
     for (const [key, bytes] of live_at(timelines[number], place).items()) {
       const { category, name } = TENSORS.at(key), of = CATEGORIES[category];
-      const batches = !told ? 0 : key === "others" ? bytes / (rank.saved + rank.of_head) : key === "saved" && bytes === rank.saved ? 1 : 0;
+      const batches = !told ? 0 : key === "others" ? bytes / (rank.saved + rank.packed + rank.of_head) : key === "saved" && bytes === rank.saved ? 1 : 0;
       if (!batches) put(of, name, bytes);
       else for (const [part, size] of saved.items()) put(of, part, batches * size);
       if (batches && key === "others") put(of, "loss of other micro-batches", batches * rank.of_head);
+      if (batches && key === "others") put(of, TENSORS.at("documents").name, batches * rank.packed);
     }
     const [parameters, gradients, optimizer, activations] = CATEGORIES.map((category) => py.sum(Object.values(parts[category])));
     return {

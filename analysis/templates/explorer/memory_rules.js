@@ -86,7 +86,7 @@ const MemoryRules = (() => {
       query_latent: mla ? mla.q_lora_rank : 0,
       latent: mla ? mla.kv_lora_rank : 0,
       pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null, cuda_graph: e.cuda_graph ?? "none",
-      gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false,
+      gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false, documents: e.documents ?? null,
       grad_reduce: e.grad_reduce ?? "fp32", optimizer: e.optimizer ?? "adamw", optimizer_states: e.optimizer_states ?? "fp32",
       master_weights: e.master_weights ?? "fp32", optimizer_offload: e.optimizer_offload ?? 0,
       ...written(e.pp_stages),

@@ -88,6 +88,7 @@ const Words = (() => {
     }
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
     if (read("cuda_graph") === "step") parts.push("graph");
+    if (read("document_balance") === "greedy") parts.push("greedy documents");
     const newest = read("engine") === "ultrasweep" && !["1", "2", "3"].includes(String(read("engine_version")));
     if (newest && read("cuda_graph") === "none") parts.push("eager"); // as in workloads.spec.engine_versions: not the usual choice
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));

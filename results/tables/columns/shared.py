@@ -97,6 +97,23 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("optimizer_states", TEXT, "Number format in which the optimizer keeps its states between two updates"),
     Column("master_weights", TEXT, "Number format of the weights that the optimizer updates"),
     Column("optimizer_offload", FLOAT, "Share of the optimizer's states that the host holds and updates; 0: none"),
+    Column(
+        "documents",
+        TEXT,
+        "Lengths of the documents that are packed into sequences, such as lognormal mean=1500 sigma=1.2 seed=7; null: "
+        "every sequence is one document",
+    ),
+    Column(
+        "document_balance",
+        TEXT,
+        "How packed sequences are dealt over data-parallel ranks and micro-batches: none (in order) or greedy",
+    ),
+    Column(
+        "attention_imbalance",
+        FLOAT,
+        "FLOPs of attention of the most loaded rank of data and context parallelism, divided by the mean over ranks, "
+        "by the lengths of its documents; null without documents",
+    ),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),
     Column("engine_version", TEXT, "Version of the engine's numerics and memory behaviour"),

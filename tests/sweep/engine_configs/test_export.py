@@ -103,10 +103,12 @@ CHANGES: dict[str, list[object]] = {
     "cuda_graph": ["none"],
     "routing": ["balanced", "learned", "skewed"],
     "capacity_factor": [1.5],
+    "documents": ["lognormal mean=500 sigma=1 seed=1"],
     "seed": [7],
 }
-WITHOUT_EFFECT = {"routing_imbalance", "engine", "engine_version"}
-"""What no engine has to be told: a load that is only assumed where the router decides, and by whom it was measured."""
+WITHOUT_EFFECT = {"routing_imbalance", "document_balance", "engine", "engine_version"}
+"""What no engine has to be told: a load that is only assumed where the router decides, how the documents are dealt that
+every export refuses, and by whom it was measured."""
 
 
 def told(experiment: Experiment, engine: str) -> tuple[object, ...]:

@@ -149,6 +149,7 @@ def trained_reference(
     routing_imbalance: float = 1.0,
     capacity_factor: float | None = None,
     sent_tokens: int | None = None,
+    documents: str | None = None,
 ) -> reference.Trace:
     case = Experiment.canonical(
         model=model,
@@ -158,19 +159,22 @@ def trained_reference(
         routing=routing,
         routing_imbalance=routing_imbalance,
         capacity_factor=capacity_factor,
+        documents=documents,
     )
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
     return reference.train(case, weights, steps, gradient_scale, clip_at, sent_tokens)
 
 
 def routing_of(case: Experiment) -> dict[str, Any]:
-    """How a layout's reference routes tokens: arguments of `trained_reference`. With a capacity, a rank must send whole
-    runs of tokens, so no context parallelism."""
+    """How a layout's reference routes and packs tokens: arguments of `trained_reference`. With a capacity, a rank must
+    send whole runs of tokens, so no context parallelism."""
     routed: dict[str, Any] = {"routing": case.routing, "routing_imbalance": case.routing_imbalance}
     if case.capacity_factor is not None:
         assert case.cp == 1
         sent = case.micro_batch_size * case.seq_len // (case.tp // case.etp)
         routed |= {"capacity_factor": case.capacity_factor, "sent_tokens": sent}
+    if case.documents is not None:
+        routed["documents"] = case.documents
     return routed
 
 

@@ -17,6 +17,7 @@ from workloads.engine.layers.routing import forced_choice
 from workloads.engine.training.data import step_batches
 from workloads.spec import kind_weights
 from workloads.spec import weights as table
+from workloads.spec.documents import packed
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -77,7 +78,11 @@ def train(
     )
     for step in range(steps):
         ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
-        loss, balance = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets, routing, sent_tokens)
+        places = None
+        if experiment.documents is not None:
+            tokens, targets, places = _alone(experiment, tokens.view(-1, experiment.seq_len), targets)
+        rows = tokens.view(-1, experiment.seq_len)
+        loss, balance = _loss(experiment, weights, rows, targets, routing, sent_tokens, places)
         optimizer.zero_grad()
         (gradient_scale * (loss + balance)).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
@@ -87,6 +92,27 @@ def train(
         trace.grad_norms.append(norm.item())
     trace.weights = {name: weight.detach() for name, weight in weights.items()}
     return trace
+
+
+def _alone(experiment: Experiment, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every document in a row of its own, padded: (tokens, targets of which those of padding are not counted, index of
+    each token in its sequence). The last token of a document predicts token 0."""
+    assert experiment.documents is not None
+    batch, seq = tokens.shape
+    rows = []
+    for index, lengths in enumerate(packed(experiment.documents, seq, batch)):
+        start = 0
+        for length in lengths:
+            row = torch.zeros(3, seq, dtype=torch.int64)
+            row[1] = -100
+            row[0, :length] = tokens[index, start : start + length]
+            row[1, : length - 1] = tokens[index, start + 1 : start + length]
+            row[1, length - 1] = 0
+            row[2, :length] = torch.arange(start, start + length)
+            rows.append(row)
+            start += length
+    of_rows = torch.stack(rows, 1)
+    return of_rows[0].flatten(), of_rows[1].flatten(), of_rows[2]
 
 
 def _parts(experiment: Experiment) -> list[Weight]:
@@ -103,8 +129,10 @@ def _loss(
     targets: Tensor,
     routing: dict[str, Tensor],
     sent_tokens: int | None,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(cross-entropy, terms that balance experts). ``routing`` holds biases of experts from step to step."""
+    """(cross-entropy, terms that balance experts). ``routing`` holds biases of experts from step to step. ``places``:
+    index of each token in its sequence, if a row is not one."""
     model = experiment.model
     balance = torch.zeros((), dtype=torch.float64)
 
@@ -167,7 +195,7 @@ def _loss(
             continue
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
-            out, term = _experts(experiment, w, p, h, routing, sent_tokens)
+            out, term = _experts(experiment, w, p, h, routing, sent_tokens, places)
             balance = balance + term
         elif kind is not None and isinstance(kind.mlp, DenseMLP):
             out = kind_reference.feed(h, w, f"{p}.ffn", kind.mlp)
@@ -175,7 +203,8 @@ def _loss(
             out = _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
         x = x + (norm(out, f"{p}.ffn_out_norm") if f"{p}.ffn_out_norm" in w else out)
     logits = norm(x, "norm") @ w["embedding" if model.tie_embeddings else "head"].t()
-    return torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets), balance
+    total = torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets, reduction="sum")
+    return total / experiment.tokens_per_step, balance
 
 
 def _swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
@@ -189,6 +218,7 @@ def _experts(
     h: Tensor,
     routing: dict[str, Tensor],
     sent_tokens: int | None,
+    places: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(output, balance term) of one layer: every expert computes all tokens, and a mask takes those that visit it."""
     moe = experiment.model.moe
@@ -205,7 +235,8 @@ def _experts(
     else:
         skew = experiment.routing_imbalance if experiment.routing == "skewed" else None
         skew = None if skew == 1 else skew
-        chosen = forced_choice(torch.arange(seq), moe, skew).expand(batch, seq, k)
+        rows = torch.arange(seq).expand(batch, seq) if places is None else places
+        chosen = forced_choice(rows.flatten(), moe, skew).view(batch, seq, k)
     visits = torch.nn.functional.one_hot(chosen, count).sum(2)
     weights = scores * visits
     if moe.normalize_weights:

@@ -138,6 +138,16 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "gradient_accumulation_fusion=true with zero_stage=2",
         ),
         (
+            {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "flash4"},
+            "documents_attention",
+            "documents with attention=flash4: only FlexAttention takes masks of documents here; use attention=auto",
+        ),
+        (
+            {"documents": "lognormal mean=500 sigma=1 seed=1", "compile": "block"},
+            "documents_compile",
+            "use compile=none",
+        ),
+        (
             {"gradient_accumulation_fusion": True, "compile": "block"},
             "compile_fusion",
             "use compile=none, or gradient_accumulation_fusion=false",

@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
     def of(cls, e: Experiment, x: Shared, second: Shared, held: StageParams) -> Chunk:
         part = later = Part.of(e, x, held)
         if x.splits:
-            later = Part.of(e, second, held)._replace(saved=part.deferred)
+            later = Part.of(e, second, held)._replace(saved=part.deferred, packed=0)
         return cls(part, later, [_others_hold(e, x, part, at) for at in ChunkState], {})
 
 
@@ -55,7 +55,8 @@ def timelines_of_chunks(
         if held not in known:
             known[held] = Chunk.of(e, x, second, held)
         chunks.append(known[held])
-    saved, deferred = [one.part.saved + one.part.of_head for one in chunks], [one.part.deferred for one in chunks]
+    saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
+    deferred = [one.part.deferred for one in chunks]
     most, timelines = -1, []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):

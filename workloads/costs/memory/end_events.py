@@ -98,7 +98,20 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
 
 
 _NOTHING_OF_LAYERS: Live = dict.fromkeys(
-    ("saved", "working", "left", "of_experts", "of_tied", "of_last", "reducing", "new_shard", "received", "stream"), 0
+    (
+        "saved",
+        "documents",
+        "working",
+        "left",
+        "of_experts",
+        "of_tied",
+        "of_last",
+        "reducing",
+        "new_shard",
+        "received",
+        "stream",
+    ),
+    0,
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
+from workloads.costs.memory.document_tensors import input_bytes, packed_bytes
 from workloads.costs.memory.events import Live
 from workloads.costs.memory.host import offloaded
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
@@ -16,7 +17,6 @@ from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
-from workloads.spec.kind_weights import rotations
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
 
@@ -70,7 +70,9 @@ class Shared(NamedTuple):
     stream: int
     """Bytes of one micro-batch's residual stream, also of a stage's output: ``c T_s h``."""
     inputs: int
-    """Bytes of token ids and targets of every micro-batch (int64), and of the RoPE tables (fp32 sine and cosine)."""
+    """Bytes of the tokens of every micro-batch, and of the RoPE tables (`input_bytes`)."""
+    packed: int
+    """Bytes of tables and masks of packed documents for one micro-batch in a chunk with layers."""
     unsharded: bool
     """Whether gradients accumulate unsharded (`accumulates_unsharded`)."""
     num_microbatches: int
@@ -92,7 +94,7 @@ class Shared(NamedTuple):
     def of(cls, e: Experiment, *, makes_sums: bool = False) -> Shared:
         """``makes_sums``: for a first backward with ``adds``."""
         model, c, g, r = e.model, COMPUTE_BYTES[e.precision], master_bytes(e), reduced_bytes(e)
-        tokens, stream_tokens = rank_tokens(e)
+        stream_tokens = rank_tokens(e)[1]
         w = w_blocks = (r if makes_sums else 0) if e.gradient_accumulation_fusion else c
         if e.precision in ("fp8_tensorwise", "fp8_blockwise"):
             w_blocks = c
@@ -117,8 +119,8 @@ class Shared(NamedTuple):
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size * model.streams,
-            inputs=16 * tokens * e.num_microbatches
-            + 4 * e.seq_len // e.cp * sum(columns for _, columns in rotations(model)),
+            inputs=input_bytes(e),
+            packed=packed_bytes(e),
             unsharded=accumulates_unsharded(e),
             num_microbatches=e.num_microbatches,
             shards=data_degrees(e)[1],
@@ -173,6 +175,8 @@ class Part(NamedTuple):
     """Gradients between micro-batches."""
     saved: int
     """Saved by the layers for one micro-batch, with the output that is sent on."""
+    packed: int
+    """Tables and masks of packed documents for one micro-batch."""
     of_head: int
     """Saved by the head for one micro-batch."""
     deferred: int
@@ -208,6 +212,7 @@ class Part(NamedTuple):
             shard=shard,
             accumulated=x.r * params if x.unsharded else shard,
             saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
+            packed=x.packed if held.num_layers else 0,
             of_head=x.head.saved if held.has_head else 0,
             deferred=sum(one.layers * one.size.deferred for one in classes),
         )
@@ -255,9 +260,10 @@ class Turn(NamedTuple):
         """What exists when a backward starts. ``always``: what exists all the time."""
         return {
             **always,
-            "others": (self.in_flight - 1) * (part.saved + part.of_head),
+            "others": (self.in_flight - 1) * (part.saved + part.packed + part.of_head),
             "deferred": self.deferred,
             "saved": part.saved,
+            "documents": part.packed,
             "weights": 0 if x.zero3 else part.whole,
             "gradients": self.prior,
             "flat": self.pending(x, part),

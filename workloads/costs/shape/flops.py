@@ -1,8 +1,9 @@
 """FLOPs of training on one token, by several named conventions. A multiply and an add are two FLOPs.
 
-Symbols: T = seq_len, L layers, H query heads, Q head size, N parameters. Forward is ``2 N`` and backward ``4 N`` per
-token; attention scores and values are ``4 L H Q T`` forward and twice that backward (PaLM, arXiv:2204.02311, appendix
-B). Norms, RoPE, SwiGLU and softmax are not counted, as is usual in the literature.
+Symbols: T = seq_len (with packed documents `Experiment.attended_length`), L layers, H query heads, Q head size, N
+parameters. Forward is ``2 N`` and backward ``4 N`` per token; attention scores and values are ``4 L H Q T`` forward and
+twice that backward (PaLM, arXiv:2204.02311, appendix B). Norms, RoPE, SwiGLU and softmax are not counted, as is usual
+in the literature.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from workloads.spec.model_spec import ModelSpec
 FlopsConvention = Literal["palm", "causal", "playbook"]
 
 
-def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention, *, pp: int = 1) -> float:
+def flops_per_token(model: ModelSpec, seq_len: float, convention: FlopsConvention, *, pp: int = 1) -> float:
     """Model FLOPs to train on one token: forward and backward, recomputation not counted.
 
     palm      ``6 N_matmul + 12 L H Q T``: every score is counted (PaLM, arXiv:2204.02311, appendix B).
@@ -30,8 +31,9 @@ def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention,
               embedding and counts tied embeddings twice when ``pp > 1``.
 
     With latent attention ``2 Q`` is replaced by the query/key size plus the value size. Each layer counts by its kind;
-    palm counts every score of attention to all earlier tokens, and in other kinds those that are needed. Raises
-    ValueError for another convention.
+    palm counts every score of attention to all earlier tokens, and in other kinds those that are needed. With packed
+    documents T is `Experiment.attended_length`, so palm counts every score within a document. Raises ValueError for
+    another convention.
     """
     if convention == "playbook":
         return 6.0 * playbook_params(model, pp) + 12.0 * model.num_layers * model.hidden_size * seq_len
@@ -56,7 +58,7 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     traffic.
     """
     e = as_held(experiment)
-    total = flops_per_token(e.model, e.seq_len, "causal")
+    total = flops_per_token(e.model, e.attended_length, "causal")
     total += sum(_repeated(e, layers_of(e.model).kinds[at]) for at in recomputed_layers(e))
     if e.pp_schedule == "gpipe":
         total += 2.0 * e.model.vocab_size * e.model.hidden_size
@@ -73,7 +75,7 @@ def _repeated(e: Experiment, kind: Layer) -> float:
     hidden, named = e.model.hidden_size, e.recomputed_operations
     if e.recompute == "full":
         last = kind.mlp.width * hidden if isinstance(kind.mlp, DenseMLP) else 0
-        return 2.0 * (matmul_of(kind, hidden) - last) + kind.mixing(counted_tokens(e.model, e.seq_len)).forward
+        return 2.0 * (matmul_of(kind, hidden) - last) + kind.mixing(counted_tokens(e.model, e.attended_length)).forward
     repeated = 0
     for weight in kind.weights(hidden):
         if "experts" in named and weight.name == "expert up":

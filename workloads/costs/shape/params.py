@@ -119,7 +119,7 @@ def latent_up(kind: Layer) -> tuple[str, ...]:
     return ("q", "kv") if kind.mixer.q_rank else ("kv",)
 
 
-def counted_tokens(model: ModelSpec, seq_len: int) -> int:
+def counted_tokens(model: ModelSpec, seq_len: float) -> float:
     """Length of the sequence whose scores count in `Layer.mixing`. Of models described by numbers half of all scores
     count, as is usual in the literature: each token's with itself does not."""
     return seq_len if model.layers is not None else seq_len - 1

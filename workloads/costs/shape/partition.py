@@ -2,6 +2,7 @@
 
 ``even`` gives all stages equally many layers. ``balanced`` counts the head too: its matrix product costs as much as one
 or several layers, so the rank with the head gets fewer layers. The embedding is a look-up and counts nothing.
+With packed documents it is the split of whole sequences, so that documents change no stage.
 ``ends_count`` counts embedding and head as one layer each, as most published recipes do. Stages that are written out
 (``pp_stages``) hold what they say.
 """

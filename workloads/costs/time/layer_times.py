@@ -78,13 +78,13 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
     Matmuls: 2 FLOPs per parameter and token forward, 4 backward; attention: those of the scores that a query sees
-    (PaLM, arXiv:2204.02311, appendix B, counts all). Forward memory passes: norms (read, write), residual sums (2
-    reads, 1 write each), RoPE and norms of queries and keys (read, write each), SwiGLU (2 reads, 1 write); twice that
-    backward. In fp8 also casts (`workloads.costs.shape.fp8`).
+    (PaLM, arXiv:2204.02311, appendix B, counts all), with packed documents on the slowest rank. Forward memory passes:
+    norms (read, write), residual sums (2 reads, 1 write each), RoPE and norms of queries and keys (read, write each),
+    SwiGLU (2 reads, 1 write); twice that backward. In fp8 also casts (`workloads.costs.shape.fp8`).
     """
     c, hidden, streams = COMPUTE_BYTES[e.precision], e.model.hidden_size, e.model.streams
     tokens, stream = rank_tokens(e)
-    products, mixing = _products(kind, hidden), kind.mixing(counted_tokens(e.model, e.seq_len))
+    products, mixing = _products(kind, hidden), kind.mixing(counted_tokens(e.model, e.slowest_length))
     per_number = 2.0 / rates.matmul
     matmul = per_number * (tokens * products.split / e.tp + stream * (products.whole + _mixed_streams(hidden, streams)))
     trained = mixing.trained

@@ -249,7 +249,19 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 
 
 _OF_LAYER = attrgetter(
-    *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "cp_kind", "sequence_parallel"),
+    *(
+        "model",
+        "tp",
+        "cp",
+        "ep",
+        "etp",
+        "micro_batch_size",
+        "seq_len",
+        "slowest_length",
+        "recompute",
+        "cp_kind",
+        "sequence_parallel",
+    ),
     *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
     *("gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )

@@ -1,9 +1,9 @@
 """Attention by torch's FlexAttention (arXiv:2412.05496): a cap of the scores, which torch's fused kernels lack, with a
-window or without.
+window or without, and masks of packed documents.
 
 Shapes as in `workloads.engine.ops.attention`. Blocks of 128 queries by 128 keys that no query of a block sees are
-skipped: which ones they are is computed from the window alone, never from a mask of S x S. Saved for backward: queries,
-keys, values, output and log-sum-exp.
+skipped: which ones they are is computed from the window or the documents, never from a mask of S x S. Saved for
+backward: queries, keys, values, output and log-sum-exp.
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ def flexible_attention(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, N, S, V], lse [B, N, S] in fp32), both with gradients. Compiled on a GPU, once for each shape."""
     mask = block_mask(q_BNSH.shape[2], min(window, q_BNSH.shape[2]), q_BNSH.device)
-    grouped = q_BNSH.shape[1] != k_BKSH.shape[1]
+    return masked_attention(q_BNSH, k_BKSH, v_BKSV, mask, cap)
+
+
+def masked_attention(
+    q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, mask: BlockMask, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same with the keys that a mask leaves."""
+    grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
     with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
         o, more = _function(q_BNSH.device)(
             q_BNSH,
-            k_BKSH,
-            v_BKSV,
+            k_BKTH,
+            v_BKTV,
             score_mod=_capped_by(cap),
             block_mask=mask,
             enable_gqa=grouped,
@@ -77,10 +84,43 @@ def block_mask(length: int, window: int, device: torch.device) -> BlockMask:
     )
 
 
-def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """(number of blocks of keys [1, 1, Q], their indices first in each row [1, 1, Q, K]), int32."""
-    order = blocks_QK.int().argsort(dim=-1, descending=True, stable=True)
-    return blocks_QK.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None].contiguous()
+def document_mask(first_BS: Tensor, index_S: Tensor, keys: int) -> BlockMask:
+    """The blocks of ``keys`` keys that queries of each block see, if a query at ``index`` of its sequence sees those
+    from ``first`` on. The mask reads these tensors, and its lists have the size of all blocks: another micro-batch
+    compiles nothing. Nothing here waits for the device."""
+    first_BQ = _by_block(first_BS)
+    last_1Q = _by_block(index_S.unsqueeze(0))
+    block_K = torch.arange(-(-keys // _BLOCK), device=first_BS.device)
+    lowest, highest = block_K * _BLOCK, block_K * _BLOCK + _BLOCK - 1
+    seen = (highest >= first_BQ.amin(-1, keepdim=True)) & (lowest <= last_1Q.amax(-1, keepdim=True))
+    whole = (lowest >= first_BQ.amax(-1, keepdim=True)) & (highest <= last_1Q.amin(-1, keepdim=True))
+
+    def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= first_BS[batch, query]) & (key <= index_S[query])
+
+    return BlockMask.from_kv_blocks(
+        *_listed(seen & ~whole),
+        *_listed(seen & whole),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=mask,
+        seq_lengths=(first_BS.shape[1], keys),
+    )
+
+
+def _by_block(x_BS: Tensor) -> Tensor:
+    """[B, blocks, 128]; the last query fills the last block."""
+    missing = -x_BS.shape[1] % _BLOCK
+    if missing:
+        x_BS = torch.cat([x_BS, x_BS[:, -1:].expand(-1, missing)], 1)
+    return x_BS.unflatten(1, (-1, _BLOCK))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(number of blocks of keys [B, 1, Q], their indices first in each row [B, 1, Q, K]), int32, of blocks [B, Q, K] or
+    [Q, K], whose B is 1."""
+    blocks = blocks if blocks.dim() == 3 else blocks[None]
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None].contiguous()
 
 
 @lru_cache(maxsize=8)

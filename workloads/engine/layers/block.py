@@ -2,7 +2,7 @@
 
 Shapes: B sequences of a micro-batch, S tokens a sequence, T = B*S tokens (T/tp between tensor-parallel regions with
 sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size, F
-feed-forward columns of this rank.
+feed-forward columns of this rank. ``seen``: which keys each query sees if documents are packed into sequences.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
+from workloads.engine.collectives.document_exchange import packed_attention
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.layers.kind_attention import KindAttention
 from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
@@ -53,7 +55,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(attention_weights["k_norm"], model.norm_eps) if model.qk_norm else None
         self.recomputations: RecomputeRegistry | None = None
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         if self.recomputations is None:
@@ -67,7 +69,9 @@ class Attention(nn.Module):
                 (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)
             )
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
-        if self.cp is None:
+        if seen is not None:
+            o_BNSH = packed_attention(q_BNSH, k_BKSH, v_BKSH, self.cp, seen)
+        elif self.cp is None:
             o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
         else:
             o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp)
@@ -141,11 +145,11 @@ class Block(nn.Module):
         """The norms of the inputs of both parts."""
         return self.attention_norm, self.ffn_norm
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
         if self.attention_out_norm is not None and self.ffn_out_norm is not None:
-            x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH))
+            x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen))
             return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD)))
-        x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
+        x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen)
         return x_TD + self.ffn(self.ffn_norm(x_TD))
 
 
@@ -164,8 +168,8 @@ class MixerBlock(nn.Module):
     def norms(self) -> tuple[RMSNorm, ...]:
         return (self.attention_norm,)
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        return x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
+        return x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen)
 
 
 class FeedForwardBlock(nn.Module):
@@ -186,7 +190,7 @@ class FeedForwardBlock(nn.Module):
     def norms(self) -> tuple[RMSNorm, ...]:
         return (self.ffn_norm,)
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
         return x_TD + self.ffn(self.ffn_norm(x_TD))
 
 

@@ -3,7 +3,7 @@
 Torch's checkpoint does the same (`torch.utils.checkpoint`, ``use_reentrant=False``): each saved tensor is replaced by
 its index in the order of saving, and the first backward that requests one runs the block again until all of them exist.
 It supports every kind of function, though, and a host-bound eager block pays for that: comparing and recording each
-tensor takes about as long as the block's second forward. A block of this engine takes its input and two tables, has no
+tensor takes about as long as the block's second forward. A block of this engine takes its input and tables, has no
 random numbers and no autocast, and its backward runs once.
 """
 
@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-Block: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+from workloads.engine.kind_ops.document_attention import Seen
+
+Block: TypeAlias = Callable[..., Tensor]
 
 
 class _Enough(Exception):
@@ -25,17 +27,23 @@ class _Enough(Exception):
 
 
 def checkpointed(
-    block: Block, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, context: Callable[[], AbstractContextManager[None]]
+    block: Block,
+    x_TD: Tensor,
+    cos_SH: Tensor,
+    sin_SH: Tensor,
+    context: Callable[[], AbstractContextManager[None]],
+    *seen: Seen,
 ) -> Tensor:
-    """Compute ``block(x_TD, cos_SH, sin_SH)``, keeping only ``x_TD`` of its saved tensors until its backward.
+    """Compute ``block(x_TD, cos_SH, sin_SH, *seen)``, keeping only ``x_TD`` of its saved tensors until its backward.
 
     ``context``: makes the context in which the second forward runs. Raises `RuntimeError` in a backward whose second
     forward saves fewer tensors than the first or finds ``x_TD`` changed in place, and in a second backward of the same
     forward. Whether the second forward saves the same values is not checked.
     """
-    saved = _Saved(block, (x_TD, cos_SH, sin_SH), context)
+    tables = cos_SH, sin_SH, *seen
+    saved = _Saved(block, x_TD, tables, context)
     with saved_tensors_hooks(saved.count, saved.take):
-        return block(x_TD, cos_SH, sin_SH)
+        return block(x_TD, *tables)
 
 
 class _Saved:
@@ -44,11 +52,11 @@ class _Saved:
     __slots__ = ("block", "context", "inputs", "number", "tensors", "version")
 
     def __init__(
-        self, block: Block, inputs: tuple[Tensor, Tensor, Tensor], context: Callable[[], AbstractContextManager[None]]
+        self, block: Block, x_TD: Tensor, tables: tuple[Any, ...], context: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.block, self.context = block, context
-        self.inputs: tuple[Tensor, Tensor, Tensor] | None = inputs
-        self.version = inputs[0]._version
+        self.inputs: tuple[Tensor, tuple[Any, ...]] | None = (x_TD, tables)
+        self.version = x_TD._version
         self.number = 0
         self.tensors: list[Tensor | None] = []
 
@@ -67,14 +75,14 @@ class _Saved:
 
     def _recompute(self) -> None:
         assert self.inputs is not None
-        x_TD, cos_SH, sin_SH = self.inputs
+        x_TD, tables = self.inputs
         if x_TD._version != self.version:
             raise RuntimeError("the input of a checkpointed block was changed in place before its backward")
         self.tensors.clear()
-        inputs = x_TD.detach().requires_grad_(x_TD.requires_grad), cos_SH, sin_SH
+        own = x_TD.detach().requires_grad_(x_TD.requires_grad)
         try:
             with torch.enable_grad(), self.context(), saved_tensors_hooks(self._keep, _as_it_is):
-                self.block(*inputs)
+                self.block(own, *tables)
         except _Enough:
             self.inputs = None
             return

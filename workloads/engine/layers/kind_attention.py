@@ -76,7 +76,7 @@ class KindAttention(nn.Module):
         self.sinks = Vector([held["sinks"]], tp) if mixer.sinks else None
         self.recomputations: dict[str, RecomputeRegistry] = {}
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
         projected, gate_BSNG, gate_columns = self.qkv(x_TD), None, self.heads * self.gates
         if self.qkv_bias is not None:
             projected = projected + F.pad(self.qkv_bias.weight, (0, gate_columns))

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
+from workloads.engine.collectives.document_exchange import packed_attention
 from workloads.engine.collectives.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -36,6 +37,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.ops.attention import attention
@@ -72,7 +74,7 @@ class LatentAttention(nn.Module):
         self.out = RowParallelLinear(attention_weights["o"], tp, "attention")
         self.recomputations: dict[str, RecomputeRegistry] = {}
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: Seen | None = None) -> Tensor:
         shape = self.shape
         latents = [shape.q_lora_rank] * (self.q_norm is not None) + [shape.kv_lora_rank]
         *q_latent_TC, kv_latent_TC, key_TR = self.down(x_TD).split([*latents, shape.qk_rope_head_dim], dim=1)
@@ -97,7 +99,9 @@ class LatentAttention(nn.Module):
         elif rope is not None:
             rope.register((k_BSNQ,), lambda: (_with_shared(k_BSNP, shared),))
         q_BNSQ, k_BNSQ, v_BNSV = (x.transpose(1, 2) for x in (q_BSNQ, k_BSNQ, v_BSNV))
-        if self.cp is None:
+        if seen is not None:
+            o_BNSV = packed_attention(q_BNSQ, k_BNSQ, v_BNSV, self.cp, seen)
+        elif self.cp is None:
             o_BNSV = attention(q_BNSQ, k_BNSQ, v_BNSV, causal=True)
         else:
             o_BNSV = context_attention(q_BNSQ, k_BNSQ, v_BNSV, *self.cp)

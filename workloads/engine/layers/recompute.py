@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.checkpoint import checkpointed
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.spec.recomputation import operations_of
@@ -70,8 +71,8 @@ class FullBlock(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        return checkpointed(self.block, x_TD, cos_SH, sin_SH, _recomputing)
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, *seen: Seen) -> Tensor:
+        return checkpointed(self.block, x_TD, cos_SH, sin_SH, _recomputing, *seen)
 
 
 class CheckpointedBlock(nn.Module):
@@ -137,9 +138,9 @@ class SelectiveBlock(nn.Module):
             if isinstance(fp8, Fp8Products) and getattr(module, "input_of", None) in operations:
                 fp8.keeps_input = True  # the input is recomputed instead
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, *seen: Seen) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(self.recomputations.pack, self.recomputations.unpack):
-            out: Tensor = self.block(x_TD, cos_SH, sin_SH)
+            out: Tensor = self.block(x_TD, cos_SH, sin_SH, *seen)
         return out
 
 

@@ -53,7 +53,7 @@ class Mamba(nn.Module):
             bias=mixer.convolution_bias,
         )
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
         projected_TC = self.projection(x_TD)
         if self.bias is not None:
             projected_TC = projected_TC + self.bias.weight
@@ -85,7 +85,7 @@ class GatedDelta(nn.Module):
             eps=model.norm_eps,
         )
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
         parameters = [one.weight for one in (self.kernel, self.of_heads, self.norm)]
         y_BSO = scanned(self.step, [self.projection(x_TD).unflatten(0, (self.batch, -1))], parameters)
         y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
@@ -113,7 +113,7 @@ class KimiDeltaAttention(nn.Module):
             heads=mixer.heads // tp.size, head_dim=mixer.head_dim, kernel=mixer.kernel, eps=model.norm_eps
         )
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
         width = self.step.outputs
         projected_TC, latents = self.projection(x_TD), self.down(x_TD).split(self.size, 1)
         decay_TW = self.decay_up(latents[0].contiguous())

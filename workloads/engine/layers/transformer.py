@@ -8,6 +8,7 @@ feed-forward columns of this rank, V vocabulary rows of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.block import AnyBlock, block_of
 from workloads.engine.layers.experts import ExpertParallel
 from workloads.engine.layers.norm import RMSNorm
@@ -86,6 +88,8 @@ class Chunk(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    index: Tensor
+    """Index in its sequence of each of the rank's tokens, only with documents."""
 
     def __init__(self, experiment: Experiment, groups: Groups, stage: int) -> None:
         super().__init__()
@@ -94,6 +98,8 @@ class Chunk(nn.Module):
         self.stage = stage
         self.is_first, self.is_last = stage == 0, stage == experiment.num_stages - 1
         cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
+        self.batch, self.packs = experiment.micro_batch_size, experiment.documents is not None
+        """``packs``: whether documents are packed into sequences."""
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))
@@ -111,8 +117,13 @@ class Chunk(nn.Module):
         """For each block the index of its rotary tables."""
         for at, (_, columns) in enumerate(self.rotations):
             for table in _names_of_tables(at):
-                rows = torch.empty(experiment.seq_len // experiment.cp, columns // 2)
+                # Any rank may hold any place of a document.
+                positions = experiment.seq_len // (1 if self.packs else experiment.cp)
+                rows = torch.empty(positions, columns // 2)
                 self.register_buffer(table, rows, persistent=False)
+        if self.packs:
+            index_S = torch.empty(experiment.seq_len // experiment.cp, dtype=torch.int64)
+            self.register_buffer("index", index_S, persistent=False)
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe attaches here."""
 
@@ -125,7 +136,11 @@ class Chunk(nn.Module):
     @torch.no_grad()
     def _fill_rope(self) -> None:
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
-        position = local_positions(*self.placed).to(self.cos.device, torch.float64)
+        index = local_positions(*self.placed)
+        if self.packs:
+            self.index.copy_(index)
+            index = torch.arange(self.placed[0])
+        position = index.to(self.cos.device, torch.float64)
         for (theta, columns), (cos, sin) in zip(self.rotations, self.tables(), strict=True):
             exponent = torch.arange(0, columns, 2, dtype=torch.float64, device=self.cos.device) / columns
             angle = torch.outer(position, theta**-exponent)
@@ -143,10 +158,14 @@ class Chunk(nn.Module):
             for name in _names_of_tables(at):
                 setattr(self, name, getattr(self, name).to(dtype))
 
-    def forward(self, x: Tensor, targets_T: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, targets_T: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
+        """``positions_T``: place of each token in its document, if documents are packed."""
         if self.embedding is not None:
             x = self.embedding(x)
-        tables = self.tables()
+        tables: list[tuple[Any, ...]] = [*self.tables()]
+        if positions_T is not None:
+            seen = Seen.of(positions_T, self.index, self.batch, self.placed[0], x)
+            tables = [(cos[positions_T], sin[positions_T], seen) for cos, sin in tables]
         for block, table in zip(self.blocks, self.table_of, strict=True):
             x = self._mark(x)
             x = block(x, *tables[table])

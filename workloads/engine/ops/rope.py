@@ -22,9 +22,13 @@ from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
 def apply_rope(q_BSNH: Tensor, k_BSKH: Tensor, cos_SH2: Tensor, sin_SH2: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys; contiguous results in the inputs' shape and dtype.
 
-    ``cos`` and ``sin`` are [S, H / 2], one row a position of this rank's tokens. ``q`` and ``k`` may be strided views
-    of one fused projection. Only the tables are saved for backward.
+    ``cos`` and ``sin`` are [S, H / 2], one row a position of this rank's tokens, or [B * S, H / 2], one row a token.
+    ``q`` and ``k`` may be strided views of one fused projection. Only the tables are saved for backward.
     """
+    if cos_SH2.shape[0] != q_BSNH.shape[1]:
+        q, k = (x.flatten(0, 1).unsqueeze(0) for x in (q_BSNH, k_BSKH))
+        q, k = apply_rope(q, k, cos_SH2, sin_SH2)
+        return q.view(q_BSNH.shape), k.view(k_BSKH.shape)
     if torch.compiler.is_compiling():
         return _expression(q_BSNH, cos_SH2, sin_SH2), _expression(k_BSKH, cos_SH2, sin_SH2)
     return _Rope.apply(q_BSNH, k_BSKH, cos_SH2, sin_SH2)

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from workloads.engine.training.clock import Clock, Mark
+from workloads.engine.training.data import Batch
 from workloads.engine.training.data_parallel import param_groups_of
 from workloads.engine.training.pipeline import PipelineMarks
 
-Batches = list[tuple[Tensor, Tensor]]
+Batches = list[Batch]
 MORE_THAN_EAGER = 0.03
 """Share by which a captured step may reserve more memory than the eager ones before it: 2.0 % at most in 63 runs
 (results/recorded: h200_axes_drawn, h200x2_axes_drawn, h200_flash4)."""
@@ -98,7 +99,7 @@ class CapturedStep:
         """Capture ``work`` on batches like ``batches``. Nothing is computed yet."""
         self._graph: Graph = CudaGraph()
         self._batches = stacked(batches)
-        views = [(tokens, targets) for tokens, targets in self._batches]
+        views = [tuple(batch) for batch in self._batches]
         _forget_events(chunks)
         if clock.cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -156,9 +157,9 @@ def fullest(of_ranks: Sequence[Sequence[int]]) -> str | None:
 
 
 def stacked(batches: Batches) -> Tensor:
-    """Tokens and targets of all micro-batches in one tensor, so that one copy moves them: int64
-    [micro-batches, 2, T]."""
-    return torch.stack([torch.stack(pair) for pair in batches])
+    """Tokens and targets of all micro-batches, and positions in packed documents, in one tensor, so that one copy moves
+    them: int64 [micro-batches, 2 or 3, T]."""
+    return torch.stack([torch.stack(batch) for batch in batches])
 
 
 @contextmanager

@@ -3,6 +3,10 @@
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone, for every `Source`. Data-parallel rank ``d`` takes sequences
 ``(microbatch * dp + d) * micro_batch_size ...`` of the global batch. Context-parallel ranks take different positions of
 the same sequences.
+
+With packed documents (`workloads.spec.documents`) a batch also has the place of each token in its document. The last
+token of a document, one that is cut at the sequence's end too, predicts `END_OF_DOCUMENT` and nothing of the next
+document. So every token has a target, and the loss is the mean over all tokens, as without documents.
 """
 
 from __future__ import annotations
@@ -13,8 +17,14 @@ import torch
 from torch import Tensor
 
 from workloads.engine.collectives.context_parallel import local_positions
+from workloads.spec.document_loads import dealt
+from workloads.spec.documents import packed
 from workloads.spec.experiment import Experiment
 
+Batch = tuple[Tensor, ...]
+"""(tokens, targets) of a micro-batch, and with packed documents (tokens, targets, positions)."""
+END_OF_DOCUMENT = 0
+"""The token that a document's last one predicts."""
 Source = Callable[[Experiment, int, int], Tensor]
 """``(experiment, step, index)``: the ``seq_len + 1`` tokens of one sequence of the step's global batch."""
 
@@ -26,8 +36,9 @@ def step_batches(
     device: torch.device,
     cp_rank: int = 0,
     source: Source | None = None,
-) -> list[tuple[Tensor, Tensor]]:
-    """(tokens_T, targets_T) of every micro-batch of one data- and context-parallel rank, on ``device``.
+) -> list[Batch]:
+    """(tokens_T, targets_T) or (tokens_T, targets_T, positions_T) of every micro-batch of one data- and
+    context-parallel rank, on ``device``.
 
     T = B*S flattened, where S is the number of tokens of a sequence that the rank holds, in the order of
     `local_positions`. ``source``: None for synthetic tokens.
@@ -35,13 +46,31 @@ def step_batches(
     sequence = source or _sequence
     size, dp = experiment.micro_batch_size, experiment.dp
     positions = local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
+    held = dealt(experiment.packing)[data_rank] if experiment.packing is not None else None
     batches = []
     for microbatch in range(experiment.num_microbatches):
         first = (microbatch * dp + data_rank) * size
-        rows = torch.stack([sequence(experiment, step, first + i) for i in range(size)])
-        tokens, targets = rows[:, :-1][:, positions], rows[:, 1:][:, positions]
-        batches.append((tokens.reshape(-1).to(device), targets.reshape(-1).to(device)))
+        chosen = range(first, first + size) if held is None else held[microbatch]
+        rows = torch.stack([sequence(experiment, step, at) for at in chosen])
+        parts = [rows[:, :-1], rows[:, 1:]]
+        if held is not None:
+            places = torch.stack([_places(experiment, at) for at in chosen])
+            parts = [parts[0], _within_documents(parts[1], places), places]
+        batches.append(tuple(part[:, positions].reshape(-1).to(device) for part in parts))
     return batches
+
+
+def _places(experiment: Experiment, index: int) -> Tensor:
+    """Place of each token of a sequence in its document: int64 [seq_len]."""
+    assert experiment.documents is not None
+    lengths = packed(experiment.documents, experiment.seq_len, experiment.global_batch_size)[index]
+    return torch.cat([torch.arange(length) for length in lengths])
+
+
+def _within_documents(targets: Tensor, places: Tensor) -> Tensor:
+    """Targets of which none is of the next document. The token after a document's last one has place 0."""
+    after = torch.cat([places[:, 1:], torch.zeros_like(places[:, :1])], 1)
+    return targets.masked_fill(after == 0, END_OF_DOCUMENT)
 
 
 def generator_of(experiment: Experiment, step: int, index: int) -> torch.Generator:

@@ -24,6 +24,7 @@ from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.clock import Clock, Mark
+from workloads.engine.training.data import Batch
 from workloads.engine.training.data_parallel import GradientSync, compute_dtype, reduce_dtype
 from workloads.engine.training.fp8_gather import fp8_weights
 from workloads.engine.training.gradient_sums import GradientSums
@@ -84,7 +85,7 @@ class Pipeline:
         self.running = ""
         """Kind of the current action, or of the last one."""
 
-    def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
+    def run(self, batches: list[Batch]) -> tuple[Tensor | None, PipelineMarks]:
         """Forward and backward of every micro-batch.
 
         Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
@@ -111,7 +112,7 @@ class Pipeline:
         e = self.groups.experiment
         actions = schedule_actions(e.pp_schedule, self.groups.position["pp"], e.pp, 1, e.virtual_stages)
         tokens = torch.zeros(self.tokens, dtype=torch.int64, device=self.groups.device)
-        _Step(self, actions, [(tokens, tokens)], is_rehearsal=True).run()
+        _Step(self, actions, [(tokens,) * (2 if e.documents is None else 3)], is_rehearsal=True).run()
         self.clock.finish()
         for chunk in self.chunks:
             for named in named_parameters(chunk):
@@ -123,9 +124,7 @@ class Pipeline:
 class _Step:
     """State of one step between its actions."""
 
-    def __init__(
-        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, is_rehearsal: bool
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, actions: list[Action], batches: list[Batch], *, is_rehearsal: bool) -> None:
         self.pipeline, self.actions, self.batches = pipeline, actions, batches
         backwards = [action for action in actions if action.kind in ("B", "W")]
         self.last_of_chunk = {action.chunk: action for action in backwards}
@@ -174,9 +173,9 @@ class _Step:
         self.marks.actions.append((action, start, end))
 
     def _forward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
-        tokens, targets = self.batches[action.microbatch]
+        tokens, targets, *positions = self.batches[action.microbatch]
         x = tokens if received is None else received.requires_grad_()
-        output: Tensor = chunk(x, targets if chunk.is_last else None)
+        output: Tensor = chunk(x, targets if chunk.is_last else None, *positions)
         if chunk.is_last:
             self.losses.append(output.detach())
         else:

@@ -105,7 +105,7 @@ class Attention:
             return self.span.size - 1
         return self.span.size if isinstance(self.span, Chunk) else None
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         return Mixing(2 * self.heads * (self.head_dim + self.value_dim) * self.span.keys(seq_len))
 
 
@@ -203,7 +203,7 @@ class LatentAttention:
             outputs=self.heads * self.value_dim,
         )
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         pair = 2 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
         if self.indexer is None:
             return Mixing(pair * Full().keys(seq_len))
@@ -244,7 +244,7 @@ class BlockSparseAttention:
     def context_parallel(self) -> ContextParallel:
         return self.attention.context_parallel._replace(whole=self.indexer.head_dim)
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         pair = 2 * self.attention.heads * (self.attention.head_dim + self.attention.value_dim)
         seen = Window(self.indexer.chosen).keys(seq_len)
         return Mixing(pair * seen, self.indexer.scores(Full().keys(seq_len)))
@@ -327,7 +327,7 @@ class CompressedAttention:
             return ContextParallel(whole=self.entry_numbers, queries=width, outputs=width)
         return ContextParallel(whole=self.head_dim, queries=width, outputs=width, reach=self.window)
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         seen, scores = Window(self.window).keys(seq_len), 0.0
         if self.ratio and self.indexer is None:
             seen += seq_len / (2 * self.ratio)

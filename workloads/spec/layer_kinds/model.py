@@ -64,7 +64,7 @@ class Layer:
         parts = [part.splits for part in (self.mixer, self.mlp) if part is not None]
         return reduce(Splits.both, parts, Splits())
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         return self.mixer.mixing(seq_len) if self.mixer is not None else NO_MIXING
 
 
@@ -152,11 +152,11 @@ class LayeredModel:
         """Passes of the head: one, and one for each module of multi-token prediction."""
         return 1 + sum(layer.ahead for layer in self.layers)
 
-    def forward_flops(self, seq_len: int) -> float:
+    def forward_flops(self, seq_len: float) -> float:
         """Forward FLOPs of one token, on average over a sequence of this length."""
         return self._product_flops() + sum(mixing.forward * count for mixing, count in self._mixing(seq_len))
 
-    def training_flops(self, seq_len: int) -> float:
+    def training_flops(self, seq_len: float) -> float:
         """FLOPs of one token forward and backward, without recomputation."""
         return 3 * self._product_flops() + sum(mixing.training * count for mixing, count in self._mixing(seq_len))
 
@@ -165,7 +165,7 @@ class LayeredModel:
             weight.forward_flops * count for weight, count in self.weights()
         )
 
-    def _mixing(self, seq_len: int) -> Iterator[tuple[Mixing, int]]:
+    def _mixing(self, seq_len: float) -> Iterator[tuple[Mixing, int]]:
         yield from ((layer.mixing(seq_len), count) for layer, count in self.distinct())
         if self.streams is not None:
             yield self.streams.mixing(self.hidden_size), len(self.layers)

@@ -54,7 +54,7 @@ class GatedDeltaRule:
         """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
         return self.mixing(1).trained + self.value_heads * DELTA_CHUNK * (6 * self.key_dim + 4 * self.value_dim)
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         return Mixing(6 * self.value_heads * self.key_dim * self.value_dim)
 
 
@@ -105,7 +105,7 @@ class KimiDelta:
         """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
         return self.mixing(1).trained + self.heads * DELTA_CHUNK * 10 * self.head_dim
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         return Mixing(6 * self.heads * self.head_dim**2)
 
 
@@ -153,7 +153,7 @@ class Mamba2:
         """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
         return self.mixing(1).trained + MAMBA_CHUNK * (self.groups * self.state + self.heads * self.head_dim)
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         return Mixing(4 * self.heads * self.head_dim * self.state)
 
 
@@ -195,7 +195,7 @@ class LightningAttention:
         """As that of the gated delta rule; half of a block's scores are needed."""
         return self.mixing(1).trained + 2 * self.heads * self.head_dim * self.block
 
-    def mixing(self, seq_len: int) -> Mixing:
+    def mixing(self, seq_len: float) -> Mixing:
         return Mixing(4 * self.heads * self.head_dim**2)
 
 

@@ -13,7 +13,7 @@ class Full:
     def label(self) -> str:
         return "full"
 
-    def keys(self, seq_len: int) -> float:
+    def keys(self, seq_len: float) -> float:
         return (seq_len + 1) / 2
 
 
@@ -43,7 +43,7 @@ class Chunk:
     def label(self) -> str:
         return f"chunked {self.size}"
 
-    def keys(self, seq_len: int) -> float:
+    def keys(self, seq_len: float) -> float:
         whole, rest = divmod(seq_len, self.size)
         return (whole * self.size * (self.size + 1) + rest * (rest + 1)) / (2 * seq_len)
 

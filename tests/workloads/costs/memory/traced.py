@@ -76,7 +76,7 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
 
     def step() -> None:
         batches = [
-            (torch.empty(tokens, dtype=torch.long), torch.empty(tokens, dtype=torch.long))
+            tuple(torch.empty(tokens, dtype=torch.long) for _ in range(2 if case.documents is None else 3))
             for _ in range(case.num_microbatches)
         ]
         engine.pipeline.run(batches)

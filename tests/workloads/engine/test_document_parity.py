@@ -1,0 +1,57 @@
+"""Packed documents: every layout computes what each document computes alone, padded, in float64.
+
+The reference (`tests.workloads.engine.reference`) has a row for each document and the model of whole sequences; only
+the documents' own tokens count. It knows nothing of masks, of positions that begin again, or of who has which sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.pool import Pool
+from tests.workloads.engine.parity import check, experiment, experts
+from workloads.spec.experiment import Experiment
+
+pytestmark = pytest.mark.slow
+
+DOCUMENTS = "lognormal mean=5 sigma=0.9 seed=3"
+GREEDY: dict[str, Any] = {"documents": DOCUMENTS, "document_balance": "greedy"}
+IN_ORDER: dict[str, Any] = {"documents": DOCUMENTS}
+GATHER: dict[str, Any] = {"cp": 2, "cp_kind": "allgather"}
+
+CASES = [
+    experiment(**IN_ORDER),
+    experiment(**IN_ORDER, micro_batch_size=4, tie=True),
+    experiment(**IN_ORDER, qk_norm=True, num_kv_heads=4),
+    *(experiment(**GREEDY, dp=2, zero_stage=zero) for zero in range(4)),
+    experiment(**GREEDY, dp_replicate=2, dp_shard=2, zero_stage=3, micro_batch_size=1),
+    experiment(**IN_ORDER, dp=4, zero_stage=1, micro_batch_size=1),
+    experiment(**GREEDY, tp=2),
+    experiment(**GREEDY, tp=2, sequence_parallel=False, recompute="full"),
+    *(
+        experiment(**GREEDY, recompute=kind, micro_batch_size=2)
+        for kind in ("norm", "rope", "swiglu", "selective", "full")
+    ),
+    experiment(**GREEDY, **GATHER),
+    experiment(**GREEDY, **GATHER, zero_stage=3, recompute="selective"),
+    experiment(**IN_ORDER, cp=4, cp_kind="allgather", zero_stage=1, recompute="full"),
+    experiment(**GREEDY, **GATHER, dp=2, tp=2, zero_stage=2, micro_batch_size=2),
+    *(experiment(**GREEDY, pp=2, pp_schedule=schedule, micro_batch_size=2) for schedule in ("gpipe", "1f1b")),
+    experiment(**GREEDY, pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, micro_batch_size=1, recompute="full"),
+    experiment(**GREEDY, pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=1, tie=True),
+    experiment(**GREEDY, pp=2, dp=2, zero_stage=1, micro_batch_size=1, recompute="selective"),
+    experiment(**GREEDY, pp=2, **GATHER, micro_batch_size=2),
+    experiment(**GREEDY, dp=2, ep=2, zero_stage=1, moe=experts()),
+    experiment(**GREEDY, **GATHER, ep=2, zero_stage=2, moe=experts()),
+    experiment(**GREEDY, latent=16, micro_batch_size=2),
+    experiment(**GREEDY, latent=0, dp=2, zero_stage=2, recompute="selective"),
+    experiment(**GREEDY, latent=16, tp=2, recompute="norm+mla_up"),
+    experiment(**GREEDY, latent=16, **GATHER),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_packed_documents_compute_what_each_computes_alone(case: Experiment, gloo_pool: Pool) -> None:
+    check(gloo_pool, case)

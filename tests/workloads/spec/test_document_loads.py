@@ -1,0 +1,105 @@
+"""How packed sequences are dealt, and how long the attention of each rank is."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.workloads.costs.shapes import LLAMA_8B
+from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
+from workloads.costs.shape.params import matmul_params
+from workloads.spec.document_loads import Packing, attended, dealt, imbalance, mean_length, slowest_length
+from workloads.spec.documents import canonical_documents, packed
+from workloads.spec.experiment import Experiment
+
+DRAWN = "lognormal mean=40 sigma=1.2 seed=7"
+
+
+def in_file(folder: Path, *lengths: int) -> str:
+    file = folder / "lengths.txt"
+    file.write_text("".join(f"{length}\n" for length in lengths))
+    text = canonical_documents({"kind": "file", "path": str(file)})
+    assert text is not None
+    return text
+
+
+@pytest.mark.parametrize("balance", ["none", "greedy"])
+@pytest.mark.parametrize(("dp", "size"), [(1, 1), (2, 2), (4, 1), (3, 4)])
+def test_every_sequence_is_dealt_once(balance: str, dp: int, size: int) -> None:
+    shares = dealt(Packing(DRAWN, balance, 256, 24, dp, size))
+    assert sorted(at for of_rank in shares for one in of_rank for at in one) == list(range(24))
+    assert {len(one) for of_rank in shares for one in of_rank} == {size}
+    assert {len(of_rank) for of_rank in shares} == {24 // (dp * size)}
+
+
+def test_in_order_ranks_take_turns() -> None:
+    assert dealt(Packing(DRAWN, "none", 256, 8, 2, 2)) == (((0, 1), (4, 5)), ((2, 3), (6, 7)))
+
+
+def test_greedy_deals_the_longest_to_the_rank_with_least(tmp_path: Path) -> None:
+    # Sequences of 12 tokens: 12 (144), 6+6 (72), 4+4+4 (48), 3+3+3+3 (36)
+    text = in_file(tmp_path, 12, 6, 6, 4, 4, 4, 3, 3, 3, 3)
+    # 144 to rank 0; 72 to rank 1; 48 to rank 1, which has less; 36 to rank 0, which alone has room
+    assert dealt(Packing(text, "greedy", 12, 4, 2, 1)) == (((0,), (3,)), ((1,), (2,)))
+    assert imbalance(Packing(text, "none", 12, 4, 2, 1)) == pytest.approx((144 + 48) / 150)
+    assert imbalance(Packing(text, "greedy", 12, 4, 2, 1)) == pytest.approx((144 + 36) / 150)
+
+
+def test_a_greedy_balance_is_never_worse_on_many_draws() -> None:
+    for seed, dp in itertools.product(range(20), (2, 4)):
+        text = f"lognormal mean=40 sigma=1.2 seed={seed}"
+        in_order, greedy = (imbalance(Packing(text, balance, 256, 32, dp, 1)) for balance in ("none", "greedy"))
+        assert 1 <= greedy <= in_order
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4])
+def test_lengths_are_the_counted_keys_of_every_token(cp: int) -> None:
+    """A token at place p of its document counts p + 1/2 keys (half of all scores); a length is twice their mean."""
+    packing = Packing(DRAWN, "greedy", 64, 6, 3, 2, cp)
+    sequences, size = packed(DRAWN, 64, 6), 64 // (2 * cp)
+    for shares, lengths in zip(dealt(packing), attended(packing), strict=True):
+        for one, of_cp in zip(shares, lengths, strict=True):
+            for rank in range(cp):
+                held = {*range(rank * size, (rank + 1) * size)}
+                held |= {*range((2 * cp - 1 - rank) * size, (2 * cp - rank) * size)}
+                places = [[place for length in sequences[at] for place in range(length)] for at in one]
+                keys = [of_one[token] + 0.5 for of_one in places for token in held]
+                assert of_cp[rank] == pytest.approx(2 * sum(keys) / len(keys), rel=1e-12)
+
+
+def test_one_document_a_sequence_is_a_whole_sequence(tmp_path: Path) -> None:
+    text = in_file(tmp_path, 64)
+    for cp in (1, 2, 4):
+        packing = Packing(text, "greedy", 64, 8, 2, 2, cp)
+        assert mean_length(packing) == slowest_length(packing, together=False, waiting=3.0) == 64
+        assert imbalance(packing) == 1
+
+
+def test_the_slowest_rank_sets_the_step(tmp_path: Path) -> None:
+    # As above: lengths of 12, 6, 4 and 3; rank 0 has 12 and 4, rank 1 has 6 and 3.
+    packing = Packing(in_file(tmp_path, 12, 6, 6, 4, 4, 4, 3, 3, 3, 3), "none", 12, 4, 2, 1)
+    assert attended(packing) == (((12.0,), (4.0,)), ((6.0,), (3.0,)))
+    assert slowest_length(packing, together=False, waiting=0) == (12 + 4) / 2
+    # A pipeline that waits for one more micro-batch waits for the longest.
+    assert slowest_length(packing, together=False, waiting=1) == (12 + 4 + 12) / 3
+    packing = packing._replace(balance="greedy")
+    assert attended(packing) == (((12.0,), (3.0,)), ((6.0,), (4.0,)))
+    assert slowest_length(packing, together=False, waiting=0) == (12 + 3) / 2
+    assert slowest_length(packing, together=True, waiting=0) == (12 + 4) / 2
+
+
+def test_flops_count_the_scores_within_documents() -> None:
+    packed_case = Experiment.canonical(
+        model=LLAMA_8B, dp=2, global_batch_size=8, seq_len=4096, documents="lognormal mean=512 sigma=1 seed=1"
+    )
+    scores = sum(n * n for held in packed("lognormal mean=512 sigma=1 seed=1", 4096, 8) for n in held)
+    of_matmuls = 6 * matmul_params(LLAMA_8B) * packed_case.tokens_per_step
+    # causal: 2 products of 2 FLOPs, forward and twice that backward, for half of all scores of a head and layer
+    of_scores = 6 * LLAMA_8B.num_layers * LLAMA_8B.num_heads * LLAMA_8B.head_dim * scores
+    total = flops_per_token(LLAMA_8B, packed_case.attended_length, "causal") * packed_case.tokens_per_step
+    assert total == pytest.approx(of_matmuls + of_scores, rel=1e-12)
+    assert hardware_flops_per_token(packed_case) * packed_case.tokens_per_step == pytest.approx(total, rel=1e-12)
+    whole = flops_per_token(LLAMA_8B, 4096, "palm")
+    assert flops_per_token(LLAMA_8B, packed_case.attended_length, "palm") < whole

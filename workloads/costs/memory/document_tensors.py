@@ -1,0 +1,38 @@
+"""Bytes that packed documents add to a rank: positions, rotary tables, and masks.
+
+Every rank holds the rotary tables of all places of a sequence and the index of its tokens, and with every micro-batch a
+position of each token. A chunk with layers gathers its tokens' rows of the tables and makes the mask for each
+micro-batch; both stay until the first layer's backward is done. FlexAttention's mask has, for blocks of 128 queries by
+128 keys, the partly and the wholly seen blocks of keys by block of queries, and the same by block of keys, as numbers
+of 32 bits (`workloads.engine.kind_ops.flex_attention`).
+"""
+
+from __future__ import annotations
+
+from workloads.costs.memory.activations import rank_tokens
+from workloads.spec.experiment import Experiment
+from workloads.spec.kind_weights import rotations
+
+_INDEX_BYTES, _LISTED_BYTES, _TABLE_BYTES = 8, 4, 4
+_BLOCK = 128
+
+
+def input_bytes(e: Experiment) -> int:
+    """Bytes of token ids, targets and positions of every micro-batch, and of rotary tables (sine and cosine, fp32)."""
+    tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
+    columns = sum(width for _, width in rotations(e.model))
+    if e.documents is None:
+        return 2 * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
+    of_batches = 3 * _INDEX_BYTES * tokens * e.num_microbatches
+    return of_batches + _TABLE_BYTES * e.seq_len * columns + _INDEX_BYTES * own
+
+
+def packed_bytes(e: Experiment) -> int:
+    """Bytes of the tables and the mask of one micro-batch in a chunk; 0 without documents."""
+    if e.documents is None:
+        return 0
+    tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
+    tables = _TABLE_BYTES * tokens * sum(width for _, width in rotations(e.model))
+    queries, keys = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
+    lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * queries * keys + queries + keys)
+    return tables + _INDEX_BYTES * tokens + lists
