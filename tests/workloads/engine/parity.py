@@ -149,6 +149,7 @@ def trained_reference(
     routing_imbalance: float = 1.0,
     capacity_factor: float | None = None,
     sent_tokens: int | None = None,
+    optimizer: str = "adamw",
 ) -> reference.Trace:
     case = Experiment.canonical(
         model=model,
@@ -158,6 +159,7 @@ def trained_reference(
         routing=routing,
         routing_imbalance=routing_imbalance,
         capacity_factor=capacity_factor,
+        optimizer=optimizer,
     )
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
     return reference.train(case, weights, steps, gradient_scale, clip_at, sent_tokens)
@@ -190,7 +192,8 @@ def check(
     """
     how = gradient_scale, clip_at
     batch = case.global_batch_size, case.seq_len
-    expected = trained_reference(pool, device, case.model, *batch, *how, steps, **routing_of(case))
+    recipe = {**routing_of(case), "optimizer": case.optimizer}
+    expected = trained_reference(pool, device, case.model, *batch, *how, steps, **recipe)
     arguments = (case, steps, device, *how)
     if counts:
         ranks = pool.run(train_and_count, case.world_size, body, *arguments, timeout_s=150)

@@ -14,6 +14,7 @@ from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
+from workloads.costs.shape.updates import shard_numbers, temporary_bytes
 from workloads.spec.experiment import Experiment
 from workloads.spec.kind_weights import rotations
 from workloads.spec.mesh import data_degrees, expert_degrees
@@ -160,6 +161,8 @@ class Part(NamedTuple):
     """Master weights."""
     optimizer: int
     """State of the optimizer."""
+    updating: int
+    """Temporary memory of the update."""
     shard: int
     """Reduced gradients."""
     accumulated: int
@@ -197,7 +200,8 @@ class Part(NamedTuple):
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
             master=master,
-            optimizer=optimizer_of(e).state_bytes(own),
+            optimizer=optimizer_of(e).state_bytes(own, *shard_numbers(e, held)),
+            updating=temporary_bytes(e, held),
             shard=shard,
             accumulated=x.g * params if x.unsharded else shard,
             saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
