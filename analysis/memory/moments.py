@@ -26,6 +26,7 @@ from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.schedule import schedule_actions
+from workloads.costs.shape.updates import shard_numbers
 from workloads.spec.experiment import Experiment
 from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
 
@@ -115,7 +116,7 @@ class _Held:
             shard=shard,
             copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
             accumulated=reduced_bytes(e) * everything if accumulates_unsharded(e) else shard,
-            optimizer=optimizer_of(e).state_bytes(shard // g - offloaded(e, shard // g)),
+            optimizer=optimizer_of(e).state_bytes(shard // g - offloaded(e, shard // g), *shard_numbers(e, held)),
             saved=saved,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

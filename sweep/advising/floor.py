@@ -44,6 +44,7 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
     sharded = x.zero > 0
     shards = np.where(sharded, np.maximum(1, x.dp * x.cp // replicas), 1)
     of_experts = np.maximum(1.0, np.where(sharded, shards * tp / x.etp / x.ep, 1.0))
+    update = optimizer_of(q)
     g, r, c = master_bytes(q), reduced_bytes(q), COMPUTE_BYTES[q.precision]
     b = 1 if q.precision.startswith("fp8") else c
     m = x.micro_batches
@@ -54,7 +55,7 @@ def floor_of(space: LayoutSpace, replicas: int = 1, saved: Floats | None = None)
         (0, _V_SHAPED * np.minimum(x.pp, np.where(m > 2, m - 1, m))),
     ):
         own = (rest + ends) / shards + experts / of_experts
-        states = (g + (1 - q.optimizer_offload) * optimizer_of(q).state_bytes(1)) * own
+        states = (g + (1 - q.optimizer_offload) * update.least_moments * update.moment_bytes) * own
         copies = np.where(x.zero <= 2, b * (rest + experts) + c * ends, 0)
         gradients = np.where(m > 2, np.where(x.zero <= 1, r * (rest + experts + ends), g * own), 0)
         floors.append((states + copies + gradients)[:, None] + (in_flight * held)[:, None] * saved)

@@ -36,6 +36,7 @@ from tests.planted.faults_of_precision import PRECISION
 from tests.planted.faults_of_recurrences import RECURRENCES
 from tests.planted.faults_of_sums import SUMS
 from tests.planted.faults_of_times import TIMES
+from tests.planted.faults_of_updates import UPDATES
 from tests.planted.plant import Fault
 
 _MESH = "_without_single_replica(groups.data_mesh)"
@@ -324,6 +325,7 @@ FAULTS: list[Fault] = [
     *RECOMPUTATION,
     *NORM,
     *CONSTANTS,
+    *UPDATES,
     *MARKS,
     *PRECISION,
     *TIMES,

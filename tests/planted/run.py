@@ -10,7 +10,7 @@ from functools import partial
 from tests.planted import checks
 from tests.planted.plant import Fault, with_fault
 from tests.pool import Pool, RankFailed
-from tests.workloads.engine.parity import check_traces, experiment, routing_of, train_rank, trained_reference
+from tests.workloads.engine.parity import check_traces, experiment, recipe_of, train_rank, trained_reference
 from workloads.parity.compare import HIGHER, Difference, compare, first_that_differs, noise_of
 from workloads.parity.order import Computed, in_order
 from workloads.spec.experiment import Experiment
@@ -57,7 +57,7 @@ class Detector:
         else:
             model, batch = case.model, case.global_batch_size
             how = fault.scale, None, fault.steps
-            expected = trained_reference(self.pool, "cpu", model, batch, case.seq_len, *how, **routing_of(case))
+            expected = trained_reference(self.pool, "cpu", model, batch, case.seq_len, *how, **recipe_of(case))
             try:
                 check_traces(case, traces, expected)
             except AssertionError:
@@ -82,6 +82,7 @@ class Detector:
             seq_len=case.seq_len,
             precision=case.precision,
             seed=case.seed,
+            optimizer=case.optimizer,
             routing=case.routing,
             routing_imbalance=case.routing_imbalance,
             capacity_factor=case.capacity_factor,

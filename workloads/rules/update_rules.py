@@ -29,7 +29,30 @@ UPDATE_CASES = (
 """(name, condition that breaks the rule, sentence) of layouts that no engine can have."""
 
 UPDATES_LACKING = (
-    ("optimizer", "engine == 'ultrasweep' and optimizer != 'adamw'", "optimizer={optimizer} (adamw works)"),
+    (
+        "optimizer_fp16",
+        "engine == 'ultrasweep' and optimizer != 'adamw' and precision == 'fp16'",
+        "optimizer={optimizer} with precision=fp16, since only AdamW skips steps whose gradients overflow (bf16 works)",
+    ),
+    (
+        "optimizer_of_formats",
+        "engine == 'ultrasweep' and optimizer != 'adamw' and (optimizer_states != 'fp32' or master_weights != 'fp32')",
+        "optimizer_states={optimizer_states} and master_weights={master_weights} with optimizer={optimizer} (fp32 "
+        "works)",
+    ),
+    (
+        "muon_heads",
+        "engine == 'ultrasweep' and optimizer == 'muon' and not has_latent_attention "
+        "and (tp > num_kv_heads or copies_in_layers)",
+        "optimizer=muon with more tensor-parallel ranks (tp={tp}) than key and value heads, of which ranks hold copies "
+        "(fewer, or adamw, work)",
+    ),
+    (
+        "optimizer_recurrent",
+        "engine == 'ultrasweep' and optimizer in ('muon', 'adafactor') and recurrent_heads > 0",
+        "optimizer={optimizer} with the recurrent layers of {model}, whose convolutions are no matrices (adamw and sgd "
+        "work)",
+    ),
     (
         "optimizer_offload_of",
         "engine == 'ultrasweep' and optimizer_offload > 0 and optimizer != 'adamw'",

@@ -1,11 +1,12 @@
 """What an optimizer keeps for each parameter, what an update of it moves, and the bytes of what a step keeps.
 
-An update reads and writes each tensor once, after a pass for the gradient norm. No torch here.
+Optimizers may treat matrices apart from other parameters: Muon those of the layers (Keller Jordan,
+https://kellerjordan.github.io/posts/muon/; arXiv:2502.16982), Adafactor all of them (arXiv:1804.04235). No torch here.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from workloads.spec.experiment_values import OptimizerName, Precision, StoredIn
 
@@ -30,37 +31,93 @@ class OptimizerSpec(NamedTuple):
 
     name: str
     moments: int
-    """Numbers that it keeps for each parameter between two updates."""
+    """Numbers that it keeps for each parameter between two updates, except in what it takes apart."""
+    apart: Apart
+    """Which parameters it treats apart."""
+    apart_moments: int
+    """Numbers that it keeps for each of these."""
+    keeps_lines: bool
+    """Whether it keeps a number for each row and each column of a matrix that it treats apart, and one for all."""
     moment_bytes: int
     """Bytes of each of them."""
     master_bytes: int
     """Bytes of a master weight, and of a reduced gradient of it."""
-    whole_matrices: bool
-    """Whether an update needs the gradient of a whole matrix, of which a rank may hold a shard."""
-    product_flops: int
-    """FLOPs of an update's matrix products for each parameter."""
+    passes: int
+    """Number of reads and writes of a master-sized value for each parameter."""
+    moment_passes: int
+    """The same of its moments."""
+    product_bytes: int
+    """Bytes of a number in its matrix products; 0 without any."""
 
-    def state_bytes(self, params: int) -> int:
-        """Bytes of the state of ``params`` parameters."""
-        return self.moments * self.moment_bytes * params
+    @property
+    def whole_matrices(self) -> bool:
+        """Whether an update needs whole matrices, of which a rank may hold a shard."""
+        return self.product_bytes > 0
+
+    def state_bytes(self, params: int, elements: int = 0, lines: int = 0) -> int:
+        """Bytes of the state of ``params`` parameters, of which ``elements`` are in matrices that it treats apart, with
+        ``lines`` rows and columns."""
+        numbers = self.moments * (params - elements) + self.apart_moments * elements
+        return self.moment_bytes * (numbers + (lines if self.keeps_lines else 0))
+
+    @property
+    def least_moments(self) -> int:
+        """Fewest numbers that it keeps for a parameter."""
+        return self.moments if self.apart == "none" else min(self.moments, self.apart_moments)
 
     @property
     def traffic_bytes(self) -> int:
-        """Bytes that norm, clipping and update of one parameter read and write: the norm reads the gradient, clipping
-        reads and writes it, and the update reads gradient, weight and moments and writes the last two."""
-        return 4 * self.master_bytes + 2 * (self.master_bytes + self.moments * self.moment_bytes)
+        """Bytes that norm, clipping and update of one parameter read and write, except in messages."""
+        return self.passes * self.master_bytes + self.moment_passes * self.moment_bytes + 8 * self.product_bytes
+
+
+Apart = Literal["none", "hidden", "matrices"]
+"""Parameters that an optimizer treats apart: none, the matrices of the layers (hidden), or all matrices."""
+
+
+class _Kind(NamedTuple):
+    moments: int
+    apart: Apart
+    apart_moments: int
+    keeps_lines: bool
+    passes: int
+    moment_passes: int
+
+
+_KINDS: dict[str, _Kind] = {
+    "adamw": _Kind(2, "none", 0, False, 6, 4),
+    "sgd": _Kind(1, "none", 0, False, 6, 2),
+    "adafactor": _Kind(1, "matrices", 0, True, 22, 0),
+    "muon": _Kind(2, "hidden", 1, False, 11, 3),
+}
+"""AdamW keeps the means of the gradients and of their squares (arXiv:1711.05101); SGD a momentum; Adafactor the mean
+square of each row and column of a matrix, and of each element of a vector; Muon a momentum, and AdamW's moments of what
+is no matrix of a layer.
+
+Every norm reads the gradient, and clipping reads and writes it: 3 passes. AdamW and SGD read gradient, weight and
+moments once and write the last two. Muon writes the momentum (2 reads, 1 write), the direction into the gradient (2
+reads, 1 write) and the weight twice (2 reads, 2 writes); and 8 passes in the format of its products: into and out of
+messages, and what reads and writes them. They are counted as if all parameters were matrices of layers. Adafactor reads
+the gradient for rows and for columns and the weight for its size (3), makes the mean squares (5), the update (3), its
+norm (1), its scale (2), and updates the weight (5)."""
 
 
 def optimizer_of(e: HowUpdated) -> OptimizerSpec:
     """The optimizer of an experiment."""
-    moments, whole_matrices, product_flops = _KINDS[e.optimizer]
-    moment = 2 if e.optimizer_states == "bf16" else _update_bytes(e)
-    return OptimizerSpec(e.optimizer, moments, moment, master_bytes(e), whole_matrices, product_flops)
-
-
-_KINDS: dict[str, tuple[int, bool, int]] = {"adamw": (2, False, 0)}
-"""(moments, whether an update needs whole matrices, FLOPs of its products for each parameter) by optimizer. AdamW keeps
-the means of the gradients and of their squares (arXiv:1711.05101)."""
+    kind = _KINDS[e.optimizer]
+    number = _update_bytes(e)
+    return OptimizerSpec(
+        name=e.optimizer,
+        moments=kind.moments,
+        apart=kind.apart,
+        apart_moments=kind.apart_moments,
+        keeps_lines=kind.keeps_lines,
+        moment_bytes=2 if e.optimizer_states == "bf16" else number,
+        master_bytes=master_bytes(e),
+        passes=kind.passes,
+        moment_passes=kind.moment_passes,
+        product_bytes=(8 if e.precision == "fp64" else 2) if e.optimizer == "muon" else 0,
+    )
 
 
 def master_bytes(e: HowUpdated) -> int:

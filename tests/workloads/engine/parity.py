@@ -150,6 +150,7 @@ def trained_reference(
     capacity_factor: float | None = None,
     sent_tokens: int | None = None,
     documents: str | None = None,
+    optimizer: str = "adamw",
 ) -> reference.Trace:
     case = Experiment.canonical(
         model=model,
@@ -160,15 +161,20 @@ def trained_reference(
         routing_imbalance=routing_imbalance,
         capacity_factor=capacity_factor,
         documents=documents,
+        optimizer=optimizer,
     )
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
     return reference.train(case, weights, steps, gradient_scale, clip_at, sent_tokens)
 
 
-def routing_of(case: Experiment) -> dict[str, Any]:
-    """How a layout's reference routes and packs tokens: arguments of `trained_reference`. With a capacity, a rank must
-    send whole runs of tokens, so no context parallelism."""
-    routed: dict[str, Any] = {"routing": case.routing, "routing_imbalance": case.routing_imbalance}
+def recipe_of(case: Experiment) -> dict[str, Any]:
+    """How a layout's reference routes and packs tokens and updates weights: arguments of `trained_reference`. With a
+    capacity, a rank must send whole runs of tokens, so no context parallelism."""
+    routed: dict[str, Any] = {
+        "routing": case.routing,
+        "routing_imbalance": case.routing_imbalance,
+        "optimizer": case.optimizer,
+    }
     if case.capacity_factor is not None:
         assert case.cp == 1
         sent = case.micro_batch_size * case.seq_len // (case.tp // case.etp)
@@ -194,7 +200,7 @@ def check(
     """
     how = gradient_scale, clip_at
     batch = case.global_batch_size, case.seq_len
-    expected = trained_reference(pool, device, case.model, *batch, *how, steps, **routing_of(case))
+    expected = trained_reference(pool, device, case.model, *batch, *how, steps, **recipe_of(case))
     arguments = (case, steps, device, *how)
     if counts:
         ranks = pool.run(train_and_count, case.world_size, body, *arguments, timeout_s=150)

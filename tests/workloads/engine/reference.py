@@ -1,6 +1,6 @@
 """The unsharded model, written down a second time in the plainest way, and the comparison with it.
 
-Only the initial weights come from the engine (`parameters.initial_part`); forward, loss, clipping and AdamW do not.
+Only the initial weights come from the engine (`parameters.initial_part`); all else does not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.workloads.engine import kind_reference, recurrent_reference
+from tests.workloads.engine.optimizer_reference import optimizer_for
 from workloads.engine.collectives.parameters import initial_part
 from workloads.engine.layers.routing import forced_choice
 from workloads.engine.training.data import step_batches
@@ -24,8 +25,9 @@ from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.weights import Weight
 
-# The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
-LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-5, (0.9, 0.95), 1e-8, 0.1, 1.0
+# The recipe of every run, written down here and in `optimizer_reference` a second time: a wrong constant in the engine
+# must not be a wrong one here.
+MAX_GRAD_NORM = 1.0
 
 
 @dataclass
@@ -59,13 +61,7 @@ def train(
     weights = {name: weight.double() for name, weight in weights.items()}
     for weight in weights.values():
         weight.requires_grad_()
-    optimizer = torch.optim.AdamW(
-        list(weights.values()),
-        lr=LEARNING_RATE,
-        betas=BETAS,
-        eps=EPSILON,
-        weight_decay=WEIGHT_DECAY,
-    )
+    optimizer = optimizer_for(experiment.optimizer, weights)
     trace = Trace([], [], [], {})
     routing: dict[str, Tensor] = {}
     whole = Experiment.canonical(
@@ -83,7 +79,8 @@ def train(
             tokens, targets, places = _alone(experiment, tokens.view(-1, experiment.seq_len), targets)
         rows = tokens.view(-1, experiment.seq_len)
         loss, balance = _loss(experiment, weights, rows, targets, routing, sent_tokens, places)
-        optimizer.zero_grad()
+        for weight in weights.values():
+            weight.grad = None
         (gradient_scale * (loss + balance)).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), clip_at or MAX_GRAD_NORM)

@@ -191,8 +191,9 @@ def timelines_of(
     always: Live = {"master": part.master, "optimizer": part.optimizer, "inputs": x.inputs}
     if shared_bytes := SLOTS * slot_bytes(e):
         always["shared"] = shared_bytes
+    update = [_update(x, part, always)] if part.updating else []
     if e.virtual_stages > 1:
-        return timelines_of_chunks(e, x, stage, always, {} if chunks is None else chunks)
+        return [*timelines_of_chunks(e, x, stage, always, {} if chunks is None else chunks), *update]
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
     timelines = []
@@ -202,7 +203,13 @@ def timelines_of(
         steps = head_forward(x, part, turn, chunks=False) if part.has_head else []
         steps += [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *tied_step(x, part, turn)]
         timelines.append(Timeline(name, turn.start(x, part, always), [*steps, *last_unit(x, part, turn)]))
-    return timelines
+    return [*timelines, *update]
+
+
+def _update(x: Shared, part: Part, always: Live) -> Timeline:
+    """The optimizer's update, which only holds reduced gradients."""
+    start: Live = {**always, "gradients": part.master}
+    return Timeline("update", start, [("the largest matrix", {"updating": part.updating})])
 
 
 def _turns(x: Shared, part: Part, in_flight: int, deferred: int) -> list[tuple[str, Turn]]:

@@ -16,6 +16,7 @@ from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
+from workloads.costs.shape.updates import shard_numbers, temporary_bytes
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
@@ -180,6 +181,8 @@ class Part(NamedTuple):
     """Master weights."""
     optimizer: int
     """State of the optimizer on the device."""
+    updating: int
+    """Temporary memory of the update."""
     shard: int
     """Reduced gradients."""
     accumulated: int
@@ -219,7 +222,8 @@ class Part(NamedTuple):
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
             master=master,
-            optimizer=optimizer_of(e).state_bytes(own - offloaded(e, own)),
+            optimizer=optimizer_of(e).state_bytes(own - offloaded(e, own), *shard_numbers(e, held)),
+            updating=temporary_bytes(e, held),
             shard=shard,
             accumulated=x.r * params if x.unsharded else shard,
             saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),

@@ -107,8 +107,6 @@ class Setting(NamedTuple):
     """Bytes per gradient in sums over micro-batches and in reductions."""
     update_bytes: Ints
     """Bytes that norm, clipping and update of one parameter read and write."""
-    update_flops: Ints
-    """FLOPs of an update's matrix products for each parameter."""
     accumulated_bytes: Ints
     """Bytes read and written per element of a gradient that is added to others, or copied for a reduction."""
     accumulated_head_bytes: Ints
@@ -124,8 +122,6 @@ class Setting(NamedTuple):
     expert_shards: Ints
     memory: Floats
     """B/s."""
-    matmul: Floats
-    """FLOP/s of the blocks' matrix products."""
     layers: LayerTimes
     """Sums over the layers of a chunk; recomputation counts for those that are recomputed."""
     ends: EndTimes
@@ -210,7 +206,7 @@ def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
     params, experts = _held_params(x, held)
     shard = (params - experts) // x.shards + experts // x.expert_shards
     moved = x.update_bytes + x.master_bytes + x.compute_bytes
-    seconds: Floats = shard * moved / x.memory + shard * x.update_flops / x.matmul
+    seconds: Floats = shard * moved / x.memory
     return seconds
 
 

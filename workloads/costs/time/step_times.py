@@ -20,6 +20,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.costs.time.layer_times import layer_times, rates_of
+from workloads.costs.time.matrix_updates import matrix_update_s
 from workloads.costs.time.rank_times import (
     ChunkTimes,
     EndTimes,
@@ -121,7 +122,10 @@ class StepTimes:
         ranks = HeldLayers(*np.concatenate([one.ranks for one in held], axis=1))
         sums = LayerTimes(*np.concatenate([one.of(two) for one, two in zip(held, layers, strict=True) if two]).T)
         x, of_ranks = _setting(table[of_chunk], sums), _setting(table[of_rank])
-        times, optimizers_s, first = chunk_times(x, chunks), optimizer_s(of_ranks, ranks), _starts(of_rank)
+        times, first = chunk_times(x, chunks), _starts(of_rank)
+        optimizers_s = optimizer_s(of_ranks, ranks) + np.concatenate(
+            [self._matrices_s(e, one.ranks.shape[1]) for e, one in zip(experiments, held, strict=True)]
+        )
         message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
         splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
         steps = LayoutSteps(
@@ -138,6 +142,13 @@ class StepTimes:
             optimizer_s=np.maximum.reduceat(optimizers_s, first),
         )
         return StepParts(times, steps, optimizers_s, latency)
+
+    def _matrices_s(self, e: Experiment, kinds: int) -> Floats:
+        """Seconds that whole matrices add to the update of each of the kinds of ranks."""
+        if not optimizer_of(e).whole_matrices:
+            return np.zeros(kinds)
+        stages = experiment_stages(e)
+        return np.array([matrix_update_s(e, stages[kind], self.cluster) for kind in dict.fromkeys(ranks_alike(e))])
 
     def _layer(self, e: Experiment) -> _OfLayers | None:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
@@ -160,14 +171,13 @@ class StepTimes:
         of_head = 2 * r - c if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
-        of_update = update.traffic_bytes, update.product_flops
         numbers = (
             e.tp,
             e.ep * e.etp,
             c,
             update.master_bytes,
             r,
-            *of_update,
+            update.traffic_bytes,
             added,
             of_head,
             of_dense,
@@ -176,7 +186,7 @@ class StepTimes:
         )
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)
-        return _OfLayers((*numbers, rates.memory, rates.matmul), np.array(times), ends)
+        return _OfLayers((*numbers, rates.memory), np.array(times), ends)
 
     def _group(self, e: Experiment) -> tuple[float, ...]:
         """Part of a layout's `Setting` that depends on its data parallelism and its pipeline."""
@@ -315,9 +325,9 @@ class _Kinds(NamedTuple):
         )
 
 
-_WHOLE = 13
+_WHOLE = 12
 _RECOMPUTE = LayerTimes._fields.index("recompute_s")
-_MESSAGE = _WHOLE + 2 + len(EndTimes._fields)
+_MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
 _SHARDS = _MESSAGE + 1
 _HOP = _SHARDS + 2 + 5 * len(Group._fields)
 """Columns of the table of `StepTimes.parts`."""
@@ -328,9 +338,9 @@ def _setting(table: Floats, layers: LayerTimes | None = None) -> Setting:
     columns = list(np.ascontiguousarray(table.T))
     whole: list[Any] = [column.astype(np.int64) for column in (*columns[:_WHOLE], *columns[_SHARDS : _SHARDS + 2])]
     size = len(Group._fields)
-    at = _WHOLE + 2
+    at = _WHOLE + 1
     parts: list[Any] = [
-        *(*columns[_WHOLE:at], layers, EndTimes(*columns[at:_MESSAGE])),
+        *(columns[_WHOLE], layers, EndTimes(*columns[at:_MESSAGE])),
         *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
         Contention(*columns[_HOP + 2 : _HOP + 2 + len(Contention._fields)]),
     ]

@@ -26,9 +26,10 @@ class Traffic:
 
     axis: str
     """A name of `workloads.spec.mesh.AXES`, or one of: ``ep``, the ranks that hold different experts, which belong to
-    other axes, too; ``tied``, the two copies of a tied embedding; ``world``, all ranks, if no axis has all of them (if
-    several have, the first of dp_replicate, dp_shard, tp, cp and pp counts). Data-parallel traffic of routed experts is
-    along dp_replicate and dp_shard, too, although fewer ranks hold the same experts."""
+    other axes, too; ``stage``, all ranks with the same pipeline stages, if no axis has them all; ``tied``, the two
+    copies of a tied embedding; ``world``, all ranks, if no axis has all of them (if several have, the first of
+    dp_replicate, dp_shard, tp, cp and pp counts). Data-parallel traffic of routed experts is along dp_replicate and
+    dp_shard, too, although fewer ranks hold the same experts."""
     op: Collective
     link: Link | None
     """``between_nodes`` if the ranks of the call are on more than one node; None if the nodes are unknown."""
@@ -160,6 +161,26 @@ class Sender:
     def along_experts(self, bytes: int, calls: int) -> None:
         """Count exchanges among the ranks that hold different experts."""
         self._among("ep", "all_to_all", bytes, calls, self.experiment.ep, self.experiment.etp)
+
+    @property
+    def rank_in_stage(self) -> int:
+        """Index of this rank among those that hold the same pipeline stages."""
+        return self.rank % self._stage_ranks
+
+    def along_stage(self, op: Collective, bytes: int) -> None:
+        """Count a call among the ranks that hold the same pipeline stages. The engine takes a group that has them
+        already, if there is one."""
+        e, size = self.experiment, self._stage_ranks
+        replicas, shards = data_degrees(e)
+        degrees = {"dp_replicate": replicas, "dp_shard": shards, "tp": e.tp}
+        axis = next((axis for axis, degree in degrees.items() if degree == size), "stage")
+        first = self.rank - self.rank_in_stage
+        name = self.axis_of_all if size == e.world_size else axis
+        self.tally.add(name, op, bytes, range(first, first + size))
+
+    @property
+    def _stage_ranks(self) -> int:
+        return self.experiment.world_size // self.experiment.pp
 
     def shards(self, *, of_experts: bool = False) -> int:
         """Number of ranks that share one copy of the master weights."""

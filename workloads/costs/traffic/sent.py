@@ -30,6 +30,8 @@ tied    one all-reduce of this rank's shard of the embedding's gradient, between
 world   the loss and the squared gradient norm, in one all-reduce of two master values. If one axis has all ranks, this
         is a call along that axis
 
+update  what the optimizer sends (`workloads.costs.traffic.updates`), along ``stage``, dp_shard and tp
+
 Further kinds of parallelism are added as terms in `_TERMS`.
 """
 
@@ -45,6 +47,7 @@ from workloads.costs.traffic.expert_traffic import routed_experts
 from workloads.costs.traffic.fsdp import FsdpWalk, Unit
 from workloads.costs.traffic.kind_traffic import blocks_along_cp, blocks_along_tp, layer_units, replicated_shapes
 from workloads.costs.traffic.sender import Sender, SentTally, Stage, Traffic
+from workloads.costs.traffic.updates import updates
 from workloads.spec.experiment import Experiment
 
 __all__ = ["SentTally", "Traffic", "step_traffic"]
@@ -178,5 +181,5 @@ def _once(s: Sender) -> None:
 
 
 _TERMS: tuple[Callable[[Sender], None], ...] = (
-    *(_tensor_parallel, blocks_along_cp, _data_parallel, routed_experts, _pipeline, _once),
+    *(_tensor_parallel, blocks_along_cp, _data_parallel, routed_experts, _pipeline, _once, updates),
 )

@@ -22,6 +22,7 @@ from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec import mesh as ranks
 from workloads.spec.errors import InfeasibleLayout, UnsupportedByEngine
 from workloads.spec.experiment import Experiment
+from workloads.spec.optimizer import optimizer_of
 from workloads.spec.weights import Placement
 
 Channel = tuple[str, bool]
@@ -48,6 +49,9 @@ class Groups:
     """Groups of all ranks of this pipeline, one for each kind and direction of messages; empty when ``pp == 1``."""
     tied_embedding: dist.ProcessGroup | None
     """Group of the ranks that hold this pipeline's first and last stage, if each has a copy of a tied embedding."""
+    stage: Axis | None = None
+    """All ranks that hold the same pipeline stages, in rank order, for an optimizer that needs whole matrices; None for
+    other optimizers, and for a stage of one rank."""
     is_rehearsal: bool = False
     """True if the other ranks do not exist. What this rank receives then has no meaning, nor have its loss and
     gradients."""
@@ -127,6 +131,7 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         expert_mesh=expert_mesh,
         channels=channels,
         tied_embedding=tied,
+        stage=_stage(experiment, rank, mesh, is_rehearsal) if optimizer_of(experiment).whole_matrices else None,
         is_rehearsal=is_rehearsal,
     )
 
@@ -145,6 +150,20 @@ def _expert_groups(e: Experiment, rank: int, device: torch.device, tp: Axis) -> 
     ep = Axis("ep", e.ep, position["ep"], group, tp.is_rehearsal)
     etp = dataclasses.replace(tp, name="etp") if e.etp > 1 else Axis("etp", 1, 0, None)
     return mesh["replicate", "shard"], {"ep": ep, "etp": etp}
+
+
+def _stage(e: Experiment, rank: int, mesh: DeviceMesh, is_rehearsal: bool) -> Axis | None:
+    """The ranks of this rank's pipeline stages. A group that has them already is taken: a new one takes memory of the
+    device."""
+    size = e.world_size // e.pp
+    if size == 1:
+        return None
+    group: dist.ProcessGroup | None = dist.group.WORLD
+    if e.pp > 1:
+        dims = [dim for dim in ("replicate", "shard", "tp") if mesh[dim].size() == size]
+        own = [list(range(first, first + size)) for first in range(0, e.world_size, size)]
+        group = mesh[dims[0]].get_group() if dims else _own_group(own, rank)
+    return Axis("stage", size, rank % size, group, is_rehearsal)
 
 
 def _holder(experiment: Experiment, stage: int) -> int:

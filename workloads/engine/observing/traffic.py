@@ -151,6 +151,8 @@ def axes_of(groups: Groups) -> dict[str, str]:
             named[group.group_name] = of_all
     if groups.tied_embedding is not None:
         named[groups.tied_embedding.group_name] = "tied"
+    if groups.stage is not None:
+        named.setdefault(groups.stage.group_name, "stage")
     if dist.group.WORLD is not None:
         named[dist.group.WORLD.group_name] = of_all
     return named

@@ -1,4 +1,4 @@
-"""Computes the global gradient norm, clips, and updates the local shards with fused AdamW.
+"""Computes the global gradient norm, clips, and updates the local shards with the experiment's optimizer.
 
 The optimizer sees each parameter's local tensor rather than its DTensor: one fused kernel over plain tensors, without
 dispatch.
@@ -6,8 +6,8 @@ dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
 from workloads.engine.ops.adamw import AdamW
+from workloads.engine.training.adafactor import Adafactor
 from workloads.engine.training.data_parallel import initialise_shards
 from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.training.loss_scale import LossScale
+from workloads.engine.training.muon import Muon
 from workloads.engine.training.rounding_indices import segments_of
+from workloads.engine.training.sgd import SGD
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
@@ -28,11 +31,47 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
 MAX_GRAD_NORM = 1.0
+SGD_MOMENTUM = 0.9
+"""Megatron-LM's default (``--sgd-momentum``)."""
+
+
+class Updates(Protocol):
+    """An optimizer over the local shards."""
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state(self) -> Mapping[Any, Mapping[str, Any]]:
+        """State by local parameter."""
+
+    def allocate(self) -> None:
+        """Allocate the state, which otherwise happens in the first update."""
+
+    def update(self, factor: Tensor, skip: Tensor | None) -> None:
+        """Update once with gradients times ``factor`` (0-dim), or not at all if ``skip`` (0-dim) is 1. Invalidates the
+        gradients."""
+
+
+def make_updates(named: Sequence[NamedParameter], locals_: Sequence[nn.Parameter], groups: Groups) -> Updates:
+    """The optimizer of an experiment over the local shards of parameters."""
+    e, name = groups.experiment, groups.experiment.optimizer
+    common: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
+    if name == "sgd":
+        return SGD(locals_, **common, momentum=SGD_MOMENTUM, fused=True)
+    if name == "adafactor":
+        return Adafactor(named, locals_, groups, **common)
+    of_adamw: dict[str, Any] = {**common, "betas": BETAS, "eps": EPSILON, "fused": True}
+    if name == "muon":
+        return Muon(named, locals_, groups, **of_adamw)
+    if "bf16" in (e.optimizer_states, e.master_weights):
+        of_adamw["state_dtype"] = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
+        of_adamw["segments"] = [segments_of(one, groups) for one in named]
+    return AdamW(locals_, **of_adamw)
 
 
 class ShardedAdamW:
-    """AdamW over the shards that this rank holds. ``rate``: learning rate by number of the update, from 0; a step that
-    is skipped in fp16 is no update."""
+    """The experiment's optimizer over the shards that this rank holds. ``rate``: learning rate by number of the update,
+    from 0; a step that is skipped in fp16 is no update."""
 
     def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
         self.groups = groups
@@ -41,7 +80,7 @@ class ShardedAdamW:
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
-        self.optimizer: AdamW | None = None
+        self.optimizer: Updates | None = None
         self.on_host: HostAdamW | None = None
         """Updates the share of every shard that ``optimizer_offload`` gives to the host."""
         fp16 = groups.experiment.precision == "fp16"
@@ -130,19 +169,15 @@ class ShardedAdamW:
             self.optimizer = self._made()
             self.optimizer.allocate()
 
-    def _made(self) -> AdamW:
-        """AdamW over the local shards. FSDP must have initialised itself, which may move them."""
+    def _made(self) -> Updates:
+        """The optimizer over the local shards. FSDP must have initialised itself, which may move them."""
         e = self.groups.experiment
         shards = [local_shard(p.current) for p in self.parameters]
         if e.optimizer_offload:
             self.on_host = HostAdamW(shards, e.optimizer_offload, e.world_size)
             shards = [shard.view(-1)[: kept_elements(shard.numel(), e.optimizer_offload)] for shard in shards]
         self._locals = [nn.Parameter(shard) for shard in shards]
-        options: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-        if "bf16" in (e.optimizer_states, e.master_weights):
-            options["state_dtype"] = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
-            options["segments"] = [segments_of(named, self.groups) for named in self.parameters]
-        return AdamW(self._locals, **options, fused=True)
+        return make_updates(self.parameters, self._locals, self.groups)
 
     @property
     def learning_rate(self) -> float:

@@ -1,0 +1,72 @@
+"""Every optimizer computes on every layout what it computes on the whole matrices of one process, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pool import Pool
+from tests.workloads.engine.optimizer_reference import optimizer_for, orthogonalised
+from tests.workloads.engine.parity import check, experiment, experts
+from workloads.engine.training.newton_schulz import newton_schulz
+from workloads.spec.experiment import Experiment
+
+STEPS = 3
+CLIP_AT = 0.3
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    *({"dp": 2, "zero_stage": stage} for stage in range(4)),
+    {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
+    {"tp": 2},
+    {"tp": 2, "latent": 16},
+    {"pp": 2, "tie": True},
+    {"cp": 2, "zero_stage": 3},
+    {"dp": 2, "tp": 2, "zero_stage": 3, "qk_norm": True},
+    {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1},
+    {"dp": 2, "ep": 2, "zero_stage": 1, "moe": experts()},
+    {"dp": 2, "zero_stage": 3, "moe": experts()},
+    {"dp": 4, "ep": 2, "zero_stage": 3, "moe": experts()},
+    {"dp": 2, "ep": 2, "zero_stage": 0, "moe": experts()},
+    {"dp": 2, "tp": 2, "ep": 2, "etp": 2, "zero_stage": 2, "moe": experts()},
+]
+
+
+def case(layout: dict[str, Any], optimizer: str) -> Experiment:
+    return experiment(**{"micro_batch_size": 1, **layout, "optimizer": optimizer})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "muon"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_layouts_equal_one_process(gloo_pool: Pool, layout: dict[str, Any], optimizer: str) -> None:
+    check(gloo_pool, case(layout, optimizer), clip_at=CLIP_AT, steps=STEPS, counts=True)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+def test_iterations_are_those_of_torch(shape: tuple[int, int]) -> None:
+    g = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(newton_schulz(g.clone()), orthogonalised(g), rtol=1e-12, atol=1e-13)
+    from torch.optim._muon import _zeropower_via_newtonschulz
+
+    theirs = _zeropower_via_newtonschulz(g.bfloat16(), (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    assert torch.equal(newton_schulz(g.bfloat16()), theirs)
+
+
+def test_the_plain_optimizers_are_torchs() -> None:
+    """The reference, with which layouts are compared."""
+    generator = torch.Generator().manual_seed(2)
+    start = {"layers.0.w": (6, 4), "layers.0.norm": (6,), "embedding": (8, 4)}
+    ours = {n: torch.randn(s, dtype=torch.float64, generator=generator).requires_grad_() for n, s in start.items()}
+    theirs = {n: w.detach().clone().requires_grad_() for n, w in ours.items()}
+    plain = optimizer_for("adafactor", ours, lr=1e-2)
+    torchs = torch.optim.Adafactor(list(theirs.values()), lr=1e-2, weight_decay=0.1)
+    for _ in range(3):
+        for name, weight in ours.items():
+            weight.grad = torch.randn(weight.shape, dtype=torch.float64, generator=generator)
+            theirs[name].grad = weight.grad.clone()
+        plain.step()
+        torchs.step()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-12, atol=0)

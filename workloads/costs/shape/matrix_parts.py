@@ -1,0 +1,227 @@
+"""Where the ranks of a pipeline stage hold the rows and columns of every matrix, and which rank updates which matrix.
+
+An update that needs whole matrices (Muon) gives each matrix to one rank of its stage, its owner: "Distributed Muon"
+(arXiv:2502.16982, section 2.3), here over tensor-parallel ranks and replicas too. A parameter is several matrices
+(q, k and v; every expert's gate and up), one after another in its rows; tensor parallelism divides each matrix, data
+parallelism the rows of the whole parameter. No torch here: the engine sends by these numbers, the closed forms count by
+them.
+
+Members are the ranks of a stage in rank order, from 0. A copy is a set of members that holds a matrix once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.weights import Weight
+
+NEWTON_SCHULZ_STEPS = 5
+"""Iterations of Newton-Schulz, as published (arXiv:2502.16982, section 2.2, and Keller Jordan's Muon)."""
+
+
+def is_hidden_matrix(weight: Weight) -> bool:
+    """Whether Muon takes a weight: the matrices of the layers. Embedding, output projection, norms, biases and other
+    vectors are AdamW's, as published."""
+    return weight.name.startswith("layers.") and is_matrix(weight)
+
+
+def is_matrix(weight: Weight) -> bool:
+    """Whether a weight is a matrix, or one for each expert, with more than one row and column."""
+    return len(weight.shape) > 1 and min(weight.shape[-2:]) > 1
+
+
+class Part(NamedTuple):
+    """What one member holds of a matrix: rows and columns of the matrix from ``row`` and ``column``, and from
+    ``local_row`` of its shard of the parameter."""
+
+    member: int
+    copy: int
+    row: int
+    rows: int
+    column: int
+    columns: int
+    local_row: int
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+
+class Place(NamedTuple):
+    """Coordinates of a member for one kind of parameters (`workloads.spec.mesh`)."""
+
+    replica: int
+    shard: int
+    expert: int
+    """Which experts it holds; 0 for other parameters."""
+    split: int
+    """Which part of every matrix it holds: its tensor-parallel rank, of experts ``etp``."""
+
+
+class Degrees(NamedTuple):
+    replicas: int
+    shards: int
+    experts: int
+    split: int
+
+    def places(self) -> Iterator[Place]:
+        """The members of a stage in rank order."""
+        for replica in range(self.replicas):
+            for shard in range(self.shards):
+                for expert in range(self.experts):
+                    for split in range(self.split):
+                        yield Place(replica, shard, expert, split)
+
+
+def degrees_of(experiment: Experiment, *, of_experts: bool) -> Degrees:
+    """Degrees of a stage's members for routed experts, or for all other parameters."""
+    e = experiment
+    if of_experts:
+        return Degrees(*expert_degrees(e), e.ep, e.etp)
+    return Degrees(*data_degrees(e), 1, e.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of a parameter, with its parts on the members."""
+
+    parameter: int
+    """Index of the parameter."""
+    weight: Weight
+    expert: int
+    """Index of the expert in its weight; 0 for a weight that is one matrix."""
+    rows: int
+    columns: int
+    copies: int
+    parts: tuple[Part, ...]
+    """In the order of the members; those without any rows are left out."""
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def flops(self) -> int:
+        return newton_schulz_flops(self.rows, self.columns)
+
+
+def newton_schulz_flops(rows: int, columns: int) -> int:
+    """FLOPs to orthogonalise one matrix. With n the smaller and m the larger side, an iteration is X X^T (2 n n m), its
+    square (2 n n n) and the product with X (2 n n m)."""
+    n, m = min(rows, columns), max(rows, columns)
+    return NEWTON_SCHULZ_STEPS * (4 * n * n * m + 2 * n**3)
+
+
+def matrices_of(experiment: Experiment, parameters: Sequence[Sequence[Weight]]) -> list[Matrix]:
+    """Every matrix of the parameters of a stage, in order; a vector counts as a matrix of one column. ``parameters``:
+    weights that are one parameter each, as the engine makes them
+    (`workloads.engine.collectives.parameters.ParameterSpec`)."""
+    return [one for at, parts in enumerate(parameters) for one in _of_parameter(experiment, at, parts)]
+
+
+def _of_parameter(e: Experiment, number: int, parts: Sequence[Weight]) -> Iterator[Matrix]:
+    of_experts = parts[0].placement.is_expert
+    degrees = degrees_of(e, of_experts=of_experts)
+    count = parts[0].shape[0] if of_experts else 1
+    shapes = [(part.shape[-2], part.shape[-1]) if len(part.shape) > 1 else (part.shape[0], 1) for part in parts]
+    (axis, dim) = next(((a, d) for a, d in parts[0].placement.split if a in ("tp", "etp")), ("", None))
+    if axis == "":
+        dim = None
+    elif of_experts and dim is not None:
+        dim -= 1
+    local = [_local(shape, dim, degrees.split) for shape in shapes]
+    for expert in range(count):
+        for at, part in enumerate(parts):
+            held = _held(degrees, tuple(local), at, dim, count, expert)
+            copies = degrees.replicas * (1 if dim is not None else degrees.split)
+            rows, columns = shapes[at]
+            yield Matrix(number, part, expert, rows, columns, copies, held)
+
+
+def _local(shape: tuple[int, int], dim: int | None, split: int) -> tuple[int, int]:
+    rows, columns = shape
+    return (rows // split if dim == 0 else rows), (columns // split if dim == 1 else columns)
+
+
+@lru_cache(maxsize=65536)
+def _held(
+    degrees: Degrees, local: tuple[tuple[int, int], ...], at: int, dim: int | None, count: int, expert: int
+) -> tuple[Part, ...]:
+    """Parts of one matrix: of the ``at``-th of several with these shapes on one member, of an expert among ``count``.
+    Shards are rows like those of `torch.chunk`."""
+    each = count // degrees.experts
+    of_expert, first = sum(rows for rows, _ in local), sum(rows for rows, _ in local[:at])
+    rows, columns = local[at]
+    begin = expert % each * of_expert + first
+    whole = each * of_expert
+    chunk = -(-whole // degrees.shards)
+    found = []
+    for member, place in enumerate(degrees.places()):
+        if place.expert != expert // each:
+            continue
+        start, stop = max(begin, place.shard * chunk), min(begin + rows, (place.shard + 1) * chunk)
+        if stop <= start:
+            continue
+        copy = place.replica if dim is not None else place.replica * degrees.split + place.split
+        row = start - begin + (place.split * rows if dim == 0 else 0)
+        column = place.split * columns if dim == 1 else 0
+        found.append(Part(member, copy, row, stop - start, column, columns, start - place.shard * chunk))
+    return tuple(found)
+
+
+class Owned(NamedTuple):
+    """A matrix and the member that updates it, in one of the rounds."""
+
+    matrix: Matrix
+    owner: int
+    copy: int
+    """The copy that the owner takes the parts of: its own."""
+
+
+def rounds_of(experiment: Experiment, matrices: Sequence[Matrix]) -> list[list[Owned]]:
+    """Which member updates which matrix, round by round: in a round every member has one matrix or none.
+
+    Matrices that take longest come first, so that those of one round are alike. All but experts are dealt to all
+    members in turn; an expert's matrices to the members that hold it.
+    """
+    e = experiment
+    ordered = sorted(matrices, key=lambda one: (-one.flops, one.weight.name, one.expert))
+    rounds: list[list[Owned]] = []
+    for of_experts in (False, True):
+        mine = [one for one in ordered if one.weight.placement.is_expert == of_experts]
+        if not mine:
+            continue
+        degrees = degrees_of(e, of_experts=of_experts)
+        places = list(degrees.places())
+        by_holder: dict[int, list[Matrix]] = {}
+        for one in mine:
+            holder = places[one.parts[0].member].expert
+            by_holder.setdefault(holder, []).append(one)
+        dealt: list[list[Owned]] = []
+        for holder, held in by_holder.items():
+            members = [member for member, place in enumerate(places) if place.expert == holder]
+            for at, one in enumerate(held):
+                number, turn = divmod(at, len(members))
+                if number == len(dealt):
+                    dealt.append([])
+                owner = members[turn]
+                dealt[number].append(Owned(one, owner, _copy_of(places[owner], one, degrees)))
+        rounds += dealt
+    return rounds
+
+
+def _copy_of(place: Place, matrix: Matrix, degrees: Degrees) -> int:
+    if matrix.copies == degrees.replicas:
+        return place.replica
+    return place.replica * degrees.split + place.split
+
+
+def waves(one: Sequence[Owned]) -> int:
+    """Number of messages in which the results of a round are sent: in wave w, an owner in copy c sends to the members
+    of copy c + w, so that no message is larger than one matrix of every member."""
+    return max(owned.matrix.copies for owned in one)

@@ -1,0 +1,64 @@
+"""Seconds that whole matrices add to an update: Newton-Schulz on their owners, and the messages to and from them.
+
+The matrices of a stage are dealt to its ranks by rounds, those that take longest first
+(`workloads.costs.shape.matrix_parts.rounds_of`). A round lasts as long as its first matrix: products at the rate of
+large ones in the dtype of the directions, one exchange of a matrix's size for every rank, and one more for each copy of
+it. Rounds follow one another.
+"""
+
+from __future__ import annotations
+
+import math
+
+from workloads.costs.shape.matrix_parts import newton_schulz_flops
+from workloads.costs.shape.partition import StageParams
+from workloads.costs.shape.updates import RankMatrix, rank_matrices, stage_ranks
+from workloads.costs.traffic.collectives import collective_time_s
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.optimizer import optimizer_of
+
+
+def matrix_update_s(e: Experiment, held: StageParams, cluster: ClusterSpec) -> float:
+    """Seconds of a rank that holds ``held``; 0 for an optimizer without whole matrices, NaN if the device has no known
+    rate for its products."""
+    kind = optimizer_of(e)
+    if not kind.whole_matrices:
+        return 0.0
+    peak = cluster.device.peak_of("fp64" if e.precision == "fp64" else "bf16")
+    if peak is None or cluster.matmul_efficiency is None:
+        return math.nan
+    rate, ranks = peak * cluster.matmul_efficiency, stage_ranks(e)
+    seconds = 0.0
+    for one, rounds in rounds_by_shape(e, held):
+        seconds += rounds * _flops(one) / rate
+        if ranks > 1:
+            size = kind.product_bytes * one.numel
+            seconds += rounds * (1 + copies_of(e, one)) * collective_time_s("all_to_all", size, ranks, 1, cluster)
+    return seconds
+
+
+def rounds_by_shape(e: Experiment, held: StageParams) -> list[tuple[RankMatrix, int]]:
+    """Number of rounds that begin with a matrix of each shape."""
+    found: list[tuple[RankMatrix, int]] = []
+    for of_experts in (False, True):
+        members = stage_ranks(e) // (e.ep if of_experts else 1)
+        mine = [one for one in rank_matrices(e, held) if one.is_hidden and one.is_expert == of_experts]
+        before = 0
+        for one in sorted(mine, key=_flops, reverse=True):
+            after = before + one.number
+            found.append((one, math.ceil(after / members) - math.ceil(before / members)))
+            before = after
+    return found
+
+
+def copies_of(e: Experiment, one: RankMatrix) -> int:
+    """Number of copies of a matrix on the ranks of a stage."""
+    if one.is_expert:
+        return expert_degrees(e)[0]
+    return data_degrees(e)[0] * (e.tp if one.is_copied else 1)
+
+
+def _flops(one: RankMatrix) -> int:
+    return newton_schulz_flops(one.whole_rows, one.whole_columns)

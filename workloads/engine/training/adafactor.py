@@ -1,0 +1,231 @@
+"""Adafactor (arXiv:1804.04235) over sharded parameters: a second moment by rows and columns instead of by element.
+
+`torch.optim.Adafactor` reads several numbers of every parameter on the host, cannot be captured in a CUDA graph, and
+would take a rank's rows for a whole matrix. So its formulas are written here with sums over the ranks that share a
+matrix. For a matrix W [N, M] with clipped gradient G, step t and b = t^-0.8:
+
+    rows    r += b (mean over columns of G^2 - r)          columns   c += b (mean over rows of G^2 - c)
+    update  U = G / sqrt(max(r c^T / mean(r), e^2))         scale     s = max(1e-3, rms(W)) min(lr, 1 / sqrt(t))
+    weight  W = W (1 - lr decay) - s U / max(1, rms(U))
+
+with e the resolution of the dtype. Vectors keep the mean of G^2 of each element. Each of q, k and v and every expert's
+matrices are matrices of their own. The mean of r is kept as one number a matrix, since no rank has all of r; it follows
+from the sum of G^2. Ranks send sums of columns and numbers, twice a step along every axis that divides a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workloads.costs.shape.matrix_parts import Matrix, degrees_of, matrices_of
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.collectives.parameters import NamedParameter
+from workloads.engine.training.data_parallel import master_dtype
+
+LEAST_SCALE = 1e-3
+"""Smallest root mean square of a weight that scales its updates (arXiv:1804.04235, section 9)."""
+DECAY = -0.8
+"""Exponent of t in the weight of a new mean of squares."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One parameter on this rank; J matrices of it, R rows and C columns of the shard."""
+
+    local: nn.Parameter
+    spans: list[tuple[int, int]]
+    """First and last row (excluded) of each matrix in the shard, [J]; empty spans for those without rows here."""
+    rows: Tensor
+    """Means of squares by row, [R]; of a vector by element."""
+    columns: Tensor | None
+    """Means of squares by column, [J, C]; None for vectors."""
+    mean: Tensor
+    """Mean of squares of each matrix, [J]."""
+    sizes: Tensor
+    """Numbers of rows, of columns and of elements of the whole matrices, without padding, [3, J]."""
+    groups: list[dist.ProcessGroup | None]
+    """Ranks that share the rows, and those that tensor parallelism divides a matrix among; None if there is one."""
+    is_expert: bool
+    divides_columns: bool
+    """Whether tensor parallelism divides the columns of a matrix, so that sums of rows are sums over ranks."""
+
+
+class Adafactor:
+    """Adafactor over the ``locals_`` of ``parameters``, with the methods of `workloads.engine.ops.adamw.AdamW`."""
+
+    def __init__(
+        self,
+        parameters: Sequence[NamedParameter],
+        locals_: Sequence[nn.Parameter],
+        groups: Groups,
+        *,
+        lr: float,
+        weight_decay: float,
+    ) -> None:
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": list(locals_), "lr": lr, "weight_decay": weight_decay},
+        ]
+        self._parameters, self._locals, self._groups = list(parameters), list(locals_), groups
+        self._held: list[_Held] = []
+        self._step = torch.zeros((), dtype=master_dtype(groups.experiment), device=groups.device)
+
+    @property
+    def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """Tensors kept between two updates, by local parameter."""
+        return {
+            one.local: {"rows": one.rows, "mean": one.mean, **({} if one.columns is None else {"columns": one.columns})}
+            for one in self._held
+        }
+
+    @torch.no_grad()
+    def allocate(self) -> None:
+        """Allocate the state, which otherwise happens in the first update."""
+        if not self._held:
+            pairs = zip(self._parameters, self._locals, strict=True)
+            self._held = [self._of(named, local) for named, local in pairs]
+
+    @torch.no_grad()
+    def update(self, factor: Tensor, skip: Tensor | None) -> None:
+        """Update once with gradients times ``factor`` (0-dim). Invalidates the gradients."""
+        assert skip is None, "refused by the rules"
+        self.allocate()
+        # More shards than rows: some ranks hold none, and have no gradient.
+        gradients = [one.local.grad if one.local.grad is not None else one.local.detach() for one in self._held]
+        torch._foreach_mul_(
+            [gradient for one, gradient in zip(self._held, gradients, strict=True) if one.local.numel()], factor
+        )
+        self._step += 1
+        weights = self._add_squares(gradients, self._step**DECAY)
+        updates = [self._into_update(one, gradient) for one, gradient in zip(self._held, gradients, strict=True)]
+        self._sum([(one, total, True, True) for one, total in zip(self._held, updates, strict=True)])
+        (group,) = self.param_groups
+        pace = torch.clamp(self._step**-0.5, max=group["lr"])
+        for one, gradient, of_weight, of_update in zip(self._held, gradients, weights, updates, strict=True):
+            if not one.local.numel():
+                continue
+            scale = (of_weight / one.sizes[2]).sqrt_().clamp_(min=LEAST_SCALE) * pace
+            scale /= (of_update / one.sizes[2]).sqrt_().clamp_(min=1.0)
+            for (start, stop), factor_of_matrix in zip(one.spans, scale, strict=True):
+                gradient[start:stop].mul_(factor_of_matrix)
+            one.local.detach().mul_(1 - group["lr"] * group["weight_decay"]).sub_(gradient)
+
+    def _add_squares(self, gradients: Sequence[Tensor], new: Tensor) -> list[Tensor]:
+        """Update the means of squares; ``new``: weight of this step's. Returns the sums of squares of the weights, by
+        parameter, [J]."""
+        of_rows, of_weights = list[Tensor](), list[Tensor]()
+        of_columns, totals = list[Tensor | None](), list[Tensor | None]()
+        sums: list[tuple[_Held, Tensor, bool, bool]] = []
+        for one, gradient in zip(self._held, gradients, strict=True):
+            weight = _by_matrix(one, one.local.detach())
+            rows, columns, total = gradient, None, None
+            if one.columns is not None:
+                rows = _squares(gradient, 1)
+                columns = torch.stack([_squares(gradient[start:stop], 0) for start, stop in one.spans])
+                sums.append((one, columns, True, not one.divides_columns))
+                if one.divides_columns:
+                    total = columns.sum(1)
+                    sums += [(one, rows, False, True), (one, total, True, True)]
+            sums.append((one, weight, True, True))
+            of_rows.append(rows)
+            of_columns.append(columns)
+            totals.append(total)
+            of_weights.append(weight)
+        self._sum(sums)
+        for one, rows, columns, total in zip(self._held, of_rows, of_columns, totals, strict=True):
+            if columns is None or one.columns is None:
+                one.rows.lerp_(rows.square(), new)
+                continue
+            for (start, stop), width in zip(one.spans, one.sizes[1], strict=True):
+                rows[start:stop].div_(width)
+            one.rows.lerp_(rows, new)
+            one.columns.lerp_(columns / one.sizes[0][:, None], new)
+            total = columns.sum(1) if total is None else total
+            one.mean.lerp_(total / one.sizes[2], new)
+        return of_weights
+
+    def _into_update(self, one: _Held, gradient: Tensor) -> Tensor:
+        """Turn a gradient into its update before scaling. Returns the sums of its squares, [J]."""
+        least = torch.finfo(gradient.dtype).eps
+        if one.columns is None:
+            gradient.mul_(one.rows.clamp(min=least * least).rsqrt_())
+            return _by_matrix(one, gradient)
+        mean = one.mean.clamp(min=least)
+        for at, (start, stop) in enumerate(one.spans):
+            estimate = torch.outer(one.rows[start:stop] / mean[at], one.columns[at])
+            gradient[start:stop].mul_(estimate.clamp_(min=least * least).rsqrt_())
+            del estimate
+        return _by_matrix(one, gradient)
+
+    def _sum(self, values: Sequence[tuple[_Held, Tensor, bool, bool]]) -> None:
+        """Sum tensors over ranks in place, one message a group, and one more for experts.
+
+        ``values``: tensors with their parameter, and whether each is summed over the ranks that share rows, and over
+        those that tensor parallelism divides a matrix among.
+        """
+        for at in (0, 1):
+            by_group: dict[tuple[str, bool], tuple[dist.ProcessGroup, list[Tensor]]] = {}
+            for one, tensor, over_shards, over_parts in values:
+                group = one.groups[at]
+                if (over_shards, over_parts)[at] and group is not None:
+                    by_group.setdefault((group.group_name, one.is_expert), (group, []))[1].append(tensor)
+            for group, tensors in by_group.values():
+                flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+                dist.all_reduce(flat, group=group)
+                for tensor, total in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+                    tensor.copy_(total.view_as(tensor))
+
+    def _of(self, named: NamedParameter, local: nn.Parameter) -> _Held:
+        """State of one parameter before its first update."""
+        e, spec = self._groups.experiment, named.spec
+        of_experts = spec.placement.is_expert
+        member = self._groups.rank % (e.world_size // e.pp)
+        degrees = degrees_of(e, of_experts=of_experts)
+        place = list(degrees.places())[member]
+        each = (spec.parts[0].shape[0] if of_experts else 1) // degrees.experts
+        here = [one for one in matrices_of(e, [spec.parts]) if one.expert // max(each, 1) == place.expert]
+        spans = [_span(one, member) for one in here]
+        sizes = [
+            [one.rows - one.weight.padding for one in here],
+            [one.columns for one in here],
+            [(one.rows - one.weight.padding) * one.columns for one in here],
+        ]
+        is_vector = len(spec.parts[0].shape) == 1
+        mesh = self._groups.mesh_of(spec.placement)
+        axis = self._groups.axes.get("etp" if of_experts else "tp")
+        dim = spec.placement.dim("etp" if of_experts else "tp")
+        return _Held(
+            local=local,
+            spans=spans,
+            rows=local.new_zeros(local.shape[0]),
+            columns=None if is_vector else local.new_zeros(len(here), local.shape[1]),
+            mean=local.new_zeros(len(here)),
+            sizes=torch.tensor(sizes, dtype=local.dtype, device=local.device),
+            groups=[
+                mesh.get_group("shard") if degrees.shards > 1 else None,
+                axis.group if axis is not None and axis.size > 1 and dim is not None else None,
+            ],
+            is_expert=of_experts,
+            divides_columns=dim == (2 if of_experts else 1),
+        )
+
+
+def _span(one: Matrix, member: int) -> tuple[int, int]:
+    """Rows of a matrix in a member's shard."""
+    part = next((part for part in one.parts if part.member == member), None)
+    return (0, 0) if part is None else (part.local_row, part.local_row + part.rows)
+
+
+def _by_matrix(one: _Held, values: Tensor) -> Tensor:
+    """Sums of the squares of the values of each matrix, [J]."""
+    return torch.stack([torch.linalg.vector_norm(values[start:stop]).square() for start, stop in one.spans])
+
+
+def _squares(values: Tensor, dim: int) -> Tensor:
+    """Sums of squares along a dim, without a tensor of the squares."""
+    return torch.linalg.vector_norm(values, dim=dim).square_()

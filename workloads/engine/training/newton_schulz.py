@@ -1,0 +1,35 @@
+"""Newton-Schulz iterations, which turn a matrix U S V^T into nearly U V^T with matrix products alone.
+
+Coefficients and number of iterations are those of Keller Jordan's Muon (https://kellerjordan.github.io/posts/muon/),
+which `torch.optim.Muon` and arXiv:2502.16982 use too. Torch's own function computes in bf16 whatever it is given; this
+one computes in the dtype of its argument, so that layouts can be compared in float64.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, addmm
+
+from workloads.costs.shape.matrix_parts import NEWTON_SCHULZ_STEPS
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""a, b, c of  X <- a X + (b X X^T + c (X X^T)^2) X.  They are chosen for speed: singular values end between about 0.7
+and 1.2 rather than at 1."""
+LEAST_NORM = 1e-7
+"""Smallest norm by which a matrix is divided."""
+
+
+def newton_schulz(x: Tensor) -> Tensor:
+    """Orthogonalise ``x`` [N, M], which is overwritten. Holds two matrices of its size at a time, and one of the
+    smaller side squared."""
+    is_tall = x.shape[0] > x.shape[1]
+    if is_tall:
+        x = x.mT
+    x.div_(x.norm().clamp(min=LEAST_NORM))  # the spectral norm is at most the Frobenius norm
+    a, b, c = COEFFICIENTS
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        polynomial = addmm(gram, gram, gram, beta=b, alpha=c)
+        del gram
+        x = addmm(x, polynomial, x, beta=a)
+        del polynomial
+    return x.mT if is_tall else x
