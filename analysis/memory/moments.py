@@ -107,7 +107,7 @@ class _Held:
         ends = (held.embedding + held.head) // e.tp + held.final_norm
         shard = parameter_shard_bytes(e, layers + ends, experts)
         tokens, stream_tokens = rank_tokens(e)
-        saved = saved_bytes(e, held)
+        saved = saved_bytes(e, stage)
         saved += head_bytes(e, c).saved if held.has_head else 0
         saved += c * stream_tokens * e.model.hidden_size if stage < e.pp - 1 else 0  # the output, which will be sent
         of_experts = gathered_bytes(e, c, of_experts=True) * experts

@@ -24,6 +24,7 @@ from sweep.engine_configs.draft import (
 from sweep.engine_configs.texts import json_text
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
+from workloads.spec.recomputation import is_by_stage
 
 TARGET = Target(name="deepspeed", version="DeepSpeed 0.19.8")
 FILE = "deepspeed.json"
@@ -169,7 +170,9 @@ def _recompute(draft: Draft) -> None:
     e = draft.experiment
     if e.recompute == "none":
         return
-    if e.recompute != "full":
+    if is_by_stage(e.recompute):
+        draft.refuse("recompute", "it recomputes alike in every stage, and all layers; none or full would work")
+    elif e.recompute != "full":
         draft.refuse("recompute", "it has no selective recomputation; none or full would work")
     elif e.pp > 1:
         draft.set({"pipeline.activation_checkpoint_interval": e.recompute_every})

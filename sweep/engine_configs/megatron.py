@@ -27,6 +27,7 @@ from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_spec import MoESpec
+from workloads.spec.recomputation import stage_words
 
 TARGET = Target(name="megatron", version="Megatron-Core 0.19.2")
 FILE = "megatron_flags.txt"
@@ -326,6 +327,19 @@ def _recompute(draft: Draft) -> None:
         return
     if e.recompute_every > 1:
         draft.refuse("recompute_every", "it recomputes every layer, or the first ones of a stage")
+    words = stage_words(e.recompute)
+    if len(words) > 1:
+        draft.refuse("recompute", "it recomputes alike in every stage; one word, such as full or full:3, would work")
+        return
+    if words[0].first:
+        draft.set(
+            {
+                "recompute-granularity": "full",
+                "recompute-method": "block",
+                "recompute-num-layers": words[0].first,
+            }
+        )
+        return
     if e.recompute == "full":
         full = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
         draft.set(full)

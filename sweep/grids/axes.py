@@ -7,13 +7,24 @@ from collections.abc import Mapping
 
 from workloads.spec.checks import Values, one_of, texts, whole_numbers
 from workloads.spec.engine_versions import ENGINE_VERSIONS, ENGINES
-from workloads.spec.experiment_values import FIELDS
-from workloads.spec.recomputation import canonical_recompute
+from workloads.spec.experiment_values import FIELDS, is_number
+from workloads.spec.recomputation import MUST, canonical_recompute
+
+AUTO = "auto"
+"""Word of the axis ``recompute``: the planner chooses what every stage recomputes."""
+BUDGET = "memory_budget"
+"""Axis of the memory of a device, in GiB, that a point may take, with what is reserved on it."""
 
 AXES: Mapping[str, Values] = {
     **FIELDS,
     "recompute": dataclasses.replace(
-        FIELDS["recompute"], accepts=lambda value: FIELDS["recompute"].accepts(canonical_recompute(value))
+        FIELDS["recompute"],
+        accepts=lambda value: value == AUTO or FIELDS["recompute"].accepts(canonical_recompute(value)),
+        must=f"auto, {MUST}",
+        choices=(AUTO, *FIELDS["recompute"].choices),
+    ),
+    BUDGET: Values(
+        accepts=lambda value: value is None or is_number(value, 0.001), must="a number of GiB above 0, or null"
     ),
     "gradient_accumulation_fusion": Values(
         accepts=lambda value: value is None or isinstance(value, bool), must="true, false or null (as usual)"

@@ -14,9 +14,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from results.text.numbers import plural
+from sweep.grids.axes import AUTO, BUDGET
 from sweep.grids.columns import field_of, shape_of
 from sweep.grids.grid import CHECKED_FIELDS, GridAxis, GridSpec
 from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
@@ -41,6 +42,23 @@ _REPLACEABLE = {
 class GridPoint:
     grid: str
     experiment: Experiment
+    budget_gib: float | None = None
+    """Memory of a device that it may take, with what is reserved on it, in GiB; None: all of it."""
+    is_auto: bool = False
+    """Whether the planner is to choose the recomputation, for which the experiment has none until then
+    (`sweep.planning.auto_recompute`)."""
+    chosen: str | None = None
+    """What was chosen and why; None: nothing was."""
+    fits: bool = True
+    """False if no choice fits the budget; ``chosen`` says it in numbers."""
+
+
+class _Wanted(NamedTuple):
+    """A point of one grid; two that are equal are the same run."""
+
+    experiment: Experiment
+    budget_gib: float | None
+    is_auto: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +77,7 @@ class Expansion:
 
 def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec], progress: Progress = silent) -> Expansion:
     """The points of several grids, one grid after the other. A run that two grids share belongs to the first."""
-    seen: dict[Experiment, GridPoint] = {}
+    seen: dict[_Wanted, GridPoint] = {}
     duplicates = not_sampled = combinations = 0
     dropped: Counter[str] = Counter()
     for grid in grids:
@@ -69,8 +87,9 @@ def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec], pr
         combinations += expansion.combinations
         dropped.update(expansion.dropped)
         for point in expansion.points:
-            duplicates += point.experiment in seen
-            seen.setdefault(point.experiment, point)
+            wanted = _Wanted(point.experiment, point.budget_gib, point.is_auto)
+            duplicates += wanted in seen
+            seen.setdefault(wanted, point)
     return Expansion(
         points=tuple(seen.values()),
         duplicates=duplicates,
@@ -93,28 +112,28 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
     dropped = walk.dropped()
     points = _experiments(grid, walk.kept, shapes, _in_sampling_order(grid, combinations))
     sample_size = grid.subsample.count if grid.subsample else None
-    chosen: dict[Experiment, int] = {}
+    chosen: dict[_Wanted, int] = {}
     duplicates = failed = 0
-    for done, (position, experiment) in enumerate(points):
+    for done, (position, wanted) in enumerate(points):
         if not done % PROGRESS_EVERY:
             progress("points checked", done, len(combinations))
-        if (place := _failed_condition(grid, experiment)) is not None:
+        if (place := _failed_condition(grid, wanted.experiment)) is not None:
             dropped[place] += 1
             failed += 1
-        elif experiment in chosen:
+        elif wanted in chosen:
             duplicates += 1
         else:
-            chosen[experiment] = position
+            chosen[wanted] = position
             if len(chosen) == sample_size:
                 break
     if not chosen:
         of = plural(walk.total, "combination")
         raise InvalidSweep(f"grid {grid.name}: no point is left of {of}; {ruled_out(dropped)}")
     ordered = sorted(chosen, key=chosen.__getitem__)
-    for line in _without_effect(grid, ordered):
+    for line in _without_effect(grid, [wanted.experiment for wanted in ordered]):
         _log.warning("%s", line)
     return Expansion(
-        points=tuple(GridPoint(grid.name, experiment) for experiment in ordered),
+        points=tuple(GridPoint(grid.name, *wanted) for wanted in ordered),
         duplicates=duplicates,
         not_sampled=len(combinations) - len(chosen) - duplicates - failed,
         combinations=walk.total,
@@ -189,7 +208,7 @@ def _in_sampling_order(grid: GridSpec, combinations: list[Values]) -> Iterable[t
 
 def _experiments(
     grid: GridSpec, names: tuple[str, ...], models: Mapping[str, ModelSpec], combinations: Iterable[tuple[int, Values]]
-) -> Iterator[tuple[int, Experiment]]:
+) -> Iterator[tuple[int, _Wanted]]:
     checked = CHECKED_FIELDS.intersection(names)
     if {"dp_replicate", "dp_shard"} & set(names):
         checked |= {"dp"} & set(names)  # dp is then a variable of the grid, not a field of the experiment
@@ -199,6 +218,9 @@ def _experiments(
         fields = dict(zip(names, values, strict=True))
         given = {name: fields[name] for name in checked}
         fields["model"] = models[fields["model"]]
+        budget, is_auto = fields.pop(BUDGET, None), fields.get("recompute") == AUTO
+        if is_auto:
+            fields["recompute"] = "none"
         if "engine_version" not in fields and (version := version_here(fields.get("engine", ENGINE))) is not None:
             fields["engine_version"] = version
         try:
@@ -208,4 +230,4 @@ def _experiments(
         for name, value in given.items():
             if value != getattr(experiment, name):
                 raise InvalidSweep(f"grid {grid.name}: {_contradiction(name, value, experiment)}")
-        yield position, experiment
+        yield position, _Wanted(experiment, budget if budget is None else float(budget), is_auto)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sweep.grids.axes import AXES
+from sweep.grids.axes import AXES, BUDGET
 from sweep.grids.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
 from workloads.spec.checks import did_you_mean, hints, meant_by, shown, suggest
 from workloads.spec.errors import InvalidSweep
@@ -27,7 +27,7 @@ from workloads.spec.experiment_values import COUNTS
 from workloads.spec.expressions import Expression, parse
 from workloads.spec.mistakes import Mistakes
 
-POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
+POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp", BUDGET}
 CHECKED_FIELDS = frozenset(COMPUTED) - {"dp"}
 """Names computed from an experiment's fields: a grid variable of such a name must have the same value."""
 COUNTED = frozenset({*COUNTS, *COMPUTED})

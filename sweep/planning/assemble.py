@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from sweep.composing.config import SweepConfig
 from sweep.grids.expand import Expansion, expand_all
+from sweep.planning.auto_recompute import with_choices
 from sweep.planning.earlier_peaks import earlier_peaks
 from sweep.planning.limits import device_limit, host_bytes
 from sweep.planning.plan import Plan, make_plan
 from sweep.planning.progress import PlanProgress
 from sweep.planning.reuse import begun_experiments, find_finished
-from sweep.predicting.known import known_of
+from sweep.predicting.known import Known, known_of
 from workloads.contract.protocol import Method
 
 if TYPE_CHECKING:
@@ -25,18 +26,24 @@ def plan_sweep(config: SweepConfig, method: Method, slurm: SlurmOptions | None, 
     ``slurm`` and ``devices_here`` limit how many devices a point can get, as in `device_limit`. Raises
     `UltrasweepError` for a mistake in a grid.
     """
+    known = known_of(config)
     with PlanProgress() as progress:
         return make_plan(
             config,
-            _as_begun(config, expand_all(config.grids, config.models.__getitem__, progress)),
+            _as_begun(config, _expanded(config, known, progress)),
             method,
             find_finished(config, method),
             device_limit(config, method, slurm, devices_here),
             host_bytes(config, method),
             progress,
-            known_of(config),
+            known,
             earlier_peaks(config),
         )
+
+
+def _expanded(config: SweepConfig, known: Known, progress: PlanProgress) -> Expansion:
+    expansion = expand_all(config.grids, config.models.__getitem__, progress)
+    return with_choices(expansion, config.cluster, known, progress)
 
 
 def _as_begun(config: SweepConfig, expansion: Expansion) -> Expansion:

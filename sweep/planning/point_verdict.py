@@ -11,6 +11,7 @@ from results.text.numbers import format_bytes, plural
 from sweep.composing.config import SweepConfig
 from sweep.grids.expand import GridPoint
 from sweep.grids.step_time import StepTime
+from sweep.planning.auto_recompute import budget_limit
 from sweep.planning.price import Price, price
 from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.forecast import Forecast
@@ -76,6 +77,7 @@ class CheckedPoint(NamedTuple):
     predicted: bool
     """Whether it can be predicted: its layout is valid, and its engine is ours or another one that can run it."""
     refused: bool
+    point: GridPoint
 
     @property
     def experiment(self) -> Experiment:
@@ -92,7 +94,8 @@ def check_point(
     """Checks a point against the rules. ``device_limit`` and ``host_bytes``: see `sweep.planning.plan.make_plan`."""
     experiment, cluster = point.experiment, config.cluster
     share = host_bytes // experiment.world_size if host_bytes is not None else None
-    limits = [limit for limit in (cluster.usable_bytes, share) if limit is not None]
+    budget = budget_limit(cluster, point.budget_gib)
+    limits = [limit for limit in (cluster.usable_bytes, share, budget) if limit is not None]
     planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run", limit_bytes=min(limits, default=None))
     broken = violations(experiment, cluster)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
@@ -104,8 +107,10 @@ def check_point(
     refused = (*structural, *broken, *too_wide)
     if refused:
         planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
+    elif point.chosen is not None and point.fits:
+        planned = dataclasses.replace(planned, detail=point.chosen)
     predicted = not structural and (is_own(experiment) or not refused)
-    return CheckedPoint(planned, bool(structural), predicted, bool(refused))
+    return CheckedPoint(planned, bool(structural), predicted, bool(refused), point)
 
 
 def with_verdict(
@@ -157,6 +162,8 @@ def with_verdict(
         )
     # No run of another engine is refused by its structure alone.
     may_refuse = forecast.has_rows_of(experiment)
+    if (why := _over_budget(point.point, planned, stage, cluster)) is not None and not config.plan.run_predicted_oom:
+        return dataclasses.replace(planned, verdict="predicted_oom", detail=why)
     if tensor_bytes is not None and may_refuse and not config.plan.run_predicted_oom:
         detail = _too_big(planned, stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
         if detail is None:
@@ -190,6 +197,19 @@ def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: Device
     if device_limit is not None and size > device_limit.devices:
         broken_rules.append(Violation("launcher_devices", f"needs {size} devices, {device_limit.why}"))
     return broken_rules
+
+
+def _over_budget(point: GridPoint, planned: PlannedPoint, stage: int | None, cluster: ClusterSpec) -> str | None:
+    """Describes in numbers why a point does not fit its memory budget, which has no margin; None if it does."""
+    if not point.fits:
+        return point.chosen
+    limit = budget_limit(cluster, point.budget_gib)
+    if limit is None or planned.peak_bytes is None or planned.peak_bytes <= limit:
+        return None
+    stage = peak_stage(point.experiment).stage if stage is None else stage
+    needed = format_bytes(planned.peak_bytes + cluster.reserved_bytes)
+    of_stage = f"stage {stage} of {point.experiment.pp} needs {needed}"
+    return f"{of_stage} with what is reserved; memory_budget={point.budget_gib:g} GiB"
 
 
 def _too_big(

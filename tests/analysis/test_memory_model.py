@@ -22,7 +22,7 @@ from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment, Recompute, to_dict
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
-from workloads.spec.recomputation import OPERATIONS
+from workloads.spec.recomputation import OPERATIONS, canonical_recompute, is_by_stage
 
 SCRIPTS = ("memory_model.js", "memory_rules.js")
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
@@ -78,6 +78,17 @@ def written_stages(draw: random.Random, stages: int, num_layers: int) -> str:
     return f"E{'|'.join(f't*{size}' if size else '' for size in sizes)}{draw.choice(['', '', 'm'])}L"
 
 
+def recomputation(draw: random.Random, stages: int) -> str:
+    """One word of all layers, or words of stages, sometimes for another number of stages."""
+    if draw.random() < 0.6:
+        return draw.choice(get_args(Recompute))
+    words = [*get_args(Recompute)[:9], "full", "full:1", f"full:{draw.randint(1, 12)}"]
+    if draw.random() < 0.2:
+        return canonical_recompute(draw.choice(words))
+    stages += draw.random() < 0.05
+    return canonical_recompute("/".join(draw.choice(words) for _ in range(stages)), stages)
+
+
 def random_experiment(draw: random.Random) -> Experiment:
     """Anything that `Experiment` accepts; often against the rules."""
     model = random_model(draw)
@@ -116,7 +127,7 @@ def random_experiment(draw: random.Random) -> Experiment:
         global_batch_size=sequences,
         seq_len=draw.choice([512, 1536, 2048, 4096, 4100, 7680, 131072]),
         zero_stage=zero,
-        recompute=draw.choice(get_args(Recompute)),
+        recompute=recomputation(draw, pp * virtual),
         recompute_every=draw.choice([1, 1, 1, 2, 3, 8]),
         pp_schedule=schedule,  # type: ignore[arg-type]
         virtual_stages=virtual,
@@ -225,7 +236,8 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
             "routing",
         ):
             seen[field, getattr(experiment, field)] += 1
-        seen.update(("recompute", name) for name in experiment.recompute.split("+"))
+        names = ["by stage"] if is_by_stage(experiment.recompute) else experiment.recompute.split("+")
+        seen.update(("recompute", name) for name in names)
         seen["moe", experiment.model.moe is not None] += 1
         seen["mla", experiment.model.mla is not None] += 1
         seen["tied", experiment.model.tie_embeddings] += 1

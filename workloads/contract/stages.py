@@ -2,8 +2,8 @@
 
 All ranks with one pipeline coordinate do the same work. The first stage holds the embedding and the last one the head
 (in a V-shaped schedule the first pipeline rank holds both); the middle stages hold only layers. So a rehearsal runs one
-rank of the first stage and one of the last. If only some layers are recomputed (``recompute_every``) or have routed
-experts, a middle rank may hold more than either, so the rank with the highest predicted peak is run too. Results are
+rank of the first stage and one of the last. If layers are recomputed differently or only some have routed experts, a
+middle rank may hold more than either, so the rank with the highest predicted peak is run too. Results are
 stored under `stage_key` and reused for every point that has the same rank.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from workloads.contract.protocol import HOST_WAIT, RankResult, Task
 from workloads.costs.memory.estimate import estimate_memory
-from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.shape.partition import experiment_layers, recompute_by_layer
 from workloads.costs.shape.schedule import INTERLEAVED, V_SHAPED, Held, held_by_rank, stage_at
 from workloads.costs.time.pipeline import pipeline_time_s
 from workloads.costs.time.step_simulation import simulate_step
@@ -25,6 +25,7 @@ from workloads.costs.time.timeline import estimate_time, step_work
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, rank_of
+from workloads.spec.recomputation import is_by_stage
 from workloads.spec.weights import routed
 
 HOSTS_TOGETHER = 1.15
@@ -75,8 +76,9 @@ class RehearsedTimes:
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
     """Global ranks to run: one of the first stage and, if there are several stages, one of the last.
 
-    With ``recompute_every``, and where only some layers have routed experts, one rank of the stage with the highest
-    predicted peak is added, in between; where the stages are written out, also one with most layers.
+    With ``recompute_every`` or words of ``recompute`` by stage, and where only some layers have routed experts, one
+    rank of the stage with the highest predicted peak is added, in between; where the stages are written out, also one
+    with most layers.
     """
     return tuple(rank_of(experiment, pp=rank) for rank in _rehearsed(experiment))
 
@@ -85,7 +87,7 @@ def _rehearsed(e: Experiment) -> list[int]:
     """The pipeline ranks to run, in order."""
     ranks = {0, e.pp - 1}
     mixed = len({routed(e.model, layer) for layer in range(e.model.num_layers)}) > 1
-    if e.pp > 2 and (e.recompute_every > 1 or mixed or e.pp_stages is not None):
+    if e.pp > 2 and (e.recompute_every > 1 or is_by_stage(e.recompute) or mixed or e.pp_stages is not None):
         ranks.add(estimate_memory(e).peak_stage)
     if e.pp_stages is not None:
         ranks.add(max(range(e.pp), key=lambda rank: _layers_of_rank(e, rank)))
@@ -267,7 +269,8 @@ def _routed_of_rank(e: Experiment, rank: int) -> int:
 
 
 def _recompute_by_layer(e: Experiment, rank: int) -> list[str]:
-    return [e.recompute_of_layer(layer) for stage in _stages_of_rank(e, rank) for layer in experiment_layers(e)[stage]]
+    words, layers = recompute_by_layer(e), experiment_layers(e)
+    return [words[layer] for stage in _stages_of_rank(e, rank) for layer in layers[stage]]
 
 
 def _backward_work(e: Experiment, rank: int) -> int:
@@ -281,7 +284,8 @@ def _recomputed(e: Experiment, rank: int) -> dict[str, object]:
     kinds = _recompute_by_layer(e, rank)
     if len(set(kinds)) == 1:
         return {"recompute": kinds[0]}
-    return {"recompute": e.recompute, "recompute_by_layer": kinds}
+    word = kinds[0] if is_by_stage(e.recompute) else e.recompute
+    return {"recompute": word, "recompute_by_layer": kinds}
 
 
 def _ends(e: Experiment, rank: int) -> tuple[bool, bool]:

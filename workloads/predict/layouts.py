@@ -27,13 +27,14 @@ from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
+from workloads.predict.recomputed_layers import full_share, host_share, nearest_word
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import Precision
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec, canonical_model
-from workloads.spec.recomputation import SELECTIVE, operations_of
+from workloads.spec.recomputation import is_by_stage
 from workloads.spec.update_words import UPDATE_FIELDS
 
 CODEBASE = "ultrasweep"
@@ -109,6 +110,13 @@ def _plain_schedule(e: Experiment) -> dict[str, Any]:
     return {"pp_schedule": schedule, "virtual_stages": stages, "pp_split": "balanced", "pp_stages": None}
 
 
+def _with_plain_schedule(e: Experiment) -> Experiment:
+    schedule = _plain_schedule(e)
+    if is_by_stage(e.recompute) and schedule["virtual_stages"] != e.virtual_stages:  # then there are other stages
+        schedule["recompute"] = nearest_word(e)
+    return dataclasses.replace(e, **schedule)
+
+
 def _is_form_precision(precision: str) -> bool:
     return precision in PRECISIONS or fp8_kind(precision) > 0
 
@@ -130,7 +138,7 @@ def plain(e: Experiment) -> Experiment:
         capacity_factor=None,
         cp_kind="ring",
         sequence_parallel=True,
-        recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
+        recompute=nearest_word(e),
         recompute_every=1,
         gradient_accumulation_fusion=False,
         **UPDATE_FIELDS,
@@ -220,7 +228,7 @@ class Structures:
         of_layers = np.array([one if has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
         both = [at for at, e in enumerate(experiments) if has_odd_layers(e) and _has_odd_schedule(e)]
         if both:
-            plainly = [dataclasses.replace(experiments[at], **_plain_schedule(experiments[at])) for at in both]
+            plainly = [_with_plain_schedule(experiments[at]) for at in both]
             of_layers[both] = self.factors(plainly)
         return of_layers
 
@@ -259,7 +267,7 @@ def points_of(
             e.world_size, model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads,
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
-            e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
+            e.zero_stage, RECOMPUTE.index(nearest_word(e)),
             fp8_kind(e.precision), e.precision == "fp16", e.cp_kind == "ring", host_work_of_experts(e),
             host_waits_of_experts(e), e.model.mla is not None,
         ))  # fmt: skip
@@ -270,7 +278,7 @@ def points_of(
     if of_layers is None:
         columns |= {name: np.zeros(count) for name in _OF_HOSTS}
     columns["scaled"] = np.ones(count) if of_layers is None else of_layers
-    columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
+    columns["again"] = np.array([host_share(e) for e in experiments], dtype=float)
     columns["launch"] = np.ones(count) if launch is None else launch
     columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
     columns["captured"] = np.array(captured, dtype=float)
@@ -319,13 +327,6 @@ def spread_of(factors: Floats, of_layers: Floats) -> Floats:
     return spread
 
 
-def _again(e: Experiment) -> float:
-    """Host work for recomputation, divided by that of `plain`, which recomputes in every layer. All operations of a
-    list count equally, so a long list is more than ``selective``."""
-    of_layer = 1.0 if e.recompute in RECOMPUTE else len(operations_of(e.recompute)) / len(SELECTIVE)
-    return of_layer / e.recompute_every
-
-
 def host_work_of_experts(e: Experiment) -> float:
     """Host work for routed experts: 1 if expert products are one grouped kernel; more if each expert's products are
     launched separately, or if tokens go to other ranks; 0 without experts."""
@@ -343,7 +344,7 @@ def host_waits_of_experts(e: Experiment) -> float:
     learned = e.routing == "learned" and e.ep > 1 and e.capacity_factor is None
     if e.model.moe is None or not (learned or e.engine in ONE_BY_ONE):
         return 0.0
-    return 1.0 + (1 / e.recompute_every if e.recompute == "full" else 0.0)
+    return 1.0 + full_share(e)
 
 
 def points_from(

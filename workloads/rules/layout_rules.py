@@ -21,6 +21,7 @@ from workloads.rules.attention_kernels import ATTENTION_CASES
 from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.derived_values import DERIVED, FUNCTIONS, SPLIT
 from workloads.rules.engine_support import refused
+from workloads.rules.recompute_cases import RECOMPUTE_CASES
 from workloads.rules.rule_values import CLUSTER_NAMES, LAYOUT_NAMES, cluster_values, layout_values
 from workloads.rules.update_rules import UPDATE_CASES, UPDATES_LACKING
 from workloads.spec.cluster import ClusterSpec
@@ -200,16 +201,7 @@ _LAYOUT = _rules(
         "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot defer weight gradients; use "
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
-    (
-        "recompute_mla_up",
-        "'mla_up' in recompute and not has_latent_attention",
-        "recompute={recompute}, but {model} has no latent attention with up-projections to recompute; leave mla_up out",
-    ),
-    (
-        "recompute_experts",
-        "'experts' in recompute and not has_experts",
-        "recompute={recompute}, but {model} has no routed experts to recompute; leave experts out",
-    ),
+    *RECOMPUTE_CASES,
     (
         "fusion_zero",
         "gradient_accumulation_fusion and zero_stage > 1",
@@ -287,13 +279,6 @@ _LAYOUT = _rules(
         "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
         "precision={precision} needs multiples of 16 columns of an expert on every rank, {expert_hidden_size // etp}, "
         "and of {fp8_multiple} of shared ones, {shared_hidden_size // tp}; use another tp or etp, or precision=bf16",
-    ),
-    # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
-    (
-        "compile_recompute",
-        "compile == 'block' and recompute not in ('none', 'selective', 'full')",
-        "compile=block with recompute={recompute}: in a compiled block norms, RoPE and SwiGLU are no longer separate "
-        "operations that could be recomputed one by one; use recompute=none, selective or full, or compile=none",
     ),
 )
 

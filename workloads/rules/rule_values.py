@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from workloads.costs.shape.held_model import copies_in_layers
+from workloads.costs.shape.partition import experiment_layers
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -17,6 +18,7 @@ from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
+from workloads.spec.recomputation import is_by_stage, stage_words
 from workloads.spec.recurrent_weights import columns as recurrent_columns
 
 _OF_EXPERIMENT = (
@@ -27,6 +29,7 @@ _OF_EXPERIMENT = (
         "cp_kind",
         "compile",
         "recompute",
+        "recompute_every",
         "engine_version",
         "etp",
         "routing",
@@ -66,6 +69,7 @@ _OF_PARTS = (
         "longest_window",
     ),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
+    *("recompute_by_stage", "recompute_stages", "recompute_beyond", "recompute_one_by_one"),
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
@@ -92,6 +96,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         copies_in_layers(model, experiment.tp),
         *_special(model, experiment.tp),
         *_written(experiment.pp_stages, model),
+        *recompute_values(experiment),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
 
@@ -137,6 +142,24 @@ def _written(stages: str | None, model: ModelSpec) -> tuple[int, int, int, int]:
     if any(kind.ahead for kind in layers_of(model).kinds):
         return len(written.stages), sum(written.with_modules), 0, written.empty_stage
     return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage
+
+
+def recompute_values(e: Experiment) -> tuple[bool, int, int, bool]:
+    """(whether ``recompute`` is more than one word for all layers; number of its words of stages, 0 with one word for
+    all of them; the first stage, from 1, whose layers are no more than its word limits to, of one word that of all
+    stages, else 0; whether some word recomputes operations one by one, and not all cheap ones alone)."""
+    if not is_by_stage(e.recompute):
+        return False, 0, 0, e.recompute not in ("none", "selective", "full")
+    words = stage_words(e.recompute)
+    one_by_one = any(one.word not in ("none", "selective", "full") for one in words)
+    stages = len(words) if "/" in e.recompute or "*" in e.recompute else 0
+    if stages not in (0, e.num_stages) or e.num_stages > e.model.num_layers:
+        return True, stages, 0, one_by_one
+    sizes = [len(layers) for layers in experiment_layers(e)]
+    if not stages:
+        return True, 0, int(words[0].first >= max(sizes)), one_by_one
+    beyond = [stage + 1 for stage, one in enumerate(words) if one.first > 0 and one.first >= sizes[stage]]
+    return True, stages, beyond[0] if beyond else 0, one_by_one
 
 
 def cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:

@@ -81,8 +81,8 @@ class Experiment(_WithId):
     zero_stage: int = 0
     recompute: Recompute = "none"
     """Tensors that backward recomputes (`workloads.engine.layers.recompute`): none, the outputs of some operations by
-    their names joined by "+" (`workloads.spec.recomputation`), those of all cheap ones (``selective``), or everything
-    but a layer's input (``full``)."""
+    their names joined by "+", those of all cheap ones (``selective``), or everything but a layer's input (``full``). Or
+    such words of the stages of the pipeline (`workloads.spec.recomputation`)."""
     recompute_every: int = 1
     """Only layers whose index in the model is a multiple of this are recomputed. No effect with ``recompute=none``."""
     pp_schedule: PipelineSchedule = "none"
@@ -168,12 +168,9 @@ class Experiment(_WithId):
 
     @property
     def recomputed_operations(self) -> tuple[str, ...]:
-        """Operations that a recomputed layer runs again one by one; empty with ``none`` and ``full``."""
+        """Operations that a recomputed layer runs again one by one, where all stages have one word; empty with ``none``
+        and ``full``."""
         return operations_of(self.recompute)
-
-    def recompute_of_layer(self, layer: int) -> Recompute:
-        """Kind of recomputation of a layer; ``layer`` is its index in the model."""
-        return self.recompute if layer % self.recompute_every == 0 else "none"
 
     def compiles(self, *, routed: bool, recomputed: bool) -> bool:
         """Whether layers of a kind are compiled: with routed experts or without, recomputed or not.
@@ -285,7 +282,7 @@ class Experiment(_WithId):
             parts.append(self.pp_schedule + (f"v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
         parts += [f"mbs{self.micro_batch_size}", f"gbs{self.global_batch_size}", f"s{self.seq_len}"]
         if self.recompute != "none":
-            parts.append(f"rc{self.recompute.replace('+', '.')}")
+            parts.append(f"rc{self.recompute.translate(_IN_AN_ID)}")
             if self.recompute_every > 1:
                 parts[-1] += f".every{self.recompute_every}"
         if self.documents is not None:
@@ -358,7 +355,7 @@ class Experiment(_WithId):
             fields.setdefault("engine_version", ENGINES[engine])
         if engine != ENGINE and fields.get("cuda_graph", "auto") == "auto":
             fields["cuda_graph"] = "none"  # no other engine captures whole steps here
-        fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
+        fields["recompute"] = canonical_recompute(fields.get("recompute", "none"), _stages(fields))
         if fields["recompute"] == "none":
             fields["recompute_every"] = 1
         elif fields.get("recompute_every", 1) > fields["model"].num_layers:
@@ -370,6 +367,12 @@ class Experiment(_WithId):
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
+
+
+def _stages(fields: Mapping[str, Any]) -> int | None:
+    """Number of stages of the pipeline; None with values that are never valid."""
+    counts = [fields.get(name, 1) for name in ("pp", "virtual_stages")]
+    return math.prod(counts) if all(map(FIELDS["pp"].accepts, counts)) else None
 
 
 def _fused(fields: Mapping[str, Any]) -> Any:
@@ -393,6 +396,8 @@ def _fused(fields: Mapping[str, Any]) -> Any:
     )
 
 
+_IN_AN_ID = str.maketrans({"+": ".", "/": "_", ":": None, "*": "x"})
+"""What a label has instead of the signs of ``recompute``, because file names are made of it."""
 _NAMES = tuple(field.name for field in dataclasses.fields(Experiment))
 _values_of = attrgetter(*_NAMES)
 LONGEST_ID = 110

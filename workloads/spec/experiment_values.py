@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -11,7 +10,7 @@ from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
 from workloads.spec.documents import MUST as MUST_BE_DOCUMENTS
 from workloads.spec.documents import DocumentValues, is_written
 from workloads.spec.pipeline_stages import stages_texts
-from workloads.spec.recomputation import MUST, Recompute
+from workloads.spec.recomputation import recompute_texts
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -47,7 +46,6 @@ COUNTS = (
 """Fields of `Experiment` that are whole numbers of at least 1, in the order of their checks."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute),
     "pp_schedule": get_args(PipelineSchedule),
     "pp_split": get_args(PipelineSplit),
     "cp_kind": get_args(ContextKind),
@@ -66,7 +64,7 @@ FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
     "zero_stage": one_of(0, 1, 2, 3),
     **{field: one_of(*words) for field, words in _CHOICES.items()},
-    "recompute": dataclasses.replace(one_of(*get_args(Recompute)), must=MUST),
+    "recompute": recompute_texts(),
     "sequence_parallel": one_of(True, False),
     "gradient_accumulation_fusion": one_of(True, False),
     "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),

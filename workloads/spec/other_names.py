@@ -152,7 +152,7 @@ _ABSENT: Mapping[str, str] = {
     "there is no multi-token prediction; leave it out": "num_nextn_predict_layers mtp_num_layers",
     "give virtual_stages, the number of model chunks of a pipeline rank": "num_layers_per_virtual_pipeline_stage "
     "pipeline_parallel_layers_per_stage",
-    "give recompute=full, and recompute_every for every n-th layer": "recompute_method recompute_num_layers",
+    "give recompute=full:3 for 3 layers of a stage, or recompute_every": "recompute_method recompute_num_layers",
     "every run has the same optimizer and rate; leave it out": "lr learning_rate weight_decay adam_beta1 adam_beta2 "
     "optimizer",
 }

@@ -3,17 +3,20 @@
    because doubles are not exact there. */
 "use strict";
 const MemoryModel = (() => {
-  const { Part, Shared, TENSORS, as_held, experiment_stages, highest, live_at, saved_by_part, timelines_of } = ClosedForms;
+  const { MIXED, Part, Shared, TENSORS, as_held, experiment_stages, highest, live_at, part_of_experiment, saved_by_part, timelines_of } = ClosedForms;
   /** In the order of `events.PARAMETERS` and the following. */
   const CATEGORIES = ["parameters", "gradients", "optimizer", "activations"];
 
   /** `parts` is {category: {part: bytes}}, whose saved tensors are told by part of a layer; `moment`: the highest step. */
-  function stageMemory(e, shared, stage, held) {
+  function stageMemory(e, known, stage, held) {
+    const own = part_of_experiment(e, held), shared = known.get(held.recompute) ?? Shared.of(own);
+    known.set(held.recompute, shared);
     const timelines = timelines_of(e, shared, stage, held), [number, place] = highest(timelines);
-    const { action, steps } = timelines[number], rank = Part.of(e, shared, held);
+    const { action, steps } = timelines[number], rank = Part.of(own, shared, held);
     /** @type {Record<string, Record<string, number>>} */
     const parts = Object.fromEntries(CATEGORIES.map((category) => [category, {}]));
-    const saved = saved_by_part(e, shared, rank), told = py.sum(saved.values()) === rank.saved; // not of all layers
+    const saved = saved_by_part(own, shared, rank); // not of all layers
+    const told = held.recompute !== MIXED && py.sum(saved.values()) === rank.saved;
     const put = (of, name, bytes) => { if (bytes) parts[of][name] = (parts[of][name] ?? 0) + bytes; };
     for (const [key, bytes] of live_at(timelines[number], place).items()) {
       const { category, name } = TENSORS.at(key), of = CATEGORIES[category];
@@ -36,8 +39,8 @@ const MemoryModel = (() => {
    * @param {Experiment} fields
    */
   function estimateMemory(fields) {
-    const e = as_held(py.made(ClosedForms.Experiment, fields)), shared = Shared.of(e);
-    const stages = experiment_stages(e).map((held, stage) => stageMemory(e, shared, stage, held));
+    const e = as_held(py.made(ClosedForms.Experiment, fields)), known = new Map();
+    const stages = experiment_stages(e).map((held, stage) => stageMemory(e, known, stage, held));
     const peaks = stages.map((memory) => memory.peak_bytes), peak = Math.max(...peaks);
     if (!Number.isSafeInteger(peak)) throw new RangeError("more than 8 PiB on one rank: too much to count exactly");
     return { stages, peak_stage: peaks.indexOf(peak), peak_bytes: peak };

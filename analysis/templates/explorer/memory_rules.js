@@ -63,6 +63,12 @@ const MemoryRules = (() => {
     return { stages_written: stages.length, layers_written: num_layers, modules_written: multi_token_modules, empty_stage };
   }
 
+  /** Names about recomputation by stage. @param {Experiment} e */
+  function recomputed(e) {
+    const [recompute_by_stage, recompute_stages, recompute_beyond, recompute_one_by_one] = ClosedForms.recompute_values(e);
+    return { recompute_by_stage, recompute_stages, recompute_beyond, recompute_one_by_one };
+  }
+
   /**
    * Names that the rules may read (rules.names_of); without a cluster, rules of scope "cluster" cannot be evaluated.
    * @param {Experiment} e
@@ -90,6 +96,7 @@ const MemoryRules = (() => {
       grad_reduce: e.grad_reduce ?? "fp32", optimizer: e.optimizer ?? "adamw", optimizer_states: e.optimizer_states ?? "fp32",
       master_weights: e.master_weights ?? "fp32", optimizer_offload: e.optimizer_offload ?? 0,
       ...written(e.pp_stages),
+      ...recomputed(py.made(ClosedForms.Experiment, e)),
       // models with a list of layers have no rows
       recurrent_heads: 0, has_layer_list: false, copies_in_layers: false, local_attention: false,
       special_attention: false, kind_columns: 0, longest_window: 0,

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from sweep.grids.axes import AXES
+from workloads.costs.shape.partition import recompute_by_layer
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import LATER_FIELDS, Experiment, from_dict, to_dict
 from workloads.spec.experiment_values import FIELDS
@@ -150,7 +151,45 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
     assert "ours-dp1z0-mbs1-gbs1-s4096-rcnorm.swiglu.every2" in readable
     assert {len(case.recomputed_operations) for case in cases} == set(range(len(OPERATIONS) + 1))
     assert "ours-dp1z0-mbs1-gbs1-s4096-rcselective.mla_up.every3" in readable
-    assert [cases[-1].recompute_of_layer(layer) for layer in range(4)] == ["full", "none", "none", "full"]
+    assert recompute_by_layer(cases[-1])[:4] == ("full", "none", "none", "full")
+
+
+@pytest.mark.parametrize(
+    ("written", "stages", "meant"),
+    [
+        ("full/selective/none/none", 4, "full/selective/none*2"),
+        ("rope+norm+swiglu/none*3", 4, "selective/none*3"),
+        ("full/full", 2, "full"),
+        ("full*4", 4, "full"),
+        ("full:2/full:2", 2, "full:2"),
+        ("full:02/none", 2, "full:2/none"),
+        ("full:3", 1, "full:3"),
+        ("full/full", 4, "full*2"),  # of another number of stages, which the rules refuse
+    ],
+)
+def test_words_of_stages_have_one_spelling(written: str, stages: int, meant: str) -> None:
+    e = Experiment.canonical(model=MODEL, global_batch_size=4, pp=stages, recompute=written)
+    assert e.recompute == meant
+    assert Experiment.canonical(model=MODEL, global_batch_size=4, pp=stages, recompute=meant) == e
+    assert from_dict(to_dict(e)) == e
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", e.id)
+    AXES["recompute"].check("axis recompute", written)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("full:0/none", "after ':' there must be a whole number from 1"),
+        ("norm:2", "only full can be limited to the first layers of a stage"),
+        ("full/some", "'some' is no recomputation of a layer"),
+        ("full*x/none", "after '*' there must be a whole number from 1"),
+        ("none*99999", "after '*' there must be a whole number from 1 to 10,000"),
+        ("ful", "did you mean 'full'?"),
+    ],
+)
+def test_mistakes_in_words_of_stages_are_named(written: str, told: str) -> None:
+    with pytest.raises(InvalidExperiment, match=re.escape(told)):
+        Experiment.canonical(model=MODEL, global_batch_size=4, pp=2, recompute=written)
 
 
 @pytest.mark.parametrize(

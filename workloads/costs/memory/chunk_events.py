@@ -17,7 +17,7 @@ from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
-from workloads.costs.shape.partition import StageParams, experiment_chunks
+from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
 from workloads.costs.shape.schedule import Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
 
@@ -27,6 +27,11 @@ ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight
 class Chunk(NamedTuple):
     """A chunk that one or several ranks hold, and its backwards as far as they are known."""
 
+    e: Experiment
+    """The experiment with the word of recomputation of this chunk."""
+    x: Shared
+    second: Shared
+    """``x`` in a weight-gradient pass."""
     part: Part
     later: Part
     """The part in a weight-gradient pass."""
@@ -37,11 +42,13 @@ class Chunk(NamedTuple):
     start, the steps and their highest bytes, all without what the rank holds besides this backward."""
 
     @classmethod
-    def of(cls, e: Experiment, x: Shared, second: Shared, held: StageParams) -> Chunk:
+    def of(cls, e: Experiment, x: Shared, held: StageParams) -> Chunk:
+        """``x``: as in the chunk."""
+        second = _in_second_half(e, x) if x.splits else x
         part = later = Part.of(e, x, held)
         if x.splits:
             later = Part.of(e, second, held)._replace(saved=part.deferred, packed=0)
-        return cls(part, later, [_others_hold(e, x, part, at) for at in ChunkState], {})
+        return cls(e, x, second, part, later, [_others_hold(e, x, part, at) for at in ChunkState], {})
 
 
 def timelines_of_chunks(
@@ -49,11 +56,11 @@ def timelines_of_chunks(
 ) -> list[Timeline]:
     """The timeline of the first of the highest backwards of a rank's chunks, with what all chunks hold when it starts.
     ``always``: what exists all the time. ``known``: the chunks of earlier ranks, to which this rank's are added."""
-    second = _in_second_half(e, x) if x.splits else x
     chunks: list[Chunk] = []
     for held in experiment_chunks(e)[stage]:
         if held not in known:
-            known[held] = Chunk.of(e, x, second, held)
+            own = part_of_experiment(e, held)
+            known[held] = Chunk.of(own, Shared.of(own) if held.recompute else x, held)
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]
@@ -72,7 +79,7 @@ def timelines_of_chunks(
             key = kind, last, forward_follows, prior
             evaluated = chunk.backwards
             if key not in evaluated:
-                evaluated[key] = _backward(e, x, second, chunk, kind, last, forward_follows, prior)
+                evaluated[key] = _backward(chunk, kind, last, forward_follows, prior)
             start, steps, total = evaluated[key]
             total += activations + sum(map(sum, others))
             if total > most:
@@ -84,10 +91,9 @@ def timelines_of_chunks(
     return timelines
 
 
-def _backward(
-    e: Experiment, x: Shared, second: Shared, chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, prior: int
-) -> tuple[Live, list[Step], int]:
-    """An entry of `Chunk.backwards`. ``second``: ``x`` in a weight-gradient pass."""
+def _backward(chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, prior: int) -> tuple[Live, list[Step], int]:
+    """An entry of `Chunk.backwards`."""
+    e, x = chunk.e, chunk.x
     part = chunk.later if kind == "W" else chunk.part
     turn = Turn(
         in_flight=1,
@@ -103,7 +109,7 @@ def _backward(
     shared, x = x, turn.adapted(e, x)
     start = turn.start(x, part, {})
     if kind == "W":
-        steps = _weight_gradients(second if x is shared else _in_second_half(e, x), part, turn, start)
+        steps = _weight_gradients(chunk.second if x is shared else _in_second_half(e, x), part, turn, start)
     elif kind == "F":
         # In other chunks the backward that follows holds more.
         steps = head_forward(x, part, turn, chunks=True) if part.has_head else []

@@ -37,7 +37,13 @@ from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, Turn
 from workloads.costs.shape.held_model import as_held
-from workloads.costs.shape.partition import StageParams, experiment_stages, ranks_alike
+from workloads.costs.shape.partition import (
+    StageParams,
+    experiment_chunks,
+    experiment_stages,
+    part_of_experiment,
+    ranks_alike,
+)
 from workloads.costs.shape.peer_memory import SLOTS, slot_bytes
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
@@ -91,6 +97,12 @@ def peak_stage(experiment: Experiment) -> StageMemory:
     e = as_held(experiment)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
     return _memory_at(max(_peaks(e, ranks), key=itemgetter(0)))
+
+
+def rank_peak_bytes(experiment: Experiment, rank: int) -> int:
+    """The peak of one pipeline rank, as in `estimate_memory`. Only the words of recomputation of the rank's own stages
+    matter for it: what it holds of other stages' micro-batches is their output, which recomputation does not change."""
+    return _peaks(as_held(experiment), [rank])[0][0]
 
 
 def peak_timeline(experiment: Experiment) -> tuple[int, Timeline, int]:
@@ -161,17 +173,22 @@ def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> 
     return master_bytes(e) * (params // data_degrees(e)[1] + experts // of_experts)
 
 
-def saved_bytes(experiment: Experiment, held: StageParams) -> int:
+def saved_bytes(experiment: Experiment, rank: int) -> int:
     """Bytes that the layers of a pipeline rank hold from forward to backward for one micro-batch."""
-    return sum(one.saved for one in layer_classes(experiment, held))
+    chunks = experiment_chunks(experiment)[rank]
+    return sum(one.saved for held in chunks for one in layer_classes(part_of_experiment(experiment, held), held))
 
 
 def _peaks(e: Experiment, ranks: Iterable[int]) -> list[_Peak]:
     """The first of the highest steps of each of these ranks."""
-    shared, held, peaks = Shared.of(e), experiment_stages(e), []
+    held, peaks = experiment_stages(e), []
+    shared: dict[str, Shared] = {}
     chunks: dict[StageParams, Chunk] = {}
     for rank in ranks:
-        timelines = timelines_of(e, shared, rank, held[rank], chunks)
+        word = held[rank].recompute
+        if word not in shared:
+            shared[word] = Shared.of(part_of_experiment(e, held[rank]))
+        timelines = timelines_of(e, shared[word], rank, held[rank], chunks)
         number, place, total = highest(timelines)
         peaks.append((total, rank, timelines[number], place))
     return peaks
@@ -186,7 +203,8 @@ def _memory_at(peak: _Peak) -> StageMemory:
 def timelines_of(
     e: Experiment, x: Shared, stage: int, held: StageParams, chunks: dict[StageParams, Chunk] | None = None
 ) -> list[Timeline]:
-    """Actions of a rank in one of which it peaks. ``chunks``: see `timelines_of_chunks`."""
+    """Actions of a rank in one of which it peaks. ``x``: of the experiment with the word of recomputation of this
+    stage (`part_of_experiment`). ``chunks``: see `timelines_of_chunks`."""
     part = Part.of(e, x, held)
     always: Live = {"master": part.master, "optimizer": part.optimizer, "inputs": x.inputs}
     if shared_bytes := SLOTS * slot_bytes(e):
@@ -197,7 +215,7 @@ def timelines_of(
     # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
     in_flight, deferred = max(moments_held(e, stage))
     timelines = []
-    shared = x
+    shared, e = x, part_of_experiment(e, held)
     for name, turn in _turns(x, part, int(in_flight), int(deferred * part.deferred)):
         x = turn.adapted(e, shared)
         steps = head_forward(x, part, turn, chunks=False) if part.has_head else []

@@ -8,16 +8,19 @@ in the literature.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal, get_args
 
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import counted_tokens, latent_up, matmul_of, playbook_params, whole_model
+from workloads.costs.shape.partition import recompute_by_layer
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import FULL
 from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recomputation import operations_of
 
 FlopsConvention = Literal["palm", "causal", "playbook"]
 
@@ -59,21 +62,17 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     """
     e = as_held(experiment)
     total = flops_per_token(e.model, e.attended_length, "causal")
-    total += sum(_repeated(e, layers_of(e.model).kinds[at]) for at in recomputed_layers(e))
+    layers, recomputed = layers_of(e.model), Counter(zip(recompute_by_layer(e), layers_of(e.model).order, strict=True))
+    total += sum(count * _repeated(e, layers.kinds[at], word) for (word, at), count in recomputed.items())
     if e.pp_schedule == "gpipe":
         total += 2.0 * e.model.vocab_size * e.model.hidden_size
     return total
 
 
-def recomputed_layers(e: Experiment) -> tuple[int, ...]:
-    """Kinds of the layers that the recompute policy covers."""
-    return layers_of(e.model).order[:: e.recompute_every] if e.recompute != "none" else ()
-
-
-def _repeated(e: Experiment, kind: Layer) -> float:
-    """FLOPs that one token repeats in a recomputed layer of a kind."""
-    hidden, named = e.model.hidden_size, e.recomputed_operations
-    if e.recompute == "full":
+def _repeated(e: Experiment, kind: Layer, word: str) -> float:
+    """FLOPs that one token repeats in a layer of a kind with this word of recomputation."""
+    hidden, named = e.model.hidden_size, operations_of(word)
+    if word == "full":
         last = kind.mlp.width * hidden if isinstance(kind.mlp, DenseMLP) else 0
         return 2.0 * (matmul_of(kind, hidden) - last) + kind.mixing(counted_tokens(e.model, e.attended_length)).forward
     repeated = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -24,6 +24,9 @@ from workloads.spec.experiment_values import PipelineSplit
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
+from workloads.spec.recomputation import StageWord, is_by_stage, stage_words
+
+MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class StageParams:
     before_kind: tuple[tuple[tuple[int, int], ...], ...] = ()
     """For each kind, by kind: number of layers, and of recomputed ones, before its first layer. Of several chunks
     together, those of the chunks' sum."""
+    recompute: str = ""
+    """The word of its layers where ``Experiment.recompute`` has words of stages, else empty; `MIXED` for chunks with
+    different words together."""
 
     @property
     def num_layers(self) -> int:
@@ -191,13 +197,43 @@ def ranks_alike(experiment: Experiment) -> tuple[int, ...]:
     return _alike(*_split(experiment))
 
 
-_Split = tuple[ModelSpec, str, int, int, tuple[range, ...], int]
+def part_of_experiment(e: Experiment, held: StageParams) -> Experiment:
+    """The experiment whose every layer has the word of recomputation of a rank's or chunk's layers; itself if that is
+    the word of all. Chunks with different words together have none: nothing that the word changes may be read."""
+    return e if not held.recompute else with_word(e, "none" if held.recompute == MIXED else held.recompute)
+
+
+def with_word(e: Experiment, word: str) -> Experiment:
+    """The experiment with one word of recomputation for all layers."""
+    return e if e.recompute == word else replace(e, recompute=word)
+
+
+def words_of_stages(e: Experiment) -> tuple[StageWord, ...]:
+    """The word of every stage of the pipeline. For another number of words than of stages, which the rules refuse, the
+    first word stands for those that lack."""
+    words = stage_words(e.recompute)
+    return tuple(words[stage] if stage < len(words) else words[0] for stage in range(e.num_stages))
+
+
+def recompute_by_layer(e: Experiment) -> tuple[str, ...]:
+    """The word of recomputation of every layer of the model."""
+    found: list[str] = []
+    for layers, one in zip(experiment_layers(e), words_of_stages(e), strict=True):
+        for place, layer in enumerate(layers):
+            covered = layer % e.recompute_every == 0 if not one.first else place < one.first
+            found.append(one.word if covered else "none")
+    return tuple(found)
+
+
+_Split = tuple[ModelSpec, str, int, int, tuple[range, ...], int, tuple[StageWord, ...]]
 
 
 def _split(e: Experiment) -> _Split:
-    """Arguments of `_chunks`. The last one: layers whose index is a multiple of it are recomputed."""
+    """Arguments of `_chunks`. The last ones: layers whose index is a multiple of it are recomputed; or the words of the
+    stages, if there is more than one word for all layers."""
     e, every = as_held(e), e.recompute_every if e.recompute != "none" else 1
-    return e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every
+    words = words_of_stages(e) if is_by_stage(e.recompute) else ()
+    return e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every, words
 
 
 @lru_cache(maxsize=4096)
@@ -232,12 +268,19 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
             for kind in range(len(stages[0].of_kind))
         ),
         before_kind=holding[0].before_kind,
+        recompute=holding[0].recompute if len({one.recompute for one in holding}) == 1 else MIXED,
     )
 
 
 @lru_cache(maxsize=4096)
 def _chunks(
-    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
+    model: ModelSpec,
+    schedule: str,
+    pp: int,
+    virtual_stages: int,
+    layers: tuple[range, ...],
+    every: int,
+    words: tuple[StageWord, ...],
 ) -> tuple[tuple[StageParams, ...], ...]:
     """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
     model_layers, at_end = layers_of(model), whole_model(model).streams
@@ -250,7 +293,8 @@ def _chunks(
     stages = []
     for stage, held in enumerate(layers):
         of_kind = Counter(order[layer] for layer in held)
-        recomputed = [layer for layer in held if layer % every == 0]
+        first = words[stage].first if words else 0
+        recomputed = [at for place, at in enumerate(held) if (place < first if first else at % every == 0)]
         recomputed_of_kind = Counter(order[layer] for layer in recomputed)
         stages.append(
             StageParams(
@@ -263,9 +307,10 @@ def _chunks(
                 of_kind=tuple(of_kind[kind] for kind in kinds),
                 recomputed_of_kind=tuple(recomputed_of_kind[kind] for kind in kinds),
                 first_of_kind_recomputed=tuple(
-                    next((layer % every == 0 for layer in held if order[layer] == kind), False) for kind in kinds
+                    next((layer in recomputed for layer in held if order[layer] == kind), False) for kind in kinds
                 ),
-                before_kind=_before_kinds([(order[layer], layer % every == 0) for layer in held], len(kinds)),
+                before_kind=_before_kinds([(order[layer], layer in recomputed) for layer in held], len(kinds)),
+                recompute=words[stage].word if words else "",
             )
         )
     return tuple(

@@ -17,7 +17,7 @@ from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.shape.fp8 import gathered_bytes, keeps_low
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import COMPUTE_BYTES
-from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
+from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike, with_word
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.matrix_updates import matrix_update_s
@@ -48,6 +48,7 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
 from workloads.spec.optimizer import optimizer_of, reduced_bytes
+from workloads.spec.recomputation import is_by_stage
 from workloads.spec.update_words import UPDATE_FIELDS
 
 _AT_ONCE = 2048
@@ -98,6 +99,14 @@ class StepTimes:
                 seconds[[start + at for at in known]] = of_steps(self._parts([part[at] for at in known]).steps)
         return seconds
 
+    def again_s(self, experiment: Experiment, word: str) -> Floats:
+        """Seconds that a layer of each kind takes for recomputing with a word, of one micro-batch; the rates must be
+        known (`is_known`)."""
+        of_word = self._layer(as_held(with_word(experiment, word)))
+        assert of_word is not None
+        seconds: Floats = of_word.kinds[:, _RECOMPUTE:].sum(axis=1)
+        return seconds
+
     def is_known(self, experiment: Experiment) -> bool:
         """Whether the cluster's device has a known rate for the precision."""
         return self._layer(as_held(experiment)) is not None
@@ -120,7 +129,8 @@ class StepTimes:
         of_rank = np.repeat(np.arange(len(experiments)), [one.ranks.shape[1] for one in held])
         chunks = HeldLayers(*np.concatenate([one.chunks for one in held], axis=1))
         ranks = HeldLayers(*np.concatenate([one.ranks for one in held], axis=1))
-        sums = LayerTimes(*np.concatenate([one.of(two) for one, two in zip(held, layers, strict=True) if two]).T)
+        parts = [self._sums(e, one, two) for e, one, two in zip(experiments, held, layers, strict=True) if two]
+        sums = LayerTimes(*np.concatenate(parts).T)
         x, of_ranks = _setting(table[of_chunk], sums), _setting(table[of_rank])
         times, first = chunk_times(x, chunks), _starts(of_rank)
         optimizers_s = optimizer_s(of_ranks, ranks) + np.concatenate(
@@ -150,9 +160,21 @@ class StepTimes:
         stages = experiment_stages(e)
         return np.array([matrix_update_s(e, stages[kind], self.cluster) for kind in dict.fromkeys(ranks_alike(e))])
 
+    def _sums(self, e: Experiment, held: _Kinds, times: _OfLayers) -> Floats:
+        """Sums of the layers' times by chunk, of shape (chunks, fields of `LayerTimes`)."""
+        sums: Floats = held.of_kind @ times.kinds
+        again: Floats = held.recomputed @ times.kinds[:, _RECOMPUTE:]
+        for word in set(held.words) - {""}:
+            rows = [at for at, one in enumerate(held.words) if one == word]
+            of_word = self._layer(with_word(e, word))
+            assert of_word is not None  # the device's rates do not depend on recomputation
+            again[rows] = held.recomputed[rows] @ of_word.kinds[:, _RECOMPUTE:]
+        sums[:, _RECOMPUTE:] = again
+        return sums
+
     def _layer(self, e: Experiment) -> _OfLayers | None:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
-        key = _OF_LAYER(e), e.pp_schedule == "gpipe"
+        key = _OF_LAYER(e), e.pp_schedule == "gpipe", "" if is_by_stage(e.recompute) else e.recompute
         if key not in self._layers:
             _make_room(self._layers)
             self._layers[key] = self._new_layer(e)
@@ -239,7 +261,8 @@ class StepTimes:
         return hops
 
     def _kinds(self, e: Experiment) -> _Kinds:
-        key = _OF_STAGES(e), e.recompute_every if e.recompute != "none" else 1
+        every = e.recompute_every if e.recompute != "none" else 1
+        key = _OF_STAGES(e), every, e.recompute if is_by_stage(e.recompute) else ""
         if key not in self._held:
             _make_room(self._held)
             self._held[key] = _Kinds.made(e)
@@ -259,19 +282,8 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 
 
 _OF_LAYER = attrgetter(
-    *(
-        "model",
-        "tp",
-        "cp",
-        "ep",
-        "etp",
-        "micro_batch_size",
-        "seq_len",
-        "slowest_length",
-        "recompute",
-        "cp_kind",
-        "sequence_parallel",
-    ),
+    *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "slowest_length", "cp_kind"),
+    "sequence_parallel",
     *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
     *("gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )
@@ -300,12 +312,8 @@ class _Kinds(NamedTuple):
     """Number of layers of each kind, by chunk."""
     recomputed: Floats
     """Number of recomputed ones."""
-
-    def of(self, times: _OfLayers) -> Floats:
-        """Sums of the layers' times by chunk, of shape (chunks, fields of `LayerTimes`)."""
-        sums: Floats = self.of_kind @ times.kinds
-        sums[:, _RECOMPUTE:] = self.recomputed @ times.kinds[:, _RECOMPUTE:]
-        return sums
+    words: tuple[str, ...]
+    """`StageParams.recompute` of each chunk."""
 
     @classmethod
     def made(cls, e: Experiment) -> _Kinds:
@@ -322,6 +330,7 @@ class _Kinds(NamedTuple):
             places,
             np.array([chunk.of_kind for chunk in of_chunks], dtype=float),
             np.array([chunk.recomputed_of_kind for chunk in of_chunks], dtype=float),
+            tuple(chunk.recompute for chunk in of_chunks),
         )
 
 

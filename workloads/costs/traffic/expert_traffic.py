@@ -37,7 +37,7 @@ def routed_experts(s: Sender) -> None:
     if moe is None or not s.num_routed:
         return
     layers = s.num_routed * e.num_microbatches
-    repeated = s.num_routed_recomputed * e.num_microbatches if e.recompute == "full" else 0
+    repeated = s.num_routed_repeated * e.num_microbatches
     _exchanges(s, moe, layers, repeated)
     _inside_tensor_parallel(s, moe, layers, repeated)
     if e.routing == "learned":

@@ -22,34 +22,35 @@ from workloads.costs.traffic.sender import Sender, Stage
 from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
+from workloads.spec.recomputation import operations_of
 
 
 def blocks_along_tp(s: Sender) -> None:
     """Count what the layers send along tp, without the ends of the model and without routed experts."""
     e, bytes_each = s.experiment, s.compute * s.tokens
-    full, hidden, m = e.recompute == "full", e.model.hidden_size, e.num_microbatches
-    for kind, layers, recomputed in s.kinds():
-        calls, again = layers * m, recomputed * m
+    hidden, m = e.model.hidden_size, e.num_microbatches
+    for kind, layers, word in s.kinds():
+        calls, full = layers * m, word == "full"
         inputs, shared, sums = list[int](), 0, 0
         if kind.mixer is not None:
             along = kind.mixer.tensor_parallel(hidden)
             inputs, shared, sums = [*along.gathered], along.shared, 1
-        latents = [width for width in inputs if width != hidden] if "mla_up" in e.recomputed_operations else []
+        latents = [width for width in inputs if width != hidden] if "mla_up" in operations_of(word) else []
         if isinstance(kind.mlp, DenseMLP) or (kind.mlp is not None and kind.mlp.shared is not None):
             inputs, sums = [*inputs, hidden], sums + 1
-        sent_again = (sums - kind.ends_in_product) * again if full else 0
+        sent_again = (sums - kind.ends_in_product) * calls if full else 0
         if not e.sequence_parallel:
             for width in [*inputs, *([shared] if shared else [])]:
                 s.along("tp", "all_reduce", bytes_each * width, calls)
             s.along("tp", "all_reduce", bytes_each * hidden, sums * calls + sent_again)
             continue
-        compiled = e.recompute == "selective" and e.compiles(routed=kind.routed, recomputed=True)
-        gathers = again if full or compiled else 0
+        compiled = word == "selective" and e.compiles(routed=kind.routed, recomputed=True)
+        gathers = calls if full or compiled else 0
         for width in inputs:
             s.along("tp", "all_gather", bytes_each * width, 2 * calls + gathers)
             s.along("tp", "reduce_scatter", bytes_each * width, calls)
         for width in latents:
-            s.along("tp", "all_gather", bytes_each * width, again)
+            s.along("tp", "all_gather", bytes_each * width, calls)
         if shared:
             s.along("tp", "all_gather", bytes_each * shared, calls + gathers)
             s.along("tp", "reduce_scatter", bytes_each * shared, calls)
@@ -135,8 +136,8 @@ def layer_units(s: Sender, stage: Stage) -> Iterator[Unit]:
 
 def blocks_along_cp(s: Sender) -> None:
     e = s.experiment
-    for kind, layers, recomputed in s.kinds():
-        for backward, count in ((False, layers), (True, layers), (False, recomputed * (e.recompute == "full"))):
+    for kind, layers, word in s.kinds():
+        for backward, count in ((False, layers), (True, layers), (False, layers * (word == "full"))):
             for sent in context_messages_of(e, kind, s.compute, s.accumulated, backward=backward):
                 op: Collective = "all_to_all" if sent.op == "send" else sent.op
                 # The other kinds exclude this rank's own part of the buffer.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.costs.shape.params import COMPUTE_BYTES
-from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.shape.partition import experiment_layers, recompute_by_layer
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.costs.traffic.collectives import Collective
 from workloads.spec.experiment import Experiment
@@ -99,14 +99,13 @@ class Sender:
         layers = layers_of(self.experiment.model)
         return [layers.kinds[layers.order[at]] for at in experiment_layers(self.experiment)[stage.index]]
 
-    def kinds(self) -> list[tuple[Layer, int, int]]:
-        """Kinds of this rank's layers: (kind, number of layers, of those that the recompute policy covers)."""
+    def kinds(self) -> list[tuple[Layer, int, str]]:
+        """This rank's layers: (kind, number of layers, the word of recomputation that they have)."""
         e, layers = self.experiment, layers_of(self.experiment.model)
-        of_stage = experiment_layers(e)
+        of_stage, words = experiment_layers(e), recompute_by_layer(e)
         held = [at for stage in self.stages for at in of_stage[stage.index]]
-        counted = Counter(layers.order[at] for at in held)
-        recomputed = Counter(layers.order[at] for at in held if at % e.recompute_every == 0)
-        return [(layers.kinds[kind], count, recomputed[kind]) for kind, count in sorted(counted.items())]
+        counted = Counter((layers.order[at], words[at]) for at in held)
+        return [(layers.kinds[kind], count, word) for (kind, word), count in sorted(counted.items())]
 
     @property
     def compute(self) -> int:
@@ -135,9 +134,9 @@ class Sender:
         return sum(layers for kind, layers, _ in self.kinds() if kind.routed)
 
     @property
-    def num_routed_recomputed(self) -> int:
-        """Of those the ones that the recompute policy covers."""
-        return sum(recomputed for kind, _, recomputed in self.kinds() if kind.routed)
+    def num_routed_repeated(self) -> int:
+        """Of those the ones whose whole forward runs again."""
+        return sum(layers for kind, layers, word in self.kinds() if kind.routed and word == "full")
 
     def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
         """Count calls among the ranks that differ from this one on ``axis`` alone."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.shape.partition import experiment_layers, recompute_by_layer
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import ParameterSpec, initialise
 from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
@@ -57,9 +57,9 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
             chunk.round_tables(torch.float32)
     if (scaling := fp8_scaling(experiment)) is not None:
         chunk.use_fp8(scaling)
-    blocks = []
+    blocks, words = [], recompute_by_layer(experiment)
     for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
-        recompute = experiment.recompute_of_layer(layer)
+        recompute = words[layer]
         compiled = experiment.compiles(routed=routed(experiment.model, layer), recomputed=recompute != "none")
         blocks.append(apply_recompute(block, recompute, compiled=compiled))
         if compiled:

@@ -121,9 +121,9 @@ def test_equal_chunks_of_all_ranks_are_evaluated_once(monkeypatch: pytest.Monkey
     evaluated: Counter[tuple[Part, Any]] = Counter()
     backward = chunk_events._backward
 
-    def counted(e: Experiment, x: Shared, second: Shared, chunk: Chunk, *key: Any) -> Any:
+    def counted(chunk: Chunk, *key: Any) -> Any:
         evaluated[chunk.part, key] += 1
-        return backward(e, x, second, chunk, *key)
+        return backward(chunk, *key)
 
     monkeypatch.setattr(chunk_events, "_backward", counted)
     estimate_memory(e)
