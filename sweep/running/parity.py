@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from workloads.parity.compare import Difference
     from workloads.parity.run import ParityComparison
 
-SHARED = ("model", "seq_len", "global_batch_size", "precision", "seed")
+SHARED = ("model", "seq_len", "global_batch_size", "precision", "documents", "seed")
 """Options that define the computation, equal for both layouts."""
 OF_LAYOUT = ("dp", *(name for name in FIELDS if name not in (*SHARED, "engine", "engine_version")))
 DEFAULTS: Mapping[str, Any] = {"seq_len": 128, "global_batch_size": 8, "precision": "fp32"}

@@ -20,6 +20,7 @@ OPTIMIZER = ENGINE + "training.optimizer:"
 DATA_PARALLEL = ENGINE + "training.data_parallel:apply_data_parallel"
 SYNC = ENGINE + "training.data_parallel:GradientSync.__init__"
 BATCHES = ENGINE + "training.data:step_batches"
+SEQUENCES = ENGINE + "training.data:sequences_of"
 RUN_STEP = "workloads.measuring.step:run_step"
 LAUNCH = "workloads.measuring.step:_launch"
 HEAD = ENGINE + "layers.transformer:Head.__init__"
@@ -114,12 +115,19 @@ DATA = (
             "own_target",
             "a token is its own target",
             BATCHES,
-            "rows[:, 1:][:, positions]",
-            "rows[:, :-1][:, positions]",
+            "[rows[:, :-1], rows[:, 1:]]",
+            "[rows[:, :-1], rows[:, :-1]]",
             DP,
         ),
         ("two_tokens_ahead", "targets are two tokens ahead", BATCHES, "rows[:, 1:]", "rows[:, 1:].roll(-1, 1)", DP),
-        ("one_batch", "all ranks have one batch", BATCHES, "(microbatch * dp + data_rank)", "(microbatch * dp)", DP),
+        (
+            "one_batch",
+            "all ranks have one batch",
+            SEQUENCES,
+            "microbatch * experiment.dp + data_rank",
+            "microbatch * experiment.dp",
+            DP,
+        ),
         check="targets",
     )
     + faults_of(

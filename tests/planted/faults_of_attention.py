@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.planted.faults import BATCHES, CONTEXT, ENGINE, GATHER, RING, ULYSSES, faults_of
 
-_OWN = "rows[:, :-1][:, positions], rows[:, 1:][:, positions]"
 _JOIN = CONTEXT + "_Output.join"
 _BOTH = "both = torch.logaddexp(lse, lse_BNS)"
 _PLACED = "local_positions(*self.placed)"
@@ -30,8 +29,8 @@ POSITIONS = faults_of(
         "targets_shifted_in_shard",
         "targets are shifted within a rank's tokens",
         BATCHES,
-        _OWN,
-        "rows[:, :-1][:, positions], rows[:, :-1][:, positions].roll(-1, 1)",
+        "part[:, positions].reshape(-1).to(device) for part in parts",
+        "parts[0][:, positions].roll(-at, 1).reshape(-1).to(device) for at in range(2)",
         RING,
     ),
     (

@@ -29,6 +29,7 @@ from tests.planted.faults import (
 )
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_choices import CHOICES
+from tests.planted.faults_of_documents import DOCUMENTS
 from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_kinds import KINDS
 from tests.planted.faults_of_latents import LATENTS
@@ -321,6 +322,7 @@ FAULTS: list[Fault] = [
     *EXPERTS,
     *SHARDING,
     *SUMS,
+    *DOCUMENTS,
     *STAGES,
     *RECOMPUTATION,
     *NORM,

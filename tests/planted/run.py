@@ -86,6 +86,7 @@ class Detector:
             routing=case.routing,
             routing_imbalance=case.routing_imbalance,
             capacity_factor=case.capacity_factor,
+            documents=case.documents,
             micro_batch_size=case.micro_batch_size if case.capacity_factor is not None else 1,  # what is sent at once
         )
         key = alone.id, fault.scale, fault.steps

@@ -21,6 +21,7 @@ from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.block import AnyBlock
 from workloads.engine.layers.transformer import Chunk
 from workloads.engine.training.build import Engine
+from workloads.engine.training.data import sequences_of
 from workloads.parity.shards import Whole, relative_difference
 from workloads.spec.experiment import Experiment
 
@@ -163,10 +164,10 @@ def _places(e: Experiment, piece: Piece) -> tuple[Tensor, Tensor]:
     """(sequence of the global batch, position in it) of every row of a piece."""
     at = piece.position
     data_rank = at["dp_replicate"] * e.dp_shard + at["dp_shard"]
-    first = (piece.microbatch * e.dp + data_rank) * e.micro_batch_size
+    held = sequences_of(e, data_rank, piece.microbatch)
     positions = local_positions(e.seq_len, e.cp, at["cp"], e.cp_kind)
     of_row = positions.repeat(e.micro_batch_size)
-    sequence = torch.arange(first, first + e.micro_batch_size).repeat_interleave(len(positions))
+    sequence = torch.tensor(held).repeat_interleave(len(positions))
     if e.tp > 1 and e.sequence_parallel:
         rank_rows = slice(at["tp"] * len(of_row) // e.tp, (at["tp"] + 1) * len(of_row) // e.tp)
         return sequence[rank_rows], of_row[rank_rows]
@@ -175,7 +176,12 @@ def _places(e: Experiment, piece: Piece) -> tuple[Tensor, Tensor]:
 
 def microbatch_of(experiment: Experiment, sequence: int) -> int:
     """Index of the micro-batch in which a layout's data-parallel rank computes a sequence of the global batch."""
-    return sequence // experiment.sequences_per_round
+    e = experiment
+    return next(
+        microbatch
+        for microbatch in range(e.num_microbatches)
+        if any(sequence in sequences_of(e, rank, microbatch) for rank in range(e.dp))
+    )
 
 
 def differing(value: Tensor, expected: Tensor, tolerance: float) -> int | None:

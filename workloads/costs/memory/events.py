@@ -34,8 +34,8 @@ TENSORS: Mapping[str, Tensor] = {
         GRADIENTS, "gradient of the embedding or the last unit", "training/data_parallel.py GradientSync"
     ),
     "optimizer": Tensor(OPTIMIZER, "AdamW's moments", "training/optimizer.py"),
-    "updating": Tensor(ACTIVATIONS, "matrices of an update", "training/muon.py, training/adafactor.py"),
-    "inputs": Tensor(ACTIVATIONS, "token ids, targets, positions and RoPE tables", "training/data.py"),
+    "updating": Tensor(ACTIVATIONS, "matrices of an update", "training/muon.py Muon"),
+    "inputs": Tensor(ACTIVATIONS, "token ids, targets and RoPE tables", "training/data.py"),
     "shared": Tensor(ACTIVATIONS, "memory shared by tensor-parallel ranks", "collectives/peer_memory.py PeerMemory"),
     "others": Tensor(ACTIVATIONS, "saved by other micro-batches", "training/pipeline.py _Step.held"),
     "deferred": Tensor(ACTIVATIONS, "held by other micro-batches or chunks", "ops/linear.py DeferredGradients"),

@@ -1,7 +1,8 @@
 """Makes batches, the same for every layout; by default of uniform random tokens.
 
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone, for every `Source`. Data-parallel rank ``d`` takes sequences
-``(microbatch * dp + d) * micro_batch_size ...`` of the global batch. Context-parallel ranks take different positions of
+``(microbatch * dp + d) * micro_batch_size ...`` of the global batch, or those dealt to it
+(`workloads.spec.document_loads`). Context-parallel ranks take different positions of
 the same sequences.
 
 With packed documents (`workloads.spec.documents`) a batch also has the place of each token in its document. The last
@@ -11,7 +12,7 @@ document. So every token has a target, and the loss is the mean over all tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,20 +45,26 @@ def step_batches(
     `local_positions`. ``source``: None for synthetic tokens.
     """
     sequence = source or _sequence
-    size, dp = experiment.micro_batch_size, experiment.dp
     positions = local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
-    held = dealt(experiment.packing)[data_rank] if experiment.packing is not None else None
     batches = []
     for microbatch in range(experiment.num_microbatches):
-        first = (microbatch * dp + data_rank) * size
-        chosen = range(first, first + size) if held is None else held[microbatch]
+        chosen = sequences_of(experiment, data_rank, microbatch)
         rows = torch.stack([sequence(experiment, step, at) for at in chosen])
         parts = [rows[:, :-1], rows[:, 1:]]
-        if held is not None:
+        if experiment.documents is not None:
             places = torch.stack([_places(experiment, at) for at in chosen])
             parts = [parts[0], _within_documents(parts[1], places), places]
         batches.append(tuple(part[:, positions].reshape(-1).to(device) for part in parts))
     return batches
+
+
+def sequences_of(experiment: Experiment, data_rank: int, microbatch: int) -> Sequence[int]:
+    """Sequences of the global batch in a micro-batch of one data-parallel rank."""
+    if (packing := experiment.packing) is not None:
+        return dealt(packing)[data_rank][microbatch]
+    size = experiment.micro_batch_size
+    first = (microbatch * experiment.dp + data_rank) * size
+    return range(first, first + size)
 
 
 def _places(experiment: Experiment, index: int) -> Tensor:

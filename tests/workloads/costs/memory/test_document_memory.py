@@ -21,7 +21,13 @@ CASES = {
     "selective": experiment(micro_batch_size=4, recompute="selective", **DOCUMENTS),
     "1f1b": experiment(layers=4, pp=2, microbatches=4, micro_batch_size=2, recompute="full", **DOCUMENTS),
     "interleaved": experiment(
-        layers=4, pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, microbatches=4, **DOCUMENTS
+        layers=4,
+        pp=2,
+        pp_schedule="interleaved_1f1b",
+        virtual_stages=2,
+        microbatches=4,
+        micro_batch_size=2,
+        **DOCUMENTS,
     ),
     "cp": experiment(**GATHER, micro_batch_size=2, microbatches=2, **DOCUMENTS),
 }
