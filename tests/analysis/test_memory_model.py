@@ -141,6 +141,9 @@ def random_experiment(draw: random.Random) -> Experiment:
         compile=draw.choice(["none", "none", "block"]),
         cuda_graph=draw.choice(["none", "none", "none", "step", "auto"]),
         documents=draw.choice([None, None, None, "lognormal mean=500 sigma=1 seed=1"]),
+        grad_reduce=draw.choice(["fp32", "fp32", "bf16"]),
+        optimizer_states=draw.choice(["fp32", "fp32", "bf16"]),
+        master_weights=draw.choice(["fp32", "fp32", "bf16"]),
         **fields,
     )
 

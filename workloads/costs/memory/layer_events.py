@@ -163,6 +163,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
         of_others = part.all_experts - experts
         done = max(0, part.params - part.all_experts - block - (part.first if part.has_embedding else 0))
     working = size.working if recomputed else size.working_kept
+    earlier = part.head > 0 or part.num_layers > 1  # a unit was reduced before
     return f"first {size.name}, backward", {
         **_AFTER_REDUCTION,
         "saved": saved,
@@ -171,7 +172,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
         "gradients": _gradients(x, turn, done, of_others),
         "received": 0 if part.has_head else x.stream,
         "working": working + (size.first_half if turn.first_half else 0),
-        "flat": x.after(size.block) if turn.reduces and not turn.first_half else turn.pending(x, part),
+        "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else turn.pending(x, part),
     }
 
 
