@@ -31,6 +31,7 @@ from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_documents import DOCUMENTS
 from tests.planted.faults_of_experts import EXPERTS
+from tests.planted.faults_of_hosts import HOSTS
 from tests.planted.faults_of_kinds import KINDS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
@@ -331,6 +332,7 @@ FAULTS: list[Fault] = [
     *SHARDING,
     *SUMS,
     *DOCUMENTS,
+    *HOSTS,
     *STAGES,
     *RECOMPUTATION,
     *NORM,

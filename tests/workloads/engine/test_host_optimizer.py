@@ -49,7 +49,7 @@ def test_layouts_train_as_on_the_device(request: pytest.FixtureRequest, backend:
     check(pool, case, "cpu" if backend == "gloo" else "cuda", clip_at=0.3)
 
 
-def _shards() -> list[Tensor]:
+def shards() -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(shape, dtype=torch.float64) for shape in ((5, 6), (3,), (0, 4), (11, 2))]
 
@@ -59,7 +59,7 @@ def _shards() -> list[Tensor]:
 def test_a_part_on_the_host_is_updated_as_the_rest(share: float, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside torch's own AdamW over whole tensors, with a factor and a skipped step."""
     monkeypatch.setattr(host_optimizer, "PIECE", piece)
-    weights = _shards()
+    weights = shards()
     expected = [nn.Parameter(weight.clone()) for weight in weights]
     plain = torch.optim.AdamW(expected, **RATES)
     parts = [weight.view(-1)[: kept_elements(weight.numel(), share)] for weight in weights]
@@ -87,7 +87,7 @@ def test_a_part_on_the_host_is_updated_as_the_rest(share: float, piece: int, mon
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_the_host_holds_the_share_that_it_was_given(share: float) -> None:
-    weights = _shards()
+    weights = shards()
     on_host = HostAdamW(weights, share)
     elements = sum(weight.numel() for weight in weights)
     of_elements = on_host.host_bytes() - sum(t.nbytes for t in on_host.tensors()[-2:])  # two numbers and the step
@@ -95,12 +95,12 @@ def test_the_host_holds_the_share_that_it_was_given(share: float) -> None:
 
 
 def test_the_steps_of_an_update_come_in_their_order() -> None:
-    on_host = HostAdamW(_shards(), 1.0)
+    on_host = HostAdamW(shards(), 1.0)
     with pytest.raises(AssertionError, match="no gradients were copied"):
         on_host.update(RATES)
-    on_host.start_copies(_shards())
+    on_host.start_copies(shards())
     with pytest.raises(AssertionError, match="are copied once"):
-        on_host.start_copies(_shards())
+        on_host.start_copies(shards())
 
 
 class LateCopies(PlainCopies):
@@ -130,7 +130,7 @@ class LateCopies(PlainCopies):
 
 def updated(late: bool) -> list[Tensor]:
     """Weights after three updates in small pieces, with copies that are late or at once."""
-    weights = _shards()
+    weights = shards()
     on_host = HostAdamW(weights, 0.6)
     if late:
         on_host.down, on_host.up, on_host.control = LateCopies(), LateCopies(), LateCopies()

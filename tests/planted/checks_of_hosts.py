@@ -1,0 +1,29 @@
+"""Checks of an optimizer on the host whose copies are late, which no run on a CPU would show. As those of
+`tests.planted.checks`."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.planted.plant import Fault, planted
+from tests.pool import Pool
+from tests.workloads.engine.test_host_optimizer import shards, updated
+from workloads.engine.training.host_optimizer import HostAdamW
+
+
+def late_copies(pool: Pool, fault: Fault | None) -> None:
+    """Weights are the same whether copies are done when they are launched, or as late as somebody waits for them."""
+    expected = updated(late=False)
+    with planted(fault):
+        found = updated(late=True)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def share_of_host(pool: Pool, fault: Fault | None) -> None:
+    """The host holds four numbers for each element of its share, to one element a shard."""
+    elements = sum(shard.numel() for shard in shards())
+    for share in (0.25, 1.0):
+        with planted(fault):
+            on_host = HostAdamW(shards(), share)
+        held = on_host.host_bytes() - sum(tensor.nbytes for tensor in on_host.tensors()[-2:])
+        assert abs(held - 4 * 8 * share * elements) <= 4 * 8 * len(shards()), held

@@ -1,0 +1,91 @@
+"""Faults of an optimizer on the host: what is read before its copy came, and what never comes back."""
+
+from __future__ import annotations
+
+from tests.planted.faults import CLIPPED, DP, ENGINE, faults_of
+
+_HOST = ENGINE + "training.host_optimizer:"
+_UPDATE = _HOST + "HostAdamW.update"
+_HALF = {**DP, "zero_stage": 1, "optimizer_offload": 0.5}
+HOSTS = [
+    *faults_of(
+        "host",
+        (
+            "weight_not_copied_back",
+            "the device keeps the old weights of the host's share",
+            _UPDATE,
+            "self.up.launch(piece.weight, self._weights[piece.at])",
+            "pass",
+            _HALF,
+        ),
+        (
+            "host_counts_twice",
+            "the host counts its updates twice, so that its bias corrections are wrong",
+            _UPDATE,
+            "self._step.add_(1.0 - skip)",
+            "self._step.add_(2.0 - skip)",
+            _HALF,
+        ),
+        (
+            "host_gradient_of_other_elements",
+            "the host gets the gradients of the first elements instead of the last",
+            _HOST + "HostAdamW.start_copies",
+            "[piece.first : piece.first + piece.weight.numel()]",
+            "[: piece.weight.numel()]",
+            _HALF,
+        ),
+    ),
+    *faults_of(
+        "host",
+        (
+            "host_does_not_clip",
+            "the host updates with gradients that are not clipped",
+            _HOST + "update_on_host",
+            "gradient.mul_(factor)",
+            "pass",
+            {**CLIPPED, "optimizer_offload": 1.0},
+        ),
+        scale=1000.0,
+        steps=2,
+    ),
+    *faults_of(
+        "host copies",
+        (
+            "gradient_before_its_copy",
+            "the host updates with a gradient that has not come yet",
+            _UPDATE,
+            "self.down.wait(number)",
+            "pass",
+            _HALF,
+        ),
+        (
+            "factor_before_its_copy",
+            "the host reads the factor on gradients before it has come",
+            _UPDATE,
+            "self.control.wait(self._last)",
+            "pass",
+            _HALF,
+        ),
+        (
+            "weights_before_their_copy",
+            "the next step does not wait for the weights from the host",
+            _UPDATE,
+            "self.up.join()",
+            "pass",
+            _HALF,
+        ),
+        check="late_copies",
+    ),
+    *faults_of(
+        "host copies",
+        (
+            "half_of_the_share",
+            "the host gets half of what was given to it",
+            _HOST + "kept_elements",
+            "int(share * elements)",
+            "int(0.5 * share * elements)",
+            _HALF,
+        ),
+        check="share_of_host",
+    ),
+]

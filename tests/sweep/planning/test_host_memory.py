@@ -1,0 +1,83 @@
+"""Plans of points whose optimizer is on the host: memory of nodes, unknown rates, and what explain says."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from results.tables.store import read_ledger
+from sweep.__main__ import main
+from sweep.planning.plan import refuse_if_nothing_can_run
+from sweep.planning.summary import on_hosts, print_plan
+from tests.sweep.helpers import plan_of
+from workloads.costs.memory.host import node_host_bytes
+from workloads.spec.errors import InvalidSweep
+
+EIGHT = ["+grid=one_point", "cluster=h200", "grid.axes.model=llama8b", "grid.axes.global_batch_size=8"]
+HALF = [*EIGHT, "grid.axes.optimizer_offload=[0,0.5]"]
+
+
+def test_the_memory_of_a_node_is_checked_as_that_of_a_device() -> None:
+    plan = plan_of([*HALF, "cluster.host.memory_bytes='40 GiB'", "plan.oom_margin=1.5"])
+    (point,) = (point for point in plan.points if point.experiment.optimizer_offload)
+    assert (point.verdict, point.host_memory_bytes) == ("run", node_host_bytes(point.experiment, 8))
+    plan = plan_of([*HALF, "cluster.host.memory_bytes='40 GiB'", "plan.oom_margin=1.4"])
+    (point,) = (point for point in plan.points if point.experiment.optimizer_offload)
+    assert point.verdict == "predicted_oom"
+    assert point.detail == (
+        "optimizer_offload=0.5 needs 59.8 GiB of the host's memory on a node; 40.0 GiB x margin 1.4 = 56.0 GiB"
+    )
+    assert all(other.verdict == "run" for other in plan.points if other is not point)
+
+
+def test_a_plan_that_no_host_can_hold_is_refused_with_the_numbers() -> None:
+    plan = plan_of([*EIGHT, "grid.axes.optimizer_offload=0.5", "cluster.host.memory_bytes='40 GiB'"])
+    with pytest.raises(InvalidSweep, match=r"needs 59\.8 GiB of the host's memory .*use a smaller optimizer_offload"):
+        refuse_if_nothing_can_run(plan)
+
+
+def test_an_unknown_memory_is_said_and_not_checked() -> None:
+    plan = plan_of(HALF)
+    assert on_hosts(plan) == [
+        "1 point with optimizer_offload: up to 59.8 GiB of the host's memory on a node; the memory of a node is not "
+        "known, so it is not checked (host.memory_bytes of cluster h200)"
+    ]
+    (point,) = (point for point in plan.points if point.experiment.optimizer_offload)
+    assert point.verdict == "run" and point.time is not None
+    assert on_hosts(plan_of(EIGHT)) == []
+
+
+def test_unknown_rates_give_no_time_and_are_named() -> None:
+    plan = plan_of([word.replace("h200", "b200") for word in HALF])
+    times = {point.experiment.optimizer_offload: point.time for point in plan.points}
+    assert times[0.0] is not None and times[0.5] is None
+    file = io.StringIO()
+    print_plan(plan, Console(file=file, width=300))
+    assert (
+        "no step time with optimizer_offload: the file of cluster b200 lacks host.memory_bandwidth" in file.getvalue()
+    )
+
+
+def test_the_ledger_and_explain_have_the_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.parquet"
+    assert main(["plan", *HALF, "--out", str(path)]) == 0
+    capsys.readouterr()
+    rows = {row["optimizer_offload"]: row for row in read_ledger(path).to_pylist()}
+    assert rows[0.0]["predicted_host_memory_bytes"] == 0
+    needed = rows[0.5]["predicted_host_memory_bytes"]
+    assert needed == pytest.approx(59.8 * 2**30, rel=1e-3)
+    assert main(["explain", rows[0.5]["experiment_id"], "--results", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "50 % of the optimizer on the host: 59.83 GiB of its memory for the fullest rank" in said
+    assert "gradients down 292.0 ms, AdamW on the processors 235.3 ms, weights up 292.0 ms" in said
+    assert main(["explain", rows[0.5]["experiment_id"], "--results", str(path), "--json"]) == 0
+    host = json.loads(capsys.readouterr().out)["host"]
+    assert (host["rank_bytes"], host["node_bytes"], host["node_memory_bytes"]) == (needed, needed, None)
+    update = host["update"]
+    assert update["host_s"] >= max(update["down_s"], update["update_s"], update["up_s"])
+    assert main(["explain", rows[0.0]["experiment_id"], "--results", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["host"] is None
