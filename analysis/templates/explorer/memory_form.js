@@ -151,7 +151,12 @@ const MemoryForm = (() => {
       element.setAttribute("aria-valuetext", field(name).value);
     }
     function put(name, value) {
-      field(name).value = value;
+      const choice = field(name);
+      choice.value = value;
+      if (choice.options && choice.value !== String(value)) { // words of stages, which are not in the list
+        choice.add(new Option(value, value));
+        choice.value = value;
+      }
       if (sliders[name]) follow(name);
     }
 

@@ -206,9 +206,9 @@ def test_grids_share_no_run() -> None:
         ({"axes": {"compile": [False]}}, "axis compile=False; it may be none or block"),
         (
             {"axes": {"recompute": None}},
-            r"axis recompute=None; did you mean 'none'\? it may be none",
+            r"axis recompute=None; did you mean 'none'\? it may be auto, none",
         ),
-        ({"axes": {"recompute": "ful"}}, r"axis recompute='ful'; did you mean 'full'\? it may be none"),
+        ({"axes": {"recompute": "ful"}}, r"axis recompute='ful'; did you mean 'full'\? it may be auto, none"),
         ({"zip": {"a": {"precision": ["bf61"], "tp": [1]}}}, r"axis precision='bf61'; did you mean 'bf16'\?"),
         ({"axes": {"tp": 2}, "derive": {"tp": "1"}}, r"tp is an axis and also derived.*~grid\.derive\.tp"),
         ({"axes": {"tp": 2}, "zip": {"a": {"tp": [1], "pp": [1]}}}, "tp is on more than one axis"),
