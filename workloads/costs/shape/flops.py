@@ -53,13 +53,16 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     Full recomputation repeats the forward of every recomputed block up to the last tensor that backward needs: of a
     dense block all but the down projection, of one with routed experts everything. Selective recomputation repeats no
     matrix product, except that ``mla_up`` repeats those of latents and ``experts`` two of three of routed experts.
-    GPipe keeps no gradients of the head between forward and backward, so its logits are computed twice. The scores that
-    a flash attention kernel recomputes in its backward are not counted: every run has them, and they replace memory
-    traffic.
+    GPipe keeps no gradients of the head between forward and backward, so its logits are computed twice. With packed
+    documents under context parallelism attention runs its forward twice. The scores that a flash attention kernel
+    recomputes in its backward are not counted: every run has them, and they replace memory traffic.
     """
     e = as_held(experiment)
     total = flops_per_token(e.model, e.attended_length, "causal")
     total += sum(_repeated(e, layers_of(e.model).kinds[at]) for at in recomputed_layers(e))
+    if e.documents is not None and e.cp > 1:
+        kinds, counted = layers_of(e.model), counted_tokens(e.model, e.attended_length)
+        total += sum(kinds.kinds[at].mixing(counted).forward for at in kinds.order)
     if e.pp_schedule == "gpipe":
         total += 2.0 * e.model.vocab_size * e.model.hidden_size
     return total

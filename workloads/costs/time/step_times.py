@@ -246,7 +246,7 @@ _OF_LAYER = attrgetter(
         "cp_kind",
         "sequence_parallel",
     ),
-    *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
+    *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor", "documents"),
     *("gradient_accumulation_fusion", "engine", "engine_version"),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
