@@ -40,6 +40,8 @@ def explanation_json(record: Record, results: Path) -> str:
         "world_size": e.world_size,
         "num_microbatches": e.num_microbatches,
         "tokens_per_step": e.tokens_per_step,
+        "attended_length": e.attended_length,
+        "attention_imbalance": e.attention_imbalance,
         "parameters": num_params(e.model),
         "active_parameters": active_params_with_embedding(e.model),
         "flops_per_token_palm": flops_per_token(e.model, e.attended_length, "palm"),

@@ -111,6 +111,7 @@ def point_facts(point: PlannedPoint, plan: Plan) -> dict[str, Any]:
         "predicted_mfu": predicted_mfu(
             e.model, e.attended_length, e.precision, point.tokens_per_s_per_gpu, plan.config.cluster
         ),
+        "attention_imbalance": e.attention_imbalance,
         "predicted_energy_per_token_j": energy.measured,
         "predicted_energy_per_token_at_most_j": energy.most,
     }
