@@ -12,7 +12,7 @@ from sweep.advising.conditions import conditions_of
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
-from sweep.grids.axes import AXES
+from sweep.grids.axes import AUTO, AXES
 from workloads.costs.time.host_update import unknown_rates
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
@@ -95,6 +95,11 @@ class Question:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_len
+
+    @property
+    def chooses_by_stage(self) -> bool:
+        """Whether each layout gets its recomputation by stage (``recompute=auto``)."""
+        return AUTO in self.axes.get("recompute", ())
 
 
 def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, where: Sequence[str] = ()) -> Question:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sweep.advising.by_stage import MORE, by_stage
 from sweep.advising.floor import Floor, floor_of, saved_of
 from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.simpler import simplest
@@ -160,12 +161,15 @@ class Ranking:
 
     def best(self, size: int, top: int) -> Ranked:
         """The ``top`` families of one number of devices."""
-        search = _Search(top)
+        is_auto = self.space.question.chooses_by_stage
+        search = _Search(MORE * top if is_auto else top)
         # Plain layouts first: their bound is nearly exact, and a good layout early prunes the others.
         self._walk(size, search, [group for group in self.space.groups if group.is_plain], PLAIN * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)
-        best = _sorted(search.kept.values())[:top]
+        best = _sorted(search.kept.values())[: MORE * top if is_auto else top]
         best = _sorted(simplest(best, self.space, self.times, self.fitting))
+        if is_auto:
+            best = _sorted(by_stage(best, self.space.question, self.times, self.fitting))[:top]
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
     def _walk(self, size: int, search: _Search, groups: Sequence[LayoutGroup], most: int) -> float | None:

@@ -314,9 +314,11 @@ def _axes(q: Question) -> dict[str, tuple[Any, ...]]:
     }
     values_by_axis = {name: q.axes.get(name, values) for name, values in default.items()}
     values_by_axis["etp"] = q.axes.get("etp", tuple(sorted({1, *values_by_axis["tp"]})) if moe is not None else (1,))
+    if q.chooses_by_stage:
+        values_by_axis["recompute"] = KINDS
     for name in values_by_axis["recompute"]:
         if name not in KINDS:
-            raise InvalidSweep(f"advise: recompute={name} is not searched; it may be {', '.join(KINDS)}")
+            raise InvalidSweep(f"advise: recompute={name} is not searched; it may be {', '.join(KINDS)} or auto")
     return values_by_axis
 
 

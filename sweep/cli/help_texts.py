@@ -60,7 +60,7 @@ overrides:
   price=2.5                    price of a GPU-hour (default: price_per_device_hour of the cluster file)
   global_batch_size=1024       sequences per step; seq_len=4096 tokens per sequence
   precision=bf16 routing=...   other fields, as in a grid
-  tp=[1,2,4] recompute=none    restricts an axis of the layout
+  tp=[1,2,4] recompute=none    restricts an axis of the layout; recompute=auto: by stage
   results_dir=DIR              folder with measured rows and probes of the cluster (default: results)
 """
 MODEL_EXAMPLES = """\

@@ -52,7 +52,7 @@ def with_choices(
     wanted = [point for point in expansion.points if point.is_auto]
     if not wanted:
         return expansion
-    chosen = iter(choose([(one.experiment, one.budget_gib) for one in wanted], cluster, known, progress))
+    chosen = iter(choose([(one.experiment, one.budget_gib) for one in wanted], Forecast.of(cluster, known), progress))
     points: dict[Experiment, GridPoint] = {}
     duplicates = expansion.duplicates
     for point in expansion.points:
@@ -67,13 +67,11 @@ def with_choices(
 
 
 def choose(
-    layouts: Sequence[tuple[Experiment, float | None]],
-    cluster: ClusterSpec,
-    known: Known | None = None,
-    progress: Progress = silent,
+    layouts: Sequence[tuple[Experiment, float | None]], forecast: Forecast, progress: Progress = silent
 ) -> list[Chosen | None]:
     """The recomputation of each layout, given with its budget in GiB (None: the device's memory). None for a layout
     that breaks a rule, whatever it recomputes."""
+    cluster = forecast.cluster
     _refuse(layouts, cluster)
     search = FittingRecompute(StepTimes(cluster))
     found: list[_Found | None] = []
@@ -82,7 +80,6 @@ def choose(
             progress("recomputation chosen", done, len(layouts))
         rules = [one for one in violations(e, cluster) if one.rule != "engine_support"]
         found.append(None if rules else _found(search, e, tensor_limit(cluster, budget), cluster))
-    forecast = Forecast.of(cluster, known)
     candidates = [with_word(e, text) for (e, _), one in zip(layouts, found, strict=True) if one for text in one.peaks]
     times = iter(forecast.times(candidates))
     result: list[Chosen | None] = []

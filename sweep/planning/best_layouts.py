@@ -32,6 +32,8 @@ _MOST_ROWS = 40
 _RATE = "predicted_tokens_per_s_per_gpu"
 _SHOWN = {_RATE, "predicted_peak_bytes", "world_size", "model"}
 """Columns that the table always has."""
+_CHOSEN_SHOWN = 3
+"""Number of points of which the plan says why they recompute what they do (``recompute: auto``)."""
 _VARIES = ("dp_replicate", "zero_stage", "gradient_accumulation_fusion", "recompute", "recompute_every")
 """Fields in which the variants of a layout differ. How gradients are added follows from the ZeRO stage."""
 _FAMILY = tuple(
@@ -96,6 +98,10 @@ def print_best(
         console.print(note, highlight=False, markup=False)
     if timed and not verdicts and plan.power.source is not None:
         console.print(f"J/token: {plan.power.source}", highlight=False, markup=False)
+    if not verdicts:
+        chosen = [f"{one.experiment.hash}  {one.detail}" for one in rows if one.verdict == "run" and one.detail]
+        for line in chosen[:_CHOSEN_SHOWN]:
+            console.print(line, highlight=False, markup=False)
     if len(rows) < len(shown):
         console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
 

@@ -43,6 +43,26 @@ CHOICES: list[Fault] = [
     *faults_of(
         "choices",
         (
+            "budget_of_tensors_alone",
+            "a budget is compared with what is allocated, without what is reserved on a device",
+            "sweep.planning.auto_recompute:tensor_limit",
+            "- cluster.reserved_bytes - cluster.device.workspace_bytes",
+            "",
+            {},
+        ),
+        (
+            "budget_of_the_next_stage",
+            "the peak of a stage is taken for its neighbour's",
+            "workloads.predict.fitting_recompute:_Stages.peak",
+            "rank_peak_bytes(with_word(self.e, text), rank)",
+            "rank_peak_bytes(with_word(self.e, text), min(rank + 1, self.e.pp - 1))",
+            {},
+        ),
+        check="budgets",
+    ),
+    *faults_of(
+        "choices",
+        (
             "search_never_doubts",
             "a search ends with its first batch",
             CHOICE + "beaten",

@@ -203,41 +203,56 @@ STAGES = faults_of(
     ),
 )
 
-RECOMPUTATION = faults_of(
-    "recompute",
-    (
-        "rotated_backwards",
-        "queries and keys are rotated the other way when they are computed again",
-        ENGINE + "layers.block:Attention.forward",
-        "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)",
-        "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, -sin_SH)",
-        {"recompute": "selective", **TWO},
+_OTHER_INPUT = "checkpointed(lambda x, *t, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, *t),"
+RECOMPUTATION = [
+    *faults_of(
+        "recompute",
+        (
+            "rotated_backwards",
+            "queries and keys are rotated the other way when they are computed again",
+            ENGINE + "layers.block:Attention.forward",
+            "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)",
+            "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, -sin_SH)",
+            {"recompute": "selective", **TWO},
+        ),
+        (
+            "swiglu_of_other_rows",
+            "SwiGLU is computed again of other tokens",
+            ENGINE + "layers.block:FeedForward.forward",
+            "lambda: (swiglu(gate_up),)",
+            "lambda: (swiglu(gate_up.flip(0)),)",
+            {"recompute": "selective", **TP},
+        ),
+        (
+            "norm_of_other_eps",
+            "norms are computed again with another epsilon",
+            ENGINE + "layers.norm:RMSNorm.forward",
+            "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
+            "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
+            {"recompute": "selective", **TWO},
+        ),
+        (
+            "block_of_other_input",
+            "a block is computed again from another input",
+            ENGINE + "layers.recompute:FullBlock.forward",
+            "checkpointed(self.block,",
+            _OTHER_INPUT,
+            {"recompute": "full", **DP},
+        ),
     ),
-    (
-        "swiglu_of_other_rows",
-        "SwiGLU is computed again of other tokens",
-        ENGINE + "layers.block:FeedForward.forward",
-        "lambda: (swiglu(gate_up),)",
-        "lambda: (swiglu(gate_up.flip(0)),)",
-        {"recompute": "selective", **TP},
+    *faults_of(
+        "words",
+        (
+            "word_of_the_layer_before",
+            "the first layer of a stage has the word of its neighbour",
+            ENGINE + "training.build:_shape",
+            "recompute = words[layer]",
+            "recompute = words[layer - 1]",
+            {"pp": 2, "recompute": "full/none", "rounds": 2},
+        ),
+        check="stage_words",
     ),
-    (
-        "norm_of_other_eps",
-        "norms are computed again with another epsilon",
-        ENGINE + "layers.norm:RMSNorm.forward",
-        "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
-        "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
-        {"recompute": "selective", **TWO},
-    ),
-    (
-        "block_of_other_input",
-        "a block is computed again from another input",
-        ENGINE + "layers.recompute:FullBlock.forward",
-        "checkpointed(self.block,",
-        "checkpointed(lambda x, *t, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, *t),",
-        {"recompute": "full", **DP},
-    ),
-)
+]
 
 _SHARE = OPTIMIZER + "ShardedAdamW._share"
 _CLAMP = "torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)"

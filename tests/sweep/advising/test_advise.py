@@ -246,3 +246,26 @@ def test_a_model_that_no_engine_runs_has_no_search(tmp_path: Path) -> None:
     text = printed(asked(*words, top=1))
     assert "cannot be run yet: the engine lacks gated (clamped_silu) MLPs; " in text
     assert "python -m sweep search" not in text and "to settle it" not in text
+
+
+def test_recomputation_by_stage_is_never_slower_and_fits() -> None:
+    words = ("model=llama70b", "cluster=h100_efa", "gpus=64", "global_batch_size=128", "cp=1", "micro_batch_size=4")
+    words += (
+        "pp=[1,2,4]",
+        "tp=[4,8]",
+        "dp_replicate=1",
+        "pp_schedule=1f1b",
+        "virtual_stages=1",
+        "recompute_every=[1,2]",
+    )
+    by_word, by_stage = asked(*words), asked(*words, "recompute=auto")
+    assert by_word.sizes[0].ranked.best
+    assert any("/" in one.experiment.recompute or ":" in one.experiment.recompute for one in by_stage.best)
+    for one, other in zip(by_stage.sizes[0].ranked.best, by_word.sizes[0].ranked.best, strict=True):
+        assert one.time.cautious_s <= other.time.cautious_s
+        assert one.memory.peak_bytes <= by_stage.limit_bytes
+        assert not violations(one.experiment, by_stage.question.cluster)
+    with pytest.raises(InvalidSweep, match="auto"):
+        asked(*words, "recompute=rope")
+    with pytest.raises(InvalidSweep, match="recompute=auto with engine=megatron"):
+        asked(*words, "recompute=auto", "engine=megatron")

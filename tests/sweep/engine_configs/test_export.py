@@ -336,6 +336,14 @@ def test_latents_have_norms_in_megatron() -> None:
         ("megatron", layout("llama8b", dp=4, precision="fp8_rowwise", global_batch_size=8), ["precision"]),
         ("megatron", layout("llama8b", dp=4, zero_stage=3, pp=2, global_batch_size=8), ["zero_stage"]),
         ("megatron", layout("llama8b", dp=4, recompute="rope", global_batch_size=8), ["recompute"]),
+        *(
+            (engine, layout("llama8b", pp=2, recompute="full/none", global_batch_size=8), ["recompute"])
+            for engine in ("torchtitan", "megatron", "nanotron", "deepspeed")
+        ),
+        *(
+            (engine, layout("llama8b", pp=2, recompute="full:3", global_batch_size=8), ["recompute"])
+            for engine in ("torchtitan", "nanotron", "deepspeed")
+        ),
         ("nanotron", layout("llama8b", dp=4, zero_stage=1, cp=2, global_batch_size=8), ["zero_stage"]),
         ("deepspeed", layout("llama8b", dp=4, zero_stage=2, pp=2, global_batch_size=8), ["zero_stage"]),
     ],
@@ -406,6 +414,8 @@ def test_megatron_by_hand() -> None:
     assert "num-virtual-stages-per-pipeline-rank" not in found
     even = megatron.export(LAYOUTS["70B interleaved"], "x")[0].options
     assert even["num-virtual-stages-per-pipeline-rank"] == 5 and "pipeline-model-parallel-layout" not in even
+    first = megatron.export(layout("llama8b", pp=2, recompute="full:3", global_batch_size=8), "x")[0].options
+    assert (first["recompute-method"], first["recompute-num-layers"]) == ("block", 3)
     v3 = megatron.export(LAYOUTS["V3 experts"], "x")[0].options
     assert v3["moe-layer-freq"] == "([0]*3+[1]*58)" and v3["moe-shared-expert-intermediate-size"] == 2048
     for precision, of, kind in (("mxfp8", "fp8", "e4m3"), ("nvfp4", "fp4", "e2m1")):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import random
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.auto_recompute import choose, tensor_limit, with_choices
+from sweep.planning.best_layouts import print_best
 from sweep.planning.plan import Plan, make_plan
 from sweep.predicting.forecast import Forecast
 from tests.workloads.costs.memory.traced import shortened
@@ -89,7 +92,7 @@ def test_no_word_that_fits_the_budget_is_faster(cluster: ClusterSpec, seed: int)
         if min(peaks) >= memory:
             continue
         budget = draw.uniform(min(peaks), min(max(peaks) + 0.5, memory))
-        (chosen,) = choose([(e, budget)], cluster)
+        (chosen,) = choose([(e, budget)], Forecast.of(cluster))
         assert chosen is not None
         mine = Experiment.canonical(**vars_of(e), recompute=chosen.recompute)
         assert mine.recompute == chosen.recompute, "the words are written as an experiment has them"
@@ -140,14 +143,14 @@ def test_a_budget_counts_what_is_reserved(cluster: ClusterSpec) -> None:
     search = FittingRecompute(StepTimes(cluster))
     assert search.fit(e, tensor_limit(cluster, tensors)).recompute != "none"
     assert search.fit(e, tensor_limit(cluster, peak_gib(e, cluster) + 1e-6)).recompute == "none"
-    (chosen,) = choose([(e, tensors)], cluster)
+    (chosen,) = choose([(e, tensors)], Forecast.of(cluster))
     assert chosen is not None
     assert peak_gib(with_word(e, chosen.recompute), cluster) <= tensors
 
 
 def test_a_layout_that_fits_with_no_choice_says_so_in_numbers(cluster: ClusterSpec) -> None:
     e = Experiment.canonical(model=LLAMA_8B, pp=2, micro_batch_size=4, seq_len=4096, global_batch_size=16)
-    (chosen,) = choose([(e, 40.0)], cluster)
+    (chosen,) = choose([(e, 40.0)], Forecast.of(cluster))
     assert chosen is not None
     assert not chosen.fits
     assert "fits with no recomputation" in chosen.why
@@ -176,6 +179,9 @@ def test_a_plan_has_the_words_and_says_why() -> None:
     late = [point for point in plan.points if point.verdict == "predicted_oom"]
     assert late
     assert any("memory_budget=60 GiB" in (point.detail or "") for point in late)
+    file = io.StringIO()
+    print_best(plan, Console(file=file, width=400))
+    assert file.getvalue().count(" recompute=auto is ") == 3
     # No point of the same layout with a word of the grid is faster within the budget.
     by_layout: dict[Experiment, list[Any]] = {}
     for point in plan.points:

@@ -6,14 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
+from tests.planted.checks_of_budgets import wrapped_layers
 from tests.sampling import sampled
 from tests.workloads.engine.parity import check_on, experiment, on_backends
-from workloads.costs.shape.partition import experiment_layers, recompute_by_layer
-from workloads.engine.collectives.groups import make_groups
+from workloads.costs.shape.partition import recompute_by_layer
 from workloads.engine.layers.recompute import FullBlock, SelectiveBlock
-from workloads.engine.training.build import shape_chunks
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
@@ -45,20 +43,7 @@ def test_a_layout_with_words_of_stages_equals_a_single_process(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.world_size == case.pp], ids=str)
 def test_every_layer_has_the_word_of_its_stage(case: Experiment, gloo_pool: Any) -> None:
-    wrapped = {layer: name for held in gloo_pool.run(_wrapped, case.world_size, case) for layer, name in held}
+    wrapped = {layer: name for held in gloo_pool.run(wrapped_layers, case.world_size, case) for layer, name in held}
     for layer, word in enumerate(recompute_by_layer(case)):
         assert (wrapped[layer] == FullBlock.__name__) == (word == "full")
         assert (wrapped[layer] == SelectiveBlock.__name__) == (word not in ("none", "full"))
-
-
-def _wrapped(rank: int, case: Experiment) -> list[tuple[int, str]]:
-    groups = make_groups(case, rank, torch.device("cpu"))
-    found = []
-    for number, chunk in enumerate(shape_chunks(case, groups)):
-        layers = experiment_layers(case)[groups.stage_of(number)]
-        # FSDP derives a class from a module's own, whose name it begins with its own.
-        found += [
-            (layer, type(block).__name__.removeprefix("FSDP"))
-            for layer, block in zip(layers, chunk.blocks, strict=True)
-        ]
-    return found
