@@ -21,7 +21,7 @@ from sweep.__main__ import main
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from workloads.costs.shape.params import num_params
-from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
@@ -217,7 +217,8 @@ def table(text: str) -> dict[str, list[str]]:
     [
         (Experiment, "The fields of a point", {"gradient_accumulation_fusion": "null"}),
         (ModelSpec, "Model files", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
-        (ClusterSpec, "Cluster files", {"inter_node": "null"}),
+        (ClusterSpec, "Cluster files", {"inter_node": "null", "host": "all null"}),
+        (HostSpec, "Cluster files", {}),
         (LinkSpec, "Cluster files", {}),
         (DeviceSpec, "Device files", {}),
     ],
@@ -231,9 +232,10 @@ def test_every_field_is_described_with_its_default(kind: Any, title: str, derive
         elif field.default in ("", (), dataclasses.MISSING):
             expected = {"": "empty"}.get(field.default, "none")
         else:
-            expected = yaml.safe_dump(field.default).partition("\n")[0].strip("'")
+            plain = dataclasses.asdict(field.default) if dataclasses.is_dataclass(field.default) else field.default
+            expected = yaml.safe_dump(plain).partition("\n")[0].strip("'")
         assert rows[field.name][2] == derived.get(field.name, expected), field.name
-    if kind is not LinkSpec and kind is not ClusterSpec:
+    if kind not in (LinkSpec, ClusterSpec, HostSpec):
         assert set(rows) == {field.name for field in dataclasses.fields(kind)}
 
 

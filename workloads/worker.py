@@ -236,6 +236,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         cuda_graph=measurements.cuda_graph,
         not_captured=measurements.not_captured,
         shares_memory=measurements.shares_memory,
+        host_memory_bytes=measurements.host_memory_bytes,
         device_state=state,
         nccl_environment=nccl_variables,
         nccl_transports=transports_in(nccl_log),

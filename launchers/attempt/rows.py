@@ -323,6 +323,7 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         "cuda_graph_run": "+".join(sorted(set(_present(result.cuda_graph for result in every)))) or None,
         "cuda_graph_reason": next(iter(_present(result.not_captured for result in every)), None),
         "shares_memory": min(_present(result.shares_memory for result in every), default=None),
+        "host_memory_bytes": _fullest_host(every),
         "host_lead_s": min(_present(result.host_lead_s for result in every), default=None),
         "throttle_reasons": ",".join(names) if reasons else None,
         "device_memory_bytes": first.device_memory_bytes,
@@ -335,6 +336,15 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         if (version := first.versions.get(key)) is not None:
             columns[f"{key}_version"] = version
     return columns
+
+
+def _fullest_host(results: Iterable[RankResult]) -> int | None:
+    """Bytes that optimizers of one host's ranks held there, of the fullest host; None if none did."""
+    held: dict[str | None, int] = {}
+    for result in results:
+        if result.host_memory_bytes is not None:
+            held[result.host] = held.get(result.host, 0) + result.host_memory_bytes
+    return max(held.values(), default=None)
 
 
 def _timed(result: RankResult) -> list[StepRecord]:

@@ -18,8 +18,10 @@ from sweep.advising.question import Question
 from sweep.advising.ranked import ALIKE, RankedLayout
 from sweep.composing.planned_only import planned_only
 from sweep.planning.mfu import mfu_cell, mfu_note
+from sweep.planning.point_verdict import too_big_for_host
 from sweep.planning.summary import layout
 from sweep.predicting.power import JOULES
+from workloads.costs.memory.host import node_host_bytes
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import engine_lacks
 from workloads.spec.experiment import ENGINE
@@ -126,6 +128,9 @@ def _print_size(answer: Advice, one: SizeAnswer, console: Console) -> None:
             experiment, memory = one.smallest
             needs = format_bytes(memory.peak_bytes + _workspace(q), 1)
             least = f"; {layout(experiment)} needs least: {needs}"
+            of_host = node_host_bytes(experiment, q.cluster.devices_per_node)
+            if (why := too_big_for_host(of_host, experiment, q.cluster)) is not None:
+                least += f", but {why}"
         console.print(f"\n{ranked.size:,} GPUs: nothing fits{least}", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(_table(answer, ranked.best, title))

@@ -23,8 +23,7 @@ from sweep.composing.machine import clusters_of_device, driver_names
 from sweep.inspecting.nvidia_smi import Gpus
 from sweep.inspecting.slurm_nodes import SlurmNodes
 from sweep.planning.limits import machine_memory_bytes
-from workloads.spec.cluster import ClusterSpec, LinkSpec
-from workloads.spec.host import UNKNOWN, HostSpec
+from workloads.spec.cluster import UNKNOWN_HOST, ClusterSpec, HostSpec, LinkSpec
 from workloads.spec.vendors import PLANNED_ONLY, is_amd
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -289,7 +288,7 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
     inter = {**dataclasses.asdict(other.inter_node), "source": f"not known: that of {other_name}, {_UNUSED}"}
     unknown += [f"intra_node: {how}", f"inter_node: {inter['source']}", "reserved_bytes, matmul_efficiency: 0 and null"]
     of_host: dict[str, object] = {}
-    unknown.append(_host(found, UNKNOWN, "null", of_host, known))
+    unknown.append(_host(found, UNKNOWN_HOST, "null", of_host, known))
     fields: dict[str, object] = {
         "name": name,
         "backend": backend,

@@ -28,10 +28,9 @@ from workloads.predict.crossing import Crossing
 from workloads.predict.parameters import NO_HOST
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
-from workloads.spec.cluster import ClusterSpec
+from workloads.spec.cluster import ClusterSpec, HostSpec
 from workloads.spec.engine_versions import ENGINE, ENGINE_VERSIONS
 from workloads.spec.experiment import Experiment
-from workloads.spec.host import HostSpec
 
 MOST_ROWS = 200
 """Most measured experiments per engine and version (the newest) used in a fit: beyond this, fitting time grows more

@@ -20,10 +20,9 @@ from workloads.costs.traffic.measured_network import MeasuredNetwork, network_of
 from workloads.predict.probed import LAUNCH_S, probed, probed_host
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.layout_rules import layout_violations
-from workloads.spec.cluster import ClusterSpec
+from workloads.spec.cluster import ClusterSpec, HostSpec
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
-from workloads.spec.host import HostSpec
 
 
 class MeasuredLayout(NamedTuple):

@@ -84,6 +84,8 @@ class Measurements:
     """Why not, if ``cuda_graph=auto`` allowed it."""
     shares_memory: bool | None = None
     """Whether tensor-parallel ranks exchange tokens through memory that they share; None without such a layout."""
+    host_memory_bytes: int | None = None
+    """Bytes that the optimizer holds on the host; None without one there."""
 
 
 def measure(
@@ -190,7 +192,11 @@ def _measure(
         captured.release()
     ran_as: Literal["none", "step"] = "step" if captures else "none"
     shares = engine.peers.is_open if engine.peers is not None else None
-    return Measurements(records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason, shares)
+    on_host = engine.optimizer.on_host
+    of_host = on_host.host_bytes() if on_host is not None else None
+    return Measurements(
+        records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason, shares, of_host
+    )
 
 
 def _quickest_s(records: list[StepRecord]) -> float | None:

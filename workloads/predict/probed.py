@@ -16,8 +16,7 @@ from typing import Any
 
 from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.parameters import TIME
-from workloads.spec.cluster import ClusterSpec
-from workloads.spec.host import HostSpec
+from workloads.spec.cluster import ClusterSpec, HostSpec
 
 Row = Mapping[str, Any]
 """One figure, with the columns of `results.tables.probes.COLUMNS`."""

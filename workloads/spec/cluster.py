@@ -14,7 +14,6 @@ from typing import Any
 
 from workloads.spec.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.host import UNKNOWN, HostSpec
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import EXAMPLES, Unit, quantity
 from workloads.spec.vendors import BACKENDS, PLANNED_ONLY, refuse_wrong_backend
@@ -89,6 +88,28 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """Processors and memory of one node, and the links to its devices, as an optimizer that lives there needs them."""
+
+    link_bandwidth: float | None = None
+    """Bytes per second that one device and the memory of its host exchange in each direction, both at once, through
+    pinned memory and with all devices of the node at work."""
+    memory_bytes: int | None = None
+    """Memory of one node; None: not known, so it is not checked."""
+    memory_bandwidth: float | None = None
+    """Bytes per second of the memory of one node, all processors together."""
+    adamw_rate: float | None = None
+    """fp32 parameters that the processors of one node update per second by AdamW; None: derived from
+    ``memory_bandwidth``."""
+    source: str = ""
+    """Source of the numbers."""
+
+
+UNKNOWN_HOST = HostSpec()
+"""A host of which nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """Nodes of equal devices: a fast link inside a node and a slower one between nodes."""
 
@@ -111,7 +132,7 @@ class ClusterSpec:
     """Number of nodes. None: not known, so no layout is too wide."""
     price_per_device_hour: float | None = None
     """Price of one device for an hour, in any currency; None: not known."""
-    host: HostSpec = UNKNOWN
+    host: HostSpec = UNKNOWN_HOST
     """What is known about the processors and the memory of a node."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the network between the nodes needs in every rank (NCCL, EFA)."""

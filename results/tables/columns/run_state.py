@@ -173,5 +173,11 @@ RUN_STATE_COLUMNS: tuple[Column, ...] = (
         "Whether tensor-parallel products exchanged tokens through memory that devices share: true on GPUs of one host "
         "that reach each other, false where collectives did it; null: no such products, other engines and versions",
     ),
+    Column(
+        "host_memory_bytes",
+        INT,
+        "Memory that optimizers of one host's ranks held there, of the fullest host (optimizer_offload); null: none",
+        "B",
+    ),
     Column("throttle_reasons", TEXT, "NVML clock event reasons that were seen, separated by commas; empty: none"),
 )

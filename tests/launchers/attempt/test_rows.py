@@ -132,6 +132,19 @@ def test_the_host_that_is_least_ahead_counts(
     assert row_of(attempt, attempt.started_at + 4.0, results)["host_lead_s"] == expected
 
 
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [((8, 4, 5, 6), 12), ((None,) * 4, None), ((None, 3, 2, None), 3)],
+    ids=str,
+)
+def test_the_fullest_host_counts_with_all_its_ranks(held: tuple[int | None, ...], expected: int | None) -> None:
+    results = [
+        dataclasses.replace(result(rank, 0.0), host=f"node{rank // 2}", host_memory_bytes=one)
+        for rank, one in enumerate(held)
+    ]
+    assert rows._fullest_host(results) == expected
+
+
 def test_a_missing_peak_has_a_reason(attempt: Attempt) -> None:
     row = row_of(attempt, attempt.started_at + 4.0, {0: result(0, attempt.started_at)})
     assert row["peak_flops"] is None and row["mfu_palm"] is None

@@ -81,3 +81,16 @@ def test_the_ledger_and_explain_have_the_parts(tmp_path: Path, capsys: pytest.Ca
     assert update["host_s"] >= max(update["down_s"], update["update_s"], update["up_s"])
     assert main(["explain", rows[0.0]["experiment_id"], "--results", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["host"] is None
+
+
+@pytest.mark.slow
+def test_advice_has_no_layout_that_the_host_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["advise", "model=llama8b", "cluster=h200", "gpus=1", "global_batch_size=8", "optimizer_offload=0.5"]
+    assert main([*words, "cluster.host.memory_bytes='60 GiB'"]) == 0
+    assert "the fastest that fit" in capsys.readouterr().out
+    assert main([*words, "cluster.host.memory_bytes='59 GiB'"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 GPUs: nothing fits" in said
+    assert "optimizer_offload=0.5 needs 59.8 GiB of the host's memory on a node; 59.0 GiB" in said
+    assert main([*(word.replace("h200", "b200") for word in words)]) == 2
+    assert "lacks host.memory_bandwidth" in capsys.readouterr().err

@@ -13,9 +13,8 @@ from workloads.costs.shape.params import num_params
 from workloads.costs.time.host_update import PIECE, added_by_host, host_update, overlapped, unknown_rates, update_rate
 from workloads.costs.time.timeline import estimate_time, step_work
 from workloads.engine.training import host_optimizer
-from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
-from workloads.spec.host import HostSpec
 
 CLUSTER = ClusterSpec(
     name="here",
