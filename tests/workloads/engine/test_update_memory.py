@@ -64,7 +64,7 @@ def traced_update(case: Experiment) -> tuple[int, int]:
     here, there = multiprocessing.Pipe()
     process = fork_server().Process(target=update_alone, args=(case, there))
     process.start()
-    assert here.poll(60), "the process did not answer"
+    assert here.poll(150), "the process did not answer"
     result: tuple[int, int] = here.recv()
     process.join()
     return result
