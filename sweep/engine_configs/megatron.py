@@ -127,8 +127,25 @@ ROUTING: Mapping[str, Choice] = {
     "learned": NOTHING,
     "skewed": Choice(refused="it forces an even load on experts or a random one, not an imbalance"),
 }
+OPTIMIZERS: Mapping[str, Choice] = {
+    "adamw": Choice(options={"optimizer": "adam"}),
+    "sgd": Choice(options={"optimizer": "sgd", "sgd-momentum": 0.9}),
+    "muon": Choice(
+        options={
+            "optimizer": "muon",
+            "muon-momentum": 0.95,
+            "muon-nesterov": True,
+            "muon-scale-mode": "spectral",
+            "muon-extra-scale-factor": 0.2,
+            "muon-tp-mode": "duplicated",
+        },
+        warning="every tensor-parallel rank orthogonalises all of its matrices, and with ZeRO 1 ranks own whole layers",
+        note="Megatron-Core takes it from the package emerging-optimizers",
+    ),
+    "adafactor": Choice(refused="it has adam, sgd and muon; these would work"),
+}
+"""Constants are those of `workloads.engine.training.optimizer` and `workloads.engine.training.muon`."""
 TRAINING: Options = {
-    "optimizer": "adam",
     "lr": LEARNING_RATE,
     "min-lr": LEARNING_RATE,
     "lr-decay-style": "constant",
@@ -158,7 +175,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         pads_vocabulary=True,
         copies_heads=True,
         adds_gradients=True,
-        updates=("grad_reduce", "optimizer_states", "optimizer_offload"),
+        updates=("grad_reduce", "optimizer", "optimizer_states", "optimizer_offload"),
         documents=DOCUMENTS,
     )
     _formats(draft)
@@ -171,6 +188,9 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     if e.pp > 1:
         _pipeline(draft)
     draft.choose("precision", PRECISION)
+    draft.choose("optimizer", OPTIMIZERS)
+    if e.optimizer == "muon" and e.zero_stage >= 2:
+        draft.refuse("optimizer", "Megatron-FSDP has no Muon; zero_stage 0 or 1 would work")
     _recompute(draft)
     if e.tp > 1:
         draft.choose("sequence_parallel", SEQUENCE_PARALLEL)

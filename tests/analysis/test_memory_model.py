@@ -20,6 +20,7 @@ from workloads.costs.shape.params import num_params
 from workloads.rules.layout_rules import LACKING, RULES, violations
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment, Recompute, to_dict
+from workloads.spec.experiment_values import OptimizerName
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
 from workloads.spec.recomputation import OPERATIONS, canonical_recompute, is_by_stage
@@ -175,8 +176,11 @@ def layouts(count: int, seed: int) -> list[Experiment]:
         if all(violation.rule in elsewhere for violation in violations(experiment, CLUSTER)):
             adds = experiment.zero_stage <= 1 and experiment.compile == "none" and len(found) % 2 == 0
             adds = adds and experiment.num_microbatches > 1
-            share = (0.0, 0.0, 0.3, 1.0)[len(found) % 4]
-            found.append(experiment.replace(gradient_accumulation_fusion=adds, optimizer_offload=share))
+            optimizer = get_args(OptimizerName)[len(found) // 2 % 4]
+            share = (0.0, 0.3, 1.0)[len(found) % 3] if optimizer == "adamw" else 0.0
+            found.append(
+                experiment.replace(gradient_accumulation_fusion=adds, optimizer=optimizer, optimizer_offload=share)
+            )
     return found
 
 

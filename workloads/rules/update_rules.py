@@ -41,13 +41,6 @@ UPDATES_LACKING = (
         "works)",
     ),
     (
-        "muon_heads",
-        "engine == 'ultrasweep' and optimizer == 'muon' and not has_latent_attention "
-        "and (tp > num_kv_heads or copies_in_layers)",
-        "optimizer=muon with more tensor-parallel ranks (tp={tp}) than key and value heads, of which ranks hold copies "
-        "(fewer, or adamw, work)",
-    ),
-    (
         "optimizer_recurrent",
         "engine == 'ultrasweep' and optimizer in ('muon', 'adafactor') and recurrent_heads > 0",
         "optimizer={optimizer} with the recurrent layers of {model}, whose convolutions are no matrices (adamw and sgd "

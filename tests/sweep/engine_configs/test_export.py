@@ -51,11 +51,15 @@ def test_ten_layouts(name: str, engine: str) -> None:
 
 
 def test_the_optimizer_is_the_engines_own() -> None:
+    from workloads.engine.training import muon
     from workloads.engine.training import optimizer as own
 
     ours = (own.LEARNING_RATE, own.BETAS, own.EPSILON, own.WEIGHT_DECAY, own.MAX_GRAD_NORM)
     theirs = (draft.LEARNING_RATE, draft.BETAS, draft.EPSILON, draft.WEIGHT_DECAY, draft.MAX_GRAD_NORM)
     assert ours == theirs
+    of_muon, of_sgd = (megatron.OPTIMIZERS[name].options for name in ("muon", "sgd"))
+    told = of_muon["muon-momentum"], of_muon["muon-extra-scale-factor"], of_sgd["sgd-momentum"]
+    assert told == (muon.MOMENTUM, muon.RMS_OF_ADAMW, own.SGD_MOMENTUM)
 
 
 def rounding(model: str, **fields: object) -> Experiment:

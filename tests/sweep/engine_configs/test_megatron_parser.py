@@ -66,7 +66,13 @@ MORE = {
     "8B fp8 in blocks": layout("llama8b", dp=4, zero_stage=2, precision="fp8_blockwise", global_batch_size=8),
     "experts dropped": layout("mixtral_8x7b", dp=4, zero_stage=1, ep=2, capacity_factor=1.5, global_batch_size=8),
 }
+OF_OPTIMIZERS = {
+    "sgd": layout("llama1b", dp=2, zero_stage=1, global_batch_size=8, optimizer="sgd"),
+    "muon": layout("llama1b", dp=2, tp=2, zero_stage=0, global_batch_size=8, optimizer="muon"),
+    "muon, sharded": layout("llama1b", dp=4, zero_stage=1, global_batch_size=8, optimizer="muon"),
+}
 CHOSEN = {name: e for name, e in {**LAYOUTS, **OWN_SHAPES, **MORE}.items() if name not in REFUSED["megatron"]}
+CHOSEN |= OF_OPTIMIZERS
 
 pytestmark = [
     pytest.mark.slow,
@@ -223,6 +229,11 @@ def expected(e: Experiment) -> dict[str, Any]:
         found["fp8_recipe"] = e.precision.removeprefix("fp8_")
     if e.zero_stage >= 2:
         found["data_parallel_sharding_strategy"] = {2: "optim_grads", 3: "optim_grads_params"}[e.zero_stage]
+    found["optimizer"] = {"adamw": "adam"}.get(e.optimizer, e.optimizer)
+    if e.optimizer == "muon":
+        # Emerging optimizers are layer-wise where others are distributed.
+        found |= {"use_distributed_optimizer": False, "muon_momentum": 0.95, "muon_nesterov": True}
+        found |= {"use_layer_wise_distributed_optimizer": e.zero_stage > 0, "muon_extra_scale_factor": 0.2}
     if e.zero_stage > 0:
         found["num_distributed_optimizer_instances"] = e.dp_replicate
     if m.mla is None:

@@ -55,7 +55,7 @@ class PlainMuon:
     """Muon for the matrices of layers, AdamW for the rest."""
 
     def __init__(self, weights: Mapping[str, Tensor], lr: float) -> None:
-        self.matrices = {n: w for n, w in weights.items() if n.startswith("layers.") and w.dim() > 1}
+        self.matrices = {n: w for n, w in weights.items() if n.startswith("layers.") and w.dim() > 1 and len(w) > 1}
         self.adamw = _adamw([w for n, w in weights.items() if n not in self.matrices], lr)
         self.momenta = {n: torch.zeros_like(w) for n, w in self.matrices.items()}
         self.lr = lr

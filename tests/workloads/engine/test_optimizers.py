@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,8 +11,13 @@ import torch
 from tests.pool import Pool
 from tests.workloads.engine.optimizer_reference import optimizer_for, orthogonalised
 from tests.workloads.engine.parity import check, experiment, experts
+from tests.workloads.engine.test_adamw import ReadsOnHost
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.training.build import build, choose_attention
 from workloads.engine.training.newton_schulz import newton_schulz
+from workloads.measuring.step import _batches, _finish, run_step
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import OptimizerName
 
 STEPS = 3
 CLIP_AT = 0.3
@@ -42,6 +48,62 @@ def case(layout: dict[str, Any], optimizer: str) -> Experiment:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_layouts_equal_one_process(gloo_pool: Pool, layout: dict[str, Any], optimizer: str) -> None:
     check(gloo_pool, case(layout, optimizer), clip_at=CLIP_AT, steps=STEPS, counts=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
+@pytest.mark.parametrize("layers", ["gate_of_heads", "gate_of_shared_experts", "squared_relu"])
+def test_kinds_of_layers_equal_one_process(gloo_pool: Pool, layers: str, optimizer: str) -> None:
+    check(gloo_pool, case({"dp": 2, "zero_stage": 3, "layers": layers}, optimizer), clip_at=CLIP_AT, counts=True)
+
+
+RATES = {"adamw": 3e-3, "muon": 3e-3, "adafactor": 0.1, "sgd": 0.2}
+"""Adafactor's is relative to the size of a weight, about 0.02; SGD's to that of a clipped gradient."""
+
+
+def losses(rank: int, optimizer: str) -> list[float]:
+    """Losses of 8 steps on the same sequences at a rate at which a small model learns."""
+    e = experiment(dp=2, zero_stage=1, optimizer=optimizer).replace(precision="fp32")
+    choose_attention(e)
+    engine = build(e, make_groups(e, rank, torch.device("cpu")), lambda _: RATES[optimizer])
+    found = []
+    for step in range(8):
+        pending = run_step(engine, step, _batches(engine, 0), is_warmup=False)
+        record = _finish(engine, pending)
+        assert record.loss is not None
+        found.append(record.loss)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+def test_a_model_learns_its_batch(gloo_pool: Pool, optimizer: str) -> None:
+    """With every optimizer the loss falls at every step after the first."""
+    ranks = gloo_pool.run(losses, 2, optimizer)
+    assert ranks[0] == ranks[1]
+    assert all(later < earlier for earlier, later in pairwise(ranks[0])), ranks[0]
+    assert ranks[0][-1] < ranks[0][0] - 0.05, ranks[0]
+
+
+def reads(rank: int, optimizer: str) -> int:
+    """Numbers that the host reads from the device in an update."""
+    e = experiment(moe=experts(), optimizer=optimizer).replace(precision="fp32")
+    engine = build(e, make_groups(e, rank, torch.device("cpu")))
+    engine.optimizer.allocate()
+    for step in range(2):
+        engine.pipeline.run(_batches(engine, step))
+        engine.optimizer.finish_gradients()
+        norm = engine.optimizer.local_square_norm().sqrt()
+        with ReadsOnHost() as counted:
+            engine.optimizer.step(norm)
+    return counted.count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "muon"])
+def test_no_update_waits_for_the_device(gloo_pool: Pool, optimizer: str) -> None:
+    """So that a captured step has it."""
+    assert gloo_pool.run(reads, 1, optimizer) == [0]
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])

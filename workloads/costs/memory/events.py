@@ -33,7 +33,7 @@ TENSORS: Mapping[str, Tensor] = {
     "of_last": Tensor(
         GRADIENTS, "gradient of the embedding or the last unit", "training/data_parallel.py GradientSync"
     ),
-    "optimizer": Tensor(OPTIMIZER, "AdamW's moments", "training/optimizer.py"),
+    "optimizer": Tensor(OPTIMIZER, "optimizer's state", "training/optimizer.py"),
     "updating": Tensor(ACTIVATIONS, "matrices of an update", "training/muon.py Muon"),
     "inputs": Tensor(ACTIVATIONS, "token ids, targets and RoPE tables", "training/data.py"),
     "shared": Tensor(ACTIVATIONS, "memory shared by tensor-parallel ranks", "collectives/peer_memory.py PeerMemory"),

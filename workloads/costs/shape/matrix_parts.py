@@ -167,7 +167,7 @@ def _held(
         start, stop = max(begin, place.shard * chunk), min(begin + rows, (place.shard + 1) * chunk)
         if stop <= start:
             continue
-        copy = place.replica if dim is not None else place.replica * degrees.split + place.split
+        copy = place.replica if dim is not None else _own_copy(place, degrees)
         row = start - begin + (place.split * rows if dim == 0 else 0)
         column = place.split * columns if dim == 1 else 0
         found.append(Part(member, copy, row, stop - start, column, columns, start - place.shard * chunk))
@@ -187,38 +187,37 @@ def rounds_of(experiment: Experiment, matrices: Sequence[Matrix]) -> list[list[O
     """Which member updates which matrix, round by round: in a round every member has one matrix or none.
 
     Matrices that take longest come first, so that those of one round are alike. All but experts are dealt to all
-    members in turn; an expert's matrices to the members that hold it.
+    members in turn. Shards often hold an expert's matrix whole, so it goes to a member that holds most of it; of
+    several, to the one with least work so far.
     """
-    e = experiment
     ordered = sorted(matrices, key=lambda one: (-one.flops, one.weight.name, one.expert))
-    rounds: list[list[Owned]] = []
-    for of_experts in (False, True):
-        mine = [one for one in ordered if one.weight.placement.is_expert == of_experts]
-        if not mine:
-            continue
-        degrees = degrees_of(e, of_experts=of_experts)
-        places = list(degrees.places())
-        by_holder: dict[int, list[Matrix]] = {}
-        for one in mine:
-            holder = places[one.parts[0].member].expert
-            by_holder.setdefault(holder, []).append(one)
-        dealt: list[list[Owned]] = []
-        for holder, held in by_holder.items():
-            members = [member for member, place in enumerate(places) if place.expert == holder]
-            for at, one in enumerate(held):
-                number, turn = divmod(at, len(members))
-                if number == len(dealt):
-                    dealt.append([])
-                owner = members[turn]
-                dealt[number].append(Owned(one, owner, _copy_of(places[owner], one, degrees)))
-        rounds += dealt
-    return rounds
+    dense = degrees_of(experiment, of_experts=False)
+    places, rounds = list(dense.places()), list[list[Owned]]()
+    for at, one in enumerate(one for one in ordered if not one.weight.placement.is_expert):
+        number, owner = divmod(at, len(places))
+        copy = places[owner].replica if one.copies == dense.replicas else _own_copy(places[owner], dense)
+        _in_round(rounds, number, Owned(one, owner, copy))
+    of_experts = list[list[Owned]]()
+    counts, work = [0] * len(places), [0] * len(places)
+    for one in (one for one in ordered if one.weight.placement.is_expert):
+        most = max(part.numel for part in one.parts)
+        held = [part for part in one.parts if part.numel == most]
+        part = min(held, key=lambda part: (work[part.member], part.member))
+        _in_round(of_experts, counts[part.member], Owned(one, part.member, part.copy))
+        counts[part.member] += 1
+        work[part.member] += one.flops
+    return rounds + of_experts
 
 
-def _copy_of(place: Place, matrix: Matrix, degrees: Degrees) -> int:
-    if matrix.copies == degrees.replicas:
-        return place.replica
+def _own_copy(place: Place, degrees: Degrees) -> int:
+    """The copy that a member has of matrices that every tensor-parallel rank holds whole."""
     return place.replica * degrees.split + place.split
+
+
+def _in_round(rounds: list[list[Owned]], number: int, owned: Owned) -> None:
+    if number == len(rounds):
+        rounds.append([])
+    rounds[number].append(owned)
 
 
 def waves(one: Sequence[Owned]) -> int:

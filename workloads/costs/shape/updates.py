@@ -42,6 +42,8 @@ class RankMatrix(NamedTuple):
     whole_columns: int
     number: int
     """Of this rank; experts are those of one expert-parallel rank."""
+    together: int
+    """Number of them in one parameter, one after another."""
     is_expert: bool
     is_copied: bool
     """Whether every tensor-parallel rank holds the whole matrix."""
@@ -94,14 +96,16 @@ def rank_matrices(e: Experiment, held: StageParams) -> list[RankMatrix]:
             is_expert, is_copied = one.held == "experts", one.held == "whole"
             split = 1 if is_copied else e.etp if is_expert else e.tp
             rows, columns = (1, split) if one.divides_columns else (split, 1)
-            number = layers * one.number // (e.ep if is_expert else 1)
+            together = one.number // (e.ep if is_expert else 1)
             shape = one.rows // rows, one.columns // columns
-            found.append(RankMatrix(*shape, one.rows, one.columns, number, is_expert, is_copied, True))
+            found.append(
+                RankMatrix(*shape, one.rows, one.columns, layers * together, together, is_expert, is_copied, True)
+            )
     hidden = e.model.hidden_size
     for numbers in (held.embedding, held.head):
         if numbers:
             rows = numbers // hidden
-            found.append(RankMatrix(rows // e.tp, hidden, rows, hidden, 1, False, False, False))
+            found.append(RankMatrix(rows // e.tp, hidden, rows, hidden, 1, 1, False, False, False))
     return found
 
 
@@ -122,7 +126,7 @@ def shard_numbers(e: Experiment, held: StageParams) -> MatrixNumbers:
         return MatrixNumbers(0, 0)
     for one in rank_matrices(e, held):
         if one.is_hidden or kind.apart == "matrices":
-            shards = expert_degrees(e)[1] if one.is_expert else data_degrees(e)[1]
+            shards = shards_of(e, one)
             elements += one.number * one.rows * one.columns // shards
             lines += one.number * (one.rows // shards + one.columns + 1)
     return MatrixNumbers(elements, lines)
@@ -137,14 +141,20 @@ def temporary_bytes(e: Experiment, held: StageParams) -> int:
         return 0
     for one in rank_matrices(e, held):
         if kind.apart == "matrices":
-            shards = expert_degrees(e)[1] if one.is_expert else data_degrees(e)[1]
-            most = max(most, kind.master_bytes * -(-one.rows // shards) * one.columns)
+            rows = min(one.rows, -(-one.rows * one.together // shards_of(e, one)))
+            most = max(most, kind.master_bytes * rows * one.columns)
         elif one.is_hidden:
             least = min(one.whole_rows, one.whole_columns)
-            # Alone: a matrix, its successor and the smaller side squared. Else result, message out and message in.
+            # Alone: a matrix, its successor and the smaller side squared. Else result, message out and message in; the
+            # last is up to half as large again where two ranks share a gate and an up projection as one parameter.
             alone = 2 * one.numel + least * least
             most = max(most, kind.product_bytes * (alone if stage_ranks(e) == 1 else 3 * one.numel))
     return most
+
+
+def shards_of(e: Experiment, one: RankMatrix) -> int:
+    """Number of ranks that share the rows of a matrix's parameter."""
+    return expert_degrees(e)[1] if one.is_expert else data_degrees(e)[1]
 
 
 def stage_ranks(e: Experiment) -> int:

@@ -3,7 +3,7 @@
 The matrices of a stage are dealt to its ranks by rounds, those that take longest first
 (`workloads.costs.shape.matrix_parts.rounds_of`). A round lasts as long as its first matrix: products at the rate of
 large ones in the dtype of the directions, one exchange of a matrix's size for every rank, and one more for each copy of
-it. Rounds follow one another.
+it; experts that a shard holds whole are sent to other copies alone. Rounds follow one another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 from workloads.costs.shape.matrix_parts import newton_schulz_flops
 from workloads.costs.shape.partition import StageParams
-from workloads.costs.shape.updates import RankMatrix, rank_matrices, stage_ranks
+from workloads.costs.shape.updates import RankMatrix, rank_matrices, shards_of, stage_ranks
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -34,8 +34,10 @@ def matrix_update_s(e: Experiment, held: StageParams, cluster: ClusterSpec) -> f
     for one, rounds in rounds_by_shape(e, held):
         seconds += rounds * _flops(one) / rate
         if ranks > 1:
-            size = kind.product_bytes * one.numel
-            seconds += rounds * (1 + copies_of(e, one)) * collective_time_s("all_to_all", size, ranks, 1, cluster)
+            sizes = kind.product_bytes * one.numel, 0
+            messages = (copies_of(e, one) - 1, 2) if _stays(e, one) else (1 + copies_of(e, one), 0)
+            for size, number in zip(sizes, messages, strict=True):
+                seconds += rounds * number * collective_time_s("all_to_all", size, ranks, 1, cluster)
     return seconds
 
 
@@ -51,6 +53,12 @@ def rounds_by_shape(e: Experiment, held: StageParams) -> list[tuple[RankMatrix, 
             found.append((one, math.ceil(after / members) - math.ceil(before / members)))
             before = after
     return found
+
+
+def _stays(e: Experiment, one: RankMatrix) -> bool:
+    """Whether owners hold their matrices whole, so that only other copies are sent any: experts, if shards hold some
+    whole."""
+    return one.is_expert and e.etp == 1 and one.together >= shards_of(e, one)
 
 
 def copies_of(e: Experiment, one: RankMatrix) -> int:
