@@ -12,6 +12,9 @@ _GATES, _POSITIONS = {"layers": "gate_of_elements", **TWO}, {"layers": "position
 _HEADS = {"layers": "gate_of_heads", "tp": 2, "micro_batch_size": 4}
 _WINDOW_RING = {"layers": "sliding", "cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "seq_len": 20}
 _SINK_RING = {**_WINDOW_RING, "layers": "sinks"}
+_EXPERTS, _ACTIVATION = ENGINE + "layers.kind_experts:KindExperts.", ENGINE + "kind_ops.weighted_activations:"
+_CLAMPED = {"layers": "clamped_experts", **TWO}
+_DIVIDED_EXPERTS = {"layers": "clamped_experts", "tp": 2, "etp": 2, "micro_batch_size": 4}
 _BIASES = {"layers": "biases", "tp": 2, "micro_batch_size": 4}
 
 KINDS: list[Fault] = faults_of(
@@ -187,9 +190,9 @@ KINDS: list[Fault] = faults_of(
     (
         "weights_on_outputs",
         "outputs of experts are weighted instead of inputs",
-        ENGINE + "layers.experts:Experts.forward",
-        "if self.weights_inputs:",
-        "if False:",
+        ENGINE + "layers.experts:Experts._weighted_inputs",
+        "if self.weights_inputs else",
+        "if False else",
         {"layers": "weighted_inputs", **TWO},
     ),
     (
@@ -199,5 +202,69 @@ KINDS: list[Fault] = faults_of(
         "(dy * x).sum(1, dtype=accumulation_dtype(x.dtype)).to(weights.dtype)",
         "torch.zeros_like(weights)",
         {"layers": "weighted_inputs", **TWO},
+    ),
+    (
+        "expert_bias_counts_for_every_rank",
+        "the second bias of experts counts once for every rank that has a part of their columns",
+        _EXPERTS + "forward",
+        "weights_M, part=self.etp_rank",
+        "weights_M * (self.mlp.width // self.down.shape[1]), part=self.etp_rank",
+        _DIVIDED_EXPERTS,
+    ),
+    (
+        "expert_bias_in_the_first_columns",
+        "every rank adds its part of the second bias to the first columns",
+        _EXPERTS + "forward",
+        "part=self.etp_rank",
+        "part=0",
+        _DIVIDED_EXPERTS,
+    ),
+    (
+        "weights_before_the_second_bias",
+        "a copy's weight multiplies its product alone, not the second bias",
+        _EXPERTS + "forward",
+        "groups, weights_M, part",
+        "groups, None, part",
+        _CLAMPED,
+    ),
+    (
+        "first_bias_not_again",
+        "what experts make again has no bias",
+        _EXPERTS + "_recompute",
+        "if self.first_bias is not None:",
+        "if False:",
+        {**_CLAMPED, "recompute": "experts"},
+    ),
+    (
+        "gate_clamped_from_below",
+        "the clamp of the gate is on the other side",
+        _ACTIVATION + "_clamped_silu",
+        "gate.clamp(max=mlp.limit)",
+        "gate.clamp(min=-mlp.limit)",
+        _CLAMPED,
+    ),
+    (
+        "clamped_gates_have_gradients",
+        "the gradient passes the clamp of the gate",
+        _ACTIVATION + "_clamped_silu",
+        "* (gate <= mlp.limit)",
+        "",
+        _CLAMPED,
+    ),
+    (
+        "router_without_its_bias",
+        "the bias of the router is left out",
+        ENGINE + "layers.routing:Router.forward",
+        "logits = logits + self.logit_bias",
+        "logits = logits + 0 * self.logit_bias",
+        _CLAMPED,
+    ),
+    (
+        "half_the_slope_of_squares",
+        "the derivative of the squared ReLU of experts is halved",
+        _ACTIVATION + "_relu2",
+        "2 * positive * grad",
+        "positive * grad",
+        {"layers": "experts_of_squared_relu", **TWO},
     ),
 )

@@ -35,6 +35,9 @@ RUN_BY_KIND = (
     "layers of a mixer alone",
     "layers of an MLP alone",
     "router weights on the inputs of experts",
+    "biases of experts",
+    "a bias of the router",
+    "shared experts of another width",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""
@@ -42,6 +45,8 @@ _SPANS = re.compile(r"(sliding|chunked) \d+ attention")
 """Names of attention to windows and chunks, which it runs, too."""
 _ACTIVATIONS = {(True, "silu"), (True, "gelu_tanh"), (False, "relu2")}
 """(gated, activation) of the dense MLPs that the engine runs (`workloads.engine.kind_ops.activations`)."""
+_OF_EXPERTS = {*_ACTIVATIONS, (True, "clamped_silu")}
+"""The same of experts (`workloads.engine.kind_ops.weighted_activations`)."""
 
 
 @lru_cache(maxsize=256)
@@ -60,7 +65,7 @@ def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
     if model.layers is None:
         return ()
     kinds = [kind for kind, _ in whole_model(model).distinct()]
-    run = {f"{mlp.label} MLPs" for mlp in _dense_that_run(kinds)} | {"sandwich norms (4 a layer)"}
+    run = {*_mlps_that_run(kinds), "sandwich norms (4 a layer)"}
     lacking = [
         name
         for name in adapters_lack(model)
@@ -69,13 +74,13 @@ def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*lacking, *_in_other_combinations(kinds)]))
 
 
-def _dense_that_run(kinds: list[Layer]) -> Iterator[DenseMLP]:
-    """Dense MLPs with an activation that the engine has, if no experts have an MLP of the same name."""
-    of_experts = {kind.mlp.expert.label for kind in kinds if isinstance(kind.mlp, RoutedMLP)}
-    for kind in kinds:
-        mlp = kind.mlp
-        if isinstance(mlp, DenseMLP) and (mlp.gated, mlp.activation) in _ACTIVATIONS and mlp.label not in of_experts:
-            yield mlp
+def _mlps_that_run(kinds: list[Layer]) -> Iterator[str]:
+    """Names of dense MLPs and of experts with an activation that the engine has."""
+    for mlp in (kind.mlp for kind in kinds):
+        if isinstance(mlp, DenseMLP) and (mlp.gated, mlp.activation) in _ACTIVATIONS:
+            yield f"{mlp.label} MLPs"
+        elif isinstance(mlp, RoutedMLP) and (mlp.expert.gated, mlp.expert.activation) in _OF_EXPERTS:
+            yield f"{mlp.expert.label} experts"
 
 
 def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
@@ -86,8 +91,17 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     mixers = [kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)]
     if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
         yield "values larger than keys"
-    if len({kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}) > 1:
+    routed = {kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}
+    if len(routed) > 1:
         yield "experts that differ by layer"
+    if any(mlp.expert.activation == "clamped_silu" and not mlp.expert.limit for mlp in routed):
+        yield "clamped experts without a limit"
+    shared = [mlp.shared for mlp in routed if mlp.shared is not None]
+    yield from (f"shared {mlp.label} experts" for mlp in shared if (mlp.gated, mlp.activation) not in _ACTIVATIONS)
+    if any(mlp.bias for mlp in shared):
+        yield "biases of shared experts"
+    if any(2 < kind.norms <= 4 and kind.routed for kind in kinds):
+        yield "norms of the outputs of experts"
     if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):
         yield "layers with fewer norms than parts"
     if any(kind.norms != 1 for kind in kinds if kind.mixer is None or kind.mlp is None):

@@ -168,6 +168,12 @@ _LAYOUT = _rules(
         "etp={etp} does not divide expert_hidden_size={expert_hidden_size} of {model}; use etp=1",
     ),
     (
+        "etp",
+        "etp > 1 and etp == tp and biased_outputs % etp",
+        "etp={etp} does not divide the hidden_size={hidden_size} of {model}, and so not the biases of its experts; use "
+        "etp=1",
+    ),
+    (
         "ep_ranks",
         "has_experts and (etp == 1 or etp == tp) and ep_ranks % ep",
         "ep={ep} does not divide the dp*cp*tp/etp = {dp}*{cp}*{tp}/{etp} = {ep_ranks} ranks available for "

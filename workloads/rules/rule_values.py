@@ -13,6 +13,7 @@ from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_layers import layers_of, splits_of
@@ -57,6 +58,7 @@ _OF_PARTS = (
         "num_experts",
         "experts_per_token",
         "expert_hidden_size",
+        "biased_outputs",  # of experts
     ),
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
     *(
@@ -88,6 +90,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         moe.num_experts if moe is not None else 0,
         moe.experts_per_token if moe is not None else 0,
         moe.expert_hidden_size if moe is not None else 0,
+        _biased_outputs(model),
         *_columns(model),
         *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
         *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
@@ -122,6 +125,13 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
         if isinstance(kind.mixer, Recurrent):
             columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))
     return capped or len(windows) > 0, capped or chunked, columns, max(windows, default=0)
+
+
+@lru_cache(maxsize=256)
+def _biased_outputs(model: ModelSpec) -> int:
+    """Outputs of experts with biases, which are divided as their columns are; 0 if there are none."""
+    mlps = [kind.mlp for kind in layers_of(model).kinds if isinstance(kind.mlp, RoutedMLP)]
+    return model.hidden_size if any(mlp.expert.bias for mlp in mlps) else 0
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:

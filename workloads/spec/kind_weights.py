@@ -16,7 +16,17 @@ from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recurrent_weights import recurrent
-from workloads.spec.weights import COLUMNS, INIT_STD, ROWS, WHOLE, WHOLE_BY_HEADS, Weight, norm, residual_std
+from workloads.spec.weights import (
+    COLUMNS,
+    EXPERT_ROWS,
+    INIT_STD,
+    ROWS,
+    WHOLE,
+    WHOLE_BY_HEADS,
+    Weight,
+    norm,
+    residual_std,
+)
 
 
 def kind_of(model: ModelSpec, layer: int) -> Layer | None:
@@ -76,8 +86,27 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
     if isinstance(kind.mlp, DenseMLP):
         yield from feed_forward(model, kind.mlp, f"{prefix}.ffn").values()
     elif kind.mlp is not None:
-        yield from weights.experts(model, f"{prefix}.experts").values()
+        yield from experts(model, kind.mlp, f"{prefix}.experts").values()
         yield from shared_experts(model, kind.mlp, prefix).values()
+
+
+def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
+    """Weights of the router and of the routed experts, stacked on dim 0, by their short names; biases of experts are
+    stacks of columns. The second bias is divided by its outputs where an expert is divided: each rank then adds its
+    part of the bias once to the sum of the partial outputs."""
+    held = weights.experts(model, prefix)
+    if not mlp.expert.gated:
+        del held["gate"]
+    if mlp.router_bias:
+        held["router_bias"] = Weight(f"{prefix}.router_bias", (mlp.experts,), INIT_STD, WHOLE)
+    if mlp.expert.bias:
+        sizes = {"gate": mlp.expert.width, "up": mlp.expert.width, "down": model.hidden_size}
+        held |= {
+            f"{name}_bias": Weight(f"{prefix}.{name}_bias", (mlp.experts, size, 1), INIT_STD, EXPERT_ROWS)
+            for name, size in sizes.items()
+            if name in held
+        }
+    return held
 
 
 def shared_experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:

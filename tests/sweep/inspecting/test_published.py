@@ -55,20 +55,20 @@ def test_a_model_with_a_list_of_layers(published: Any, tmp_path: Path, capsys: p
     assert [kind["count"] for kind in facts["kinds"]] == [23, 23, 6]
     assert "Mamba-2" in facts["not_expressible"]
     assert main(["model", str(file), "--out", str(out)]) == 0
-    assert "the engine lacks: ungated (relu2) MLPs" in capsys.readouterr().out
+    assert "run             yes, with model=" in capsys.readouterr().out
     written, given = ConfFolders((tmp_path,)).model("nano"), ConfFolders().model(str(file))
     assert {**model_to_dict(written), "name": given.name} == model_to_dict(given)
     assert given.layers is not None and len(given.layers.kinds) == 3
 
 
 def test_what_the_engine_lacks_is_refused_by_name(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    file = published("openai/gpt-oss-20b")
+    file = published("google/gemma-4-26B-A4B")
     for command in (["run", "+grid=one_point", "name=x"], ["parity", "--right", "tp=2"]):
         assert main([*command, f"model={file}"]) == 2
         refused = capsys.readouterr().err
         assert refused.count("\n") == 1
-        assert "model gpt-oss-20b can be planned, but not run yet: the engine lacks gated (clamped_silu)" in refused
-        assert "attention sinks" not in refused and "a bias of the router" in refused
+        assert "model gemma-4-26B-A4B can be planned, but not run yet: the engine lacks a dense MLP beside" in refused
+        assert "sliding" not in refused and "scales of the router" in refused
 
 
 def test_the_command_that_settles_an_answer_has_the_path(published: Any) -> None:

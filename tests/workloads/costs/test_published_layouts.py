@@ -30,7 +30,12 @@ LAYOUTS = (
     {"dp": 2, "pp": 2, "pp_schedule": "zero_bubble_v", "zero_stage": 2},
 )
 
-RECURRENT = ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-35B-A3B", "nvidia/Nemotron-H-56B-Base-8K")
+RECURRENT = (
+    "Qwen/Qwen3.5-27B",
+    "Qwen/Qwen3.5-35B-A3B",
+    "nvidia/Nemotron-H-56B-Base-8K",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+)
 """Models with recurrent layers that the engine runs."""
 
 

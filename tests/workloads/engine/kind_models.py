@@ -18,6 +18,39 @@ ROUTED: Part = {
     "shared": {"kind": "dense", "width": 24, "activation": "silu"},
     "shared_experts": 1,
 }
+CLAMPED: Part = {  # gpt-oss, with a limit that many numbers pass
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {
+        "kind": "dense",
+        "width": 24,
+        "activation": "clamped_silu",
+        "bias": True,
+        "limit": 0.08,
+        "slope": 1.702,
+        "offset": 1.0,
+    },
+    "score": "softmax_of_chosen",
+    "router_bias": True,
+}
+SQUARED: Part = {  # Nemotron 3
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {"kind": "dense", "width": 24, "activation": "relu2", "gated": False},
+    "shared": {"kind": "dense", "width": 40, "activation": "relu2", "gated": False},
+    "shared_experts": 1,
+    "score": "sigmoid",
+    "scale": 2.5,
+    "correction": True,
+}
+GELU_EXPERTS: Part = {
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {"kind": "dense", "width": 24, "activation": "gelu_tanh", "bias": True},
+}
 WEIGHTED: Part = {
     **ROUTED,
     "chosen": 1,
@@ -112,6 +145,15 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         ],
         _ALTERNATING,
     ),
+    "clamped_experts": (
+        [
+            layer(attention(span=window(5), sinks=True, bias=True, output_bias=True), CLAMPED),
+            layer(attention(sinks=True, bias=True, output_bias=True), CLAMPED),
+        ],
+        _ALTERNATING,
+    ),
+    "experts_of_squared_relu": ([layer(attention(rope=None), SQUARED), layer(attention(), RELU2)], _ALTERNATING),
+    "experts_of_gelu": ([layer(attention(norm="head"), GELU_EXPERTS)], [0] * 5),
 }
 """Kinds of layers and their order, by name."""
 RECURRENT: dict[str, tuple[list[Part], list[int]]] = {

@@ -65,6 +65,26 @@ def feed(h: Tensor, w: dict[str, Tensor], p: str, mlp: DenseMLP) -> Tensor:
     return (gate / (1 + torch.exp(-gate)) * up) @ w[f"{p}.down"].t()
 
 
+def one_expert(h: Tensor, w: dict[str, Tensor], mlp: DenseMLP) -> Tensor:
+    """Output [B, S, D] of one expert for every token. ``w``: its weights and biases by their short names."""
+
+    def project(x: Tensor, name: str) -> Tensor:
+        y = x @ w[name].t()
+        return y + w[f"{name}_bias"].squeeze(-1) if mlp.bias else y
+
+    up = project(h, "up")
+    if mlp.activation == "relu2":  # NemotronH
+        return project(up * (up > 0) * up, "down")
+    gate = project(h, "gate")
+    if mlp.activation == "gelu_tanh":
+        inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        return project(0.5 * gate * (1 + torch.tanh(inner)) * up, "down")
+    assert mlp.activation == "clamped_silu"  # GptOssExperts._apply_gate
+    gate = gate.clamp(min=None, max=mlp.limit)
+    up = up.clamp(min=-mlp.limit, max=mlp.limit)
+    return project((up + mlp.offset) * (gate * torch.sigmoid(gate * mlp.slope)), "down")
+
+
 def _seen(seq: int, mixer: Attention) -> Tensor:
     """Whether a query (row) sees a key (column)."""
     query, key = torch.meshgrid(torch.arange(seq), torch.arange(seq), indexing="ij")

@@ -225,6 +225,8 @@ def _experts(
     batch, seq, _ = h.shape
     count, k = moe.num_experts, moe.experts_per_token
     logits = h @ w[f"{layer}.experts.router"].t()
+    if mlp is not None and mlp.router_bias:  # gpt-oss
+        logits = logits + w[f"{layer}.experts.router_bias"]
     scores = logits.softmax(-1) if moe.gate == "softmax" else logits.sigmoid()
     bias = routing.setdefault(f"{layer}.bias", torch.zeros(count, dtype=torch.float64))
     if experiment.routing == "learned":
@@ -246,6 +248,14 @@ def _experts(
         weights = weights * taken.view(batch, seq, count)
     out = torch.zeros_like(h)
     for expert in range(count):
+        if mlp is not None and (mlp.expert.bias or mlp.expert.activation != "silu"):
+            own = {
+                name.rpartition(".")[2]: weight[expert]
+                for name, weight in w.items()
+                if name.startswith(f"{layer}.experts.") and "router" not in name
+            }
+            out = out + weights[..., expert : expert + 1] * kind_reference.one_expert(h, own, mlp.expert)
+            continue
         gate, up, down = (w[f"{layer}.experts.{name}"][expert] for name in ("gate", "up", "down"))
         weight = weights[..., expert : expert + 1]
         if mlp is not None and mlp.weights_inputs:  # Llama 4
@@ -253,8 +263,11 @@ def _experts(
         else:
             out = out + weight * (_swiglu(h, gate, up) @ down.t())
     if moe.num_shared_experts:
-        gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
-        shared = _swiglu(h, gate, up) @ down.t()
+        if mlp is not None and mlp.shared is not None:
+            shared = kind_reference.feed(h, w, f"{layer}.shared", mlp.shared)
+        else:
+            gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
+            shared = _swiglu(h, gate, up) @ down.t()
         if mlp is not None and mlp.shared_gate:  # Qwen2-MoE
             shared = shared / (1 + torch.exp(-(h @ w[f"{layer}.shared.scale"].t())))
         out = out + shared

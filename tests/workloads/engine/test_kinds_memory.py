@@ -36,6 +36,33 @@ def wide(**changes: Any) -> dict[str, Any]:
     return attention(**{"heads": 8, "kv_heads": 4, "head_dim": 64, "value_dim": 64, **changes})
 
 
+CLAMPED: dict[str, Any] = {
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {
+        "kind": "dense",
+        "width": 512,
+        "activation": "clamped_silu",
+        "bias": True,
+        "limit": 7.0,
+        "slope": 1.702,
+        "offset": 1.0,
+    },
+    "score": "softmax_of_chosen",
+    "router_bias": True,
+}
+SQUARED: dict[str, Any] = {
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {"kind": "dense", "width": 640, "activation": "relu2", "gated": False},
+    "shared": RELU2,
+    "shared_experts": 1,
+    "score": "sigmoid",
+    "scale": 2.5,
+}
+
 KINDS: dict[str, list[dict[str, Any]]] = {
     "windows": [layer(wide(span=window(80), sinks=True), DENSE), layer(wide(), DENSE)],
     "chunks": [layer(wide(span=chunk(100), rope=None), DENSE), layer(wide(), DENSE)],
@@ -54,6 +81,11 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         layer(wide(heads=8, kv_heads=8, head_dim=104, value_dim=104), None, norms=1),
     ],
     "gated_delta": [layer(gated_delta(**DELTA), RELU2), layer(wide(), DENSE)],
+    "clamped_experts": [
+        layer(wide(span=window(80), sinks=True, bias=True, output_bias=True), CLAMPED),
+        layer(wide(sinks=True, bias=True, output_bias=True), CLAMPED),
+    ],
+    "experts_of_squared_relu": [layer(wide(rope=None), SQUARED)],
 }
 LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 1, "rounds": 3},
@@ -66,10 +98,16 @@ NOT_ON_A_RING = ("chunks", "caps", "values", "mamba", "gated_delta", "kimi_delta
 """Chunks, caps and states are not exchanged; on a CPU the kernel of a ring pads values, which others do not."""
 UNITS_DIFFER = ("one_part",)
 """With ZeRO 3 the closed form takes every layer's weights for as many as the largest one's: 0.7 % too much here."""
+WITH_EXPERTS = ("clamped_experts", "experts_of_squared_relu")
+OF_EXPERTS: list[dict[str, Any]] = [
+    {"dp": 2, "ep": 2, "zero_stage": 1, "rounds": 2, "recompute": "experts"},
+    {"tp": 2, "etp": 2, "rounds": 1, "recompute": "swiglu"},
+    {"dp": 2, "ep": 2, "zero_stage": 3, "rounds": 1, "recompute": "full"},
+]
 CASES = [
     (name, layout)
     for name in KINDS
-    for layout in LAYOUTS
+    for layout in LAYOUTS + (OF_EXPERTS if name in WITH_EXPERTS else [])
     if not (name in NOT_ON_A_RING and layout.get("cp", 1) > 1)
     and not (name in UNITS_DIFFER and layout.get("zero_stage", 0) > 2)
 ]

@@ -30,7 +30,10 @@ RINGS: list[dict[str, Any]] = [
 ]
 """With parts of at least 5 tokens, as many as the windows reach. Chunks and caps are not exchanged."""
 WITHOUT_RINGS = ("chunked", "chunked_unevenly", "soft_cap", "weighted_inputs")
-WITH_EXPERTS = ("dense_between_experts", "gate_of_shared_experts", "weighted_inputs")
+WITH_EXPERTS = (
+    *("dense_between_experts", "gate_of_shared_experts", "weighted_inputs"),
+    *("clamped_experts", "experts_of_squared_relu", "experts_of_gelu"),
+)
 OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},
     {"tp": 2, "etp": 2, "sequence_parallel": False, "recompute": "selective", "micro_batch_size": 4},

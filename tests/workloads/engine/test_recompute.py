@@ -39,6 +39,7 @@ from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
 from workloads.engine.training.build import build, shape_chunks
 from workloads.measuring.step import _batches, run_step
+from workloads.spec import weights
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.recomputation import Recompute, operations_of
@@ -160,7 +161,7 @@ def run_experts(recompute: str) -> tuple[list[Tensor], int]:
     """(gradients, bytes alive between forward and backward) of routed experts; some of them get no row."""
     sizes = [5, 0, 11, 3, 0, 2, 7, 4]
     groups = RowGroups(torch.tensor(sizes).cumsum(0).int(), lambda: sizes)
-    own = Experts("layers.0.experts", replace(MODEL, moe=experts()), {}).double()
+    own = Experts(weights.experts(replace(MODEL, moe=experts()), "layers.0.experts"), {}).double()
     initialise(own, 0, {}, lambda spec: (1, 0))
     wrapped = SelectiveBlock(own, operations_of(recompute))
     generator = torch.Generator().manual_seed(1)

@@ -40,7 +40,9 @@ class ExpertTensors:
     sent: int
     """Rows to send: ``c T_e k h``. They are not saved."""
     parameters: int
-    """The experts' weights in the compute dtype: ``c X``."""
+    """The experts' weights in the compute dtype, with their biases: ``c X``."""
+    down: int
+    """Those of the second products, with their biases."""
 
 
 def received_rows(e: Experiment) -> int:
@@ -72,7 +74,9 @@ def expert_tensors(e: Experiment, mlp: RoutedMLP, c: int) -> ExpertTensors:
         router += _INDEX_BYTES * (stream * copies + 2 * sent + (2 * received if e.ep > 1 else 0))
         router += STATISTICS_BYTES * stream * mlp.experts if mlp.balance_loss else 0
     width, columns, inputs = mlp.latent or e.model.hidden_size, mlp.expert.width // e.etp, 2 if mlp.expert.gated else 1
-    rows = c * received * width
+    rows, held = c * received * width, c * (mlp.experts // e.ep)
+    biased = 1 if mlp.expert.bias else 0
+    down = held * (width * columns + biased * width // e.etp)
     return ExpertTensors(
         router=router,
         weights=STATISTICS_BYTES * received,
@@ -80,7 +84,8 @@ def expert_tensors(e: Experiment, mlp: RoutedMLP, c: int) -> ExpertTensors:
         gate_up=inputs * c * received * columns,
         product=c * received * columns,
         sent=c * sent * width,
-        parameters=c * (inputs + 1) * width * columns * (mlp.experts // e.ep),
+        parameters=held * inputs * columns * (width + biased) + down,
+        down=down,
     )
 
 
@@ -101,7 +106,7 @@ def expert_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: in
        weights, when product and gate_up are free.
     """
     matrices = 3 if mlp.expert.gated else 2
-    down = t.parameters // matrices
+    down = t.down
     in_fp8: tuple[int, ...] = ()
     if fp8.is_low(e):
         transposed = down // _COMPUTE_BYTES

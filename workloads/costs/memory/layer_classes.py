@@ -41,6 +41,11 @@ class LayerSizes(NamedTuple):
     """Elements of the weight whose gradient comes last in FSDP's order, part of ``block``."""
     experts: int
     """Elements of the routed experts; 0 if the layer has none."""
+    experts_up: int
+    """Elements of the experts' first products, part of ``experts``."""
+    experts_down: int
+    """Elements of the experts' second products, part of ``experts``; their gradient comes last in FSDP's order, which
+    has biases, parameters of modules inside, first."""
     reducing: int
     """Bytes needed in addition to ``saved`` while the experts' gradients are reduced."""
     reducing_kept: int
@@ -116,6 +121,8 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[Laye
         saved = kind_bytes(e, kind, c, recomputed=True, w=w)
         kept = saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w)
         working, working_kept = max(working, saved.working), max(working_kept, kept.working)
+        held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]
+        of_experts = {one.name: one.parameters // (e.ep * e.etp) for one in held}
         name = kind.label if e.model.layers is not None else "layer with experts" if experts else "layer"
         sizes.append(
             LayerSizes(
@@ -129,6 +136,8 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[Laye
                 block=rest if experts else block,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,
+                experts_up=of_experts.get("expert up", 0),
+                experts_down=of_experts.get("expert down", 0),
                 reducing=saved.reducing,
                 reducing_kept=kept.reducing,
             )

@@ -215,14 +215,14 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     steps: list[Step] = []
     accumulated = x.unsharded and turn.prior > 0
     if turn.second_half and turn.reduces and x.expert_shards > 1 and not accumulated:
-        # The gradients are cast, two thirds of which are one weight's. The flat copy of the previously reduced unit,
+        # The gradients are cast, those of the first products at once. The flat copy of the previously reduced unit,
         # the head if there is one, still exists.
         changes: Live = {
             "working": 0,
             "saved": part.saved + freed,
             "weights": weights if x.zero3 else part.whole,
             "gradients": gradients,
-            "reducing": x.c * size + (0 if x.c == x.r else x.r * size * 2 // 3),
+            "reducing": x.c * size + (0 if x.c == x.r else x.r * of_layer.experts_up),
             "flat": 0 if x.unsharded else x.r * part.head or turn.pending(x, part),
         }
         steps.append(("last layer's experts, casts", changes))
@@ -258,15 +258,15 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     """Tensors of the reduction of one layer's expert gradients. Without a reduction the gradients are added to those of
     other micro-batches.
 
-    FSDP holds a unit's last gradient, the down weight's: a third of the experts. All gradients exist while the flat
-    copy is created, before the new shard. In a split backward they have r bytes per element.
+    FSDP holds a unit's last gradient. All gradients exist while the flat copy is created, before the new shard. In a
+    split backward they have r bytes per element.
     """
+    of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
     shard = x.g * size // x.expert_shards
     if not turn.reduces:
-        # The first gradients are cast weight by weight; one weight is two thirds. Those in the master dtype are
-        # accumulated as is.
-        cast = 0 if turn.prior or x.c == x.r else flat * 2 // 3
+        # The first gradients are cast weight by weight. Those in the master dtype are accumulated as is.
+        cast = 0 if turn.prior or x.c == x.r else x.r * of_layer.experts_up
         return [{"reducing": 0, "new_shard": 0, "flat": 0, "of_experts": x.c * size + cast}]
     reduced = 0 if turn.prior else shard
     new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
@@ -280,4 +280,4 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
-    return [first, after | {"reducing": each * size // 3}]
+    return [first, after | {"reducing": each * of_layer.experts_down}]

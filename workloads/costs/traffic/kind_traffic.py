@@ -124,8 +124,11 @@ def layer_units(s: Sender, stage: Stage) -> Iterator[Unit]:
         weights = weights_of(s, kind)
         experts = tuple(shapes_on_rank(s, (one for one in weights if one.held == "experts")))
         if experts:
+            biases = tuple(shape for shape in experts if len(shape) == 1)  # in 16 bits
+            products = tuple(shape for shape in experts if len(shape) > 1)
             in_fp8 = precision.startswith("fp8")
-            yield Unit(() if in_fp8 else experts, zero3, experts if in_fp8 else (), of_experts=True)
+            held = (biases, products) if in_fp8 else (products + biases, ())
+            yield Unit(held[0], zero3, held[1], of_experts=True)
         rest = [one for one in weights if one.held != "experts"]
         cast = [one for one in rest if precision == "fp8_tensorwise" and one.use == "matrix" and one.name not in _WIDE]
         wide = [one for one in rest if one not in cast]

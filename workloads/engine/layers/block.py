@@ -14,18 +14,21 @@ from workloads.engine.collectives.document_exchange import packed_attention
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.kind_ops.document_attention import Seen
-from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
+from workloads.engine.layers.experts import ExpertParallel, Experts, RoutedFeedForward
 from workloads.engine.layers.kind_attention import KindAttention
+from workloads.engine.layers.kind_experts import KindExperts
 from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.recurrent import recurrent
+from workloads.engine.layers.routing import Router
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
 from workloads.spec import weights
+from workloads.spec.kind_weights import experts as kind_experts
 from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs, rotation, shared_experts
 from workloads.spec.layer_kinds.attention import Attention as GroupedAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -128,7 +131,9 @@ class Block(nn.Module):
         elif experts is not None:
             shared = weights.shared_experts(model, prefix)
             shared_experts = FeedForward(shared, tp, shares_input=True) if shared else None  # the router saves it too
-            self.ffn = RoutedFeedForward(prefix, model, experts, shared_experts)
+            parts = weights.experts(model, f"{prefix}.experts")
+            router = Router(parts, experts.routing)
+            self.ffn = RoutedFeedForward(experts, router, Experts(parts, experts.sizes), shared_experts)
         elif self.kind is None:
             self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
         else:
@@ -236,13 +241,24 @@ def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel)
     held = shared_experts(model, mlp, prefix)
     shared: nn.Module | None = None
     if mlp.shared is not None:
-        shared = FeedForward(held, experts.tp, shares_input=True)
+        shared = _dense(held, mlp.shared, experts.tp, shares_input=True)
     if shared is not None and mlp.shared_gate:
         shared = GatedShared(shared, held["scale"])
-    return RoutedFeedForward(prefix, model, experts, shared, weights_inputs=mlp.weights_inputs)
+    parts = kind_experts(model, mlp, f"{prefix}.experts")
+    routed = (
+        KindExperts(parts, mlp, experts.sizes, experts.etp_rank)
+        if mlp.expert.bias or mlp.expert.activation != "silu"
+        else Experts(parts, experts.sizes, weights_inputs=mlp.weights_inputs)
+    )
+    return RoutedFeedForward(experts, Router(parts, experts.routing), routed, shared)
 
 
 def _feed_forward(prefix: str, model: ModelSpec, kind: Layer, tp: TensorParallel) -> nn.Module:
     assert isinstance(kind.mlp, DenseMLP), "layers with experts have a feed-forward part of their own"
-    parts = feed_forward(model, kind.mlp, prefix)
-    return FeedForward(parts, tp) if kind.mlp.activation == "silu" else KindFeedForward(parts, kind.mlp, tp)
+    return _dense(feed_forward(model, kind.mlp, prefix), kind.mlp, tp)
+
+
+def _dense(parts: dict[str, Weight], mlp: DenseMLP, tp: TensorParallel, *, shares_input: bool = False) -> nn.Module:
+    if mlp.activation == "silu":
+        return FeedForward(parts, tp, shares_input=shares_input)
+    return KindFeedForward(parts, mlp, tp, shares_input=shares_input)

@@ -27,8 +27,7 @@ from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear, grouped_product
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.ops.weighted_swiglu import weighted_swiglu
-from workloads.spec import weights
-from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import Weight
 
 
 class Experts(nn.Module):
@@ -41,21 +40,19 @@ class Experts(nn.Module):
     """[L * D, F]"""
     recomputes = ("swiglu", "experts")
 
-    def __init__(self, prefix: str, model: ModelSpec, sizes: dict[str, int], *, weights_inputs: bool = False) -> None:
+    def __init__(self, parts: dict[str, Weight], sizes: dict[str, int], *, weights_inputs: bool = False) -> None:
         """``weights_inputs``: a copy is multiplied by its weight before the first product, not after the second."""
         super().__init__()
         self.weights_inputs = weights_inputs
-        expert_weights = weights.experts(model, prefix)
         self.deferred: DeferredGradients | None = None
         self.recomputations: dict[str, RecomputeRegistry] = {}
         self.factors: dict[str, Tensor] = {}
         """Inverse scales of parameters that are gathered in fp8, by attribute: one for each expert, [L]."""
-        add_parameter(self, "gate_up", [expert_weights["gate"], expert_weights["up"]], sizes)
-        add_parameter(self, "down", [expert_weights["down"]], sizes)
+        add_parameter(self, "gate_up", [parts[name] for name in ("gate", "up") if name in parts], sizes)
+        add_parameter(self, "down", [parts["down"]], sizes)
 
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
-        if self.weights_inputs:
-            x_MD, weights_M = weighted_rows(x_MD, weights_M), torch.ones_like(weights_M)
+        x_MD, weights_M = self._weighted_inputs(x_MD, weights_M)
         gate_up_factors, down_factors = self.factors.get("gate_up"), self.factors.get("down")
         gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=gate_up_factors)
         add = None
@@ -69,6 +66,12 @@ class Experts(nn.Module):
             plain, weights_M = gate_up.detach(), weights_M.detach()
             self.recomputations["swiglu"].register((product,), lambda: (weighted_swiglu(plain, weights_M),))
         return grouped_linear(product, self.down, groups, self.deferred, factors_G=down_factors)
+
+    def _weighted_inputs(self, x_MD: Tensor, weights_M: Tensor) -> tuple[Tensor, Tensor]:
+        """The copies and the weights of their products."""
+        return (
+            (weighted_rows(x_MD, weights_M), torch.ones_like(weights_M)) if self.weights_inputs else (x_MD, weights_M)
+        )
 
     def _recompute(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
         """Recompute the output of the first product and the weighted SwiGLU product; the parameters are gathered for
@@ -90,6 +93,11 @@ class ExpertParallel:
         return {"ep": e.ep, "etp": e.etp}
 
     @property
+    def etp_rank(self) -> int:
+        """This rank's place among those that divide the columns of an expert."""
+        return self.tp.rank if self.gathers else 0
+
+    @property
     def gathers(self) -> bool:
         """Whether tensor-parallel ranks send all their tokens, each to its columns of the experts."""
         return self.routing.experiment.etp > 1
@@ -98,20 +106,9 @@ class ExpertParallel:
 class RoutedFeedForward(nn.Module):
     """Router, routed experts, and shared experts, which compute every token during the dispatch all-to-all."""
 
-    def __init__(
-        self,
-        prefix: str,
-        model: ModelSpec,
-        parallel: ExpertParallel,
-        shared: nn.Module | None,
-        *,
-        weights_inputs: bool = False,
-    ) -> None:
+    def __init__(self, parallel: ExpertParallel, router: Router, experts: Experts, shared: nn.Module | None) -> None:
         super().__init__()
-        self.parallel = parallel
-        self.router = Router(f"{prefix}.experts", parallel.routing)
-        self.experts = Experts(f"{prefix}.experts", model, parallel.sizes, weights_inputs=weights_inputs)
-        self.shared = shared
+        self.parallel, self.router, self.experts, self.shared = parallel, router, experts, shared
 
     @torch.compiler.disable
     def forward(self, x_TD: Tensor) -> Tensor:

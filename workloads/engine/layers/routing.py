@@ -28,9 +28,9 @@ from workloads.engine.layers.recompute import is_recomputing
 from workloads.engine.ops.backend import accumulation_dtype
 from workloads.engine.ops.linear import DeferredGradients, linear
 from workloads.spec import mesh as ranks
-from workloads.spec import weights
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
+from workloads.spec.weights import Weight
 
 _GOLDEN = 0.6180339887498949
 """Golden ratio minus 1. Its multiples, modulo 1, are spread evenly for any number of them."""
@@ -134,6 +134,8 @@ class Router(nn.Module):
     """Scores every expert for every token."""
 
     weight: nn.Parameter
+    logit_bias: nn.Parameter | None
+    """Learned, and added to the logits, [E]: it counts for the weights, too (gpt-oss)."""
     bias: Tensor
     """Added to the scores before the choice, fp32 [E]; stays 0 unless it balances the load."""
     load: Tensor
@@ -145,7 +147,7 @@ class Router(nn.Module):
     dropped: Tensor
     """Copies dropped in all steps, int64 scalar."""
 
-    def __init__(self, prefix: str, routing: Routing) -> None:
+    def __init__(self, parts: dict[str, Weight], routing: Routing) -> None:
         super().__init__()
         self.routing, moe = routing, routing.moe
         self.deferred: DeferredGradients | None = None
@@ -155,7 +157,11 @@ class Router(nn.Module):
         self.host_waits_of_step = 0
         self.loss_scale: Tensor | None = None
         """Factor on gradients from the loss on; None: 1."""
-        add_parameter(self, "weight", [weights.experts(routing.experiment.model, prefix)["router"]], {})
+        add_parameter(self, "weight", [parts["router"]], {})
+        if "router_bias" in parts:
+            add_parameter(self, "logit_bias", [parts["router_bias"]], {})
+        else:
+            self.register_parameter("logit_bias", None)
         experts = moe.num_experts
         for name, shape, dtype in (
             ("bias", (experts,), torch.float32),
@@ -177,6 +183,8 @@ class Router(nn.Module):
         own."""
         moe = self.routing.moe
         logits = linear(x_TD, self.weight, self.deferred)
+        if self.logit_bias is not None:
+            logits = logits + self.logit_bias
         logits = logits.to(accumulation_dtype(logits.dtype))
         scores_TE = logits.softmax(-1) if moe.gate == "softmax" else logits.sigmoid()
         forced = choice_Tk is not None

@@ -86,7 +86,7 @@ class _GroupedLinear(torch.autograd.Function):
             grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
 
         def gradient() -> Tensor:
-            return _weight_gradients(grad, x, groups).flatten(0, 1)
+            return weight_gradients(grad, x, groups).flatten(0, 1)
 
         deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
         return grad_x, None if deferred else gradient(), None, None, None
@@ -108,7 +108,7 @@ def _rows_by_weights(x_NI: Tensor, weights_GIO: Tensor, groups: RowGroups) -> Te
     return y_NO
 
 
-def _weight_gradients(grad_NO: Tensor, x_NI: Tensor, groups: RowGroups) -> Tensor:
+def weight_gradients(grad_NO: Tensor, x_NI: Tensor, groups: RowGroups) -> Tensor:
     """Weight gradients [G, O, I]; zeros for a group without rows."""
     if backend_of(grad_NO, x_NI) is Backend.SHAPES:
         return x_NI.new_empty(len(groups), grad_NO.shape[1], x_NI.shape[1])

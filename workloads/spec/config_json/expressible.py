@@ -85,15 +85,15 @@ def _missing_in_mixer(mixer: Mixer) -> Iterator[str]:
     yield from (name for name, missing in named.items() if missing)
 
 
-def _missing_in_mlp(mlp: DenseMLP) -> Iterator[str]:
+def _missing_in_mlp(mlp: DenseMLP, called: str = "MLPs") -> Iterator[str]:
     if mlp.activation != "silu" or not mlp.gated:
-        yield f"{mlp.label} MLPs"
+        yield f"{mlp.label} {called}"
     if mlp.bias:
-        yield "biases of MLPs"
+        yield f"biases of {called}"
 
 
 def _missing_in_experts(mlp: RoutedMLP) -> Iterator[str]:
-    yield from _missing_in_mlp(mlp.expert)
+    yield from _missing_in_mlp(mlp.expert, "experts")
     shared = mlp.shared.width if mlp.shared is not None else 0
     named = {
         "a dense MLP beside the experts": shared > 0 and not mlp.shared_experts,

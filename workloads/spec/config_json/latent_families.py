@@ -88,12 +88,13 @@ def read_deepseek_v4(fields: Fields, model_type: str) -> LayeredModel:
     count, act = layer_count(fields), activation(fields)
     fields.choice("num_key_value_heads", (1,), 1)
     fields.choice("attention_bias", (False,), False)
-    fields.ignore("hc_eps", "hc_sinkhorn_iters", "swiglu_limit", "compress_rope_theta")
+    fields.ignore("hc_eps", "hc_sinkhorn_iters", "compress_rope_theta")
     experts = routed(
         fields,
         experts=expert_count(fields),
         width=fields.count("moe_intermediate_size"),
         act="clamped_silu" if fields.given("swiglu_limit") else act,
+        clamped={"limit": fields.number("swiglu_limit")} if fields.given("swiglu_limit") else None,
         options=router(fields, score="sqrtsoftplus", correction=True),
         shared=fields.count("n_shared_experts", 1, least=0),
     )

@@ -200,6 +200,23 @@ def router(
     }
 
 
+class Clamp(TypedDict, total=False):
+    """Constants of clamped_silu, by the names of `DenseMLP`; empty for other activations."""
+
+    limit: float
+    slope: float
+    offset: float
+
+
+def clamp(fields: Fields, *, limit: float, slope: float, offset: float) -> Clamp:
+    """Constants by the names of gpt-oss. The arguments: what the family does if the file does not say."""
+    return {
+        "limit": fields.number("swiglu_limit", limit),
+        "slope": fields.number("swiglu_alpha", slope),
+        "offset": offset,
+    }
+
+
 def routed(
     fields: Fields,
     *,
@@ -210,19 +227,21 @@ def routed(
     shared: int = 0,
     shared_width: int | None = None,
     gated: bool = True,
+    clamped: Clamp | None = None,
     **more: Any,
 ) -> RoutedMLP:
     """Experts of one size, beside ``shared`` shared ones of ``shared_width`` (that of an expert if not given)."""
+    constants: Clamp = clamped or {}
     chosen = fields.count("num_experts_per_tok", also=("num_experts_per_token", "experts_per_token", "moe_top_k"))
     if chosen > experts:
         raise InvalidExperiment(f"{fields.label}: num_experts_per_tok={chosen} must be at most {experts} experts")
     beside = None
     if shared:
-        beside = DenseMLP(width=shared * (shared_width or width), activation=act, gated=gated)
+        beside = DenseMLP(width=shared * (shared_width or width), activation=act, gated=gated, **constants)
     return RoutedMLP(
         experts=experts,
         chosen=chosen,
-        expert=DenseMLP(width=width, activation=act, gated=gated, bias=more.pop("expert_bias", False)),
+        expert=DenseMLP(width=width, activation=act, gated=gated, bias=more.pop("expert_bias", False), **constants),
         shared=beside,
         shared_experts=shared,
         **options,

@@ -6,6 +6,7 @@ from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
     assemble,
+    clamp,
     expert_count,
     grouped,
     layer_count,
@@ -107,7 +108,10 @@ def read_minimax_m3(fields: Fields, model_type: str) -> LayeredModel:
     count, act = layer_count(fields), activation(fields)
     fields.choice("attention_output_gate", (False,), False)
     fields.choice("qk_norm_type", ("per_head",), "per_head")
-    fields.ignore("swiglu_alpha", "swiglu_limit", "use_gemma_norm", "rotary_dim")
+    fields.ignore("use_gemma_norm", "rotary_dim")
+    # MiniMaxM3VLTextConfig of transformers
+    clamped = clamp(fields, limit=7.0, slope=1.702, offset=1.0) if act == "clamped_silu" else None
+    fields.ignore("swiglu_alpha", "swiglu_limit")
     attention = grouped(fields, positions=rope(fields), norm="head" if fields.flag("use_qk_norm", True) else "none")
     indexed, where = _block_sparse(fields, count, attention)
     experts = routed(
@@ -118,8 +122,9 @@ def read_minimax_m3(fields: Fields, model_type: str) -> LayeredModel:
         options=router(fields, score="sigmoid", correction=fields.flag("use_routing_bias", True)),
         shared=fields.count("n_shared_experts", 1 if fields.given("shared_intermediate_size") else 0, least=0),
         shared_width=fields.count("shared_intermediate_size", 0, least=0) or None,
+        clamped=clamped,
     )
-    dense = DenseMLP(width=fields.count("dense_intermediate_size"), activation=act)
+    dense = DenseMLP(width=fields.count("dense_intermediate_size"), activation=act, **(clamped or {}))
     routes = routed_from(fields, count)
     layers = [
         Layer(mixer=indexed if chosen else attention, mlp=experts if routes[at] else dense)
@@ -166,7 +171,7 @@ def _block_sparse(fields: Fields, count: int, attention: Attention) -> tuple[Blo
 
 def read_gpt_oss(fields: Fields, model_type: str) -> LayeredModel:
     count = layer_count(fields)
-    fields.ignore("initial_context_length", "swiglu_limit", "swiglu_alpha")
+    fields.ignore("initial_context_length")
     activation(fields)
     bias = fields.flag("attention_bias", True)
     experts = routed(
@@ -175,6 +180,7 @@ def read_gpt_oss(fields: Fields, model_type: str) -> LayeredModel:
         width=fields.count("intermediate_size"),
         act="clamped_silu",
         options=router(fields, score="softmax_of_chosen"),
+        clamped=clamp(fields, limit=7.0, slope=1.702, offset=1.0),  # GptOssConfig of transformers
         expert_bias=True,
         router_bias=True,
     )

@@ -19,6 +19,12 @@ class DenseMLP:
     """silu, gelu_tanh, clamped_silu, situ, relu2, xielu."""
     gated: bool = True
     bias: bool = False
+    limit: float = 0.0
+    """Of clamped_silu: bound of the gate from above, of the up projection on both sides. 0: the file does not say."""
+    slope: float = 1.0
+    """Of clamped_silu: a gate is multiplied by the sigmoid of itself times this number (gpt-oss: 1.702)."""
+    offset: float = 0.0
+    """Of clamped_silu: added to the clamped up projection (gpt-oss: 1)."""
 
     @property
     def label(self) -> str:
