@@ -19,8 +19,8 @@ from typing import Any
 
 from results.shared_filesystem.whole_files import shortened
 from workloads.spec.checks import shown
-from workloads.spec.document_loads import Packing, imbalance, mean_length, slowest_length
-from workloads.spec.documents import canonical_documents, without_path
+from workloads.spec.documents.lengths import canonical_documents, without_path
+from workloads.spec.documents.loads import Packing, imbalance, mean_length, slowest_length
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
@@ -125,11 +125,11 @@ class Experiment(_WithId):
     name), instead of a rounded gradient of each micro-batch. No effect with one micro-batch. `canonical` sets it where
     it can be and nothing was chosen."""
     documents: str | None = None
-    """Lengths of the documents that are packed into sequences (`workloads.spec.documents`): a token attends to its own
-    document alone, whose positions begin at 0. The last document of a sequence is cut at the sequence's end. None:
-    every sequence is one document of ``seq_len`` tokens."""
+    """Lengths of the documents that are packed into sequences (`workloads.spec.documents.lengths`): a token attends to
+    its own document alone, whose positions begin at 0. The last document of a sequence is cut at the sequence's end.
+    None: every sequence is one document of ``seq_len`` tokens."""
     document_balance: DocumentBalance = "none"
-    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.document_loads`). No effect
+    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.documents.loads`). No effect
     without ``documents``."""
     seed: int = 42
     engine: str = ENGINE
