@@ -21,7 +21,7 @@ from results.shared_filesystem.whole_files import create, temporary_path
 from results.statistics.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
 from workloads.contract.protocol import read_json
 from workloads.spec import experiment as ex
-from workloads.spec.documents import without_path
+from workloads.spec.documents.lengths import without_path
 from workloads.spec.experiment import Experiment
 
 

@@ -21,7 +21,7 @@ from sweep.grids.step_time import StepTime
 from workloads.contract.protocol import MeasureSpec, Method, Task
 from workloads.contract.stages import rehearsed_ranks, shortened, stage_key
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.documents import without_path
+from workloads.spec.documents.lengths import without_path
 from workloads.spec.experiment import Experiment
 
 _HOUR = 3600.0

@@ -22,7 +22,7 @@ from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Ints, SearchSpace
 from workloads.predict.predictor import NORMAL_90
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.documents import without_path
+from workloads.spec.documents.lengths import without_path
 from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")

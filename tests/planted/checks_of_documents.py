@@ -13,8 +13,8 @@ from tests.workloads.engine.parity import experiment
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import build, choose_attention
 from workloads.engine.training.data import step_batches
-from workloads.spec import document_loads
-from workloads.spec.documents import packed
+from workloads.spec.documents import loads as document_loads
+from workloads.spec.documents.lengths import packed
 from workloads.spec.experiment import Experiment
 
 _DOCUMENTS = "lognormal mean=5 sigma=0.9 seed=3"

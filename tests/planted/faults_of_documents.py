@@ -9,7 +9,7 @@ _DEALT = {**_PACKED, "document_balance": "greedy", "dp": 2, "micro_batch_size": 
 _GATHER = {**_PACKED, "cp": 2, "cp_kind": "allgather", "micro_batch_size": 4}
 _SEEN = ENGINE + "kind_ops.document_attention:Seen.of"
 _EXCHANGE = ENGINE + "collectives.document_exchange:"
-_LOADS = "workloads.spec.document_loads:"
+_LOADS = "workloads.spec.documents.loads:"
 DOCUMENTS = [
     *faults_of(
         "documents",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.spec.documents import canonical_documents
+from workloads.spec.documents.lengths import canonical_documents
 from workloads.spec.engine_versions import ENGINE, ENGINE_VERSION, ENGINES, fuses_by_default
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment_values import FIELDS, is_number

@@ -19,8 +19,8 @@ from typing import Any
 from results.shared_filesystem.whole_files import shortened
 from workloads.spec.canonical_fields import canonical_fields
 from workloads.spec.checks import shown
-from workloads.spec.document_loads import Packing, imbalance, mean_length, slowest_length
-from workloads.spec.documents import without_path
+from workloads.spec.documents.lengths import without_path
+from workloads.spec.documents.loads import Packing, imbalance, mean_length, slowest_length
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
@@ -140,11 +140,11 @@ class Experiment(_WithId):
     optimizer_offload: float = 0.0
     """Share of the optimizer's states, 0 to 1, that the memory of the host holds and its processors update."""
     documents: str | None = None
-    """Lengths of the documents that are packed into sequences (`workloads.spec.documents`): a token attends to its own
-    document alone, whose positions begin at 0. The last document of a sequence is cut at the sequence's end. None:
-    every sequence is one document of ``seq_len`` tokens."""
+    """Lengths of the documents that are packed into sequences (`workloads.spec.documents.lengths`): a token attends to
+    its own document alone, whose positions begin at 0. The last document of a sequence is cut at the sequence's end.
+    None: every sequence is one document of ``seq_len`` tokens."""
     document_balance: DocumentBalance = "none"
-    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.document_loads`). No effect
+    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.documents.loads`). No effect
     without ``documents``."""
     seed: int = 42
     engine: str = ENGINE

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
-from workloads.spec.documents import MUST as MUST_BE_DOCUMENTS
-from workloads.spec.documents import DocumentValues, is_written
+from workloads.spec.documents.lengths import MUST as MUST_BE_DOCUMENTS
+from workloads.spec.documents.lengths import DocumentValues, is_written
 from workloads.spec.pipeline_stages import stages_texts
 from workloads.spec.recomputation import recompute_texts
 

@@ -18,7 +18,7 @@ from workloads.engine.layers.routing import forced_choice
 from workloads.engine.training.data import step_batches
 from workloads.spec import kind_weights
 from workloads.spec import weights as table
-from workloads.spec.documents import packed
+from workloads.spec.documents.lengths import packed
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP

@@ -10,8 +10,8 @@ import pytest
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.shape.params import matmul_params
-from workloads.spec.document_loads import Packing, attended, dealt, imbalance, mean_length, slowest_length
-from workloads.spec.documents import canonical_documents, packed
+from workloads.spec.documents.lengths import canonical_documents, packed
+from workloads.spec.documents.loads import Packing, attended, dealt, imbalance, mean_length, slowest_length
 from workloads.spec.experiment import Experiment
 
 DRAWN = "lognormal mean=40 sigma=1.2 seed=7"

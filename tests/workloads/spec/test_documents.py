@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B
-from workloads.spec.documents import canonical_documents, packed
+from workloads.spec.documents.lengths import canonical_documents, packed
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment, from_json, to_json
 
@@ -62,7 +62,7 @@ def test_drawn_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> Non
 
 
 def test_lengths_are_equal_in_another_process() -> None:
-    code = f"from workloads.spec.documents import packed; print(packed({TEXT!r}, 4096, 5))"
+    code = f"from workloads.spec.documents.lengths import packed; print(packed({TEXT!r}, 4096, 5))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == str(packed(TEXT, 4096, 5))
 

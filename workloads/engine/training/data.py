@@ -2,11 +2,11 @@
 
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone, for every `Source`. Data-parallel rank ``d`` takes sequences
 ``(microbatch * dp + d) * micro_batch_size ...`` of the global batch, or those dealt to it
-(`workloads.spec.document_loads`). Context-parallel ranks take different positions of
+(`workloads.spec.documents.loads`). Context-parallel ranks take different positions of
 the same sequences.
 
-With packed documents (`workloads.spec.documents`) a batch also has the place of each token in its document. The last
-token of a document, one that is cut at the sequence's end too, predicts `END_OF_DOCUMENT` and nothing of the next
+With packed documents (`workloads.spec.documents.lengths`) a batch also has the place of each token in its document. The
+last token of a document, one that is cut at the sequence's end too, predicts `END_OF_DOCUMENT` and nothing of the next
 document. So every token has a target, and the loss is the mean over all tokens, as without documents.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from workloads.engine.collectives.context_parallel import local_positions
-from workloads.spec.document_loads import dealt
-from workloads.spec.documents import packed
+from workloads.spec.documents.lengths import packed
+from workloads.spec.documents.loads import dealt
 from workloads.spec.experiment import Experiment
 
 Batch = tuple[Tensor, ...]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from workloads.spec.documents import packed
+from workloads.spec.documents.lengths import packed
 
 Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 """Sequences of the global batch by data-parallel rank and micro-batch."""
