@@ -34,7 +34,7 @@ CHOICES: list[Fault] = [
             "bound_above_what_is_needed",
             "the bound of memory rules out layouts that fit",
             "sweep.advising.floor:floor_of",
-            "states = (g + optimizer_of(q).state_bytes(1)) * own",
+            "states = (g + (1 - q.optimizer_offload) * optimizer_of(q).state_bytes(1)) * own",
             "states = 30 * (g + optimizer_of(q).state_bytes(1)) * own",
             {},
         ),

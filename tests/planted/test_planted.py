@@ -17,7 +17,7 @@ from tests.pool import Pool
 from tests.sampling import sampled
 
 CHECKS = sorted({fault.check for fault in FAULTS} - {"parity"})
-NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times", "choices", "host copies"}
+NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times", "choices", "copies"}
 """Axes whose faults change no number in float64."""
 
 
