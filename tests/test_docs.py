@@ -374,7 +374,11 @@ def test_the_qwen_example_is_qwen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["recompute_every", "cp_kind", "pp_split", "pp_stages", "pad_vocab_to", "gradient_accumulation_fusion"]
+    "field",
+    [
+        *("recompute_every", "cp_kind", "pp_split", "pp_stages", "pad_vocab_to", "gradient_accumulation_fusion"),
+        "grad_reduce",
+    ],
 )
 def test_the_guide_names_every_file_that_an_axis_touches(field: str) -> None:
     """Each product file in which an existing field stands is named in the guide, by itself or by its folder."""

@@ -149,7 +149,9 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its file of flags."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True, adds_gradients=True, updates=("optimizer_offload",))
+    updates = ("grad_reduce", "optimizer_states", "optimizer_offload")
+    draft.refuse_sizes(pads_vocabulary=True, copies_heads=True, adds_gradients=True, updates=updates)
+    _formats(draft)
     _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})
@@ -264,6 +266,8 @@ def _offload(draft: Draft) -> None:
         draft.refuse("optimizer_offload", "not known of Megatron-FSDP; zero_stage=1 would work")
     elif e.zero_stage == 0 and e.dp * e.cp > 1:
         draft.refuse("optimizer_offload", "it needs the distributed optimizer; zero_stage=1 would work")
+    if e.optimizer_states != "fp32":
+        draft.refuse("optimizer_states", "its optimizer on the host keeps them in fp32; fp32 would work")
     draft.set(
         {
             "use-distributed-optimizer": True,
@@ -332,6 +336,22 @@ def _recompute(draft: Draft) -> None:
         draft.warnings.append(f"recompute: {' and '.join(kept)} are not recomputed there: faster, with more memory")
     if "moe" in modules:
         draft.warnings.append("recompute: routing and the all-to-all of experts run twice: slower")
+
+
+def _formats(draft: Draft) -> None:
+    """Gradients and moments in bf16. Its main parameters are fp32 or fp16, never bf16."""
+    e = draft.experiment
+    if e.grad_reduce == "bf16":
+        if e.zero_stage >= 2:
+            draft.refuse("grad_reduce", "Megatron-FSDP has formats of its own for gradients; fp32 would work")
+        draft.set({"grad-reduce-in-bf16": True})
+    if e.optimizer_states == "bf16":
+        if e.zero_stage != 1:
+            draft.refuse(
+                "optimizer_states", "its precision-aware optimizer shards states; zero_stage=1 or fp32 would work"
+            )
+        draft.set({"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"})
+        draft.warnings.append("optimizer_states: Transformer Engine rounds them to nearest, not stochastically")
 
 
 def _experts(draft: Draft, moe: MoESpec) -> None:

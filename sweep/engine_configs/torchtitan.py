@@ -133,7 +133,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration. Its files are not usable if anything is refused."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes()
+    draft.refuse_sizes(updates=("grad_reduce",))
     draft.set({"job.description": name})
     module = _model(draft)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
@@ -142,6 +142,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         _pipeline(draft)
     _sharding(draft)
     draft.choose("precision", PRECISION)
+    if e.grad_reduce == "bf16":
+        draft.set({"training.mixed_precision_reduce": "bfloat16"})
     _recompute(draft)
     if e.tp > 1:
         draft.choose("sequence_parallel", SEQUENCE_PARALLEL)

@@ -113,7 +113,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration. Its files are not usable if anything is refused."""
     e = experiment
     draft = Draft(e)
-    draft.refuse_sizes()
+    draft.refuse_sizes(updates=("grad_reduce",))
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"training.local_batch_size": e.micro_batch_size, GRAPHS: False})
     imports, model = _model(draft)
@@ -121,6 +121,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         _pipeline(draft)
     _sharding(draft)
     draft.choose("precision", PRECISION)
+    if e.grad_reduce == "bf16":
+        draft.set({"training.mixed_precision_reduce": "bfloat16"})
     draft.choose("recompute", RECOMPUTE)
     if e.recompute_every > 1:
         draft.refuse("recompute_every", "activation_checkpoint.selective_ac_option is gone: it recomputes every layer")

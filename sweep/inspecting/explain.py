@@ -189,6 +189,10 @@ def _graph(e: Experiment, backend: str) -> str:
     return f"CUDA graph {e.cuda_graph}, " if reason is None else f"CUDA graph {e.cuda_graph} (eager steps: {reason}), "
 
 
+def _updates(e: Experiment) -> str:
+    return "".join(f"{word}, " for word in e.update_words)
+
+
 def _every(e: Experiment) -> str:
     return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
 
@@ -208,8 +212,9 @@ def _configuration(experiment: Experiment, backend: str = "cuda") -> str:
             f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}{_held(e)}",
             f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
-            f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
-            f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
+            f"choices    {e.precision}, {_updates(e)}{routed}recompute {e.recompute}{_every(e)}, "
+            f"attention {e.attention}, compile {e.compile}, "
+            f"sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
             f"{_graph(e, backend)}engine {e.engine} {e.engine_version}",
             f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
             f"{hardware_flops_per_token(e):.3e} on the device",

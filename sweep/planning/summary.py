@@ -194,6 +194,7 @@ def layout(experiment: Experiment) -> str:
         parts.append(word)
     if word := experiment.fusion_word:
         parts.append(word)
+    parts += experiment.update_words
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     return ", ".join(parts)

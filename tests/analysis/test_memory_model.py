@@ -129,6 +129,9 @@ def random_experiment(draw: random.Random) -> Experiment:
         attention=draw.choice(["auto", "auto", "flash", "cudnn", "math"]),
         compile=draw.choice(["none", "none", "block"]),
         cuda_graph=draw.choice(["none", "none", "none", "step", "auto"]),
+        grad_reduce=draw.choice(["fp32", "fp32", "bf16"]),
+        optimizer_states=draw.choice(["fp32", "fp32", "bf16"]),
+        master_weights=draw.choice(["fp32", "fp32", "bf16"]),
         **fields,
     )
 

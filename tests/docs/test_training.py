@@ -249,3 +249,23 @@ def test_a_run_that_fails_does_not_take_the_others_along(
     assert main(["--out", str(path), "--steps", "1"]) == 1
     assert [row["run"] for row in read_curves(path)] == [good.name]
     assert "error: rank 0 of 1: InvalidExperiment: text has 256 tokens, one a byte" in capsys.readouterr().err
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "grad_reduce": {"grad_reduce": "bf16"},
+    "optimizer_states": {"optimizer_states": "bf16"},
+    "master_weights": {"master_weights": "bf16"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("field", list(FORMATS))
+def test_curves_with_formats_of_two_bytes_fall_like_those_in_fp32(gloo_pool: Pool, field: str) -> None:
+    """Largest measured over 30 steps: 0.0002 of the loss with bf16 reductions, 0.0003 with moments in bf16, 0.0009 with
+    weights."""
+    usual = curve(gloo_pool, "bytes", "bf16")
+    experiment = run_of(TINY["bytes"], "bf16", REFERENCE, BATCH).experiment.replace(**FORMATS[field])
+    (rows,) = gloo_pool.run(train_curve, 1, experiment, SHORT, "cpu")
+    assert rows[-1]["loss"] < 0.75 * rows[0]["loss"]
+    for ours, other in zip(rows, usual, strict=True):
+        assert ours["loss"] == pytest.approx(other["loss"], rel=SHARPER["bytes"]["bf16"])

@@ -29,6 +29,7 @@ from tests.planted.checks_of_precision import fp8_products as fp8_products
 from tests.planted.checks_of_precision import loss_scaling as loss_scaling
 from tests.planted.checks_of_precision import loss_scaling_of_experts as loss_scaling_of_experts
 from tests.planted.checks_of_precision import skipped_steps as skipped_steps
+from tests.planted.checks_of_precision import stochastic_rounding as stochastic_rounding
 from tests.planted.checks_of_queues import feeds as feeds
 from tests.planted.checks_of_times import step_times as step_times
 from tests.planted.plant import Fault, planted, with_fault
@@ -177,6 +178,7 @@ def _measure_slowed(rank: int, place: str) -> Measurements:
 
 def reduction_precision(pool: Pool, fault: Fault | None) -> None:
     """In bf16 runs gradients of ranks and of micro-batches are added in fp32: to the last bit, where there are two.
+    With ``grad_reduce=bf16`` they are added in bf16, except shards of ZeRO 2 and 3 over micro-batches.
 
     Products that add to sums do not round what is wanted here; tests of their own compare them."""
     rounding = {"precision": "bf16", "global_batch_size": 2, "gradient_accumulation_fusion": False}
@@ -191,6 +193,10 @@ def reduction_precision(pool: Pool, fault: Fault | None) -> None:
         assert got.keys() == wanted.keys()
         for name, gradient in got.items():
             assert torch.equal(gradient, wanted[name]), f"{layout_case.id}: {name} is rounded"
+        narrow = layout_case.replace(grad_reduce="bf16")
+        traces = pool.run(with_fault, narrow.world_size, fault, parity.train_rank, narrow, 1)
+        for name, gradient in parity.whole(narrow, [trace.steps[0].gradients for trace in traces]).items():
+            assert torch.equal(gradient, wanted[name].bfloat16().float()), f"{narrow.id}: {name} is not in bf16"
 
 
 def _separate_gradients(rank: int, case: Experiment) -> list[dict[str, Tensor]]:

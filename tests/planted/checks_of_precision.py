@@ -12,6 +12,8 @@ from tests.pool import Pool
 from tests.workloads.engine import test_fp8, test_fp8_experts, test_loss_scale
 from tests.workloads.engine.parity import train_rank
 from workloads.engine.ops import fp8
+from workloads.engine.ops.adamw import AdamW
+from workloads.engine.ops.stochastic_rounding import Segment
 from workloads.parity.shards import put_together
 from workloads.spec.experiment import Experiment
 
@@ -112,3 +114,43 @@ def fp8_gathers(pool: Pool, fault: Fault | None) -> None:
     case = test_fp8.small("fp8_tensorwise", dp=2, zero_stage=3)
     for found in pool.run(with_fault, 2, fault, test_fp8.gathered, case):
         assert set(found) == {(True, 1.0, 1)}, found
+
+
+def stochastic_rounding(pool: Pool, fault: Fault | None) -> None:
+    """Of 65,536 equal weights and moments, a share moves that leaves the mean where it is in fp32; and other ones move
+    in the next step."""
+    (found,) = pool.run(with_fault, 1, fault, _rounded_tensors)
+    for name, (wide, first, second) in found.items():
+        step = (first.max() - first.min()).item()
+        error = abs(first.mean().item() - wide)
+        # a mean of as many choices between two neighbours is seldom further off than 5 of its standard deviations
+        assert step > 0, f"{name}: all numbers are rounded alike"
+        assert error < 5 * 0.5 * step / 256, f"{name}: the mean is off by {error / step:.3f} of a step"
+        changed = ((first == first.max()) != (second == second.max())).double().mean().item()
+        assert changed > 0.05, f"{name}: the same elements are rounded up in every step"
+
+
+def _rounded_tensors(rank: int) -> dict[str, tuple[float, Tensor, Tensor]]:
+    """Of weights and both moments: the value in fp32, and all in bf16 after the first update and after a second one
+    from the same start."""
+    count, value = 2**16, 1.0 + 2**-9 + 2**-11
+    given = {"weight": 1.0, "exp_avg": value, "exp_avg_sq": value}
+    results: dict[str, list[Tensor]] = {name: [] for name in given}
+    wide: dict[str, float] = {}
+    for step in (0.0, 1.0, -1.0):
+        dtype = torch.float32 if step < 0 else torch.bfloat16
+        weight = torch.nn.Parameter(torch.ones(count, dtype=dtype))
+        run = [Segment(0, count, 11, 0, count, count)]
+        rates: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.9), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
+        optimizer = AdamW([weight], state_dtype=dtype, segments=[run], **rates)
+        optimizer.allocate()
+        state = optimizer.state[weight]
+        state["step"].fill_(abs(step) if step > 0 else 0.0)
+        weight.grad = torch.full((count,), 1.0, dtype=dtype)
+        optimizer.update(torch.full((), value), None)
+        for name, tensor in {"weight": weight.detach(), **{n: state[n] for n in ("exp_avg", "exp_avg_sq")}}.items():
+            if step < 0:
+                wide[name] = tensor[0].double().item()
+            else:
+                results[name].append(tensor.double())
+    return {name: (wide[name], *both) for name, both in results.items()}  # type: ignore[misc]

@@ -9,7 +9,24 @@ _SCALE = ENGINE + "training.loss_scale:LossScale."
 _GROUPED = ENGINE + "ops.fp8_grouped:"
 _PRODUCTS = ENGINE + "ops.fp8_linear:Fp8Products."
 
+_ROUNDING = ENGINE + "ops.stochastic_rounding:"
+
 PRECISION = [
+    *faults_of(
+        "precision",
+        ("cut", "weights and moments are cut to bf16", _ROUNDING + "rounded", "(bits & 0xFFFF)", "(bits & 0)", {}),
+        ("nearest", "they are rounded to nearest", _ROUNDING + "rounded", "(bits & 0xFFFF)", "(bits * 0 + 0x7FFF)", {}),
+        ("few_bits", "a bit of the choice is always 0", _ROUNDING + "rounded", "bits & 0xFFFF", "bits & 0x7FFF", {}),
+        (
+            "same_every_step",
+            "the same elements are rounded up in every step",
+            _ROUNDING + "philox",
+            "step.to(torch.int64).expand_as(index)",
+            "torch.zeros_like(index)",
+            {},
+        ),
+        check="stochastic_rounding",
+    ),
     *faults_of(
         "precision",
         ("scale_not_halved", "the scale stays after an overflow", _SCALE + "update", "BACKOFF", "1.0", {}),

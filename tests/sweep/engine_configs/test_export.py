@@ -137,6 +137,27 @@ def test_no_field_is_dropped_in_silence(engine: str) -> None:
 WRITTEN = layout("llama8b", pp=4, pp_stages="E|(t*16|)*2L", dp=2, zero_stage=1, global_batch_size=8)
 
 
+def test_formats_of_two_bytes_are_exported_or_refused_by_name() -> None:
+    narrow = layout("llama8b", dp=8, zero_stage=1, global_batch_size=8, grad_reduce="bf16")
+    for engine, option in (
+        ("torchtitan-0.2", 'mixed_precision_reduce = "bfloat16"'),
+        ("torchtitan", "mixed_precision_reduce='bfloat16'"),
+        ("megatron", "--grad-reduce-in-bf16"),
+    ):
+        _, config = ENGINES[engine][1](narrow, "same")
+        assert any(option in text for text in dict(config.files).values()), engine
+    states = layout("llama8b", dp=8, zero_stage=1, global_batch_size=8, optimizer_states="bf16")
+    draft, config = ENGINES["megatron"][1](states, "same")
+    assert "--exp-avg-sq-dtype bf16" in " ".join(dict(config.files).values())
+    assert any("to nearest" in warning for warning in draft.warnings) and not draft.refusals
+    for engine in ("torchtitan", "deepspeed", "nanotron", "transformers"):
+        draft, _ = ENGINES[engine][1](states, "same")
+        assert any("optimizer_states=bf16 (no counterpart here; fp32" in refusal for refusal in draft.refusals), engine
+    for engine in ("torchtitan", "megatron"):
+        draft, _ = ENGINES[engine][1](narrow.replace(master_weights="bf16"), "same")
+        assert any("master_weights=bf16" in refusal for refusal in draft.refusals), engine
+
+
 def test_written_stages_are_exported_or_refused_by_name() -> None:
     flags = engine_config(WRITTEN, "megatron").files["megatron_flags.txt"]
     assert "--pipeline-model-parallel-layout E|(t*16|)*2L\n" in flags

@@ -52,7 +52,8 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "flat": 0 if x.adds else flat,
     }
     if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists
-        changes["new_shard"] = shard + x.cast * part.head // x.shards if x.flat else 0
+        beside = shard + x.cast * part.head // x.shards if x.shards > 1 else max(x.r, x.g) * part.head
+        changes["new_shard"] = beside if x.flat else 0
     else:
         changes |= _reduced(x, turn, part.head)
     return [("head, reduction", changes)]
@@ -68,7 +69,7 @@ def _reduced(x: Shared, turn: Turn, unit: int) -> Live:
     flat = x.flat * unit
     if x.shards == 1 or x.unsharded:
         cast = x.cast * unit // x.shards if x.flat and x.shards > 1 else 0
-        return {"flat": flat, "reducing": flat, "end_gradient": 0, "new_shard": cast}
+        return {"flat": flat, "reducing": x.scaled * unit, "end_gradient": 0, "new_shard": cast}
     new_shard = ((x.g if turn.prior else 0) + x.cast) * unit // x.shards if x.flat else 0
     return {"flat": flat, "reducing": 0, "end_gradient": x.c * unit, "new_shard": new_shard}
 
@@ -92,7 +93,7 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "gradients": gradients,
         "stream": x.stream,
         "end_gradient": (1 if x.adds else 2) * x.c * part.tied,
-        "flat": x.flat * x.block if turn.reduces else 0,
+        "flat": x.after(x.block) if turn.reduces else 0,
     }
     return [("tied weight, backward", changes)]
 
@@ -152,7 +153,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
             "weights": part.first_copy + ahead,
             "gradients": turn.prior or part.shard - x.g * part.first // x.shards,
             "end_gradient": x.c * part.first,
-            "flat": x.r * x.block,
+            "flat": x.after(x.block),
         }
         steps.append(("embedding, backward", end | backward))
     steps.append(("last unit, reduction", reduction))

@@ -54,7 +54,7 @@ def _prior(x: Shared, part: Part, turn: Turn) -> int:
 def _flat(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes of the flat copy of the unit that was reduced before the last layer."""
     of_head = part.head > 0 and turn.reduces and not turn.second_half
-    return x.flat * part.head if of_head else turn.pending(x, part)
+    return x.after(part.head) if of_head else turn.pending(x, part)
 
 
 def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
@@ -89,7 +89,7 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
     }
     unit = "last layer, reduction"
     if x.shards == 1:
-        changes["reducing"] = flat
+        changes["reducing"] = 0 if x.adds else _scaled(x, turn) * x.block
         changes["gradients"] = last_layer["gradients"] + (0 if turn.prior or x.adds else x.g * x.block)
         return [(unit, changes)]
     if x.unsharded:
@@ -100,6 +100,12 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
         (unit, changes),
         (unit, {"reducing": each * size.down, "new_shard": 0 if x.adds else (x.g + x.cast) * x.block // x.shards}),
     ]
+
+
+def _scaled(x: Shared, turn: Turn) -> int:
+    """Bytes per element of what one shard alone takes beside the flat copy: an accumulated gradient, which is counted
+    with others, makes room for the scaled copy or for the gradient."""
+    return max(x.r, x.g) if x.unsharded and turn.prior else x.scaled
 
 
 def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) -> Step:
@@ -128,7 +134,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         gradients -= of_done - shard
     flat = last_layer["flat"]
     if turn.reduces:
-        flat = 0 if turn.first_half else x.flat * layers[-1][0].block
+        flat = 0 if turn.first_half else x.after(layers[-1][0].block)
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
         **_AFTER_REDUCTION,
@@ -157,6 +163,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
         of_others = part.all_experts - experts
         done = max(0, part.params - part.all_experts - block - (part.first if part.has_embedding else 0))
     working = size.working if recomputed else size.working_kept
+    earlier = part.head > 0 or part.num_layers > 1  # a unit was reduced before
     return f"first {size.name}, backward", {
         **_AFTER_REDUCTION,
         "saved": saved,
@@ -165,7 +172,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
         "gradients": _gradients(x, turn, done, of_others),
         "received": 0 if part.has_head else x.stream,
         "working": working + (size.first_half if turn.first_half else 0),
-        "flat": x.flat * size.block if turn.reduces and not turn.first_half else turn.pending(x, part),
+        "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else turn.pending(x, part),
     }
 
 
@@ -201,6 +208,8 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
     is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
     gradients = turn.prior or (x.g * part.head // x.shards if is_reduced else x.r * part.head)
+    if x.unsharded and turn.prior and is_reduced:
+        gradients -= (x.r - x.g) * part.head // x.shards
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     freed = of_layer.reducing_kept if part.kept_after else of_layer.reducing
     steps: list[Step] = []
@@ -262,7 +271,7 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     reduced = 0 if turn.prior else shard
     new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
     after: Live = {
-        "reducing": flat if x.expert_shards == 1 else 0,
+        "reducing": _scaled(x, turn) * size if x.expert_shards == 1 and flat else 0,
         "new_shard": new,
         "flat": flat,
         "of_experts": reduced,

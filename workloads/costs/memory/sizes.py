@@ -38,6 +38,11 @@ class Shared(NamedTuple):
     """Bytes per element of sums of gradients while they are unsharded, and of reductions."""
     cast: int
     """Bytes per element of a reduced shard that exists beside its cast to g bytes: r, or 0 where nothing is cast."""
+    kept: int
+    """The part of ``cast`` that stays until the next reduction, which is all of it if replicas are summed."""
+    scaled: int
+    """Bytes per element of what one shard alone takes beside its flat copy and its gradient: r, of a scaled copy, which
+    comes before the gradient, so that g of them are counted with it where r is more."""
     adds: bool
     """Whether products add weight gradients to sums over micro-batches (``gradient_accumulation_fusion``)."""
     flat: int
@@ -102,6 +107,8 @@ class Shared(NamedTuple):
             g=g,
             r=r,
             cast=r if r != g else 0,
+            kept=r if r != g and data_degrees(e)[0] > 1 else 0,
+            scaled=r + max(0, r - g),
             adds=e.gradient_accumulation_fusion,
             flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else r,
             w=w,
@@ -128,6 +135,10 @@ class Shared(NamedTuple):
             interleaved=e.pp_schedule in INTERLEAVED,
             between=e.recompute_every > 1,
         )
+
+    def after(self, unit: int) -> int:
+        """Bytes that stay after the reduction of ``unit`` elements until the next one, besides the gradient."""
+        return self.flat * unit + self.kept * unit // self.shards
 
     def shard(self, rest: int, experts: int) -> int:
         """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""
@@ -249,7 +260,7 @@ class Turn(NamedTuple):
     def pending(self, x: Shared, part: Part) -> int:
         """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
         reduction."""
-        return x.r * part.first if self.prior and not x.unsharded else 0
+        return x.after(part.first) if self.prior and not x.unsharded else 0
 
     def start(self, x: Shared, part: Part, always: Live) -> Live:
         """What exists when a backward starts. ``always``: what exists all the time."""

@@ -35,6 +35,7 @@ class InMemoryOfActivations(DefaultReduceScatter):
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate an input, which FSDP requests first, or a result."""
+        self._release_before()
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device)
             if stream != self.group.comm_ctx.reduce_scatter_stream:
@@ -43,6 +44,17 @@ class InMemoryOfActivations(DefaultReduceScatter):
                 with torch.cuda.stream(self.compute):
                     return super().allocate(size, dtype=dtype, device=device)
         return super().allocate(size, dtype=dtype, device=device)
+
+    def _release_before(self) -> None:
+        """Free what the reduction before has all-reduced and cast. FSDP keeps every unit's until the end of a backward,
+        so that no reduce-scatter gets its memory while it is read: the stream of reduce-scatters waits instead."""
+        context = self.group.comm_ctx
+        before, context.reduced_before = getattr(context, "reduced_before", None), self.group
+        if before is None or before is self.group or getattr(before, "_all_reduce_state", None) is None:
+            return
+        if (event := before._all_reduce_state.event) is not None:
+            context.reduce_scatter_stream.wait_event(event)
+        before._all_reduce_state = None
 
     def _becomes_the_gradient(self, dtype: torch.dtype) -> bool:
         """Whether a result of this dtype becomes the gradient itself. False if it will be cast, if earlier

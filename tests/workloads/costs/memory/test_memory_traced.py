@@ -300,6 +300,36 @@ CASES |= {
 }
 
 
+FORMATS: dict[str, dict[str, Any]] = {
+    "states": {"optimizer_states": "bf16"},
+    "master": {"master_weights": "bf16"},
+    "reduce": {"grad_reduce": "bf16"},
+    "all": {"grad_reduce": "bf16", "optimizer_states": "bf16", "master_weights": "bf16"},
+}
+IN_BF16 = {
+    f"{name}, {kind}": (CASES[name] if name.startswith("fused") else rounding(CASES[name])).replace(**fields)
+    for name in (
+        "one rank",
+        "one rank, accumulation",
+        "ZeRO 0",
+        "ZeRO 1",
+        "ZeRO 2",
+        "ZeRO 3",
+        "HSDP",
+        "fused accumulation",
+    )
+    for kind, fields in FORMATS.items()
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(IN_BF16), 4, seconds=2))
+def test_peak_with_formats_of_two_bytes_equals_the_traced_engine(name: str) -> None:
+    case = IN_BF16[name]
+    # replicas that FSDP sums in bf16 and casts have one more moment, which the closed form counts 0.4 % too high
+    near = 0.005 if name == "ZeRO 0, reduce" else 0.001
+    assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=near)
+
+
 @pytest.mark.parametrize("name", sampled(list(CASES), 4, seconds=2))
 def test_peak_equals_the_traced_engine(name: str) -> None:
     case = CASES[name] if name.startswith("fused") else rounding(CASES[name])
