@@ -296,6 +296,8 @@ def _offload(draft: Draft) -> None:
         draft.refuse("optimizer_offload", "not known of Megatron-FSDP; zero_stage=1 would work")
     elif e.zero_stage == 0 and e.dp * e.cp > 1:
         draft.refuse("optimizer_offload", "it needs the distributed optimizer; zero_stage=1 would work")
+    if e.optimizer_states != "fp32":
+        draft.refuse("optimizer_states", "its optimizer on the host keeps them in fp32; fp32 would work")
     draft.set(
         {
             "use-distributed-optimizer": True,

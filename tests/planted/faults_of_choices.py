@@ -34,7 +34,7 @@ CHOICES: list[Fault] = [
             "bound_above_what_is_needed",
             "the bound of memory rules out layouts that fit",
             "sweep.advising.floor:floor_of",
-            "states = (g + update.least_moments * update.moment_bytes) * own",
+            "states = (g + (1 - q.optimizer_offload) * update.least_moments * update.moment_bytes) * own",
             "states = 30 * (g + update.least_moments * update.moment_bytes) * own",
             {},
         ),

@@ -12,7 +12,7 @@ HOSTS = [
         "host",
         (
             "weight_not_copied_back",
-            "the device keeps the old weights of the host's share",
+            "weights of the host never come back",
             _UPDATE,
             "self.up.launch(piece.weight, self._weights[piece.at])",
             "pass",
@@ -20,15 +20,15 @@ HOSTS = [
         ),
         (
             "host_counts_twice",
-            "the host counts its updates twice, so that its bias corrections are wrong",
+            "the host counts its updates twice",
             _UPDATE,
             "self._step.add_(1.0 - skip)",
             "self._step.add_(2.0 - skip)",
             _HALF,
         ),
         (
-            "host_gradient_of_other_elements",
-            "the host gets the gradients of the first elements instead of the last",
+            "host_gradient_elsewhere",
+            "the host gets gradients of other elements",
             _HOST + "HostAdamW.start_copies",
             "[piece.first : piece.first + piece.weight.numel()]",
             "[: piece.weight.numel()]",
@@ -39,7 +39,7 @@ HOSTS = [
         "host",
         (
             "host_does_not_clip",
-            "the host updates with gradients that are not clipped",
+            "the host does not clip gradients",
             _HOST + "update_on_host",
             "gradient.mul_(factor)",
             "pass",
@@ -49,10 +49,10 @@ HOSTS = [
         steps=2,
     ),
     *faults_of(
-        "host copies",
+        "copies",
         (
             "gradient_before_its_copy",
-            "the host updates with a gradient that has not come yet",
+            "a gradient is read before its copy",
             _UPDATE,
             "self.down.wait(number)",
             "pass",
@@ -60,7 +60,7 @@ HOSTS = [
         ),
         (
             "factor_before_its_copy",
-            "the host reads the factor on gradients before it has come",
+            "the factor is read before its copy",
             _UPDATE,
             "self.control.wait(self._last)",
             "pass",
@@ -68,7 +68,7 @@ HOSTS = [
         ),
         (
             "weights_before_their_copy",
-            "the next step does not wait for the weights from the host",
+            "weights are used before their copy",
             _UPDATE,
             "self.up.join()",
             "pass",
@@ -77,7 +77,7 @@ HOSTS = [
         check="late_copies",
     ),
     *faults_of(
-        "host copies",
+        "copies",
         (
             "half_of_the_share",
             "the host gets half of what was given to it",

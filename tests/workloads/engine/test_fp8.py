@@ -233,6 +233,19 @@ def on_one_rank(pool: Pool, case: Experiment) -> RankTrace:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shape", ["dense", "experts"])
+def test_weights_and_gradients_in_bf16_change_little(gloo_pool: Pool, recipe: Fp8Scaling, shape: str) -> None:
+    """Scales are those of the weights in bf16, which differ from the ones in fp32 by 2^-9 of a weight."""
+    layout = {"dp": 2, "zero_stage": 3, **({"ep": 2} if shape == "experts" else {})}
+    case = small(f"fp8_{recipe}", shape, **layout).replace(master_weights="bf16", grad_reduce="bf16")
+    expected = on_one_rank(gloo_pool, small(f"fp8_{recipe}", shape, micro_batch_size=4))
+    for trace in gloo_pool.run(train_rank, 2, case, 2):
+        assert trace.losses == pytest.approx(expected.losses, rel=2e-3)
+        assert trace.grad_norms == pytest.approx(expected.grad_norms, rel=5e-2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "shape", "layout"),
     sampled(

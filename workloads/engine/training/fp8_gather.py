@@ -52,7 +52,7 @@ class Fp8Weights:
     def find_scales(self) -> None:
         """Compute the scales. Call it after the weights have changed and before they are gathered."""
         norms = torch._foreach_norm([parameter._sharded_param_data for parameter in self._parameters], float("inf"))
-        torch.bitwise_and(torch.stack(norms).view(torch.int32), 0x7FFFFFFF, out=self._bits)
+        torch.bitwise_and(torch.stack(norms).float().view(torch.int32), 0x7FFFFFFF, out=self._bits)
         if self._group is not None:
             dist.all_reduce(self._bits, op=dist.ReduceOp.MAX, group=self._group)
         self._factors[:, 0] = power_of_two(self._bits, E4M3)[1]
@@ -89,7 +89,7 @@ class Fp8Experts:
         self._bits.zero_()
         for shard, bits_G, of_row_S in zip(self._shards, self._bits, self._expert_of_row, strict=True):
             largest_S = torch.linalg.vector_norm(shard, float("inf"), dim=1)
-            bits_G.scatter_reduce_(0, of_row_S, largest_S.view(torch.int32) & 0x7FFFFFFF, "amax")
+            bits_G.scatter_reduce_(0, of_row_S, largest_S.float().view(torch.int32) & 0x7FFFFFFF, "amax")
         if self._group is not None:
             dist.all_reduce(self._bits, op=dist.ReduceOp.MAX, group=self._group)
         self._factors.copy_(power_of_two(self._bits, E4M3)[1])

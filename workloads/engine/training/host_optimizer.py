@@ -80,7 +80,7 @@ class HostAdamW:
         self.control = copies_of(device, beside=False)
         """Copies of `announce`."""
         self._threads = host_threads(min(ranks, torch.cuda.device_count())) if self._cuda else None
-        self._started = False
+        self._started, self._last = False, 0
         with torch.no_grad():
             for piece in self._pieces:
                 self._weights[piece.at].copy_(piece.weight)
