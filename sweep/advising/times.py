@@ -76,16 +76,26 @@ class Times:
         return Bounds(*(factor * one for one in bounds_of_rows))
 
     def shares(self, experiment: Experiment) -> Shares:
-        """Shares of a layout's step, on the assumption that its structure scales every part by the same factor."""
+        """Shares of a layout's step, on the assumption that its structure scales every part by the same factor; what
+        another optimizer takes beyond AdamW's time is the optimizer's."""
         points = self.forecast.points([experiment])
         parts = self.forecast.predictor.seconds(points)
         whole = float(parts.pipeline[0] + parts.seen[0] + parts.after[0])
+        more = self._more_of_update(experiment)
+        whole /= 1 - more
         return Shares(
             work=float(parts.busy[0]) / whole,
             fill=float(parts.pipeline[0] - parts.busy[0]) / whole,
             traffic=float(parts.seen[0]) / whole,
-            after=float(parts.after[0]) / whole,
+            after=float(parts.after[0]) / whole + more,
         )
+
+    def _more_of_update(self, experiment: Experiment) -> float:
+        """Share of a step by which its optimizer takes longer than AdamW."""
+        if experiment.optimizer == "adamw":
+            return 0.0
+        own, usual = self.forecast.structures.factors([experiment, experiment.replace(optimizer="adamw")])
+        return max(0.0, 1 - float(usual / own))
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
         """Ratio of the step time with each layout's structure to the time of the bounds, for experiments of one

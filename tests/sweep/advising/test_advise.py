@@ -122,6 +122,32 @@ def test_mfu_in_fp8_is_relative_to_the_peak_of_fp8() -> None:
     assert 10 < float(row) < 60
 
 
+def test_the_time_of_whole_matrices_is_the_optimizers() -> None:
+    """Muon's step is longer than AdamW's, and all that it is longer by is the optimizer's."""
+    words = [
+        "model=llama8b",
+        "cluster=h200",
+        "gpus=4",
+        "tp=1",
+        "pp=1",
+        "zero_stage=1",
+        "micro_batch_size=1",
+        "recompute=full",
+        "global_batch_size=8",
+    ]
+    seconds = []
+    for name in ("adamw", "muon"):
+        found = asked(*words, f"optimizer={name}", top=1)
+        (ranked,) = found.best
+        parts = found.times.shares(ranked.experiment)
+        assert sum((parts.work, parts.fill, parts.traffic, parts.after)) == pytest.approx(1)
+        step = ranked.time.step_time_s
+        seconds.append((step, parts.after * step))
+    (usual, of_usual), (step, of_muon) = seconds
+    assert of_muon - of_usual == pytest.approx(step - usual, rel=0.02)
+    assert of_muon > 2 * of_usual
+
+
 def test_a_bound_of_memory_leaves_nothing_out_that_fits() -> None:
     question = read_question((*LLAMA, *SMALL))
     space = space_of(question)

@@ -34,7 +34,7 @@ TENSORS: Mapping[str, Tensor] = {
         GRADIENTS, "gradient of the embedding or the last unit", "training/data_parallel.py GradientSync"
     ),
     "optimizer": Tensor(OPTIMIZER, "optimizer's state", "training/optimizer.py"),
-    "updating": Tensor(ACTIVATIONS, "matrices of an update", "training/muon.py Muon"),
+    "updating": Tensor(ACTIVATIONS, "matrices of an update", "training/muon.py Muon._gathered"),
     "inputs": Tensor(ACTIVATIONS, "token ids, targets and RoPE tables", "training/data.py"),
     "shared": Tensor(ACTIVATIONS, "memory shared by tensor-parallel ranks", "collectives/peer_memory.py PeerMemory"),
     "others": Tensor(ACTIVATIONS, "saved by other micro-batches", "training/pipeline.py _Step.held"),
