@@ -62,13 +62,11 @@ def fp8_scaling(experiment: Experiment) -> Fp8Scaling | None:
 
 
 def master_dtype(experiment: Experiment) -> torch.dtype:
-    """The dtype of the shards that the optimizer updates, and of their gradients, to which FSDP casts what it has
-    reduced."""
+    """The dtype of the shards that the optimizer updates, and of their reduced gradients."""
     return torch.bfloat16 if experiment.master_weights == "bf16" else update_dtype(experiment)
 
 
 def update_dtype(experiment: Experiment) -> torch.dtype:
-    """The dtype of an update's arithmetic."""
     return torch.float64 if experiment.precision == "fp64" else torch.float32
 
 

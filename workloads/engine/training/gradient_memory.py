@@ -50,10 +50,13 @@ class InMemoryOfActivations(DefaultReduceScatter):
         so that no reduce-scatter gets its memory while it is read: the stream of reduce-scatters waits instead."""
         context = self.group.comm_ctx
         before, context.reduced_before = getattr(context, "reduced_before", None), self.group
-        if before is None or before is self.group or getattr(before, "_all_reduce_state", None) is None:
+        if before is None or before is self.group:
             return
-        if (event := before._all_reduce_state.event) is not None:
-            context.reduce_scatter_stream.wait_event(event)
+        state = getattr(before, "_all_reduce_state", None)
+        if state is None or state.all_reduce_input.dtype == before._orig_dtype:
+            return  # what is not cast is the gradient itself
+        if state.event is not None:
+            context.reduce_scatter_stream.wait_event(state.event)
         before._all_reduce_state = None
 
     def _becomes_the_gradient(self, dtype: torch.dtype) -> bool:
