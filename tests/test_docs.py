@@ -249,7 +249,7 @@ def test_every_choice_is_named() -> None:
     from workloads.spec.recomputation import OPERATIONS
 
     rows = table(section("The fields of a point"))
-    assert set(re.findall(r"`([\w+]+)`", rows["recompute"][1])) == {"none", "selective", "full", *OPERATIONS}
+    assert set(re.findall(r"`([\w+]+)`", rows["recompute"][1])) == {"auto", "none", "selective", "full", *OPERATIONS}
     for field, choices in _CHOICES.items():
         if field == "recompute":
             continue  # they are joined

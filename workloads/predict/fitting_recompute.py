@@ -96,6 +96,8 @@ class _Stages:
     """Seconds of recomputation of a layer of each kind, by word."""
     limit: int
     _peaks: dict[tuple[int, tuple[StageWord, ...]], int] = field(default_factory=dict)
+    _written: dict[str, Experiment] = field(default_factory=dict)
+    """The experiment by its words of recomputation."""
 
     def of_rank(self, rank: int) -> list[int]:
         return [stage_at(self.e.pp_schedule, rank, chunk, self.e.pp) for chunk in range(self.e.virtual_stages)]
@@ -164,5 +166,7 @@ class _Stages:
                 for stage, word in zip(self.of_rank(rank), words, strict=True):
                     of_stages[stage] = word
                 text = joined_stages(tuple(of_stages))
-            self._peaks[key] = rank_peak_bytes(with_word(self.e, text), rank)
+            if text not in self._written:
+                self._written[text] = with_word(self.e, text)
+            self._peaks[key] = rank_peak_bytes(self._written[text], rank)
         return self._peaks[key]
