@@ -34,12 +34,14 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     """Plain data for the page (``data.widget``).
 
     ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of
-    `results.tables.schema`) have. ``clusters``: every shipped cluster with known device memory, in bytes.
+    `results.tables.schema`) have; without those of a list of layers, which the widget's fields do not describe.
+    ``clusters``: every shipped cluster with known device memory, in bytes.
     ``oom_margin``: the planner leaves a layout out if its peak exceeds this many times a cluster's ``usable_bytes``.
     ``choices``: allowed values of an experiment's fields. ``engine``: name and version. ``rules``: see `rules_json`.
     Raises `InvalidSweep` if a shipped file cannot be read.
     """
-    models = sorted((_model(path) for path in _files(conf, "model")), key=num_params)
+    shipped = [_model(path) for path in _files(conf, "model")]
+    models = sorted((model for model in shipped if model.layers is None), key=num_params)
     clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]
     choices = {
         "recompute": Recompute,
@@ -97,7 +99,7 @@ def _models_of(attempts: pd.DataFrame | None, known: Sequence[ModelSpec]) -> lis
             model = ex.from_json(text).model
         except (InvalidExperiment, ValueError):
             continue  # written by another version, whose fields have other meanings
-        if dataclasses.replace(model, name="") in seen:
+        if model.layers is not None or dataclasses.replace(model, name="") in seen:
             continue
         seen.add(dataclasses.replace(model, name=""))
         name = model.name if model.name not in names else f"{model.name} (of the rows)"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import (
     attention,
@@ -19,6 +20,7 @@ from tests.workloads.engine.kind_models import (
     window,
 )
 from tests.workloads.engine.test_memory import alone, total
+from tests.workloads.engine.traffic_checks import check_counts, count
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
@@ -103,6 +105,7 @@ OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "rounds": 2, "recompute": "experts"},
     {"tp": 2, "etp": 2, "rounds": 1, "recompute": "swiglu"},
     {"dp": 2, "ep": 2, "zero_stage": 3, "rounds": 1, "recompute": "full"},
+    {"dp": 2, "zero_stage": 1, "rounds": 1, "precision": "fp8_rowwise"},
 ]
 CASES = [
     (name, layout)
@@ -118,6 +121,16 @@ def _case(name: str, rounds: int, **layout: Any) -> Experiment:
     sequences = 2 * layout.get("dp", 1) * rounds
     model = dataclasses.replace(model, name=f"wide_{name}")
     return Experiment.canonical(model=model, seq_len=512, micro_batch_size=2, global_batch_size=sequences, **layout)
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_biases_of_experts_are_gathered_in_16_bits(gloo_pool: Pool, scaling: str) -> None:
+    """Beside products in fp8, in one message; what is sent is the closed form's to the byte."""
+    model = kind_model((KINDS["clamped_experts"], [0, 1]), hidden_size=512, vocab_size=128)
+    case = Experiment.canonical(
+        model=model, seq_len=16, global_batch_size=2, dp=2, zero_stage=3, precision=f"fp8_{scaling}"
+    )
+    check_counts(case, gloo_pool.run(count, case.world_size, case))
 
 
 @pytest.mark.slow

@@ -38,6 +38,8 @@ OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},
     {"tp": 2, "etp": 2, "sequence_parallel": False, "recompute": "selective", "micro_batch_size": 4},
     {"dp": 2, "tp": 2, "ep": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
+    {"dp": 2, "ep": 2, "zero_stage": 1, "gradient_accumulation_fusion": True, "micro_batch_size": 1},
+    {"dp": 2, "ep": 2, "routing": "learned", "capacity_factor": 1.0, "micro_batch_size": 2},
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.shapes import H200
-from tests.workloads.engine.kind_models import DENSE, attention, kind_model, layer, mamba
+from tests.workloads.engine.kind_models import CLAMPED, DENSE, GELU_EXPERTS, attention, kind_model, layer, mamba
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.layout_rules import lacking, violations
 from workloads.spec.experiment import Experiment
@@ -68,6 +68,28 @@ def test_projections_of_recurrent_layers_need_whole_tiles_in_fp8() -> None:
         model = kind_model((kinds, [0, 1]), hidden_size=128)
         e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, precision="fp8_rowwise")
         assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])
+
+
+def test_biases_of_experts_are_divided_as_their_columns() -> None:
+    """Experts of 24 columns and a hidden size of 32 on three ranks."""
+    for biased, rules in ((True, ["etp"]), (False, [])):
+        kinds = [layer(attention(heads=6, kv_heads=3), {**CLAMPED, "expert": {**CLAMPED["expert"], "bias": biased}})]
+        model = kind_model((kinds, [0, 0]), vocab_size=96)
+        e = Experiment.canonical(model=model, global_batch_size=8, seq_len=12, tp=3, etp=3, sequence_parallel=False)
+        found = violations(e, H200)
+        assert [violation.rule for violation in found] == rules
+        assert not biased or "does not divide the hidden_size=32" in found[0].message
+
+
+def test_clamped_experts_need_their_limit() -> None:
+    """Files that were written before the constants had fields do not say it."""
+    expert = {name: value for name, value in CLAMPED["expert"].items() if name != "limit"}
+    assert lacking_kinds(kind_model(([layer(attention(), {**CLAMPED, "expert": expert})], [0, 0]))) == (
+        "clamped experts without a limit",
+    )
+    assert lacking_kinds(kind_model(([layer(attention(), GELU_EXPERTS, norms=4)], [0, 0]))) == (
+        "norms of the outputs of experts",
+    )
 
 
 def test_values_larger_than_keys_are_not_run() -> None:

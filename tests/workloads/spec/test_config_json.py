@@ -98,12 +98,39 @@ def test_a_model_is_planned_exactly_by_numbers_or_a_list_of_layers(name: str) ->
         ("meta-llama/Meta-Llama-3.1-70B", "llama70b", {"name"}),
         ("Qwen/Qwen3-30B-A3B", "qwen3_30b_a3b", {"name"}),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral_8x7b", {"name", "moe"}),  # another coefficient of the loss
+        ("openai/gpt-oss-20b", "gpt_oss_20b", {"name"}),
+        ("moonshotai/Kimi-K2-Instruct", "kimi_k2", {"name"}),
     ],
 )
 def test_a_published_file_is_the_shipped_model(name: str, shipped: str, differing: set[str]) -> None:
     read = model_to_dict(model_spec(layers_from_config(name, PUBLISHED[name]["config"])))
     known = model_to_dict(ConfFolders().model(shipped))
     assert {field for field in read if read[field] != known[field]} == differing
+
+
+def test_the_larger_gpt_oss_has_more_layers_and_experts() -> None:
+    """36 layers and 128 experts; its card (arXiv:2508.10925, table 1) has 116.83 B parameters and, without the
+    embedding, 5.13 B active ones."""
+    kinds = ["sliding_attention", "full_attention"] * 18
+    config = changed("openai/gpt-oss-20b", num_hidden_layers=36, num_local_experts=128, layer_types=kinds)
+    model = layers_from_config("gpt_oss_120b", config)
+    assert model_to_dict(model_spec(model)) == model_to_dict(ConfFolders().model("gpt_oss_120b"))
+    assert round(model.parameters / 1e9, 2) == 116.83
+    assert round((model.active_parameters - model.embedding_parameters) / 1e9, 2) == 5.13
+
+
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [
+        ("openai/gpt-oss-20b", (7.0, 1.702, 1.0)),
+        ("MiniMaxAI/MiniMax-M3", (7.0, 1.702, 1.0)),
+        ("deepseek-ai/DeepSeek-V4-Flash", (10.0, 1.0, 0.0)),
+    ],
+)
+def test_constants_of_clamped_experts(name: str, constants: tuple[float, float, float]) -> None:
+    """`_apply_gate` of transformers' gpt_oss, minimax_m3_vl and deepseek_v4."""
+    experts = [layer.mlp.expert for layer in layers_from_config(name, PUBLISHED[name]["config"]).layers if layer.routed]
+    assert {(one.activation, one.limit, one.slope, one.offset) for one in experts} == {("clamped_silu", *constants)}
 
 
 def changed(name: str, **changes: Any) -> dict[str, Any]:
