@@ -30,6 +30,7 @@ ORDER = {
         "contract",
         "engine.ops",
         "engine.kind_ops",
+        "engine.update_ops",
         "engine.collectives",
         "engine.layers",
         "engine.training",

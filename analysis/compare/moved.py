@@ -18,7 +18,7 @@ from analysis.rows.labels import DOCUMENTS, ROUTING
 from analysis.rows.stats import median_interval
 from results.statistics.agreement import TOLERANCES, largest_difference
 from results.text.numbers import plural
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 FASTER, SLOWER, SAME = "faster", "slower", "within noise"
 DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not finished in both"

@@ -18,7 +18,7 @@ from analysis.rows.labels import OUTCOME_NAMES, device_noun
 from results.tables.reference import EXTRA_COLUMNS
 from results.tables.schema import ATTEMPT_COLUMNS, LEDGER_COLUMNS
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""

@@ -28,7 +28,7 @@ from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.costs.shape.updates import shard_numbers
 from workloads.spec.experiment import Experiment
-from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")

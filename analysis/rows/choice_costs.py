@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from analysis.rows import metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import supported_median
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 
 class Axis(NamedTuple):

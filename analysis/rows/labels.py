@@ -14,7 +14,7 @@ from results.tables.schema import UNKNOWN_OUTCOME
 from results.text.numbers import listed, name_documents, name_routing, plural
 from workloads.costs.shape.schedule import INTERLEAVED
 from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
-from workloads.spec.update_words import UPDATE_FIELDS, update_words
+from workloads.spec.updates.words import UPDATE_FIELDS, update_words
 
 OUTCOME_NAMES = {
     "ok": "ok",

@@ -13,7 +13,7 @@ from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, median_interval
 from results.statistics import noise
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 SETTINGS = (
     *(

@@ -17,7 +17,7 @@ from sweep.predicting.power import Power
 from workloads.spec.checks import choice
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 TOP = 5
 DAY_S, HOUR_S = 86_400.0, 3_600.0

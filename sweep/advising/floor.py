@@ -18,7 +18,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts
 from workloads.predict.points import Floats
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
-from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 _V_SHAPED = 0.8
 """Least share of the micro-batches of 1F1B's first rank that V-shaped schedules hold."""

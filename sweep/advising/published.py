@@ -12,7 +12,7 @@ from sweep.composing.conffiles import PACKAGED
 from sweep.composing.yaml_files import read_yaml
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import ENGINE, Experiment
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 FOLDER = PACKAGED / "published"
 _DEGREES = ("tp", "cp", "pp", "ep", "virtual_stages")

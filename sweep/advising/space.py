@@ -23,7 +23,7 @@ from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import splits_of
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")

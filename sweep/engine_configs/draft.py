@@ -10,7 +10,7 @@ from workloads.costs.shape.held_model import copies_of_heads
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.experiment import Experiment
 from workloads.spec.pipeline_stages import written_stages
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 Options = Mapping[str, Any]
 """The engine's options by name; a dot separates sections. True: a flag without a value."""

@@ -12,8 +12,8 @@ from tests.pool import Pool
 from tests.workloads.engine import test_fp8, test_fp8_experts, test_loss_scale
 from tests.workloads.engine.parity import train_rank
 from workloads.engine.ops import fp8
-from workloads.engine.ops.adamw import AdamW
-from workloads.engine.ops.stochastic_rounding import Segment
+from workloads.engine.update_ops.adamw import AdamW
+from workloads.engine.update_ops.stochastic_rounding import Segment
 from workloads.parity.shards import put_together
 from workloads.spec.experiment import Experiment
 

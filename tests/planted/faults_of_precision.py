@@ -9,7 +9,7 @@ _SCALE = ENGINE + "training.loss_scale:LossScale."
 _GROUPED = ENGINE + "ops.fp8_grouped:"
 _PRODUCTS = ENGINE + "ops.fp8_linear:Fp8Products."
 
-_ROUNDING = ENGINE + "ops.stochastic_rounding:"
+_ROUNDING = ENGINE + "update_ops.stochastic_rounding:"
 
 PRECISION = [
     *faults_of(

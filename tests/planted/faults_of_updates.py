@@ -50,7 +50,7 @@ UPDATES = [
         (
             "one_iteration_too_few",
             "Newton-Schulz stops after four iterations",
-            ENGINE + "training.newton_schulz:NEWTON_SCHULZ_STEPS",
+            ENGINE + "update_ops.newton_schulz:NEWTON_SCHULZ_STEPS",
             None,
             4,
             _ALONE,

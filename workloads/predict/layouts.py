@@ -35,7 +35,7 @@ from workloads.spec.experiment_values import Precision
 from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec, canonical_model
 from workloads.spec.recomputation import is_by_stage
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from workloads.contract.probe_figures import Figure, Sizes
-from workloads.engine.ops.adamw import AdamW
 from workloads.engine.ops.attention import attention
 from workloads.engine.training.host_optimizer import PIECE, host_threads, threads, update_on_host
+from workloads.engine.update_ops.adamw import AdamW
 from workloads.probe.stopwatch import Stopwatch
 from workloads.spec.model_spec import ModelSpec
 

@@ -42,7 +42,7 @@ from workloads.spec.experiment_values import (
 )
 from workloads.spec.model_spec import ModelSpec, canonical_model, checked_model, model_to_dict
 from workloads.spec.recomputation import Recompute, operations_of
-from workloads.spec.update_words import UPDATE_FIELDS, update_words
+from workloads.spec.updates.words import UPDATE_FIELDS, update_words
 
 _fields_of = attrgetter(*FIELDS)
 
@@ -130,7 +130,7 @@ class Experiment(_WithId):
     fp32 stands for the dtype of the master weights, which is fp64 with ``precision=fp64``; bf16 for
     `workloads.engine.training.data_parallel.reduce_dtype`. Reduced shards have the dtype of the master weights."""
     optimizer: OptimizerName = "adamw"
-    """What updates the weights (`workloads.spec.optimizer`)."""
+    """What updates the weights (`workloads.spec.updates.optimizer`)."""
     optimizer_states: StoredIn = "fp32"
     """Number format in which the optimizer keeps its states between two updates; fp32 stands for that of the update.
     bf16: updated in fp32 and rounded stochastically."""

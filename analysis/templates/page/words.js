@@ -97,7 +97,7 @@ const Words = (() => {
     return [...parts, ...updateWords(read)];
   }
 
-  /** Fields that say how weights are updated, with their usual values, as in workloads.spec.update_words. */
+  /** Fields that say how weights are updated, with their usual values, as in workloads.spec.updates.words. */
   const UPDATES = { grad_reduce: "fp32", optimizer: "adamw", optimizer_states: "fp32", master_weights: "fp32", optimizer_offload: 0 };
 
   /** The values of these fields; what is unknown is usual. @param {Read} read */

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workloads.engine.op_checks import check_adamw, randn
-from workloads.engine import ops
-from workloads.engine.ops.adamw import AdamW
+from workloads.engine import update_ops as ops
+from workloads.engine.update_ops.adamw import AdamW
 
 
 class ReadsOnHost(TorchDispatchMode):
@@ -31,7 +31,7 @@ def test_the_host_waits_for_no_step_that_may_be_skipped(
     skip: float | None, steps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "triton_adamw", SimpleNamespace(update=lambda *_: None), raising=False)
-    monkeypatch.setitem(sys.modules, "workloads.engine.ops.triton_adamw", ops.triton_adamw)
+    monkeypatch.setitem(sys.modules, "workloads.engine.update_ops.triton_adamw", ops.triton_adamw)
     weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
     for weight in weights:
         weight.grad = torch.ones_like(weight)

@@ -16,10 +16,10 @@ from tests.workloads.engine.test_memory import alone, total
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.memory.host import rank_host_bytes
 from workloads.engine.collectives.parameters import local_shard
-from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training import host_optimizer
 from workloads.engine.training.host_copies import PlainCopies
 from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
+from workloads.engine.update_ops.adamw import AdamW
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
 from workloads.spec.model_spec import ModelSpec

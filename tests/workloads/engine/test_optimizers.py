@@ -14,7 +14,7 @@ from tests.workloads.engine.parity import check, experiment, experts
 from tests.workloads.engine.test_adamw import ReadsOnHost
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import build, choose_attention
-from workloads.engine.training.newton_schulz import newton_schulz
+from workloads.engine.update_ops.newton_schulz import newton_schulz
 from workloads.measuring.step import _batches, _finish, run_step
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import OptimizerName

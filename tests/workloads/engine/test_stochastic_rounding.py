@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workloads.engine.ops.adamw import AdamW
-from workloads.engine.ops.stochastic_rounding import Segment, philox, rounded
+from workloads.engine.update_ops.adamw import AdamW
+from workloads.engine.update_ops.stochastic_rounding import Segment, philox, rounded
 
 ONE = torch.ones(())
 

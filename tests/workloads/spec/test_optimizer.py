@@ -6,7 +6,7 @@ import torch
 
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
-from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 MODEL = ModelSpec(
     name="small",

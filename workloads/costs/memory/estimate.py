@@ -10,7 +10,7 @@ most tokens is counted. Model states follow ZeRO (Rajbhandari et al., arXiv:1910
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
                 each take one byte an element
-    optimizer   the states of P / S parameters (`workloads.spec.optimizer`)
+    optimizer   the states of P / S parameters (`workloads.spec.updates.optimizer`)
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate r P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head,
@@ -48,7 +48,7 @@ from workloads.costs.shape.peer_memory import SLOTS, slot_bytes
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.optimizer import master_bytes
+from workloads.spec.updates.optimizer import master_bytes
 
 
 @dataclass(frozen=True, slots=True)

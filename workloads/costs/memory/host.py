@@ -17,7 +17,7 @@ from workloads.costs.shape.params import local_params
 from workloads.costs.shape.partition import StageParams, experiment_stages
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.optimizer import optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 
 COPIES = 2
 """Master weight and gradient."""

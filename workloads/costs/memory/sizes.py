@@ -19,7 +19,7 @@ from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.costs.shape.updates import shard_numbers, temporary_bytes
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.optimizer import master_bytes, optimizer_of, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:

@@ -1,7 +1,7 @@
 """What an update needs beyond numbers of parameters: matrices by shape, for optimizers that treat them apart.
 
 Muon keeps one moment of the layers' matrices and two of all else, and needs each matrix whole. Adafactor keeps rows and
-columns of every matrix (`workloads.spec.optimizer`). Both count weights one by one: gate and up are two matrices, each
+columns of every matrix (`workloads.spec.updates.optimizer`). Both count weights one by one: gate and up are two matrices, each
 expert has its own. Shards are taken as equal parts.
 """
 
@@ -18,7 +18,7 @@ from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Held
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.model_layers import layers_of
 from workloads.spec.model_spec import ModelSpec
-from workloads.spec.optimizer import optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 
 
 class LayerMatrix(NamedTuple):

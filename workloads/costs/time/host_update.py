@@ -27,7 +27,7 @@ from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import experiment_stages
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
-from workloads.spec.optimizer import optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 
 PIECE = 2**22
 """Elements of a piece, as in the engine."""

@@ -17,7 +17,7 @@ from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.optimizer import optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 
 
 def matrix_update_s(e: Experiment, held: StageParams, cluster: ClusterSpec) -> float:

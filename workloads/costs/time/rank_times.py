@@ -202,7 +202,7 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
 
 
 def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
-    """Seconds by rank for updating the shard of master weights (`workloads.spec.optimizer`) and casting it."""
+    """Seconds by rank for updating the shard of master weights (`workloads.spec.updates.optimizer`) and casting it."""
     params, experts = _held_params(x, held)
     shard = (params - experts) // x.shards + experts // x.expert_shards
     moved = x.update_bytes + x.master_bytes + x.compute_bytes

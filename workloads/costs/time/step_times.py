@@ -47,9 +47,9 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
-from workloads.spec.optimizer import optimizer_of, reduced_bytes
 from workloads.spec.recomputation import is_by_stage
-from workloads.spec.update_words import UPDATE_FIELDS
+from workloads.spec.updates.optimizer import optimizer_of, reduced_bytes
+from workloads.spec.updates.words import UPDATE_FIELDS
 
 _AT_ONCE = 2048
 """Number of layouts whose chunks form one table."""

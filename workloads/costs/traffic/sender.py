@@ -15,7 +15,7 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.mesh import coordinates, data_degrees, expert_coordinates, expert_degrees, stride
 from workloads.spec.model_layers import layers_of
-from workloads.spec.optimizer import master_bytes, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, reduced_bytes
 
 Link = Literal["inside_node", "between_nodes"]
 

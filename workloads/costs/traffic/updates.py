@@ -22,7 +22,7 @@ from workloads.costs.shape.matrix_parts import (
 from workloads.costs.shape.partition import experiment_layers
 from workloads.costs.traffic.held_parameters import parameters_of_stage
 from workloads.costs.traffic.sender import Sender
-from workloads.spec.optimizer import optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 from workloads.spec.weights import Weight
 
 Parameters = list[tuple[Weight, ...]]

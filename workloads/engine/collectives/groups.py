@@ -22,7 +22,7 @@ from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec import mesh as ranks
 from workloads.spec.errors import InfeasibleLayout, UnsupportedByEngine
 from workloads.spec.experiment import Experiment
-from workloads.spec.optimizer import optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 from workloads.spec.weights import Placement
 
 Channel = tuple[str, bool]

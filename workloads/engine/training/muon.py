@@ -27,8 +27,8 @@ from workloads.costs.shape.matrix_parts import Owned, Part, is_hidden_matrix, ma
 from workloads.engine.collectives.communication import exchange_async, wait
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter
-from workloads.engine.ops.adamw import AdamW
-from workloads.engine.training.newton_schulz import newton_schulz
+from workloads.engine.update_ops.adamw import AdamW
+from workloads.engine.update_ops.newton_schulz import newton_schulz
 
 MOMENTUM = 0.95
 """Keller Jordan's Muon and arXiv:2502.16982."""
@@ -38,7 +38,7 @@ RMS_OF_ADAMW = 0.2
 
 class Muon:
     """Muon over the ``locals_`` of ``parameters`` that are matrices of layers, AdamW over the others. It has the
-    methods of `workloads.engine.ops.adamw.AdamW`."""
+    methods of `workloads.engine.update_ops.adamw.AdamW`."""
 
     def __init__(
         self, parameters: Sequence[NamedParameter], locals_: Sequence[nn.Parameter], groups: Groups, **rates: Any

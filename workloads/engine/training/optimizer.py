@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
-from workloads.engine.ops.adamw import AdamW
 from workloads.engine.training.adafactor import Adafactor
 from workloads.engine.training.data_parallel import initialise_shards
 from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.training.loss_scale import LossScale
 from workloads.engine.training.muon import Muon
 from workloads.engine.training.rounding_indices import segments_of
-from workloads.engine.training.sgd import SGD
+from workloads.engine.update_ops.adamw import AdamW
+from workloads.engine.update_ops.sgd import SGD
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are

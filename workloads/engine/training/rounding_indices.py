@@ -12,7 +12,7 @@ import math
 
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, ParameterSpec
-from workloads.engine.ops.stochastic_rounding import Segment
+from workloads.engine.update_ops.stochastic_rounding import Segment
 
 
 def segments_of(named: NamedParameter, groups: Groups) -> list[Segment]:

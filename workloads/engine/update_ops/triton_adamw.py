@@ -1,14 +1,14 @@
 # mypy: disable-error-code="no-untyped-def"
 """Triton kernel of AdamW: reads weight, gradient and both moments once, and writes all but the gradient once.
 
-What is kept in bf16 is rounded stochastically, by the bits of `workloads.engine.ops.stochastic_rounding`.
+What is kept in bf16 is rounded stochastically, by the bits of `workloads.engine.update_ops.stochastic_rounding`.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from workloads.engine.ops.stochastic_rounding import Segment
+from workloads.engine.update_ops.stochastic_rounding import Segment
 
 _BLOCK = 2048
 _WARPS = 8

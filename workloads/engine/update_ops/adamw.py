@@ -9,7 +9,7 @@ On a GPU a separate pass for the factor would read and write every gradient once
 AdamW.
 
 Weights and moments may be kept in bf16. They are then updated in fp32, and what is stored is rounded stochastically
-(`workloads.engine.ops.stochastic_rounding`); the weight's update reads the moments before they are rounded.
+(`workloads.engine.update_ops.stochastic_rounding`); the weight's update reads the moments before they are rounded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.engine.ops.backend import BLOCK_ELEMENTS, Backend, backend_of
-from workloads.engine.ops.stochastic_rounding import Segment, philox, rounded
+from workloads.engine.update_ops.stochastic_rounding import Segment, philox, rounded
 
 
 class AdamW(torch.optim.AdamW):
@@ -104,7 +104,7 @@ class AdamW(torch.optim.AdamW):
                 run = slice(None) if segment is None else slice(segment.start, segment.stop)
                 given: list[Any] = [*(one.view(-1)[run] for one in tensors), step, factor]
                 if segment is None or backend is Backend.TRITON:
-                    from workloads.engine.ops import triton_adamw
+                    from workloads.engine.update_ops import triton_adamw
 
                     triton_adamw.update(*[*given, skip, *rates, segment])
                 elif skip is None or not skip:

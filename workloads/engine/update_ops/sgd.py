@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class SGD(torch.optim.SGD):
-    """Torch's SGD, with the methods of `workloads.engine.ops.adamw.AdamW`."""
+    """Torch's SGD, with the methods of `workloads.engine.update_ops.adamw.AdamW`."""
 
     @torch.no_grad()
     def allocate(self) -> None:

@@ -6,7 +6,7 @@ so that the expected value is the number itself; round-to-nearest would drop eve
 
 The bits come from Philox 4x32-10 (Salmon et al., SC 2011, doi:10.1145/2063384.2063405), a hash of a key and a counter:
 the key is a parameter's, the counter an element's index in the parameter of the unsharded model and the number of the
-update. `workloads.engine.ops.triton_adamw` computes the same bits by Triton's ``tl.philox``.
+update. `workloads.engine.update_ops.triton_adamw` computes the same bits by Triton's ``tl.philox``.
 """
 
 from __future__ import annotations

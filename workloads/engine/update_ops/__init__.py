@@ -1,0 +1,1 @@
+"""Updates of weights from gradients, over plain tensors: one kernel for each tensor, or torch's."""
