@@ -1,8 +1,8 @@
 """What an update needs beyond numbers of parameters: matrices by shape, for optimizers that treat them apart.
 
 Muon keeps one moment of the layers' matrices and two of all else, and needs each matrix whole. Adafactor keeps rows and
-columns of every matrix (`workloads.spec.updates.optimizer`). Both count weights one by one: gate and up are two matrices, each
-expert has its own. Shards are taken as equal parts.
+columns of every matrix (`workloads.spec.updates.optimizer`). Both count weights one by one: gate and up are two
+matrices, each expert has its own. Shards are taken as equal parts.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class _Held:
 
 
 class Adafactor:
-    """Adafactor over the ``locals_`` of ``parameters``, with the methods of `workloads.engine.update_ops.adamw.AdamW`."""
+    """Adafactor over the ``locals_`` of ``parameters``, with the methods of
+    `workloads.engine.update_ops.adamw.AdamW`."""
 
     def __init__(
         self,
