@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.engine.ops import adamw, backend, fp8
+from workloads.engine.ops import backend, fp8
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
+from workloads.engine.update_ops import adamw
 from workloads.engine.update_ops.adamw import AdamW
 from workloads.engine.update_ops.stochastic_rounding import Segment
 
