@@ -44,7 +44,7 @@ CHOICES: list[Fault] = [
         "choices",
         (
             "budget_of_tensors_alone",
-            "a budget is compared with what is allocated, without what is reserved on a device",
+            "a budget is compared with what is allocated, not with what is reserved",
             "sweep.planning.auto_recompute:tensor_limit",
             "- cluster.reserved_bytes - cluster.device.workspace_bytes",
             "",

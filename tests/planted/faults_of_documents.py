@@ -74,7 +74,7 @@ DOCUMENTS = [
         "places",
         (
             "positions_do_not_restart",
-            "rotary positions go on through a sequence; scores depend on differences of positions alone",
+            "rotary positions go on through a sequence; scores need only differences",
             ENGINE + "layers.transformer:Chunk.forward",
             "(cos[positions_T], sin[positions_T], seen)",
             "(cos[self.index.repeat(self.batch)], sin[self.index.repeat(self.batch)], seen)",

@@ -204,8 +204,8 @@ KINDS: list[Fault] = faults_of(
         {"layers": "weighted_inputs", **TWO},
     ),
     (
-        "expert_bias_counts_for_every_rank",
-        "the second bias of experts counts once for every rank that has a part of their columns",
+        "expert_bias_of_every_rank",
+        "the second bias of experts counts once for every rank of their columns",
         _EXPERTS + "forward",
         "weights_M, part=self.etp_rank",
         "weights_M * (self.mlp.width // self.down.shape[1]), part=self.etp_rank",

@@ -50,7 +50,7 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
 
 
 def test_a_model_that_run_refuses_is_not_said_to_be_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["openai/gpt-oss-20b"]["config"]))
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["google/gemma-4-26B-A4B"]["config"]))
     plan = plan_of([*EIGHT, "cluster=h100_efa", f"model={tmp_path}", "grid.axes.tp=2"])
     assert plan.counts["run"]
     file = io.StringIO()
