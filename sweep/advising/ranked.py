@@ -9,9 +9,6 @@ from sweep.predicting.engine_memory import EnginePeak
 from workloads.costs.memory.estimate import StageMemory
 from workloads.spec.experiment import Experiment
 
-ALIKE = 0.02
-"""Layouts whose predicted times differ by up to this share count as equally fast."""
-
 Family = tuple[int, ...]
 Peak = StageMemory | EnginePeak
 

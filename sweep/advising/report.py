@@ -15,8 +15,9 @@ from sweep.advising.answer import Advice, Costed, GoalAnswer, SizeAnswer, settli
 from sweep.advising.facts import ahead_of_best, narrowed_of, search_hours
 from sweep.advising.published import PublishedLayout
 from sweep.advising.question import Question
-from sweep.advising.ranked import ALIKE, RankedLayout
+from sweep.advising.ranked import RankedLayout
 from sweep.composing.planned_only import planned_only
+from sweep.grids.step_time import ALIKE
 from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.point_verdict import too_big_for_host
 from sweep.planning.summary import layout

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from sweep.advising.conditions import meets
-from sweep.advising.ranked import ALIKE, RankedLayout
+from sweep.advising.ranked import RankedLayout
 from sweep.advising.space import KINDS, LayoutSpace
 from sweep.advising.times import Times
-from sweep.grids.step_time import StepTime
+from sweep.grids.step_time import ALIKE, StepTime
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import Experiment
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 CAUTION = 0.6745 / 1.645
 """Upper quartile of a normal distribution, in half-widths of its middle 90 %."""
+ALIKE = 0.02
+"""Layouts whose predicted times differ by up to this share count as equally fast."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ budget.
 The budget counts everything on a device: tensors, the workspace of matrix products and what the cluster reserves.
 `workloads.predict.fitting_recompute` finds the least recomputation of every stage, within the whole budget, and within
 the share of the device above which its allocator takes time (`workloads.predict.near_full`). Of these and every word
-that fits in all stages alike, the plan's own forecast decides. So no word of a grid that fits the same budget is
-predicted to be faster.
+that fits in all stages alike, the plan's own forecast decides; of those that it does not tell apart
+(`sweep.grids.step_time.ALIKE`), the one that repeats least. So no word of a grid that fits the same budget is predicted
+to be faster by more than that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from results.text.numbers import format_bytes
 from sweep.grids.expand import Expansion, GridPoint
+from sweep.grids.step_time import ALIKE
 from sweep.grids.walk import Progress, silent
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
@@ -92,7 +94,7 @@ def choose(
             time = next(times)
             assert time is not None  # the cluster's rates are known
             seconds[text] = forecast.near_full(time, peak).step_time_s
-        text = min(seconds, key=lambda text: seconds[text])
+        text = _simplest(e, seconds, search.times)
         why = _why(text, _peaks(e, text), cluster, budget, fits=one.fits)
         result.append(Chosen(text, one.fits, why))
     return result
@@ -137,6 +139,15 @@ def _found(search: FittingRecompute, e: Experiment, limit: int, cluster: Cluster
 def _allowed(fit: Fit, e: Experiment, cluster: ClusterSpec) -> Fit | None:
     """None if a rule forbids to recompute differently by stage."""
     return None if violations(with_word(e, fit.recompute), cluster) else fit
+
+
+def _simplest(e: Experiment, seconds: Mapping[str, float], times: StepTimes) -> str:
+    """Of the words that are predicted to be about as fast as the fastest, the one that repeats least in closed form. By
+    a fitted time, and the ratio from which another word's follows, repeating little may look faster than nothing."""
+    longest_s = (1 + ALIKE) * min(seconds.values())
+    alike = [text for text in seconds if seconds[text] <= longest_s]
+    repeated = dict(zip(alike, times.seconds([with_word(e, text) for text in alike]), strict=True))
+    return min(alike, key=lambda text: (float(repeated[text]), seconds[text]))
 
 
 def _peaks(e: Experiment, word: str) -> tuple[int, ...]:

@@ -15,13 +15,14 @@ from rich.console import Console
 from sweep.__main__ import main
 from sweep.advising.answer import Advice, answer, settling_words
 from sweep.advising.question import read_question
-from sweep.advising.ranked import ALIKE, family_of
+from sweep.advising.ranked import family_of
 from sweep.advising.ranking import Ranking
 from sweep.advising.report import print_answer
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
+from sweep.grids.step_time import ALIKE
 from sweep.planning.plan import make_plan
 from sweep.predicting.known import Known
 from tests.sampling import sampled

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from sweep.advising.question import read_question
-from sweep.advising.ranked import ALIKE
 from sweep.advising.ranking import Ranking
 from sweep.advising.simpler import departures
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
-from sweep.grids.step_time import StepTime
+from sweep.grids.step_time import ALIKE, StepTime
 from sweep.predicting.known import Known
 from workloads.rules.layout_rules import violations
 
