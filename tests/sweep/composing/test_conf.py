@@ -58,6 +58,9 @@ PARAMETERS = {
     "bytes": 3_279_104,
     "bytes_moe": 10_365_184,
     "bytes_moe_bias": 10_365_184,
+    "gpt_oss_20b": 20_914_757_184,
+    "gpt_oss_120b": 116.83e9,
+    "kimi_k2": 1.026e12,
 }
 DRIVER_NAMES = [
     "NVIDIA H200",
