@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
+from tests.sampling import sampled
 from tests.workloads.engine.parity import check, experiment, experts
 from workloads.spec.experiment import Experiment
 
@@ -52,6 +53,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def kinds_of(case: Experiment) -> list[str]:
+    return [name for name in ("dp", "tp", "pp", "cp", "ep") if getattr(case, name) > 1]
+
+
+@pytest.mark.parametrize("case", sampled(CASES, 10, kinds=kinds_of), ids=lambda case: case.id)
 def test_packed_documents_compute_what_each_computes_alone(case: Experiment, gloo_pool: Pool) -> None:
     check(gloo_pool, case)
