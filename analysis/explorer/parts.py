@@ -17,7 +17,8 @@ from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults
 
 SCRIPTS = (
-    *("page/data.js", "explorer/late_scripts.js", "explorer/columns.js", "explorer/address.js", "explorer/filters.js"),
+    *("page/data.js", "explorer/late_scripts.js", "explorer/update_fields.js", "explorer/columns.js"),
+    *("explorer/address.js", "explorer/filters.js"),
     *("explorer/plot_points.js", "explorer/plot_colours.js", "explorer/plot.js", "explorer/table.js"),
     *("explorer/csv.js", "explorer/axes.js", "explorer/rerun.js", "explorer/row_experiment.js", "explorer/bars.js"),
     *("explorer/panel.js", "explorer/drawer.js", "explorer/view_state.js", "explorer/runs.js"),

@@ -23,10 +23,8 @@ from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults
 from results.text.numbers import plural
 
-_WORDS = "page/words.js"
-"""What all others may read while they load."""
 _OWN = (
-    *("noise", "part", "answer", "planned", "state", "finder", "map", "ten"),
+    *("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten"),
     *("why", "cost", "failed", "folds", "main"),
 )
 """Scripts of the page in dependency order; the last one starts it."""
@@ -73,8 +71,7 @@ def data(results: LoadedResults, parts: Sequence[Cohort], folder: Path, price: f
 
 def scripts(embedded: dict[str, Any]) -> Parts:
     """Styles, scripts and data of the page."""
-    of_runs = [name for name in runs.SCRIPTS if name not in _BOOT]
-    whole = [_WORDS, *of_runs, *(f"page/{name}.js" for name in _OWN)]
+    whole = [name for name in runs.SCRIPTS if name not in _BOOT] + [f"page/{name}.js" for name in _OWN]
     return Parts(
         styles=[compact_style(name) for name in ("page/colours.css", "page/page.css", *runs.STYLES)],
         scripts=[compact_script(name) for name in _BOOT],

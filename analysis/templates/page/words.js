@@ -97,16 +97,13 @@ const Words = (() => {
     return [...parts, ...updateWords(read)];
   }
 
-  /** Fields that say how weights are updated, with their usual values, as in workloads.spec.updates.words. */
-  const UPDATES = { grad_reduce: "fp32", optimizer: "adamw", optimizer_states: "fp32", master_weights: "fp32", optimizer_offload: 0 };
-
-  /** The values of these fields; what is unknown is usual. @param {Read} read */
-  const updates = (read) => Object.fromEntries(Object.entries(UPDATES).map(([name, usual]) => [name, read(name) ?? usual]));
+  /** The values of `UPDATE_FIELDS`; what is unknown is usual. @param {Read} read */
+  const updates = (read) => Object.fromEntries(Object.entries(UPDATE_FIELDS).map(([name, usual]) => [name, read(name) ?? usual]));
 
   /** Words for unusual ones: ["states bf16"]. @param {Read} read */
   function updateWords(read) {
     const is = updates(read), named = { grad_reduce: "reduce ", optimizer: "", optimizer_states: "states ", master_weights: "master " };
-    const words = Object.entries(named).filter(([name]) => is[name] !== UPDATES[name]).map(([name, word]) => word + is[name]);
+    const words = Object.entries(named).filter(([name]) => is[name] !== UPDATE_FIELDS[name]).map(([name, word]) => word + is[name]);
     return Number(is.optimizer_offload) > 0 ? [...words, `offload ${is.optimizer_offload}`] : words;
   }
 
@@ -116,5 +113,5 @@ const Words = (() => {
     return several(read("virtual_stages")) ? `${name}, ${read("virtual_stages")} chunks` : name;
   }
 
-  return { UNKNOWN, GIB, known, fixed, short, percent, gib, memory, tokens, money, days, plural, one, layout, UPDATES, updates };
+  return { UNKNOWN, GIB, known, fixed, short, percent, gib, memory, tokens, money, days, plural, one, layout, updates };
 })();
