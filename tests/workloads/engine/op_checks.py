@@ -194,8 +194,8 @@ def interpreted_checks() -> None:
     for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
     check_sharded_kernels("cpu", 10, 70)
-    for module in ("fp8", "adamw"):
-        loaded = sys.modules[f"workloads.engine.ops.{module}"]
+    for module in ("ops.fp8", "update_ops.adamw"):
+        loaded = sys.modules[f"workloads.engine.{module}"]
         loaded.backend_of = lambda *tensors: chosen[choose(*tensors)]  # type: ignore[attr-defined]
     check_fp8_casts("cpu", (128, 256), interpreted=True)
     check_casts_of_groups("cpu", 3, (40, 96), interpreted=True)
