@@ -109,6 +109,8 @@ def _captured(answer: Advice) -> str:
     if eager is None:
         return text
     which = f"{layout(first.experiment)} on {first.experiment.world_size:,} GPUs"
+    if abs(eager.step_time_s / first.time.step_time_s - 1) <= ALIKE:
+        return f"{text}; eager steps of {which} take as long"
     return f"{text}; with eager steps {which} takes {eager.step_time_s:.3g} s instead of {first.time.step_time_s:.3g} s"
 
 

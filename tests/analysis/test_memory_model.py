@@ -253,7 +253,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
     assert len(units) >= 14, units
     expected = {
         "zero_stage": 4,
-        "recompute": len(OPERATIONS) + 3,
+        "recompute": len(OPERATIONS) + 4,  # none, selective, full, by stage
         "recompute_every": 4,
         "pp_schedule": 7,
         "precision": 7,

@@ -8,8 +8,8 @@ from math import exp
 
 from sweep.advising.answer import answer
 from sweep.advising.question import read_question
-from sweep.advising.ranked import ALIKE
 from sweep.composing.search_settings import Settings
+from sweep.grids.step_time import ALIKE
 from sweep.predicting.known import Known
 from sweep.searching.session import Session
 from tests.planted.plant import Fault, planted

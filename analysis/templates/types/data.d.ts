@@ -206,6 +206,7 @@ interface Experiment {
   pp_split: string;
   pp_stages?: string | null;
   pad_vocab_to?: number | null;
+  documents?: string | null;
   gradient_accumulation_fusion?: boolean;
   grad_reduce?: string;
   optimizer?: string;
