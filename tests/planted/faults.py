@@ -15,7 +15,7 @@ from tests.planted.plant import Fault
 from tests.workloads.engine.parity import experts
 
 ENGINE = "workloads.engine."
-STEP = ENGINE + "training.optimizer:ShardedAdamW.step"
+STEP = ENGINE + "training.optimizer:ShardedOptimizer.step"
 OPTIMIZER = ENGINE + "training.optimizer:"
 DATA_PARALLEL = ENGINE + "training.data_parallel:apply_data_parallel"
 SYNC = ENGINE + "training.data_parallel:GradientSync.__init__"
@@ -290,7 +290,7 @@ TENSORS = faults_of(
     (
         "norms_not_summed",
         "with sequence parallelism gradients of norms are not summed",
-        OPTIMIZER + "ShardedAdamW.finish_gradients",
+        OPTIMIZER + "ShardedOptimizer.finish_gradients",
         "if not partial:",
         "if True:",
         TP,

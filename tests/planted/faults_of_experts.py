@@ -63,7 +63,7 @@ EXPERTS = [
         (
             "norm_counts_experts_copies",
             "the norm counts every copy of an expert",
-            OPTIMIZER + "ShardedAdamW._share",
+            OPTIMIZER + "ShardedOptimizer._share",
             "if not placement.is_expert:",
             "copies = 1 if placement.is_expert else copies\n    if not placement.is_expert:",
             _REPLICAS,

@@ -72,7 +72,7 @@ LATENTS = faults_of(
     (
         "down_projection_not_summed",
         "with sequence parallelism only gradients of norms are summed",
-        OPTIMIZER + "ShardedAdamW.finish_gradients",
+        OPTIMIZER + "ShardedOptimizer.finish_gradients",
         "if p.spec.placement.summed_over(",
         "if p.gradient.dim() == 1 and p.spec.placement.summed_over(",
         {**TP, "latent": 0},

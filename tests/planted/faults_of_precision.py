@@ -41,7 +41,7 @@ PRECISION = [
         (
             "norm_with_scale",
             "the loss scale is in the norm by which gradients are clipped",
-            ENGINE + "training.optimizer:ShardedAdamW.local_square_norm",
+            ENGINE + "training.optimizer:ShardedOptimizer.local_square_norm",
             "norms = norms / self.loss_scale.value",
             "pass",
             {},
@@ -89,7 +89,7 @@ PRECISION = [
         (
             "rate_of_skipped_steps",
             "a step that is skipped moves the learning rate on",
-            ENGINE + "training.optimizer:ShardedAdamW._updates",
+            ENGINE + "training.optimizer:ShardedOptimizer._updates",
             "if self.loss_scale is None or self.optimizer is None:",
             "if True:",
             {},

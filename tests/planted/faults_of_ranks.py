@@ -55,7 +55,7 @@ SHARDING = [
         (
             "updates_a_copy",
             "the optimizer updates a copy of the weights",
-            OPTIMIZER + "ShardedAdamW._made",
+            OPTIMIZER + "ShardedOptimizer._made",
             "nn.Parameter(shard)",
             "nn.Parameter(shard.clone())",
             ZERO3,
@@ -142,7 +142,7 @@ SHARDING = [
 ]
 
 _COMPUTE = ENGINE + "ops.linear:DeferredGradients.compute"
-_TIED = OPTIMIZER + "ShardedAdamW.add_tied_copies"
+_TIED = OPTIMIZER + "ShardedOptimizer.add_tied_copies"
 STAGES = faults_of(
     "pp",
     (
@@ -254,7 +254,7 @@ RECOMPUTATION = [
     ),
 ]
 
-_SHARE = OPTIMIZER + "ShardedAdamW._share"
+_SHARE = OPTIMIZER + "ShardedOptimizer._share"
 _CLAMP = "torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)"
 _COUPLED = f"self.optimizer.param_groups[0].update(decoupled_weight_decay=False); {_UPDATE}"
 _COPIES = 'copies *= placement.copies({"tp": e.tp})'

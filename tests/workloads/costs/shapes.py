@@ -186,3 +186,16 @@ def study_experiment(row: dict[str, str]) -> Experiment:
         zero_stage=int(row["zero_stage"]),
         pp_split="even",
     )
+
+
+WIDE = ModelSpec(
+    name="wide",
+    num_layers=8,
+    hidden_size=512,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=64,
+    ffn_hidden_size=1536,
+    vocab_size=1024,
+)
+"""Small, but wide enough that its matrices, not its vectors, decide what a step needs."""

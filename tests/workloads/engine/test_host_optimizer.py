@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.pool import Pool
 from tests.sampling import sampled
+from tests.workloads.costs.shapes import WIDE
 from tests.workloads.engine.parity import check, experiment, experts, on_backends
 from tests.workloads.engine.test_loss_scale import engine, take_step
 from tests.workloads.engine.test_memory import alone, total
@@ -22,7 +24,6 @@ from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.update_ops.adamw import AdamW
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
-from workloads.spec.model_spec import ModelSpec
 
 RATES: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 MOE = experts()
@@ -180,16 +181,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 def _case(rounds: int = 1, **layout: Any) -> Experiment:
-    model = ModelSpec(
-        name="wide",
-        num_layers=8,
-        hidden_size=512,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=64,
-        ffn_hidden_size=1536,
-        vocab_size=32768,
-    )
+    model = dataclasses.replace(WIDE, vocab_size=32768)
     sequences = 2 * layout.get("dp", 1) * rounds
     return Experiment.canonical(model=model, seq_len=256, micro_batch_size=2, global_batch_size=sequences, **layout)
 

@@ -6,16 +6,17 @@ device.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from tests.sampling import sampled
+from tests.workloads.costs.shapes import WIDE
 from tests.workloads.engine.test_memory import alone, total
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
-from workloads.spec.model_spec import ModelSpec
 
 LAYOUTS: list[dict[str, Any]] = [
     {"vocab_size": 32768, "dp": 2, "pp": 2, "zero_stage": 3, "rounds": 4, "recompute": "full"},
@@ -29,16 +30,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 def _case(vocab_size: int = 1024, rounds: int = 1, seq_len: int = 512, **layout: Any) -> Experiment:
-    model = ModelSpec(
-        name="wide",
-        num_layers=8,
-        hidden_size=512,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=64,
-        ffn_hidden_size=1536,
-        vocab_size=vocab_size,
-    )
+    model = dataclasses.replace(WIDE, vocab_size=vocab_size)
     sequences = 2 * layout.get("dp", 1) * rounds
     return Experiment.canonical(model=model, seq_len=seq_len, micro_batch_size=2, global_batch_size=sequences, **layout)
 

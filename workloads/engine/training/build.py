@@ -18,7 +18,7 @@ from workloads.engine.ops.attention import choose_flash4
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
 from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype, update_dtype
-from workloads.engine.training.optimizer import ShardedAdamW
+from workloads.engine.training.optimizer import ShardedOptimizer
 from workloads.engine.training.pipeline import Pipeline
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
@@ -33,7 +33,7 @@ class Engine:
     groups: Groups
     chunks: list[Chunk]
     """This rank's model chunks, in the order of their stages: one, or ``virtual_stages`` of them."""
-    optimizer: ShardedAdamW
+    optimizer: ShardedOptimizer
     pipeline: Pipeline
     clock: Clock
     source: Source | None = None
@@ -111,7 +111,7 @@ def assemble(
     if peers is not None and peers.is_open:
         for chunk in chunks:
             chunk.exchange_through(peers)
-    optimizer = ShardedAdamW(chunks, groups, learning_rate)
+    optimizer = ShardedOptimizer(chunks, groups, learning_rate)
     if optimizer.loss_scale is not None:
         for chunk in chunks:
             if chunk.head is not None:

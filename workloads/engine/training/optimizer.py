@@ -69,7 +69,7 @@ def make_updates(named: Sequence[NamedParameter], locals_: Sequence[nn.Parameter
     return AdamW(locals_, **of_adamw)
 
 
-class ShardedAdamW:
+class ShardedOptimizer:
     """The experiment's optimizer over the shards that this rank holds. ``rate``: learning rate by number of the update,
     from 0; a step that is skipped in fp16 is no update."""
 

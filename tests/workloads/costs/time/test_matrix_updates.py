@@ -6,24 +6,14 @@ import math
 
 import pytest
 
+from tests.workloads.costs.shapes import WIDE as MODEL
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.time.matrix_updates import matrix_update_s
 from workloads.costs.time.timeline import estimate_time
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment
-from workloads.spec.model_spec import ModelSpec
 
-MODEL = ModelSpec(
-    name="wide",
-    num_layers=8,
-    hidden_size=512,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=64,
-    ffn_hidden_size=1536,
-    vocab_size=1024,
-)
 CLUSTER = ClusterSpec(
     name="here",
     backend="cuda",
