@@ -106,7 +106,7 @@ class Setting(NamedTuple):
     reduced_bytes: Ints
     """Bytes per gradient in sums over micro-batches and in reductions."""
     update_bytes: Ints
-    """Bytes that norm, clipping and update of one parameter read and write."""
+    """Bytes that memory moves while one parameter is updated (`workloads.costs.time.update_pace`)."""
     accumulated_bytes: Ints
     """Bytes read and written per element of a gradient that is added to others, or copied for a reduction."""
     accumulated_head_bytes: Ints

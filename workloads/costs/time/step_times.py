@@ -34,6 +34,7 @@ from workloads.costs.time.rank_times import (
     tied_s,
 )
 from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, ends_s, step_bounds_s
+from workloads.costs.time.update_pace import paced_bytes
 from workloads.costs.traffic.collectives import (
     Contention,
     Group,
@@ -199,7 +200,7 @@ class StepTimes:
             c,
             update.master_bytes,
             r,
-            update.traffic_bytes,
+            paced_bytes(update),
             added,
             of_head,
             of_dense,
