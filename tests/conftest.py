@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive-part",
         metavar="SECONDS/SEED",
-        help="only tests marked exhaustive: about so many seconds of them, drawn by the seed",
+        help="of the tests marked exhaustive only about so many seconds, drawn by the seed",
     )
 
 
@@ -93,9 +93,9 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> No
     names = ", ".join(sorted(item.nodeid for item in drawn))
     seed = part.partition("/")[2]
     config.stash[SEEDED_PART] = f"seeded part: seed {seed}, {len(drawn)} of {len(exhaustive)} exhaustive tests: {names}"
-    chosen = set(drawn)
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = [item for item in items if item in chosen]
+    left_out = {item for item in items if item.get_closest_marker("exhaustive")} - set(drawn)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
