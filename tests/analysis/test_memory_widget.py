@@ -27,6 +27,8 @@ from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec, model_from_dict
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 

@@ -21,6 +21,8 @@ from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, links, text_of
 from tests.sampling import sampled
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -14,6 +14,8 @@ from tests.analysis import synthetic
 from tests.analysis.compared import POINTS, points_of, run, sweep
 from tests.sampling import sampled
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 QUIET = {"spread": 0.02, "sm_clock_mhz": 1900.0, "device_name": "NVIDIA H200", "driver_version": "570.1"}
 
 
