@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/python -m sweep run +grid=tiny name=demo launcher=local
 	$(BIN)/python -m analysis.report results/demo --out report/demo
 
-# All that a change can break: every proof, on samples drawn by a seed where there are very many cases.
+# All that a change can break: samples and parts, drawn by a seed, of what has very many cases or long tests alike.
 test: setup
 	$(PYTEST) $$(($(WORKERS) + $(WAITING))) -m "not exhaustive"
 

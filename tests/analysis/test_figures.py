@@ -40,6 +40,8 @@ from tests.analysis.report_page import RECORDED
 from tests.sampling import sampled
 from workloads.spec.experiment import Experiment
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 
 def drawn(frame: pd.DataFrame) -> dict[str, Figure]:
     """Every figure that the rows can make, by name; what they cannot make says why in a sentence."""
