@@ -181,8 +181,8 @@ def headlines(probe: Probe) -> list[str]:
         rates = [row["value"] / 1e9 for row in both]
         lines.append(f"host link: {min(rates):,.1f} to {max(rates):,.1f} GB/s in each direction at once, by device")
     if updates := probe.select("optimizer", "adamw_on_host"):
-        together = host_adamw_rate(updates)
-        lines.append(f"AdamW on the host: {together / 1e9:,.2f} billion parameters per second of a node")
+        each = host_adamw_rate(updates)
+        lines.append(f"AdamW on the host: {each / 1e9:,.2f} billion parameters per second for each device")
     for placement in ("inside_node", "between_nodes", "mixed"):
         all_reduces = probe.select("collective", "all_reduce", placement=placement)
         if all_reduces:

@@ -326,7 +326,9 @@ def read_attempt_json(path: Path) -> Any:
 
 def write_task(folder: Path, task: Task) -> None:
     repeated(lambda: folder.mkdir(parents=True, exist_ok=True))
-    write_json(folder / "task.json", task)
+    plain = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    parts = {"measure": dataclasses.asdict(task.measure), "cluster": dataclasses.asdict(task.cluster)}
+    write_json(folder / "task.json", {**plain, **parts, "experiment": ex.to_dict(task.experiment)})
 
 
 def read_task(folder: Path) -> Task:

@@ -14,6 +14,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from workloads.contract.protocol import HOST_WAIT, RankResult, Task
 from workloads.costs.memory.estimate import estimate_memory
@@ -25,6 +26,7 @@ from workloads.costs.time.timeline import estimate_time, step_work
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees, rank_of
+from workloads.spec.model_spec import model_to_dict
 from workloads.spec.recomputation import is_by_stage
 from workloads.spec.weights import routed
 
@@ -126,9 +128,15 @@ def stage_key(task: Task, rank: int) -> str:
     """
     experiment = shortened(task.experiment)
     pp_rank = rank // (experiment.world_size // experiment.pp)
-    model = asdict(experiment.model)
+    model: dict[str, Any] = {"layers": None, **model_to_dict(experiment.model)}
     model.pop("name")
     model["num_layers"] = _layers_of_rank(experiment, pp_rank)
+    if model["layers"] is not None:
+        kinds, order = model["layers"].pop("kinds"), model["layers"].pop("order")
+        stages = experiment_layers(experiment)
+        model["layers"]["kinds_by_chunk"] = [
+            [kinds[order[at]] for at in stages[stage]] for stage in _stages_of_rank(experiment, pp_rank)
+        ]
     moments = _most_held(experiment, experiment.num_microbatches)[pp_rank]
     same = {
         "model": model,

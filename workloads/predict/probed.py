@@ -50,7 +50,7 @@ def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
 
 def probed_host(rows: Sequence[Row], host: HostSpec) -> HostSpec:
     """``host`` with the rates of a probe: its link in both directions at once, on the slowest device, and the updates
-    of all ranks of a node. Rows of CPU processes are ignored."""
+    of each rank. Rows of CPU processes are ignored."""
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
     links = [row["value"] for row in _of(rows, "copy", name="both_ways")]
     updates = _of(rows, "optimizer", name="adamw_on_host")
@@ -59,9 +59,10 @@ def probed_host(rows: Sequence[Row], host: HostSpec) -> HostSpec:
 
 
 def host_adamw_rate(updates: Sequence[Row]) -> float:
-    """fp32 parameters that a node updates per second, from figures ``adamw_on_host`` of ranks that ran together."""
+    """fp32 parameters that the processors of one device update per second, from figures ``adamw_on_host`` of ranks that
+    ran together."""
     each: float = statistics.median(row["columns"] / row["value"] for row in updates)
-    return each * float(updates[0]["devices_per_node"] or 1)
+    return each
 
 
 def _went_wrong(name: str, factor: float) -> bool:

@@ -140,7 +140,7 @@ def host_figures(watch: Stopwatch, sizes: Sizes, ranks_of_host: int, beat: Beat)
 
     weight, gradient, first, second = (torch.zeros(count) for _ in range(4))
     gradient.normal_()
-    step, factor = torch.ones(()), torch.ones(())
+    step, factor = torch.ones(()), torch.full((), 0.5)  # gradients are clipped
     rates = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
     def update() -> None:

@@ -99,8 +99,8 @@ class HostSpec:
     memory_bandwidth: float | None = None
     """Bytes per second of the memory of one node, all processors together."""
     adamw_rate: float | None = None
-    """fp32 parameters that the processors of one node update per second by AdamW; None: derived from
-    ``memory_bandwidth``."""
+    """fp32 parameters per second that a device's share of its node's processors updates by AdamW, with all devices of
+    the node at work; None: derived from ``memory_bandwidth``."""
     source: str = ""
     """Source of the numbers."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workloads.contract.protocol import MeasureSpec, RankResult, StepRecord, Task
+from workloads.contract.protocol import MeasureSpec, RankResult, StepRecord, Task, read_task, write_task
 from workloads.contract.stages import HOSTS_TOGETHER, RANKS_TOGETHER, assemble, rehearsed_ranks, shortened, stage_key
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.schedule import INTERLEAVED
@@ -16,7 +17,7 @@ from workloads.costs.time.timeline import estimate_time, step_work
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import coordinates
-from workloads.spec.model_spec import ModelSpec, MoESpec
+from workloads.spec.model_spec import ModelSpec, MoESpec, model_from_dict
 
 MODEL = ModelSpec(
     name="stages",
@@ -52,6 +53,34 @@ def result(rank: int, forward_s: float | None, backward_s: float | None, optimiz
     return RankResult(
         rank=rank, coordinates={}, steps=steps, phase_started_at={}, forward_s=forward_s, backward_s=backward_s
     )
+
+
+def layered(*spans: dict[str, Any]) -> ModelSpec:
+    """Layers that differ only in which keys their queries see."""
+    attention = {"kind": "attention", "heads": 4, "kv_heads": 4, "head_dim": 16, "value_dim": 16}
+    mlp = {"kind": "dense", "width": 128, "activation": "silu"}
+    kinds = [{"mixer": {**attention, "span": span}, "mlp": mlp} for span in spans]
+    layers = {"kinds": kinds, "order": [*range(len(kinds))]}
+    return model_from_dict({"name": "layered", "hidden_size": 64, "vocab_size": 256, "layers": layers})
+
+
+WINDOW, CHUNK, FULL = {"kind": "window", "size": 16}, {"kind": "chunk", "size": 16}, {"kind": "full"}
+
+
+@pytest.mark.parametrize("model", [MODEL, layered(WINDOW, CHUNK)], ids=lambda model: model.name)
+def test_ranks_read_the_task_that_was_written(model: ModelSpec, tmp_path: Path) -> None:
+    written = task(experiment(model=model, dp=2))
+    write_task(tmp_path, written)
+    assert read_task(tmp_path) == written
+
+
+def test_stages_of_other_kinds_of_layers_differ() -> None:
+    """Also where the kinds have equal sizes."""
+    of_window, of_chunk = (task(experiment(model=layered(span, FULL), pp=2)) for span in (WINDOW, CHUNK))
+    assert stage_key(of_window, 0) != stage_key(of_chunk, 0)
+    assert stage_key(of_window, 1) == stage_key(of_chunk, 1)
+    one, other = (task(experiment(model=layered(*spans, FULL), pp=3)) for spans in ([FULL, FULL], [FULL, WINDOW]))
+    assert stage_key(one, 1) != stage_key(other, 1)
 
 
 def test_first_and_last_stage_stand_for_all() -> None:

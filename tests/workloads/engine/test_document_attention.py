@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.kind_ops import document_attention as under_test
@@ -141,3 +143,25 @@ def test_flex_attention_on_a_gpu(rank: int | None) -> None:
             torch.testing.assert_close(one.cpu().double(), other, rtol=5e-2, atol=5e-2)
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert compiled[0] == compiled[1] == compiled[2]
+
+
+class Watching(TorchDispatchMode):
+    """As the modes that count a step's traffic and its storages do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.gpu
+def test_a_watched_step_on_a_gpu() -> None:
+    index = torch.arange(1024)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn((1, 4, 1024, 64), device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    seen = Seen.of(places([[300, 724]], index).flatten().cuda(), index.cuda(), 1, 1024, q)
+    with Watching():
+        watched = document_attention(q, k, v, seen)
+        of_watched = gradients(watched, (q, k, v))
+    o = document_attention(q, k, v, seen)
+    assert torch.equal(o, watched)
+    for one, other in zip(gradients(o, (q, k, v)), of_watched, strict=True):
+        torch.testing.assert_close(one, other)

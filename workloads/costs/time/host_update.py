@@ -4,7 +4,7 @@ N elements of a rank belong to the host, in n pieces of at most `PIECE`; g bytes
 steps, each of which works on one piece at a time, beside the others:
 
     down    D = g N / link           gradients to the host
-    update  U = N / rate             AdamW by the processors, of which a rank has its share of the node
+    update  U = N / rate             AdamW by the processors, of which each rank has its share of the node
     up      H = g N / link           weights to the device; the link works in both directions at once
 
     host    T = max(D, U, H) + (D + U + H - max(D, U, H)) / n
@@ -14,8 +14,9 @@ own elements at the same time, so a step ends max(device's update of the rest, T
 down from the end of the last backward on; that part of D which the norm and its reduction hide is not subtracted, and
 nothing of T overlaps with the next forward, as in the engine.
 
-``rate`` is measured by a probe, or else follows from the bytes an element that AdamW and the factor on the gradients
-read and write, 9 g (factor: 1 and 1; AdamW: 4 and 3), over the bandwidth of the node's memory, which its ranks share.
+``rate`` is that of the processors alone (cluster file or probe) times `BESIDE_COPIES`. If it is not known, it follows
+from the bytes an element that AdamW and the factor on the gradients read and write, 9 g (factor: 1 and 1; AdamW: 4 and
+3), over a device's share of the bandwidth of the node's memory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ PIECE = 2**22
 """Elements of a piece, as in the engine."""
 PASSES = 9
 """Reads and writes of each element by the host's update and the factor before it."""
+BESIDE_COPIES = 0.88
+"""Rate of updates while gradients come and weights go through the same memory, over the rate alone: 2.55 and 2.90
+billion parameters a second (results/recorded/h200x1_updates/NOTE.md)."""
 _FP32 = 4
 
 
@@ -51,11 +55,13 @@ class HostUpdate(NamedTuple):
 
 
 def update_rate(cluster: ClusterSpec, element_bytes: int) -> float | None:
-    """Elements that all processors of a node update per second; None if nothing is known about them."""
+    """Elements that a rank's processors update per second, beside copies; None if nothing is known about them."""
     host = cluster.host
     if host.adamw_rate is not None:
-        return host.adamw_rate * _FP32 / element_bytes
-    return host.memory_bandwidth / (PASSES * element_bytes) if host.memory_bandwidth is not None else None
+        return BESIDE_COPIES * host.adamw_rate * _FP32 / element_bytes
+    if host.memory_bandwidth is None:
+        return None
+    return BESIDE_COPIES * host.memory_bandwidth / (cluster.devices_per_node * PASSES * element_bytes)
 
 
 def host_update(experiment: Experiment, cluster: ClusterSpec) -> HostUpdate | None:
@@ -69,7 +75,7 @@ def host_update(experiment: Experiment, cluster: ClusterSpec) -> HostUpdate | No
     own = max(own_elements(e, held) for held in experiment_stages(e))
     elements = offloaded(e, own)
     down = up = g * elements / link
-    update = elements * min(cluster.devices_per_node, e.world_size) / rate
+    update = elements / rate
     whole = overlapped(down, update, up, max(1, -(-elements // PIECE)))
     each = spec.traffic_bytes / memory
     rest = each * (own - elements)
