@@ -21,7 +21,7 @@ from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, links, text_of
 from tests.sampling import sampled
 
-pytestmark = pytest.mark.drawn(one_in=2)
+pytestmark = pytest.mark.drawn(one_in=3)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -29,7 +29,7 @@ from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
 from workloads.contract.protocol import write_json
 
-pytestmark = pytest.mark.drawn(one_in=2)
+pytestmark = pytest.mark.drawn(one_in=3)
 
 
 @pytest.fixture(autouse=True)

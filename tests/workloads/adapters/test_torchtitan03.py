@@ -24,6 +24,7 @@ from workloads.spec.experiment import Experiment
 
 pytestmark = [
     pytest.mark.slow(seconds=12),
+    pytest.mark.drawn(one_in=2),
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         bool(MISSING) or importlib.util.find_spec("spmd_types") is None,

@@ -129,7 +129,7 @@ OF_MESSAGES = [
 
 def choices(case: Experiment) -> set[tuple[str, Any]]:
     """What a case has chosen on each axis."""
-    names = ["dp", "tp", "pp_schedule", "recompute", "recompute_every", "sequence_parallel"]
+    names = ["dp", "tp", "pp_schedule", "sequence_parallel"]
     names += ["zero_stage"] * (case.dp > 1) + ["cp_kind"] * (case.cp > 1)
     return {(name, getattr(case, name)) for name in names} | {("latent", case.model.mla is not None)}
 

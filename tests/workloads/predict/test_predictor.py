@@ -17,7 +17,7 @@ from workloads.predict.predictor import Measured, Predictor, best_cut
 from workloads.predict.table import read_points
 from workloads.predict.time_terms import bandwidth, facts_of, step_time
 
-pytestmark = pytest.mark.drawn(one_in=2)
+pytestmark = pytest.mark.drawn(one_in=3)
 
 PROFILES = read_profiles()
 
