@@ -209,6 +209,7 @@ TRACED_BLOCKS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", sampled(TRACED_BLOCKS, 1, seconds=5), ids=str)
 def test_compiled_blocks_equal_single_process(gloo_pool: Pool, layout: dict[str, Any]) -> None:
@@ -232,7 +233,8 @@ COMPILED = [
 ]
 
 
-@pytest.mark.slow(seconds=18)
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow(seconds=30)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", sampled(COMPILED, 1, seconds=12), ids=str)
 def test_blocks_that_inductor_compiles_stay_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> None:
