@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
-from tests.sampling import SEED, drawn_part, seconds_of
+from tests.sampling import SEED, drawn_part, seconds_of, some_of
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Workers of pytest-xdist use every core. More threads in one of them only wait for one another, at full speed.
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive-part",
         metavar="SECONDS/SEED",
-        help="only tests marked exhaustive: about so many seconds of them, drawn by the seed",
+        help="of the tests marked exhaustive only about so many seconds, drawn by the seed",
     )
 
 
@@ -52,6 +52,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # Python's 700 (2,000 since 3.12) costs a twentieth of all tests' time
         gc.enable()
 
 
@@ -66,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if (mark := MARK_OF_FIXTURE.get(fixture)) and not item.get_closest_marker(mark):
                 item.add_marker(mark)
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    _leave_to_exhaustive_runs(items)
     _skip_without_slurm([item for item in items if item.get_closest_marker("slurm")])
     for item in items:
         needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
@@ -85,6 +87,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pytest.exit(f"pytest {pytest.__version__} and pytest-xdist do not keep groups together: {scattered[0]}", 3)
 
 
+def _leave_to_exhaustive_runs(items: list[pytest.Item]) -> None:
+    """Of a file marked ``drawn`` a part of the slow test functions, drawn by the seed, stays in an ordinary run."""
+    slow: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn") and any(map(item.get_closest_marker, ("slow", "browser", "slurm"))):
+            file, _, test = item.nodeid.partition("::")
+            slow.setdefault(file, {}).setdefault(test.partition("[")[0], []).append(item)
+    for file, of_function in slow.items():
+        for name, of_name in of_function.items():
+            mark = of_name[0].get_closest_marker("drawn")
+            assert mark is not None
+            if name not in some_of(of_function, mark.kwargs["one_in"], file):
+                for item in of_name:
+                    if not item.get_closest_marker("exhaustive"):
+                        item.add_marker("exhaustive")
+
+
 def _keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> None:
     exhaustive = [
         item for item in items if item.get_closest_marker("exhaustive") and not item.get_closest_marker("skip")
@@ -93,9 +112,9 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> No
     names = ", ".join(sorted(item.nodeid for item in drawn))
     seed = part.partition("/")[2]
     config.stash[SEEDED_PART] = f"seeded part: seed {seed}, {len(drawn)} of {len(exhaustive)} exhaustive tests: {names}"
-    chosen = set(drawn)
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = [item for item in items if item in chosen]
+    left_out = {item for item in items if item.get_closest_marker("exhaustive")} - set(drawn)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

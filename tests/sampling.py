@@ -44,6 +44,12 @@ def _of_every_kind(values: Sequence[tuple[int, set[Hashable]]]) -> list[int]:
     return found
 
 
+def some_of(names: Iterable[str], one_in: int, salt: str = "") -> set[str]:
+    """About one in so many of the names, drawn by the seed and the ``salt``; at least one."""
+    order = sorted(set(names))
+    return set(random.Random(f"{SEED}/{salt}").sample(order, -(-len(order) // one_in)))
+
+
 def seconds_of(item: pytest.Item) -> float:
     """About how long a test marked ``exhaustive`` takes."""
     mark = item.get_closest_marker("exhaustive")

@@ -20,6 +20,7 @@ from docs.tools import write_tree
 from sweep.__main__ import main
 from sweep.composing.conffiles import GROUPS, ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
+from tests.sampling import sampled
 from workloads.costs.shape.params import num_params
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
@@ -170,9 +171,11 @@ def _unknown_commands(path: Path) -> Iterator[str]:
 
 # docs/grids.md
 
+OF_THE_REFERENCE = [list(words) for words in dict.fromkeys(map(tuple, commands(GRIDS, "sweep")))]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands(GRIDS, "sweep"), ids=" ".join)
+@pytest.mark.parametrize("command", sampled(OF_THE_REFERENCE, 10, seconds=2), ids=" ".join)
 def test_plans_of_the_reference(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

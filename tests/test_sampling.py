@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sampling import USUAL_SECONDS, drawn_part, sampled, seconds_of
+from tests.conftest import _leave_to_exhaustive_runs
+from tests.sampling import USUAL_SECONDS, drawn_part, sampled, seconds_of, some_of
 
 pytest_plugins = ["pytester"]
 
@@ -28,6 +29,33 @@ def test_every_draw_has_every_kind() -> None:
     assert {word for word, _ in in_every_run(0)} == {"rare", "usual"}
     assert {n % 3 for _, n in in_every_run(0)} == {0, 1, 2} and len(in_every_run(0)) == 3
     assert len(in_every_run(9)) == 9 and set(in_every_run(0)) < set(in_every_run(9))
+
+
+def test_every_name_is_in_some_draw_and_some_name_in_every_draw() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    draws = [some_of(names * 2, 2, f"file {n}") for n in range(40)]
+    assert all(len(draw) == 3 for draw in draws) and set().union(*draws) == set(names)
+    assert some_of(names, 2, "x") == some_of(names[::-1], 2, "x")
+    assert some_of(["alone"], 9) == {"alone"}
+
+
+DRAWN = """
+import pytest
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
+def test_a(): pass
+@pytest.mark.parametrize("n", range(4))
+def test_b(n): pass
+def test_c(): pass
+"""
+
+
+@pytest.mark.slow
+def test_a_file_keeps_a_part_of_its_slow_tests(pytester: pytest.Pytester) -> None:
+    items = pytester.getitems(DRAWN)
+    _leave_to_exhaustive_runs(items)
+    left = [item.name for item in items if not item.get_closest_marker("exhaustive")]
+    (kept,) = some_of(["test_a", "test_b", "test_c"], 3, items[0].nodeid.partition("::")[0])
+    assert left == [item.name for item in items if item.name.startswith(kept)], "whole functions"
 
 
 @pytest.fixture

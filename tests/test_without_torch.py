@@ -12,6 +12,7 @@ import pytest
 
 from results.errors import UltrasweepError
 from tests.launchers.slurm.fakeslurm import FakeSlurm
+from tests.sampling import sampled
 from workloads.rules.installed_packages import require_torch
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +66,9 @@ def test_torch_is_blocked(blocked: Path) -> None:
 
 
 @pytest.mark.slow(seconds=40)
-@pytest.mark.parametrize("words", WORKS, ids=lambda words: " ".join(words[1:3]))
+@pytest.mark.parametrize(
+    "words", sampled([(words,) for words in WORKS], 6, seconds=3), ids=lambda words: " ".join(words[1:3])
+)
 def test_commands_that_need_no_torch(words: tuple[str, ...], blocked: Path) -> None:
     done = run(blocked, "-m", *words)
     assert done.returncode == 0, done.stderr
@@ -84,7 +87,9 @@ def test_a_login_node_submits_without_torch(blocked: Path, tmp_path: Path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "what"), NEEDS, ids=lambda value: value[0] if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("words", "what"), sampled(NEEDS, 2, seconds=3), ids=lambda value: value[0] if isinstance(value, tuple) else ""
+)
 def test_commands_that_need_torch_say_so(words: tuple[str, ...], what: str, blocked: Path) -> None:
     done = run(blocked, "-m", "sweep", *words)
     assert done.returncode == 2 and done.stdout == ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from sweep.composing.conffiles import GROUPS, ConfFolders
@@ -19,24 +21,39 @@ def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolder
     """The whole configuration as plain data.
 
     ``overrides``: sorted overrides of the command line. ``groups``: the option of each group (cluster, launcher,
-    measure). Raises `InvalidSweep` with one line if Hydra reports an error.
+    measure). Raises `InvalidSweep` with one line if Hydra reports an error. What is composed of shipped files alone is
+    remembered: Hydra takes two tenths of a second.
     """
+    chosen = overrides.grids, tuple(groups.items()), overrides.hydra
+    if folders.own or any("${" in override for override in overrides.hydra):  # files and variables that may change
+        return _composed(*chosen, folders)
+    return copy.deepcopy(_of_shipped_files(*chosen))
+
+
+@lru_cache(maxsize=128)
+def _of_shipped_files(
+    grids: tuple[str, ...], groups: tuple[tuple[str, str], ...], hydra: tuple[str, ...]
+) -> dict[str, Any]:
+    return _composed(grids, groups, hydra, ConfFolders())
+
+
+def _composed(
+    grids: tuple[str, ...], groups: tuple[tuple[str, str], ...], hydra: tuple[str, ...], folders: ConfFolders
+) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
 
-    base = [f"+grid@grids.{name}={name}" for name in overrides.grids] + [
-        f"{group}={name}" for group, name in groups.items()
-    ]
+    base = [f"+grid@grids.{name}={name}" for name in grids] + [f"{group}={name}" for group, name in groups]
     if folders.own:
         base.append(f"hydra.searchpath=[{','.join(quoted(f'file://{folder.resolve()}') for folder in folders.own)}]")
     with _one_line_errors(folders), initialize_config_module("sweep.conf", version_base="1.3"):
         try:
-            composed = hydra_compose("config", overrides=[*base, *overrides.hydra])
+            composed = hydra_compose("config", overrides=[*base, *hydra])
         except ConfigCompositionException as error:
             known = OmegaConf.to_container(hydra_compose("config", overrides=base), resolve=False)
-            raise _unknown_keys(overrides.hydra, known, folders) or error from None
+            raise _unknown_keys(hydra, known, folders) or error from None
         data = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

@@ -5,10 +5,12 @@ Configuration files are read as OmegaConf reads them (`read_yaml`), cards as pla
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ MOST_BYTES = 32 * 2**20
 """A larger file is refused."""
 _DEEPEST = 100
 """Deepest nesting of brackets; PyYAML's time grows with its square."""
+_SHIPPED = Path(__file__).parents[1] / "conf"
+"""The folder whose files do not change while a process runs: each is parsed once."""
 _INDENTED = re.compile(r"^[ \t?:-]{400}", re.MULTILINE)
 """A line that may nest blocks deeper than the parser's stack allows."""
 
@@ -33,6 +37,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     a mapping, for aliases that expand to more than `MOST_VALUES` values, and for every value that YAML 1.1 reads as
     another number or word (``0042``, ``16:00``, ``no``).
     """
+    return copy.deepcopy(_read_once(path)) if path.is_relative_to(_SHIPPED) else _read(path)
+
+
+@cache
+def _read_once(path: Path) -> dict[str, Any]:
+    return _read(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

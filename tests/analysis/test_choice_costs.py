@@ -13,7 +13,7 @@ from analysis.rows import choice_costs, metrics, pairs
 from analysis.rows.stats import MIN_FOR_INTERVAL
 from tests.analysis.conftest import recorded_cohorts
 from tests.analysis.test_why_figures import labelled, point, run
-from tests.sampling import SEED
+from tests.sampling import SEED, sampled
 
 SPLITS: tuple[dict[str, Any], ...] = ({}, {"pp_split": "even"}, {"pp_schedule": "gpipe", "pp_split": "even"})
 
@@ -53,7 +53,7 @@ def _some_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slug", ["measured-h200", "rehearsed-h200", "synthetic"])
+@pytest.mark.parametrize("slug", sampled(["measured-h200", "rehearsed-h200", "synthetic"], 1, seconds=8))
 def test_every_cost_is_that_of_the_pairs_found_one_by_one(slug: str, frame: pd.DataFrame) -> None:
     if slug != "synthetic":
         frame = _some_rows(next(part.frame for part in recorded_cohorts() if part.slug == slug))

@@ -24,6 +24,8 @@ from tests.analysis.compared import MIB, POINTS, RECORDED, ROOT, STUDY, judged, 
 from tests.analysis.conftest import frame_of
 from tests.analysis.figure_texts import assert_texts_fit
 
+pytestmark = pytest.mark.drawn(one_in=3)
+
 
 def cli(*words: object) -> int:
     return command.main([str(word) for word in words])

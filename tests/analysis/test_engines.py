@@ -25,7 +25,7 @@ from tests.analysis.pages import QUICK, text_of
 from workloads.spec.engine_versions import WITHOUT_TRANSFORMER_ENGINE
 from workloads.spec.experiment import ENGINES, Experiment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 POINTS = [point for point in synthetic.experiments(synthetic.MODELS[:2], (4,), (1,)) if point.zero_stage in (1, 3)][:6]
 

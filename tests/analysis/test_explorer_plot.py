@@ -24,7 +24,7 @@ from tests.analysis.explorer_page import (
     written,
 )
 
-pytestmark = pytest.mark.xdist_group("the page of recorded rows")
+pytestmark = [pytest.mark.xdist_group("the page of recorded rows"), pytest.mark.drawn(one_in=2)]
 
 GIB = 2**30
 

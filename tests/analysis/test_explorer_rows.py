@@ -40,7 +40,7 @@ from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec import experiment as ex
 from workloads.spec.experiment import LATER_FIELDS
 
-pytestmark = pytest.mark.xdist_group("the page of recorded rows")
+pytestmark = [pytest.mark.xdist_group("the page of recorded rows"), pytest.mark.drawn(one_in=2)]
 
 
 @pytest.fixture(scope="module")

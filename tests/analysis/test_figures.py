@@ -37,7 +37,10 @@ from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.drawn_bars import boxes
 from tests.analysis.figure_texts import assert_texts_fit, words
 from tests.analysis.report_page import RECORDED
+from tests.sampling import sampled
 from workloads.spec.experiment import Experiment
+
+pytestmark = pytest.mark.drawn(one_in=2)
 
 
 def drawn(frame: pd.DataFrame) -> dict[str, Figure]:
@@ -53,7 +56,9 @@ def drawn(frame: pd.DataFrame) -> dict[str, Figure]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", [spec for spec in registry.FIGURES if spec.name != "bandwidth"], ids=lambda spec: spec.name
+    "spec",
+    sampled([spec for spec in registry.FIGURES if spec.name != "bandwidth"], 16, seconds=0.5),
+    ids=lambda spec: spec.name,
 )
 def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, frame: pd.DataFrame) -> None:
     if spec.name == "pp_scaling":  # two depths of the same schedule on as many devices

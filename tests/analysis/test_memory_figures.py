@@ -29,6 +29,8 @@ from workloads.rules.layout_rules import violations
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT.parent / "shared" / "study" / "bench_final2_mfu2.csv"
 RECORDED = ROOT / "results" / "recorded"

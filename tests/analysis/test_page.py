@@ -17,7 +17,7 @@ from tests.analysis.browser import Browser, Keys
 from tests.analysis.pages import POINTS, QUICK
 from tests.analysis.report_page import RECORDED, STUDY, built, cell, choose, opened, parts_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page"), pytest.mark.drawn(one_in=3)]
 
 WIDTHS = (375, 768, 1400)
 

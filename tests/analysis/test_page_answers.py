@@ -26,7 +26,7 @@ from tests.analysis.compared import copy_drawn_sweeps
 from tests.analysis.report_page import RECORDED, STUDY, answers, built, cell, choose, opened, parts_of
 from tests.analysis.test_choice_costs import differ_only_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the study's page"), pytest.mark.drawn(one_in=2)]
 
 SOURCES = ["study", "some recorded", pytest.param("recorded", marks=pytest.mark.exhaustive(seconds=25))]
 Pages = Callable[[str], Path]

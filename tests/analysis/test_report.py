@@ -21,7 +21,7 @@ from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.pages import POINTS, QUICK, links, text_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 

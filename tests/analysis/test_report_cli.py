@@ -19,6 +19,9 @@ from analysis.page.render import PageTable
 from analysis.page.report_progress import ReportProgress
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, links, text_of
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.drawn(one_in=3)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,7 +118,9 @@ def test_only_the_figures_asked_for_are_drawn(sweep: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formats", [("png",), ("svg",), ("html",), ("png", "html")])
+@pytest.mark.parametrize(
+    "formats", sampled([(kinds,) for kinds in (("png",), ("svg",), ("html",), ("png", "html"))], 2)
+)
 def test_each_format_alone_makes_a_whole_page(formats: tuple[str, ...], sweep: Path, tmp_path: Path) -> None:
     index = report.build(sweep, tmp_path / "out", options.Options(formats=formats, figures=("outcomes",)))
     names = {f"outcomes-measured-h200.{kind}" for kind in formats}

@@ -30,7 +30,7 @@ from results.tables.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, QUICK, text_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -38,7 +38,7 @@ from tests.analysis.conftest import frame_of, recorded_cohorts
 from tests.analysis.run_notebooks import read, texts
 from tests.sampling import sampled
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 
 SWEEPS = sorted(path.parent.name for path in RECORDED.glob("*/sweep.json"))
 WITH_WINNERS = ("all_runs", "best_configurations", "efficiency", "pareto", "training_cost")

@@ -16,6 +16,8 @@ from tests.analysis.javascript import evaluate
 from workloads.costs.shape import schedule
 from workloads.costs.time.pipeline import Simulation, simulate
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 SCHEDULES = sorted(schedule._SCHEDULES)
 
 

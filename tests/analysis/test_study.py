@@ -26,6 +26,8 @@ from tests.fixed_task import fixed_task_seconds
 from tests.results.tables.test_reference import ROW, write
 from tests.sampling import sampled
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT.parent / "shared" / "study"
 TABLE = STUDY / "bench_final2_mfu2.csv"

@@ -12,6 +12,9 @@ from analysis.compare import command, moved, verdicts
 from analysis.compare import matching as matching_points
 from tests.analysis import synthetic
 from tests.analysis.compared import POINTS, points_of, run, sweep
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.drawn(one_in=2)
 
 QUIET = {"spread": 0.02, "sm_clock_mhz": 1900.0, "device_name": "NVIDIA H200", "driver_version": "570.1"}
 
@@ -89,7 +92,7 @@ def test_verdict_on_planted_rows(before: dict[str, Any], after: dict[str, Any], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [330.0, 130.0, 30.0])
+@pytest.mark.parametrize("rate", sampled([330.0, 130.0, 30.0], 1))
 def test_noise_above_half_judges_no_change(rate: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even one that is beyond it, unless the user gives the noise."""
     one, two = (planted(each, spread=2.1 / 2.05) for each in (100.0, rate))  # slowest over fastest step is 3.1

@@ -27,6 +27,8 @@ from tests.analysis.test_noise import labelled, point, run
 from tests.analysis.test_study import TABLE, study  # noqa: F401
 from workloads.spec.experiment import Experiment
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 ONE_B, THREE_B, EIGHT_B = synthetic.MODELS
 

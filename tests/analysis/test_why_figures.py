@@ -32,7 +32,7 @@ from tests.analysis.test_study import study  # noqa: F401
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PipelineSchedule
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 GIB = 2**30
 MODEL = synthetic.MODELS[2]

@@ -18,7 +18,7 @@ from sweep.predicting.measured_tables import RECORDED, recorded_table
 from workloads.contract.protocol import HOST_WAIT
 from workloads.predict.table import COLUMNS, MEASURED
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 
 def test_shipped_rows_are_a_table_to_predict_and_to_calibrate_with() -> None:

@@ -29,6 +29,8 @@ from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
 from workloads.contract.protocol import write_json
 
+pytestmark = pytest.mark.drawn(one_in=3)
+
 
 @pytest.fixture(autouse=True)
 def scripted_pilot(monkeypatch: pytest.MonkeyPatch) -> None:

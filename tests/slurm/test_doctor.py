@@ -16,6 +16,8 @@ import pytest
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 GPUS = 2
 CLUSTER = f"""
 defaults: [/device@device: h100_80gb, _self_]

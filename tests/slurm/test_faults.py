@@ -58,7 +58,7 @@ def _pass_on(done: Future[ScenarioResult], to: Future[ScenarioResult]) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("title", sampled(TITLES, 7, seconds=20))
+@pytest.mark.parametrize("title", sampled(TITLES, 3, seconds=20))
 def test_nothing_is_lost_when(title: str, running: Mapping[str, Future[ScenarioResult]]) -> None:
     result = running[title].result(timeout=880)
     row = result.rows[title]

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from launchers.attempt.loss_check import LossComparison, compare, loss_key
 from tests.pool import Pool
+from tests.sampling import sampled
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import Engine, build, choose_attention
 from workloads.measuring import step as steps
@@ -157,11 +158,15 @@ def compared(folder: Path, reference: Numbers, other: Numbers) -> LossComparison
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "selective"},
-        {"tp": 2, "micro_batch_size": 2},
-        {"pp": 2, "micro_batch_size": 2, "recompute": "full"},
-    ],
+    sampled(
+        [
+            {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "selective"},
+            {"tp": 2, "micro_batch_size": 2},
+            {"pp": 2, "micro_batch_size": 2, "recompute": "full"},
+        ],
+        1,
+        seconds=5,
+    ),
     ids=str,
 )
 def test_right_layouts_agree(gloo_pool: Pool, tmp_path: Path, layout: dict[str, Any]) -> None:
@@ -170,7 +175,7 @@ def test_right_layouts_agree(gloo_pool: Pool, tmp_path: Path, layout: dict[str, 
     assert result.agrees, result
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+@pytest.mark.parametrize("error", sampled(ERRORS, 2, seconds=5), ids=lambda error: error.__name__)
 def test_planted_errors_do_not(gloo_pool: Pool, tmp_path: Path, error: Callable[[Engine], None]) -> None:
     wrong = gloo_pool.run(train, 1, experiment(micro_batch_size=4), error)[0]
     result = compared(tmp_path, plain(gloo_pool), wrong)

@@ -26,6 +26,8 @@ from launchers.status.status import sweep_status
 from tests.launchers.scripted import points, settings
 from workloads.contract.protocol import write_json
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 PILOT = (
     "import sys\nfrom launchers.pilot import node_pool\nfrom launchers.slurm import pilot_job\n"
     "from tests.launchers.scripted import run_rank\nnode_pool.AGENTS_LIMIT_S = float(sys.argv.pop())\n"

@@ -26,6 +26,8 @@ from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
 from workloads.contract.protocol import write_json
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> SweepDir:

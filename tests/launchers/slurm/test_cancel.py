@@ -21,6 +21,7 @@ from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 from tests.launchers.slurm.fakeslurm import FakeSlurm
 from tests.launchers.slurm.runs import meanwhile, run
+from tests.sampling import sampled
 
 
 @pytest.mark.slow
@@ -102,8 +103,15 @@ def test_odd_records_do_not_stop_a_cancel(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["cancel", "scancel"])
-@pytest.mark.parametrize("shown", ["COMPLETING", "CANCELLED", ""])
+@pytest.mark.parametrize(
+    ("shown", "how"),
+    sampled(
+        [(shown, how) for shown in ("COMPLETING", "CANCELLED", "") for how in ("cancel", "scancel")],
+        3,
+        seconds=1.5,
+        kinds=lambda case: case,
+    ),
+)
 def test_a_run_right_after_a_cancel_submits_again(
     how: str, shown: str, fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,8 @@ from workloads.rules.layout_rules import violations
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 LLAMA = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64")
 MIXTURE = ("model=qwen3_30b_a3b_8_layers", "cluster=h200", "gpus=8", "global_batch_size=64", "seq_len=4096")
 LONG = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=16", "seq_len=16384", "cp=[1,2,4]")

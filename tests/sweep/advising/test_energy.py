@@ -20,6 +20,8 @@ from tests.sweep.helpers import store_attempt
 from tests.sweep.predicting.measured_rows import H200, of
 from workloads.spec.errors import InvalidSweep
 
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
+
 SIZES = ("model=llama1b", "cluster=h200", "gpus=[8,16,32]", "global_batch_size=64", "tp=[1,2]", "pp=1", "cp=1")
 MEASURED = Known(power=MeasuredPower(600.0, 500.0, 700.0, 3))
 

@@ -11,6 +11,8 @@ from results.tables.store import read_ledger
 from sweep.__main__ import main
 from tests.sweep.documented_json import documented, printed, said_of
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 ROOT = Path(__file__).parents[3]
 SCHEDULES = ROOT / "results" / "recorded" / "h200x2_schedules"
 HEAD = {"schema", "schema_version"}

@@ -19,7 +19,7 @@ from sweep.__main__ import main
 from sweep.composing import machine
 from tests.sweep.helpers import plan_of, store_attempt
 
-pytestmark = pytest.mark.usefixtures("machine_without_gpus")
+pytestmark = [pytest.mark.usefixtures("machine_without_gpus"), pytest.mark.drawn(one_in=2)]
 
 
 class Pilots:

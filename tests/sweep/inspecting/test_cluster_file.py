@@ -14,6 +14,8 @@ from sweep.inspecting.nvidia_smi import parse_topology
 from sweep.planning.limits import machine_memory_bytes
 from workloads.spec.cluster import ClusterSpec
 
+pytestmark = pytest.mark.drawn(one_in=3)
+
 H100, A100, L40 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA A100-SXM4-40GB, 40960", "NVIDIA L40, 46068"
 NODE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=56 CPUAlloc=0 CPUEfctv=112 CPUTot=112 CPULoad=0.07 "

@@ -17,7 +17,7 @@ from tests.sweep.helpers import plan_of
 from tests.sweep.inspecting.finished_rows import ended, layouts, ledger_row, planned, store
 from workloads.spec.experiment import Experiment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 
 @pytest.fixture

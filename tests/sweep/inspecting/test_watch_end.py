@@ -19,7 +19,7 @@ from tests.launchers.scripted import attempt_record
 from tests.launchers.slurm.runs import finish_all
 from tests.sweep.inspecting.finished_rows import layouts, ledger_row, store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import ultrasweep
 from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import cluster_named
+from tests.sampling import sampled
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.fp8 import cast_bytes, gathered_bytes
@@ -62,7 +63,7 @@ def test_a_device_without_the_format_is_refused_by_name(precision: str) -> None:
     assert engine_lacks(LLAMA_8B, precision) == (f"{precision} matrix products",)
 
 
-@pytest.mark.parametrize("precision", PLANNED_FORMATS)
+@pytest.mark.parametrize("precision", sampled(PLANNED_FORMATS, 1))
 def test_a_run_is_refused_by_name(
     precision: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

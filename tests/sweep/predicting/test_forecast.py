@@ -26,7 +26,7 @@ from workloads.predict.layouts import plain
 from workloads.predict.probed import LAUNCH_S
 from workloads.spec.experiment import Experiment, layout_id, to_json
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 
 
 def layouts() -> list[Experiment]:

@@ -12,6 +12,7 @@ from sweep.__main__ import main
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import read_known
 from sweep.predicting.narrowed import narrowed
+from tests.sampling import sampled
 from tests.sweep.predicting.measured_rows import H200, of, slow_rows
 
 ADVISE = ("advise", "model=llama1b", "cluster=h200", "gpus=8", "global_batch_size=64", "pp=1", "cp=1", "tp=1")
@@ -31,7 +32,7 @@ def test_measured_rows_narrow_intervals(tmp_path: Path) -> None:
     assert found.in_words == f"± {100 * found[0]:.0f} % (± {100 * found[1]:.0f} % with nothing measured)"
 
 
-@pytest.mark.parametrize("command", [ADVISE, PLAN])
+@pytest.mark.parametrize("command", sampled([(ADVISE,), (PLAN,)], 1, seconds=5))
 def test_commands_say_it(command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, f"results_dir={tmp_path / 'none'}"]) == 0
     assert "with nothing measured" not in capsys.readouterr().out

@@ -21,6 +21,8 @@ from sweep.composing.conffiles import PACKAGED
 from workloads.spec.experiment import from_json
 from workloads.spec.experiment_values import FIELDS
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "results" / "recorded" / "h200x2_schedules"
 EXAMPLES = re.findall(

@@ -12,6 +12,8 @@ from sweep.__main__ import main
 from sweep.composing.conffiles import ConfFolders
 from sweep.running.probe import prepare_probe
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from launchers.status.status import sweep_status
 from results.shared_filesystem import packed_folder
 from results.tables.store import read_attempts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "num_layers: 2\nhidden_size: 64\nnum_heads: 4\nnum_kv_heads: 4\nffn_hidden_size: 128\nvocab_size: 256\n"
 RUN = (

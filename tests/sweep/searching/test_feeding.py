@@ -15,7 +15,7 @@ from sweep.searching.feeding import Feeder
 from sweep.searching.rounds import next_points, read_round
 from sweep.searching.search_run import Search, run_search
 from sweep.searching.space import RUNNING
-from tests.sweep.searching.test_run import Cluster, best_s, off, searched
+from tests.sweep.searching.test_run import SMALL, Cluster, best_s, off, searched
 from workloads.spec.experiment import layout_id
 
 
@@ -119,7 +119,7 @@ def test_a_budget_covers_what_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cell_that_is_done_takes_back_what_waits_and_repeats_the_top_elsewhere(tmp_path: Path) -> None:
-    search = searched(tmp_path, "grid.axes.tp=[1,2]", "grid.axes.pp=[1]", "search.stop=0.9")
+    search = searched(tmp_path, *SMALL, "search.stop=0.9")
     cluster = SideBySide(search, lambda experiment, predicted_s: 5.0 + 0.001 * experiment.tp)
     seen: list[tuple[bool, tuple[str, ...], float | None]] = []
     inner = cluster.end

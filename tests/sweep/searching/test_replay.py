@@ -21,6 +21,8 @@ from sweep.searching.replay import CellResult, Trouble, coverage, quantiles, rep
 from sweep.searching.search_replay import SEARCH
 from tests.sweep.searching.spaces import table
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 TROUBLE = Trouble(noise=0.05, failures=0.1, slow_node=1.3)
 STUDY = Path(__file__).resolve().parents[4] / "shared" / "study" / "bench_final2_mfu2.csv"
 

@@ -25,6 +25,8 @@ from sweep.searching.search_run import Search, SearchOutcome, prepare_search, pr
 from workloads.spec.experiment import Experiment, layout_id
 from workloads.spec.record import config_columns
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 NEEDED = ("+grid=llama8b_8gpu", "launcher=slurm")
 MERGED_AT = 8
 """Runs between two merges of their rows, as pilots merge them: each look at the sweep reads every part."""

@@ -26,6 +26,7 @@ MISSING = [
 ]
 pytestmark = [
     pytest.mark.slow(seconds=12),
+    pytest.mark.drawn(one_in=2),
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         bool(MISSING) or not TORCHTITAN_02.is_dir(),

@@ -57,6 +57,6 @@ def kinds_of(case: Experiment) -> list[str]:
     return [name for name in ("dp", "tp", "pp", "cp", "ep") if getattr(case, name) > 1]
 
 
-@pytest.mark.parametrize("case", sampled(CASES, 10, kinds=kinds_of), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled(CASES, 6, kinds=kinds_of), ids=lambda case: case.id)
 def test_packed_documents_compute_what_each_computes_alone(case: Experiment, gloo_pool: Pool) -> None:
     check(gloo_pool, case)

@@ -117,9 +117,9 @@ def split(case: Experiment) -> set[str]:
 
 
 ON_GLOO = [
-    *sampled(ONE_RANK, 3),
-    *sampled(FEW_RANKS, 10, kinds=split),
-    *sampled(MORE_RANKS, 2),
+    *sampled(ONE_RANK, 2),
+    *sampled(FEW_RANKS, 7, kinds=split),
+    *sampled(MORE_RANKS, 1),
     *sampled(OF_MESSAGES, 1),
 ]
 

@@ -46,7 +46,7 @@ def test_the_layouts_are_allowed_and_fused() -> None:
         assert case.gradient_accumulation_fusion
 
 
-@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 6), CASES))
+@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 3), CASES))
 def test_sums_of_products_equal_a_single_process(
     request: pytest.FixtureRequest, backend: str, case: Experiment
 ) -> None:

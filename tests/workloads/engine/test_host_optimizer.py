@@ -43,7 +43,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 8, seconds=3), CASES))
+@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 5, seconds=3), CASES))
 def test_layouts_train_as_on_the_device(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
     """``clip_at``: below the gradient norms of these cases, so that the host applies the factor of clipping."""
     pool: Pool = request.getfixturevalue(f"{backend}_pool")
@@ -187,7 +187,7 @@ def _case(rounds: int = 1, **layout: Any) -> Experiment:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, 2, seconds=8), ids=str)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, 1, seconds=8), ids=str)
 def test_predicted_peaks_are_the_traced_ones(layout: dict[str, Any]) -> None:
     case = _case(**layout)
     without = estimate_memory(case.replace(optimizer_offload=0.0))

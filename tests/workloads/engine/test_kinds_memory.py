@@ -136,7 +136,7 @@ def test_biases_of_experts_are_gathered_in_16_bits(gloo_pool: Pool, scaling: str
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
-    sampled(CASES, 3, seconds=6),
+    sampled(CASES, 1, seconds=6),
     ids=str,
 )
 def test_predicted_peaks_of_kinds_are_the_traced_ones(name: str, layout: dict[str, Any]) -> None:

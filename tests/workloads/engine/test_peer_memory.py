@@ -73,7 +73,7 @@ def train_with_files(rank: int, *arguments: Any, folder: Path) -> RankTrace:
         return train_rank(rank, *arguments)
 
 
-@pytest.mark.parametrize("case", sampled(CASES, 4))
+@pytest.mark.parametrize("case", sampled(CASES, 3))
 def test_shared_memory_equals_a_single_process(gloo_pool: Pool, tmp_path: Path, case: Experiment) -> None:
     assert slot_bytes(case) > 0
     check(

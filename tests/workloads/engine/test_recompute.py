@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.sampling import sampled
 from tests.workloads.engine.parity import experiment, experts, mla
 from workloads.costs.shape.flops import hardware_flops_per_token
 from workloads.costs.shape.params import counted_tokens
@@ -224,8 +225,14 @@ def test_a_compiled_block_is_recomputed_by_torch() -> None:
     assert not isinstance(apply_recompute(Block(0, MODEL, 2, SINGLE), "selective", compiled=True), SelectiveBlock)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 0), ("full", 3)])
+@pytest.mark.parametrize(
+    ("recompute", "again", "tp"),
+    sampled(
+        [(*of, tp) for of in (("none", 0), ("selective", 0), ("full", 3)) for tp in (1, 2)],
+        3,
+        kinds=lambda case: (case[0], case[2]),
+    ),
+)
 def test_a_compiled_block_computes_its_products_again(tp: int, recompute: str, again: int) -> None:
     """Full recomputation makes all but the last of a block's four products again, on tensor-parallel ranks as well."""
     case = experiment(tp=tp, micro_batch_size=2, recompute=recompute).replace(precision="fp32")

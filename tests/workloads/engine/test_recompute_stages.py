@@ -34,7 +34,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 6), []))
+@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 4), []))
 def test_a_layout_with_words_of_stages_equals_a_single_process(
     request: pytest.FixtureRequest, backend: str, case: Experiment
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from tests.pool import fork_server
+from tests.sampling import sampled
 from tests.workloads.engine.test_memory import alone, total
 from tests.workloads.engine.test_predicted_memory import _case
 from workloads.costs.memory.estimate import estimate_memory
@@ -16,6 +18,7 @@ from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.shape.partition import experiment_stages
 from workloads.spec.experiment import Experiment
 
+OPTIMIZERS = ["sgd", "adafactor", "muon"]
 LAYOUTS: list[dict[str, Any]] = [
     {"seq_len": 64},
     {"seq_len": 64, "dp": 2, "zero_stage": 0},
@@ -71,8 +74,11 @@ def traced_update(case: Experiment) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "muon"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "optimizer"),
+    sampled(list(product(LAYOUTS, OPTIMIZERS)), 4, kinds=lambda case: [str(case[0]), case[1]]),
+    ids=str,
+)
 def test_states_and_temporaries_are_those_of_the_engine(layout: dict[str, Any], optimizer: str) -> None:
     case = _case(**layout, optimizer=optimizer)
     part = Part.of(case, Shared.of(case), experiment_stages(case)[0])
@@ -87,7 +93,7 @@ def test_states_and_temporaries_are_those_of_the_engine(layout: dict[str, Any], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "muon"])
+@pytest.mark.parametrize("optimizer", sampled(OPTIMIZERS, 1, seconds=6))
 def test_predicted_peaks_are_the_traced_ones(optimizer: str) -> None:
     case = _case(seq_len=128, dp=2, rounds=3, optimizer=optimizer)
     (stage,) = estimate_memory(case).stages

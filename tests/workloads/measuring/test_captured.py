@@ -37,6 +37,8 @@ from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 from workloads.worker import described
 
+pytestmark = pytest.mark.drawn(one_in=2)
+
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero_stage": 1, "global_batch_size": 4},
     {"dp": 2, "zero_stage": 3, "global_batch_size": 4},

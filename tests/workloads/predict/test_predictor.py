@@ -17,6 +17,8 @@ from workloads.predict.predictor import Measured, Predictor, best_cut
 from workloads.predict.table import read_points
 from workloads.predict.time_terms import bandwidth, facts_of, step_time
 
+pytestmark = pytest.mark.drawn(one_in=3)
+
 PROFILES = read_profiles()
 
 

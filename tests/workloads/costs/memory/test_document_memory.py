@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.sampling import sampled
 from tests.workloads.costs.memory.traced import experiment, traced
 from workloads.costs.memory.document_tensors import input_bytes, packed_bytes
 from workloads.costs.memory.estimate import estimate_memory
@@ -33,7 +34,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(list(CASES), 2, seconds=4))
 def test_peaks_with_documents_are_traced_ones(name: str) -> None:
     """The whole peak to 0.1 %, and what documents add to it to a twentieth: positions, tables and masks."""
     case = CASES[name]

@@ -322,7 +322,7 @@ IN_BF16 = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(list(IN_BF16), 4, seconds=2))
+@pytest.mark.parametrize("name", sampled(list(IN_BF16), 1, seconds=2))
 def test_peak_with_formats_of_two_bytes_equals_the_traced_engine(name: str) -> None:
     case = IN_BF16[name]
     # replicas that FSDP sums in bf16 and casts have one more moment, which the closed form counts 0.4 % too high
@@ -330,7 +330,7 @@ def test_peak_with_formats_of_two_bytes_equals_the_traced_engine(name: str) -> N
     assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=near)
 
 
-@pytest.mark.parametrize("name", sampled(list(CASES), 4, seconds=2))
+@pytest.mark.parametrize("name", sampled(list(CASES), 2, seconds=2))
 def test_peak_equals_the_traced_engine(name: str) -> None:
     case = CASES[name] if name.startswith("fused") else rounding(CASES[name])
     estimate = estimate_memory(case)
@@ -339,7 +339,7 @@ def test_peak_equals_the_traced_engine(name: str) -> None:
         assert estimate.stages[stage].peak_bytes == pytest.approx(peak, rel=0.01), f"stage {stage}"
 
 
-@pytest.mark.parametrize("name", sampled(list(ROUTED), 2, seconds=2))
+@pytest.mark.parametrize("name", sampled(list(ROUTED), 1, seconds=2))
 def test_peak_with_routed_experts_is_near_the_traced_engine(name: str) -> None:
     case = rounding(ROUTED[name])
     estimate = estimate_memory(case)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.fixed_task import fixed_tasks
+from tests.sampling import sampled
 from tests.workloads.costs.shape.test_schedule import NAMES, chunks_of, lists, sizes
 from workloads.costs.shape.schedule import Action
 from workloads.costs.time import pipeline
@@ -189,7 +190,7 @@ def test_many_micro_batches_take_what_they_would(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(NAMES, 2, seconds=1.5))
 def test_fast_enough_for_plans(name: str) -> None:
     """Of the sizes that grids have."""
     v = chunks_of(name)[0]
