@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --nump
 # Compiled tests are kept between runs, also where the environment says otherwise: compiling them takes several seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test quick check-all all-tests part test-and-part lint typecheck check format redraw notebooks clean
+.PHONY: setup demo test quick check-all all-tests part lint typecheck check format redraw notebooks clean
 
 setup: $(READY)
 
@@ -25,9 +25,11 @@ demo: setup
 	$(BIN)/python -m sweep run +grid=tiny name=demo launcher=local
 	$(BIN)/python -m analysis.report results/demo --out report/demo
 
-# All that a change can break: samples and parts, drawn by a seed, of what has very many cases or long tests alike.
+# All that a change can break: samples and parts, drawn by a seed, of what has very many cases or long tests alike. With
+# PART_SECONDS also about so many seconds of the tests that only check-all runs, drawn by the seed, too.
+SEED = $(or $(TESTS_SEED),$(shell date +%F))
 test: setup
-	$(PYTEST) $$(($(WORKERS) + $(WAITING))) -m "not exhaustive"
+	$(PYTEST) $$(($(WORKERS) + $(WAITING))) $(if $(PART_SECONDS),--exhaustive-part "$(PART_SECONDS)/$(SEED)",-m "not exhaustive")
 
 # Everything: style, types, every pair of larger layouts, every recorded sweep, what writes pages, notebooks and curves.
 check-all: lint typecheck all-tests
@@ -35,14 +37,9 @@ check-all: lint typecheck all-tests
 all-tests: setup
 	$(PYTEST) $$(($(WORKERS) + $(WAITING)))
 
-# About PART_SECONDS of the tests that only check-all runs, drawn by a seed: what CI adds to `make test`, in one run with it.
-PART_SECONDS ?= 60
-PART = "$(PART_SECONDS)/$(or $(TESTS_SEED),$(shell date +%F))"
+# That part alone.
 part: setup
-	$(PYTEST) $(WORKERS) --exhaustive-part $(PART) -m exhaustive
-
-test-and-part: setup
-	$(PYTEST) $$(($(WORKERS) + $(WAITING))) --exhaustive-part $(PART)
+	$(PYTEST) $(WORKERS) --exhaustive-part "$(or $(PART_SECONDS),60)/$(SEED)" -m exhaustive
 
 # A quick answer while you change code: style, and a part of the tests from every folder.
 quick: setup
