@@ -319,11 +319,6 @@ LACKING = _rules(
         "a stage without anything (stage {empty_stage} of pp_stages={pp_stages}; stages of E or L alone do work)",
     ),
     (
-        "kv_heads",
-        "copies_heads",
-        "tp={tp}, above num_kv_heads={num_kv_heads} of {model}: copies of key and value heads",
-    ),
-    (
         "cp_kind",
         "engine == 'ultrasweep' and special_attention and cp > 1 and cp_kind != 'ulysses'",
         "cp_kind={cp_kind} with the chunks or capped scores of {model} (cp_kind=ulysses works)",

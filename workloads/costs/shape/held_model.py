@@ -39,10 +39,18 @@ def _padded_vocabulary(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> i
     return -(-model.vocab_size // multiple) * multiple
 
 
-def copies_of_heads(experiment: Experiment) -> int:
-    """Number of tensor-parallel ranks that hold the same key and value head, where every rank holds one; else 1."""
-    e = experiment
-    return _copies(e.model, e.tp)
+def copies_of_heads(experiment: Experiment) -> list[int]:
+    """Numbers of tensor-parallel ranks that hold the same key and value head, above 1: one of a model that numbers
+    describe, one of every kind of layers that has copies; in ascending order."""
+    model, tp = experiment.model, experiment.tp
+    if model.layers is None:
+        found = {_copies(model, tp)}
+    elif copies_in_layers(model, tp):
+        attentions = [one for layer in model.layers.kinds if (one := _grouped_attention(layer)) is not None]
+        found = {_copies_of(one.heads, one.kv_heads, tp) for one in attentions}
+    else:
+        found = set()
+    return sorted(found - {1})
 
 
 def _copies(model: ModelSpec, tp: int) -> int:
