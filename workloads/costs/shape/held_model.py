@@ -53,6 +53,11 @@ def copies_of_heads(experiment: Experiment) -> list[int]:
     return sorted(found - {1})
 
 
+def kv_heads_fit(model: ModelSpec, tp: int) -> bool:
+    """Whether tp divides the key and value heads of every layer, or each rank can have a copy of one."""
+    return model.num_kv_heads % tp == 0 or _copies(model, tp) > 1 or copies_in_layers(model, tp)
+
+
 def _copies(model: ModelSpec, tp: int) -> int:
     if model.layers is not None or model.mla is not None:
         return 1
