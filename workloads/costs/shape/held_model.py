@@ -46,8 +46,8 @@ def copies_of_heads(experiment: Experiment) -> list[int]:
     if model.layers is None:
         found = {_copies(model, tp)}
     elif copies_in_layers(model, tp):
-        attentions = [one for layer in model.layers.kinds if (one := _grouped_attention(layer)) is not None]
-        found = {_copies_of(one.heads, one.kv_heads, tp) for one in attentions}
+        attentions = [one for layer in model.layers.kinds if (one := grouped_attention(layer)) is not None]
+        found = {copies_of(one.heads, one.kv_heads, tp) for one in attentions}
     else:
         found = set()
     return sorted(found - {1})
@@ -61,10 +61,10 @@ def kv_heads_fit(model: ModelSpec, tp: int) -> bool:
 def _copies(model: ModelSpec, tp: int) -> int:
     if model.layers is not None or model.mla is not None:
         return 1
-    return _copies_of(model.num_heads, model.num_kv_heads, tp)
+    return copies_of(model.num_heads, model.num_kv_heads, tp)
 
 
-def _copies_of(heads: int, kv_heads: int, tp: int) -> int:
+def copies_of(heads: int, kv_heads: int, tp: int) -> int:
     """Copies of each key and value head over the ranks, where every rank holds one; else 1."""
     return tp // kv_heads if tp > kv_heads and tp % kv_heads == 0 and heads % tp == 0 else 1
 
@@ -76,7 +76,7 @@ def copies_in_layers(model: ModelSpec, tp: int) -> bool:
     if model.layers is None:
         return False
     held = _held_layers(model.layers, tp)
-    attentions = [one for layer in held.kinds if (one := _grouped_attention(layer)) is not None]
+    attentions = [one for layer in held.kinds if (one := grouped_attention(layer)) is not None]
     return held != model.layers and all(one.kv_heads % tp == 0 for one in attentions)
 
 
@@ -85,17 +85,17 @@ def _held_layers(layers: LayerList, tp: int) -> LayerList:
 
 
 def _held_layer(layer: Layer, tp: int) -> Layer:
-    one = _grouped_attention(layer)
+    one = grouped_attention(layer)
     if one is None:
         return layer
-    held = dataclasses.replace(one, kv_heads=one.kv_heads * _copies_of(one.heads, one.kv_heads, tp))
+    held = dataclasses.replace(one, kv_heads=one.kv_heads * copies_of(one.heads, one.kv_heads, tp))
     mixer = layer.mixer
     if isinstance(mixer, BlockSparseAttention):
         return dataclasses.replace(layer, mixer=dataclasses.replace(mixer, attention=held))
     return dataclasses.replace(layer, mixer=held)
 
 
-def _grouped_attention(layer: Layer) -> Attention | None:
+def grouped_attention(layer: Layer) -> Attention | None:
     """The grouped-query attention of a layer, if it has one."""
     mixer = layer.mixer.attention if isinstance(layer.mixer, BlockSparseAttention) else layer.mixer
     return mixer if isinstance(mixer, Attention) else None
