@@ -3,12 +3,17 @@ does, in float64."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from tests.sampling import sampled
+from tests.workloads.costs.shapes import WIDE
+from tests.workloads.engine.kind_models import ROPE, SQUARED, attention, gated_delta, layer, mamba
 from tests.workloads.engine.parity import check_on, experiment, experts, on_backends
+from tests.workloads.engine.test_memory import alone, total
+from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
@@ -47,6 +52,14 @@ OF_KINDS: list[dict[str, Any]] = [
     {"tp": 4, "micro_batch_size": 4, "pp": 2, "recompute": "rope+swiglu"},
 ]
 KINDS = ("biases", "sinks", "gate_of_elements", "soft_cap", "positions", "heads_by_kind", "sandwich", "clamped_experts")
+_QUERIES = attention(kv_heads=1, gate="element", norm="head", rope={**ROPE, "rotated": 0.5})
+NEMOTRON: Any = (
+    [layer(mamba(), None, norms=1), layer(None, SQUARED, norms=1), layer(attention(kv_heads=1), None, norms=1)],
+    [0, 1, 2, 1, 0],
+)
+"""Layers as in Nemotron 3 Nano, which has 2 key and value heads."""
+QWEN: Any = [layer(gated_delta()), layer(_QUERIES)], [0, 0, 1, 0, 1]
+"""Layers as in Qwen3.5, which has 2 as well."""
 CASES: list[Experiment] = [
     *(experiment(**layout) for layout in DENSE),
     *(experiment(layers=name, **layout) for name in KINDS for layout in OF_KINDS),
@@ -54,6 +67,8 @@ CASES: list[Experiment] = [
         experiment(layers=name, tp=4, cp=2, cp_kind="ring", seq_len=20, micro_batch_size=4)
         for name in ("sinks", "heads_by_kind")
     ),
+    experiment(layers=NEMOTRON, tp=2, dp=2, ep=2, zero_stage=3, micro_batch_size=2),
+    experiment(layers=QWEN, tp=2, micro_batch_size=4, recompute="selective"),
 ]
 
 
@@ -61,3 +76,15 @@ CASES: list[Experiment] = [
 def test_copies_of_heads_equal_one_process(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
     """What it computes, with copies that are equal; on gloo also what every rank sends, to the byte."""
     check_on(request, backend, case, CLIP_AT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2, "global_batch_size": 6}, {"tp": 4, "dp": 2, "zero_stage": 1, "global_batch_size": 8}], ids=str
+)
+def test_predicted_peaks_are_the_traced_ones(layout: dict[str, Any]) -> None:
+    """One head on all ranks: each has its weights, gradients and states, and its keys and values."""
+    model = dataclasses.replace(WIDE, num_kv_heads=1)
+    case = Experiment.canonical(model=model, seq_len=512, micro_batch_size=2, **layout)
+    (stage,) = estimate_memory(case).stages
+    assert abs(stage.peak_bytes / total(alone(case, 0, fake=True)) - 1) < 0.001
