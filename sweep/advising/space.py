@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sweep.advising.conditions import OF_GROUPS, OF_LAYOUTS, holds, meets
 from sweep.advising.question import Question
 from sweep.grids.columns import field_of
+from workloads.costs.shape.held_model import kv_heads_fit
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
@@ -176,7 +177,7 @@ def space_of(question: Question) -> LayoutSpace:
     """Builds the space. Raises `InvalidSweep` with the limits of the degrees if no layout obeys the rules."""
     q, model = question, question.model
     axes = _axes(question)
-    split = _split(question)
+    may_split = _may_split(question)
     sizes = np.array(q.sizes, dtype=np.int64)
     degrees = [axes[name] for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch_size", "zero_stage")]
     dps = divisors(q.global_batch_size)
@@ -188,7 +189,12 @@ def space_of(question: Question) -> LayoutSpace:
     columns = [one.ravel() for one in np.meshgrid(*(np.array(one) for one in degrees), np.array(dps), indexing="ij")]
     tp, cp, pp, ep, etp, mbs, zero, dp = columns
     size = tp * cp * pp * dp
-    keep = np.isin(size, sizes) & (q.global_batch_size % (dp * mbs) == 0) & (split % tp == 0) & (pp <= model.num_layers)
+    keep = (
+        np.isin(size, sizes)
+        & (q.global_batch_size % (dp * mbs) == 0)
+        & np.isin(tp, may_split)
+        & (pp <= model.num_layers)
+    )
     keep &= ((cp == 1) | (q.seq_len % (2 * cp) == 0)) & (mbs * q.seq_len // cp % tp == 0)
     keep &= (zero == 0) | (dp * cp > 1)
     if (moe := model.moe) is not None:
@@ -198,7 +204,7 @@ def space_of(question: Question) -> LayoutSpace:
         raise InvalidSweep(
             f"advise: no layout of {model.name} on {_span_text(q.sizes)} devices obeys the rules: dp*cp*tp*pp must "
             f"equal the number of devices, dp*micro_batch_size must divide global_batch_size={q.global_batch_size:,}, "
-            f"tp must divide {split}, and pp is at most {model.num_layers}"
+            f"tp must be one of {', '.join(map(str, may_split))}, and pp is at most {model.num_layers}"
         )
     keep[keep] = _meets(question, *(one[keep] for one in columns))
     if not keep.any():
@@ -274,7 +280,7 @@ def _allowed(
     """Number of layouts in the rows for each recomputation."""
     model, cp, tp, pp = q.model, rows["cp"], rows["tp"], rows["pp"]
     fitting = sum(((pp > 1) & (pp * v <= model.num_layers)).astype(np.int64) for _, v in schedules) + (pp == 1)
-    whole_heads = (model.num_heads // tp % cp == 0) & (model.num_kv_heads // tp % cp == 0)
+    whole_heads = (model.num_heads // tp % cp == 0) & (np.maximum(1, model.num_kv_heads // tp) % cp == 0)
     ways = sum(((cp > 1) & (whole_heads | (kind != "ulysses"))).astype(np.int64) for kind in kinds) + (cp == 1)
     copies = (rows["zero"] == 0).astype(np.int64)
     for r in replicas:
@@ -299,7 +305,8 @@ def _axes(q: Question) -> dict[str, tuple[Any, ...]]:
     model, moe = q.model, q.model.moe
     largest, layers = max(q.sizes), model.num_layers
     micro = [size for size in divisors(q.global_batch_size) if size <= _LARGEST_MICRO_BATCH]
-    tp = [one for one in divisors(_split(q)) if one <= largest]
+    alike = max(q.cluster.domain, gcd(model.num_heads, model.num_kv_heads))  # no copies of heads across the network
+    tp = [one for one in _may_split(q) if one <= min(largest, alike)]
     default: dict[str, tuple[Any, ...]] = {
         "tp": tuple(tp),
         "cp": tuple(cp for cp in _TWOS if cp == 1 or (cp <= _LARGEST_CP and q.seq_len >= cp * _LEAST_SEQUENCE)),
@@ -343,15 +350,17 @@ def is_v_shaped(schedule: str) -> bool:
     return schedule in V_SHAPED
 
 
-def _split(q: Question) -> int:
-    """Largest tensor-parallel degree that divides heads, columns and vocabulary: their greatest common divisor."""
+def _may_split(q: Question) -> list[int]:
+    """Tensor-parallel degrees that divide query heads, columns and vocabulary, and key and value heads, too, or of
+    which each rank has a copy of one, in this project's engine."""
     model, moe = q.model, q.model.moe
     if model.layers is not None:
-        heads = splits_of(model)
-        return gcd(model.num_heads, model.num_kv_heads, model.vocab_size, *heads[2:])
-    shared = moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0
-    dense = model.ffn_hidden_size if model.has_dense_layers else 0
-    return gcd(model.num_heads, model.num_kv_heads, dense, model.vocab_size, shared)
+        split = gcd(model.num_heads, model.vocab_size, *splits_of(model)[2:])
+    else:
+        shared = moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0
+        split = gcd(model.num_heads, model.ffn_hidden_size if model.has_dense_layers else 0, model.vocab_size, shared)
+    fits = [one for one in divisors(split) if kv_heads_fit(model, one)]
+    return [one for one in fits if q.engine == ENGINE or model.num_kv_heads % one == 0]
 
 
 def _span_text(sizes: tuple[int, ...]) -> str:

@@ -212,7 +212,8 @@ def _columns(space: LayoutSpace, rows: Ints, kind: int) -> dict[str, Floats]:
 
     columns = {
         "gpus": space.size[rows], "layers": same(model.num_layers), "hidden": same(model.hidden_size),
-        "heads": same(model.num_heads), "kv_heads": same(model.num_kv_heads), "ffn": same(model.ffn_hidden_size),
+        "heads": same(model.num_heads), "kv_heads": np.maximum(model.num_kv_heads, space.tp[rows]),
+        "ffn": same(model.ffn_hidden_size),
         "vocab": same(model.vocab_size), "tied": same(model.tie_embeddings), "seq": same(q.seq_len),
         "mbs": space.mbs[rows], "micro_batches": space.micro_batches[rows], "dp": space.dp[rows], "tp": space.tp[rows],
         "pp": space.pp[rows], "vpp": same(1), "cp": space.cp[rows], "zero": space.zero[rows], "recompute": same(kind),

@@ -87,8 +87,13 @@ class Draft:
             self.refuse("pad_vocab_to", "it does not pad the vocabulary; null would work")
         if e.documents is not None:
             self.refuse("documents", f"{documents}; null would work")
-        if copies_of_heads(e) > 1 and not copies_heads:
+        if copies_of_heads(e) and not copies_heads:
             self.refuse("tp", f"it divides key and value heads; at most {e.model.num_kv_heads} would work")
+        elif copies_of_heads(e):
+            self.warnings.append(
+                f"tp: above num_kv_heads={e.model.num_kv_heads} it gathers the columns of q, k and v that all ranks "
+                "project, instead of copying heads: less memory of weights, more traffic and activations"
+            )
         if e.pp_stages is not None and written_stages(e.pp_stages).multi_token_modules:
             self.refuse("pp_stages", "the model has no multi-token modules; without m it would work")
 

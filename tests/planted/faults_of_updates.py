@@ -26,7 +26,7 @@ UPDATES = [
             "columns_on_others",
             "the columns of all tensor-parallel ranks are put in one place",
             _PARTS + "_held",
-            "column = place.split * columns if dim == 1 else 0",
+            "column = split * columns if dim == 1 else 0",
             "column = 0",
             _SPLIT,
         ),

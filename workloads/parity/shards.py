@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from workloads.engine.collectives.parameters import NamedParameter, ParameterSpe
 from workloads.engine.training.build import Engine
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import expert_coordinates
-from workloads.spec.weights import Placement
+from workloads.spec.weights import Placement, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,24 @@ def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> di
             for place, pieces in by_place.items()
         }
         for number, part in enumerate(spec.parts):
-            for copy in _along(
-                axes, part.placement, {place: parameter_parts[number] for place, parameter_parts in parts.items()}
-            ):
-                name, copy = part.name, copy[: len(copy) - part.padding]
-                result[name] = result[name].joined_by(copy) if name in result else Whole(copy)
+            held = {place: parameter_parts[number] for place, parameter_parts in parts.items()}
+            for of_heads in _by_copies(part, experiment.tp, held):
+                for copy in _along(axes, part.placement, of_heads):
+                    name, copy = part.name, copy[: len(copy) - part.padding]
+                    result[name] = result[name].joined_by(copy) if name in result else Whole(copy)
     return result
 
 
 def _axes_of(spec: ParameterSpec) -> tuple[str, ...]:
     """Axes other than data parallelism whose ranks hold a parameter."""
     return ("ep", "etp") if spec.placement.is_expert else ("tp",)
+
+
+def _by_copies(part: Weight, tp: int, held: dict[tuple[int, ...], Tensor]) -> Iterator[dict[tuple[int, ...], Tensor]]:
+    """What ranks hold of a weight, keyed by their coordinates, once for every copy of its key and value heads."""
+    copies = part.copies(tp)
+    for copy in range(copies):
+        yield held if copies == 1 else {(rank,): values for (rank,), values in held.items() if rank % copies == copy}
 
 
 def _along(axes: tuple[str, ...], placement: Placement, parts: dict[tuple[int, ...], Tensor]) -> list[Tensor]:

@@ -264,7 +264,7 @@ def points_of(
         if model is None:
             model = models[e.model.name] = plain_model(e.model)
         rows.append((
-            e.world_size, model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads,
+            e.world_size, model.num_layers, model.hidden_size, model.num_heads, max(model.num_kv_heads, e.tp),
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(nearest_word(e)),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.contract.probe_figures import Figure, Sizes
+from workloads.costs.shape.held_model import kv_heads_fit
 from workloads.engine.ops.attention import attention
 from workloads.engine.training.host_optimizer import PIECE, host_threads, threads, update_on_host
 from workloads.engine.update_ops.adamw import AdamW
@@ -33,9 +34,9 @@ def matmul_shapes(model: ModelSpec) -> list[tuple[str, int, int, int]]:
     h, f, heads = model.hidden_size, model.ffn_hidden_size, model.num_heads * model.head_dim
     shapes = []
     for tp in DEGREES:
-        if model.num_kv_heads % tp == 0 and f % tp == 0:
+        if kv_heads_fit(model, tp) and f % tp == 0:
             shapes += [
-                ("qkv", tp, (heads + 2 * model.num_kv_heads * model.head_dim) // tp, h),
+                ("qkv", tp, heads // tp + 2 * _kv_heads(model, tp) * model.head_dim, h),
                 ("out", tp, h, heads // tp),
                 ("gate_up", tp, 2 * f // tp, h),
                 ("down", tp, h, f // tp),
@@ -62,12 +63,17 @@ def matmul_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: slic
             yield rate(figure, 2.0 * tokens * columns * inner, "FLOP/s")
 
 
+def _kv_heads(model: ModelSpec, tp: int) -> int:
+    """Key and value heads of one rank: with more ranks than heads, a copy of one."""
+    return max(1, model.num_kv_heads // tp)
+
+
 def attention_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: slice, beat: Beat) -> Iterator[Figure]:
     """Seconds of causal attention over a micro-batch, forward and backward, with the heads of one of tp ranks."""
-    tests = [(tp, mbs) for tp in DEGREES if model.num_kv_heads % tp == 0 for mbs in sizes.micro_batches]
+    tests = [(tp, mbs) for tp in DEGREES if kv_heads_fit(model, tp) for mbs in sizes.micro_batches]
     for tp, mbs in tests[share]:
         beat()
-        heads = (model.num_heads // tp, model.num_kv_heads // tp, model.num_kv_heads // tp)
+        heads = (model.num_heads // tp, _kv_heads(model, tp), _kv_heads(model, tp))
         q, k, v = (_bf16(watch, mbs, n, sizes.seq_len, model.head_dim).requires_grad_() for n in heads)
         forward = partial(attention, q, k, v, causal=True)
         out = forward()

@@ -45,7 +45,9 @@ _EVERYWHERE = (
     Refusal("master_weights", lambda e: e.master_weights != "fp32", "its adapter keeps them in fp32; use fp32"),
     Refusal("optimizer_offload", lambda e: e.optimizer_offload > 0, "its adapter keeps states on the device; use 0"),
     Refusal("documents", lambda e: e.documents is not None, "no adapter packs documents; use null"),
-    Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
+    Refusal(
+        "tp", lambda e: bool(copies_of_heads(e)), "no adapter copies key and value heads; use at most num_kv_heads"
+    ),
     Refusal(
         "pp_stages",
         lambda e: e.engine == "torchtitan" and e.pp_stages is not None and 0 in written_stages(e.pp_stages).layers,

@@ -56,7 +56,7 @@ def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
     )
 
 
-_DIVIDED = {"num_kv_heads": "held_kv_heads", "vocab_size": "padded_vocab_size"}
+_DIVIDED = {"vocab_size": "padded_vocab_size"}
 """Sizes of `SPLIT` that copies of heads or padded rows enlarge, each with its enlarged size in `DERIVED`."""
 
 _LAYOUT = _rules(
@@ -117,6 +117,13 @@ _LAYOUT = _rules(
             f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}",
         )
         for field in SPLIT
+        if field != "num_kv_heads"
+    ),
+    (
+        "tp_num_kv_heads",
+        "held_kv_heads % tp",
+        "tp={tp} neither divides num_kv_heads={num_kv_heads} of {model} nor is a multiple of it that divides "
+        "num_heads={num_heads}; tp may be one of {divisors(split)}, or such a multiple",
     ),
     (
         "tp_recurrent_heads",
@@ -317,11 +324,6 @@ LACKING = _rules(
         "pp_stages",
         "empty_stage",
         "a stage without anything (stage {empty_stage} of pp_stages={pp_stages}; stages of E or L alone do work)",
-    ),
-    (
-        "kv_heads",
-        "copies_heads",
-        "tp={tp}, above num_kv_heads={num_kv_heads} of {model}: copies of key and value heads",
     ),
     (
         "cp_kind",

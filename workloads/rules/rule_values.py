@@ -117,10 +117,10 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     chunked = any(isinstance(one.span, Chunk) for one in mixers)
     columns = 0
     for one in mixers:
-        outputs = one.heads * one.value_dim
-        gates = {"none": 0, "head": one.heads, "element": outputs}[one.gate]
-        projected = one.heads * one.head_dim + one.kv_heads * (one.head_dim + one.value_dim) + gates
-        columns = gcd(columns, projected // tp, outputs // tp)
+        outputs = one.heads * one.value_dim // tp
+        gates = {"none": 0, "head": one.heads // tp, "element": outputs}[one.gate]
+        keys = max(1, one.kv_heads // tp) * (one.head_dim + one.value_dim)
+        columns = gcd(columns, one.heads // tp * one.head_dim + keys + gates, outputs)
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):
             columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))

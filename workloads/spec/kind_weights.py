@@ -40,18 +40,21 @@ def attention(model: ModelSpec, mixer: Attention, prefix: str) -> dict[str, Weig
     h, size = model.hidden_size, mixer.head_dim
     columns = {"q": mixer.heads * size, "k": mixer.kv_heads * size, "v": mixer.kv_heads * mixer.value_dim}
     outputs = mixer.heads * mixer.value_dim
-    held = {name: _matrix(f"{prefix}.{name}", count, h) for name, count in columns.items()}
+    kv_heads = {"q": 0, "k": mixer.kv_heads, "v": mixer.kv_heads}
+    held = {name: _split(f"{prefix}.{name}", (count, h), kv_heads[name]) for name, count in columns.items()}
     if mixer.gate != "none":
-        held["gate"] = _matrix(f"{prefix}.gate", outputs if mixer.gate == "element" else mixer.heads, h)
+        held["gate"] = _split(f"{prefix}.gate", (outputs if mixer.gate == "element" else mixer.heads, h))
     if mixer.bias:
-        held |= {f"{name}_bias": _vector(f"{prefix}.{name}_bias", count) for name, count in columns.items()}
+        held |= {
+            f"{name}_bias": _split(f"{prefix}.{name}_bias", (count,), kv_heads[name]) for name, count in columns.items()
+        }
     held["o"] = Weight(f"{prefix}.o", (h, outputs), residual_std(model), COLUMNS)
     if mixer.output_bias:
         held["o_bias"] = Weight(f"{prefix}.o_bias", (h,), INIT_STD, WHOLE)
     if mixer.norm == "head":
         held |= {name: norm(f"{prefix}.{name}", size, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")}
     if mixer.sinks:
-        held["sinks"] = _vector(f"{prefix}.sinks", mixer.heads)
+        held["sinks"] = _split(f"{prefix}.sinks", (mixer.heads,))
     return held
 
 
@@ -137,9 +140,6 @@ def rotation(kind: Layer) -> tuple[float, int] | None:
     return mixer.rope.theta, int(mixer.head_dim * mixer.rope.rotated) // 2 * 2
 
 
-def _matrix(name: str, out: int, into: int) -> Weight:
-    return Weight(name, (out, into), INIT_STD, ROWS)
-
-
-def _vector(name: str, size: int) -> Weight:
-    return Weight(name, (size,), INIT_STD, ROWS)
+def _split(name: str, shape: tuple[int, ...], kv_heads: int = 0) -> Weight:
+    """A weight whose rows tensor parallelism divides."""
+    return Weight(name, shape, INIT_STD, ROWS, kv_heads=kv_heads)

@@ -41,13 +41,6 @@ class Placement:
         """The dim that ``axis`` divides; None if each of its ranks holds the whole parameter."""
         return dict(self.split).get(axis)
 
-    def local_shape(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The part of ``shape`` that one rank holds; ``sizes`` are degrees by axis."""
-        local = list(shape)
-        for axis, dim in self.split:
-            local[dim] //= sizes.get(axis, 1)
-        return tuple(local)
-
     def summed_over(self, *, tp: int, sequence_parallel: bool) -> tuple[str, ...]:
         """Axes over which gradients must be summed, in addition to data and context parallelism."""
         divided = self.divided_use == "heads" or sequence_parallel
@@ -86,16 +79,31 @@ class Weight:
     placement: Placement
     padding: int = 0
     """Number of the last rows that stand for no token. They begin as zeros, get no gradient and so stay zeros."""
+    kv_heads: int = 0
+    """Key and value heads that its rows belong to; 0 for other weights. No rank holds a part of a head: of more
+    tensor-parallel ranks than heads, ranks in a row hold copies of one, and each copy's gradient is a partial sum."""
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
+    def copies(self, tp: int) -> int:
+        """Number of tensor-parallel ranks in a row that hold the same key and value head; 1 for other weights."""
+        return tp // self.kv_heads if 0 < self.kv_heads < tp else 1
+
+    def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the part that one rank holds; ``sizes`` are degrees by axis."""
+        local = list(self.shape)
+        for axis, dim in self.placement.split:
+            size = sizes.get(axis, 1)
+            local[dim] //= size // self.copies(size)
+        return tuple(local)
+
 
 def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
     """Shape of one parameter made of ``parts``, concatenated on dim 0 (for experts: on dim 0 of each expert), on one
     rank of a layout with these degrees."""
-    shapes = [part.placement.local_shape(part.shape, degrees) for part in parts]
+    shapes = [part.local_shape(degrees) for part in parts]
     if parts[0].placement.is_expert:
         experts, _, columns = shapes[0]
         return experts * sum(shape[1] for shape in shapes), columns
@@ -159,8 +167,7 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
         q, kv = heads * model.head_dim, model.num_kv_heads * model.head_dim
         weights = [
             weight("q", q, h, ROWS),
-            weight("k", kv, h, ROWS),
-            weight("v", kv, h, ROWS),
+            *(Weight(f"{prefix}.{name}", (kv, h), INIT_STD, ROWS, kv_heads=model.num_kv_heads) for name in "kv"),
             weight("o", h, q, COLUMNS, residual_std(model)),
         ]
         if model.qk_norm:

@@ -184,9 +184,11 @@ def test_written_stages_are_exported_or_refused_by_name() -> None:
 
 def test_padded_rows_and_copied_heads_are_exported_or_refused_by_name() -> None:
     padded = layout("llama8b", tp=16, pad_vocab_to=128, global_batch_size=8)
-    flags = engine_config(padded, "megatron").files["megatron_flags.txt"]
+    config = engine_config(padded, "megatron")
+    flags = config.files["megatron_flags.txt"]
     assert "--make-vocab-size-divisible-by 128\n" in flags
     assert "--num-query-groups 8\n" in flags
+    assert any("tp: above num_kv_heads=8 it gathers the columns of q, k and v" in one for one in config.warnings)
     with pytest.raises(UnsupportedByEngine, match=r"tp=16 \(it divides key and value heads; at most 8 would work\)"):
         engine_config(padded, "nanotron")
     with pytest.raises(UnsupportedByEngine, match=r"pad_vocab_to=128 \(it does not pad the vocabulary"):

@@ -190,12 +190,11 @@ def test_a_wrong_order_is_one_line(text: str, told: str) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_run_is_shown_on_request_with_its_reason() -> None:
-    plan = plan_of([*SMALL, "cluster=h100_efa", "grid.axes.tp=[1,2,16]", "grid.axes.world_size=16"])
+    plan = plan_of([*SMALL, "cluster=h100_efa", "grid.axes.tp=[1,2,64]", "grid.axes.world_size=64"])
     assert plan.counts["invalid"] and plan.counts["predicted_oom"]
     invalid = printed(plan, verdicts=("invalid",), top=100)
     assert len(listed(invalid)) == plan.counts["invalid"]
-    assert "invalid; engine_support: engine version" in invalid
-    assert "cannot run tp=16, above num_kv_heads=8 of llama8b: copies of key and value heads yet" in invalid
+    assert "invalid; tp_num_heads: tp=64 does not divide num_heads=32 of llama8b" in invalid
     assert "x margin 1.1 =" in printed(plan, verdicts=("predicted_oom",), top=1)
     everything = ("run", "invalid", "predicted_oom", "cached", "over_budget")
     assert len(listed(printed(plan, verdicts=everything, top=1000))) == len(plan.points)

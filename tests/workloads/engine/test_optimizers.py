@@ -31,6 +31,9 @@ LAYOUTS: list[dict[str, Any]] = [
     {"cp": 2, "zero_stage": 3},
     {"dp": 2, "tp": 2, "zero_stage": 3, "qk_norm": True},
     {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1},
+    {"tp": 2, "num_kv_heads": 1, "qk_norm": True},
+    {"dp": 2, "tp": 2, "num_kv_heads": 1, "zero_stage": 3},
+    {"dp_replicate": 2, "tp": 4, "dp_shard": 1, "zero_stage": 0},
     {"dp": 2, "ep": 2, "zero_stage": 1, "moe": experts()},
     {"dp": 2, "zero_stage": 3, "moe": experts()},
     {"dp": 4, "ep": 2, "zero_stage": 3, "moe": experts()},
@@ -45,7 +48,7 @@ def case(layout: dict[str, Any], optimizer: str) -> Experiment:
 
 def kinds_of(value: tuple[dict[str, Any], str]) -> list[str]:
     layout, optimizer = value
-    return [optimizer, *(name for name in ("tp", "pp", "cp", "ep", "moe") if name in layout)]
+    return [optimizer, *(name for name in ("tp", "pp", "cp", "ep", "moe", "num_kv_heads") if name in layout)]
 
 
 @pytest.mark.slow
@@ -58,13 +61,18 @@ def test_layouts_equal_one_process(gloo_pool: Pool, layout: dict[str, Any], opti
     check(gloo_pool, case(layout, optimizer), clip_at=CLIP_AT, counts=True)
 
 
-KINDS = list(product(["gate_of_heads", "gate_of_shared_experts", "squared_relu"], ["adafactor", "muon"]))
+KINDS = [
+    (layers, tp, optimizer)
+    for layers, tp in (("gate_of_heads", 1), ("gate_of_shared_experts", 1), ("squared_relu", 1), ("biases", 4))
+    for optimizer in ("adafactor", "muon")
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "optimizer"), sampled(KINDS, 3, kinds=lambda case: case))
-def test_kinds_of_layers_equal_one_process(gloo_pool: Pool, layers: str, optimizer: str) -> None:
-    check(gloo_pool, case({"dp": 2, "zero_stage": 3, "layers": layers}, optimizer), clip_at=CLIP_AT, counts=True)
+@pytest.mark.parametrize(("layers", "tp", "optimizer"), sampled(KINDS, 3, kinds=lambda case: (case[0], case[2])))
+def test_kinds_of_layers_equal_one_process(gloo_pool: Pool, layers: str, tp: int, optimizer: str) -> None:
+    layout = {"dp": 2, "tp": tp, "zero_stage": 3, "layers": layers}
+    check(gloo_pool, case(layout, optimizer), clip_at=CLIP_AT, counts=True)
 
 
 RATES = {"adamw": 3e-3, "muon": 3e-3, "adafactor": 0.1, "sgd": 0.2}

@@ -27,6 +27,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {"dp": 3, "zero_stage": 3, "global_batch_size": 6},
     {"tp": 2},
     {"tp": 2, "dp": 2, "zero_stage": 3},
+    {"tp": 2, "num_kv_heads": 1},
+    {"tp": 4, "dp": 2, "zero_stage": 3},
     {"pp": 2, "tie": True},
     {"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2, "dp": 2, "zero_stage": 2, "global_batch_size": 8},
     {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},

@@ -86,7 +86,8 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         (
             {"tp": 12},
             "tp_num_kv_heads",
-            "tp=12 does not divide num_kv_heads=8 of llama8b; tp may be one of 1, 2, 4, 8",
+            "tp=12 neither divides num_kv_heads=8 of llama8b nor is a multiple of it that divides num_heads=32; "
+            "tp may be one of 1, 2, 4, 8, or such a multiple",
         ),
         ({"tp": 7, "pad_vocab_to": 64}, "tp_num_heads", "tp=7 does not divide num_heads=32"),
         (

@@ -39,19 +39,32 @@ def _padded_vocabulary(model: ModelSpec, tp: int, pad_vocab_to: int | None) -> i
     return -(-model.vocab_size // multiple) * multiple
 
 
-def copies_of_heads(experiment: Experiment) -> int:
-    """Number of tensor-parallel ranks that hold the same key and value head, where every rank holds one; else 1."""
-    e = experiment
-    return _copies(e.model, e.tp)
+def copies_of_heads(experiment: Experiment) -> list[int]:
+    """Numbers of tensor-parallel ranks that hold the same key and value head, above 1: one of a model that numbers
+    describe, one of every kind of layers that has copies; in ascending order."""
+    model, tp = experiment.model, experiment.tp
+    if model.layers is None:
+        found = {_copies(model, tp)}
+    elif copies_in_layers(model, tp):
+        attentions = [one for layer in model.layers.kinds if (one := grouped_attention(layer)) is not None]
+        found = {copies_of(one.heads, one.kv_heads, tp) for one in attentions}
+    else:
+        found = set()
+    return sorted(found - {1})
+
+
+def kv_heads_fit(model: ModelSpec, tp: int) -> bool:
+    """Whether tp divides the key and value heads of every layer, or each rank can have a copy of one."""
+    return model.num_kv_heads % tp == 0 or _copies(model, tp) > 1 or copies_in_layers(model, tp)
 
 
 def _copies(model: ModelSpec, tp: int) -> int:
     if model.layers is not None or model.mla is not None:
         return 1
-    return _copies_of(model.num_heads, model.num_kv_heads, tp)
+    return copies_of(model.num_heads, model.num_kv_heads, tp)
 
 
-def _copies_of(heads: int, kv_heads: int, tp: int) -> int:
+def copies_of(heads: int, kv_heads: int, tp: int) -> int:
     """Copies of each key and value head over the ranks, where every rank holds one; else 1."""
     return tp // kv_heads if tp > kv_heads and tp % kv_heads == 0 and heads % tp == 0 else 1
 
@@ -63,7 +76,7 @@ def copies_in_layers(model: ModelSpec, tp: int) -> bool:
     if model.layers is None:
         return False
     held = _held_layers(model.layers, tp)
-    attentions = [one for layer in held.kinds if (one := _grouped_attention(layer)) is not None]
+    attentions = [one for layer in held.kinds if (one := grouped_attention(layer)) is not None]
     return held != model.layers and all(one.kv_heads % tp == 0 for one in attentions)
 
 
@@ -72,17 +85,17 @@ def _held_layers(layers: LayerList, tp: int) -> LayerList:
 
 
 def _held_layer(layer: Layer, tp: int) -> Layer:
-    one = _grouped_attention(layer)
+    one = grouped_attention(layer)
     if one is None:
         return layer
-    held = dataclasses.replace(one, kv_heads=one.kv_heads * _copies_of(one.heads, one.kv_heads, tp))
+    held = dataclasses.replace(one, kv_heads=one.kv_heads * copies_of(one.heads, one.kv_heads, tp))
     mixer = layer.mixer
     if isinstance(mixer, BlockSparseAttention):
         return dataclasses.replace(layer, mixer=dataclasses.replace(mixer, attention=held))
     return dataclasses.replace(layer, mixer=held)
 
 
-def _grouped_attention(layer: Layer) -> Attention | None:
+def grouped_attention(layer: Layer) -> Attention | None:
     """The grouped-query attention of a layer, if it has one."""
     mixer = layer.mixer.attention if isinstance(layer.mixer, BlockSparseAttention) else layer.mixer
     return mixer if isinstance(mixer, Attention) else None

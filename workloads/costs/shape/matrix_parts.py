@@ -134,13 +134,14 @@ def _of_parameter(e: Experiment, number: int, parts: Sequence[Weight]) -> Iterat
         dim = None
     elif of_experts and dim is not None:
         dim -= 1
-    local = [_local(shape, dim, degrees.split) for shape in shapes]
+    # Copies among the ranks that split a matrix: of a whole one on each of them, of a key or value head on several.
+    copies = [degrees.split if dim is None else part.copies(degrees.split) for part in parts]
+    local = [_local(shape, dim, degrees.split // c) for shape, c in zip(shapes, copies, strict=True)]
     for expert in range(count):
         for at, part in enumerate(parts):
-            held = _held(degrees, tuple(local), at, dim, count, expert)
-            copies = degrees.replicas * (1 if dim is not None else degrees.split)
+            held = _held(degrees, tuple(local), at, dim, copies[at], count, expert)
             rows, columns = shapes[at]
-            yield Matrix(number, part, expert, rows, columns, copies, held)
+            yield Matrix(number, part, expert, rows, columns, degrees.replicas * copies[at], held)
 
 
 def _local(shape: tuple[int, int], dim: int | None, split: int) -> tuple[int, int]:
@@ -150,10 +151,11 @@ def _local(shape: tuple[int, int], dim: int | None, split: int) -> tuple[int, in
 
 @lru_cache(maxsize=65536)
 def _held(
-    degrees: Degrees, local: tuple[tuple[int, int], ...], at: int, dim: int | None, count: int, expert: int
+    degrees: Degrees, local: tuple[tuple[int, int], ...], at: int, dim: int | None, copies: int, count: int, expert: int
 ) -> tuple[Part, ...]:
     """Parts of one matrix: of the ``at``-th of several with these shapes on one member, of an expert among ``count``.
-    Shards are rows like those of `torch.chunk`."""
+    ``copies``: ranks in a row, among those that split it, that hold the same. Shards are rows like those of
+    `torch.chunk`."""
     each = count // degrees.experts
     of_expert, first = sum(rows for rows, _ in local), sum(rows for rows, _ in local[:at])
     rows, columns = local[at]
@@ -167,9 +169,9 @@ def _held(
         start, stop = max(begin, place.shard * chunk), min(begin + rows, (place.shard + 1) * chunk)
         if stop <= start:
             continue
-        copy = place.replica if dim is not None else _own_copy(place, degrees)
-        row = start - begin + (place.split * rows if dim == 0 else 0)
-        column = place.split * columns if dim == 1 else 0
+        copy, split = _own_copy(place, copies), place.split // copies
+        row = start - begin + (split * rows if dim == 0 else 0)
+        column = split * columns if dim == 1 else 0
         found.append(Part(member, copy, row, stop - start, column, columns, start - place.shard * chunk))
     return tuple(found)
 
@@ -195,7 +197,7 @@ def rounds_of(experiment: Experiment, matrices: Sequence[Matrix]) -> list[list[O
     places, rounds = list(dense.places()), list[list[Owned]]()
     for at, one in enumerate(one for one in ordered if not one.weight.placement.is_expert):
         number, owner = divmod(at, len(places))
-        copy = places[owner].replica if one.copies == dense.replicas else _own_copy(places[owner], dense)
+        copy = _own_copy(places[owner], one.copies // dense.replicas)
         _in_round(rounds, number, Owned(one, owner, copy))
     of_experts = list[list[Owned]]()
     counts, work = [0] * len(places), [0] * len(places)
@@ -209,9 +211,9 @@ def rounds_of(experiment: Experiment, matrices: Sequence[Matrix]) -> list[list[O
     return rounds + of_experts
 
 
-def _own_copy(place: Place, degrees: Degrees) -> int:
-    """The copy that a member has of matrices that every tensor-parallel rank holds whole."""
-    return place.replica * degrees.split + place.split
+def _own_copy(place: Place, copies: int) -> int:
+    """The copy that a member has of a matrix of which so many tensor-parallel ranks in a row hold the same."""
+    return place.replica * copies + place.split % copies
 
 
 def _in_round(rounds: list[list[Owned]], number: int, owned: Owned) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from workloads.costs.shape.held_model import grouped_attention
 from workloads.costs.shape.partition import StageParams
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP
@@ -30,6 +31,8 @@ class LayerMatrix(NamedTuple):
     held: Held
     divides_columns: bool
     """Whether tensor parallelism divides the columns; else the rows, if the ranks do not hold it whole."""
+    kv_heads: int
+    """Key and value heads that its rows belong to; 0 for other matrices."""
 
 
 class RankMatrix(NamedTuple):
@@ -45,8 +48,8 @@ class RankMatrix(NamedTuple):
     together: int
     """Number of them in one parameter, one after another."""
     is_expert: bool
-    is_copied: bool
-    """Whether every tensor-parallel rank holds the whole matrix."""
+    copies: int
+    """Tensor-parallel ranks that hold the same: all of a whole matrix, several of copied key and value heads."""
     is_hidden: bool
     """Whether it is a layer's; embedding and output projection are not."""
 
@@ -59,6 +62,7 @@ class RankMatrix(NamedTuple):
 def layer_matrices(model: ModelSpec, kind: Layer) -> tuple[LayerMatrix, ...]:
     """The matrices of one layer of a kind of the model's; one row or column is a vector."""
     found: list[LayerMatrix] = []
+    attention = grouped_attention(kind)
     for weight in kind.weights(model.hidden_size):
         if weight.use != "matrix" or min(weight.outputs, weight.inputs) < 2:
             continue
@@ -70,6 +74,7 @@ def layer_matrices(model: ModelSpec, kind: Layer) -> tuple[LayerMatrix, ...]:
                 weight.copies * fused,
                 weight.held,
                 weight.name in ROW_PARALLEL or weight.name == "expert down",
+                attention.kv_heads if attention is not None and weight.name in ("k", "v") else 0,
             )
         )
     return tuple(found)
@@ -93,19 +98,21 @@ def rank_matrices(e: Experiment, held: StageParams) -> list[RankMatrix]:
         if layers == 0:
             continue
         for one in layer_matrices(e.model, kind):
-            is_expert, is_copied = one.held == "experts", one.held == "whole"
-            split = 1 if is_copied else e.etp if is_expert else e.tp
+            is_expert, copies = one.held == "experts", e.tp if one.held == "whole" else 1
+            if 0 < one.kv_heads < e.tp:
+                copies = e.tp // one.kv_heads
+            split = e.etp if is_expert else e.tp // copies
             rows, columns = (1, split) if one.divides_columns else (split, 1)
             together = one.number // (e.ep if is_expert else 1)
             shape = one.rows // rows, one.columns // columns
             found.append(
-                RankMatrix(*shape, one.rows, one.columns, layers * together, together, is_expert, is_copied, True)
+                RankMatrix(*shape, one.rows, one.columns, layers * together, together, is_expert, copies, True)
             )
     hidden = e.model.hidden_size
     for numbers in (held.embedding, held.head):
         if numbers:
             rows = numbers // hidden
-            found.append(RankMatrix(rows // e.tp, hidden, rows, hidden, 1, 1, False, False, False))
+            found.append(RankMatrix(rows // e.tp, hidden, rows, hidden, 1, 1, False, 1, False))
     return found
 
 

@@ -65,7 +65,7 @@ def copies_of(e: Experiment, one: RankMatrix) -> int:
     """Number of copies of a matrix on the ranks of a stage."""
     if one.is_expert:
         return expert_degrees(e)[0]
-    return data_degrees(e)[0] * (e.tp if one.is_copied else 1)
+    return data_degrees(e)[0] * one.copies
 
 
 def _flops(one: RankMatrix) -> int:

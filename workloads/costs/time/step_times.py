@@ -15,10 +15,11 @@ import numpy as np
 
 from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.shape.fp8 import gathered_bytes, keeps_low
-from workloads.costs.shape.held_model import as_held
+from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike, with_word
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.costs.time.copied_heads import copied_heads_s
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.matrix_updates import matrix_update_s
 from workloads.costs.time.rank_times import (
@@ -94,8 +95,8 @@ class StepTimes:
     def _by_layout(self, experiments: Sequence[Experiment], of_steps: Callable[[LayoutSteps], Floats]) -> Floats:
         seconds = np.full(len(experiments), np.nan)
         for start in range(0, len(experiments), _AT_ONCE):
-            part = [as_held(one) for one in experiments[start : start + _AT_ONCE]]
-            known = [at for at, one in enumerate(part) if self._layer(one) is not None]
+            part = experiments[start : start + _AT_ONCE]
+            known = [at for at, one in enumerate(part) if self.is_known(one)]
             if known:
                 seconds[[start + at for at in known]] = of_steps(self._parts([part[at] for at in known]).steps)
         return seconds
@@ -114,9 +115,10 @@ class StepTimes:
 
     def parts(self, experiments: Sequence[Experiment]) -> StepParts:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
-        return self._parts([as_held(e) for e in experiments])
+        return self._parts(experiments)
 
-    def _parts(self, experiments: Sequence[Experiment]) -> StepParts:
+    def _parts(self, given: Sequence[Experiment]) -> StepParts:
+        experiments = [as_held(e) for e in given]
         held = [self._kinds(e) for e in experiments]
         layers = [self._layer(e) for e in experiments]
         table = np.array(
@@ -135,7 +137,7 @@ class StepTimes:
         x, of_ranks = _setting(table[of_chunk], sums), _setting(table[of_rank])
         times, first = chunk_times(x, chunks), _starts(of_rank)
         optimizers_s = optimizer_s(of_ranks, ranks) + np.concatenate(
-            [self._matrices_s(e, one.ranks.shape[1]) for e, one in zip(experiments, held, strict=True)]
+            [self._of_matrices_s(e, one.ranks.shape[1]) for e, one in zip(given, held, strict=True)]
         )
         message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
         splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
@@ -154,12 +156,14 @@ class StepTimes:
         )
         return StepParts(times, steps, optimizers_s, latency)
 
-    def _matrices_s(self, e: Experiment, kinds: int) -> Floats:
-        """Seconds that whole matrices add to the update of each of the kinds of ranks."""
-        if not optimizer_of(e).whole_matrices:
+    def _of_matrices_s(self, e: Experiment, kinds: int) -> Floats:
+        """Seconds that whole matrices and copies of heads add to the update of each of the kinds of ranks."""
+        if not optimizer_of(e).whole_matrices and not copies_of_heads(e):
             return np.zeros(kinds)
-        stages = experiment_stages(e)
-        return np.array([matrix_update_s(e, stages[kind], self.cluster) for kind in dict.fromkeys(ranks_alike(e))])
+        stages = [experiment_stages(e)[kind] for kind in dict.fromkeys(ranks_alike(e))]
+        return np.array(
+            [matrix_update_s(e, one, self.cluster) + copied_heads_s(e, one, self.cluster) for one in stages]
+        )
 
     def _sums(self, e: Experiment, held: _Kinds, times: _OfLayers) -> Floats:
         """Sums of the layers' times by chunk, of shape (chunks, fields of `LayerTimes`)."""

@@ -186,6 +186,11 @@ class Sender:
         return self._data_mesh(of_experts)[1]
 
     @property
+    def own_shard(self) -> int:
+        """Index of this rank among those that share one copy of the master weights."""
+        return self.rank // self.experiment.tp % self.shards()
+
+    @property
     def expert_rank(self) -> int:
         """Index of this rank among those that hold different experts."""
         return expert_coordinates(self.experiment, self.rank)["ep"]
@@ -216,10 +221,8 @@ class Sender:
     def own_rows(self, rows: int) -> int:
         """Number of a parameter's rows that this rank holds. FSDP shards dim 0 like `torch.chunk`: the last shard may
         be short."""
-        shards = data_degrees(self.experiment)[1]
-        whole = -(-rows // shards)
-        shard = self.rank // self.experiment.tp % shards
-        return max(0, min(rows, (shard + 1) * whole) - shard * whole)
+        whole = -(-rows // self.shards())
+        return max(0, min(rows, (self.own_shard + 1) * whole) - self.own_shard * whole)
 
     def rank_of_stage(self, stage: int) -> int:
         """Global rank that holds a stage of this rank's pipeline."""

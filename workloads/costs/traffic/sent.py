@@ -19,7 +19,7 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards,
-        and where key and value heads are copied, those of their projections over the ranks with copies
+        and where key and value heads are copied, those of their projections over the ranks with copies, in another
 cp      each layer's attention, see `workloads.costs.traffic.context_parallel`. A ring's messages are all-to-alls
 ep      layers with routed experts, along tp and cp too: `workloads.costs.traffic.expert_traffic`
 dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
@@ -38,16 +38,18 @@ Further kinds of parallelism are added as terms in `_TERMS`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from workloads.costs.memory.activations import LOSS_CHUNK_TOKENS
+from workloads.costs.shape.copied_rows import rows_of_shard
 from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.costs.traffic.expert_traffic import routed_experts
 from workloads.costs.traffic.fsdp import FsdpWalk, Unit
 from workloads.costs.traffic.kind_traffic import blocks_along_cp, blocks_along_tp, layer_units, replicated_shapes
 from workloads.costs.traffic.sender import Sender, SentTally, Stage, Traffic
-from workloads.costs.traffic.updates import updates
+from workloads.costs.traffic.updates import held_parameters, updates
 from workloads.spec.experiment import Experiment
 
 __all__ = ["SentTally", "Traffic", "step_traffic"]
@@ -62,11 +64,13 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
     (`workloads.costs.traffic.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule
     without a list.
     """
-    sender = Sender(as_held(experiment), rank, SentTally(rank, devices_per_node))
+    tally = SentTally(rank, devices_per_node)
+    held, by_head = Sender(as_held(experiment), rank, tally), Sender(experiment, rank, tally)
     for term in _TERMS:
-        term(sender)
-    _copied_heads(sender, copies_of_heads(experiment))
-    return sender.tally.result()
+        term(held)
+    for term_of_weights in (_copied_heads, updates):
+        term_of_weights(by_head)
+    return tally.result()
 
 
 def _tensor_parallel(s: Sender) -> None:
@@ -94,12 +98,18 @@ def _tensor_parallel(s: Sender) -> None:
         s.along("tp", "all_reduce", s.master * sum(elements))
 
 
-def _copied_heads(s: Sender, copies: int) -> None:
-    """Count the sums of the gradients of key and value projections over the tp ranks that hold copies of them."""
+def _copied_heads(s: Sender) -> None:
+    """Count the sums of the gradients of key and value heads over the tp ranks that hold copies of them: one message
+    for every number of copies, of this rank's rows."""
     e = s.experiment
-    if copies > 1:
-        elements = sum(layers for _, layers, _ in s.kinds()) * s.own_rows(2 * e.model.head_dim) * e.model.hidden_size
-        s.along_copies("all_reduce", s.master * elements, copies)
+    elements: Counter[int] = Counter()
+    for parts in held_parameters(s) if copies_of_heads(e) else ():
+        if any(part.kv_heads for part in parts):
+            for rows in rows_of_shard(parts, e.tp, s.shards(), s.own_shard):
+                elements[rows.copies] += (rows.stop - rows.start) * math.prod(parts[0].shape[1:])
+    for copies, count in elements.items():
+        if copies > 1:
+            s.along_copies("all_reduce", s.master * count, copies)
 
 
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
@@ -181,5 +191,6 @@ def _once(s: Sender) -> None:
 
 
 _TERMS: tuple[Callable[[Sender], None], ...] = (
-    *(_tensor_parallel, blocks_along_cp, _data_parallel, routed_experts, _pipeline, _once, updates),
+    *(_tensor_parallel, blocks_along_cp, _data_parallel, routed_experts, _pipeline, _once),
 )
+"""Terms of the model whose parts the ranks hold."""

@@ -11,14 +11,8 @@ Adafactor  all-reduces of master values. Over the ranks that share rows: of each
 
 from __future__ import annotations
 
-from workloads.costs.shape.matrix_parts import (
-    Matrix,
-    degrees_of,
-    is_hidden_matrix,
-    matrices_of,
-    rounds_of,
-    waves,
-)
+from workloads.costs.shape.held_model import padded_rows
+from workloads.costs.shape.matrix_parts import Matrix, degrees_of, is_hidden_matrix, matrices_of, rounds_of, waves
 from workloads.costs.shape.partition import experiment_layers
 from workloads.costs.traffic.held_parameters import parameters_of_stage
 from workloads.costs.traffic.sender import Sender
@@ -26,21 +20,26 @@ from workloads.spec.updates.optimizer import optimizer_of
 from workloads.spec.weights import Weight
 
 Parameters = list[tuple[Weight, ...]]
+"""Weights that are one parameter each."""
 
 
 def updates(s: Sender) -> None:
-    """Count what the optimizer sends."""
-    e = s.experiment
-    if optimizer_of(e).apart == "none":
-        return
-    parameters: Parameters = []
+    """Count what the optimizer sends, for the model without copies of heads."""
+    kind = optimizer_of(s.experiment)
+    if kind.whole_matrices:
+        _whole_matrices(s, held_parameters(s))
+    elif kind.apart != "none":
+        _squares(s, held_parameters(s))
+
+
+def held_parameters(s: Sender) -> Parameters:
+    """The parameters of this rank's stages, of the model without copies of heads."""
+    e, parameters, padding = s.experiment, Parameters(), padded_rows(s.experiment)
     for stage in s.stages:
         layers = experiment_layers(e)[stage.index]
-        parameters += parameters_of_stage(e.model, layers, is_first=stage.is_first, is_last=stage.is_last)
-    if e.optimizer == "muon":
-        _whole_matrices(s, parameters)
-    else:
-        _squares(s, parameters)
+        ends = {"is_first": stage.is_first, "is_last": stage.is_last}
+        parameters += parameters_of_stage(e.model, layers, **ends, padding=padding)
+    return parameters
 
 
 def _whole_matrices(s: Sender, parameters: Parameters) -> None:

@@ -9,12 +9,14 @@ behind one of the other kind or direction.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from workloads.costs.shape.held_model import copies_of_heads
 from workloads.costs.shape.schedule import place_of, stage_at
 from workloads.engine.collectives.communication import Axis
 from workloads.rules.engine_kinds import lacking_kinds
@@ -49,6 +51,8 @@ class Groups:
     """Groups of all ranks of this pipeline, one for each kind and direction of messages; empty when ``pp == 1``."""
     tied_embedding: dist.ProcessGroup | None
     """Group of the ranks that hold this pipeline's first and last stage, if each has a copy of a tied embedding."""
+    copies: Mapping[int, dist.ProcessGroup] = field(default_factory=dict)
+    """By number of copies, the tensor-parallel ranks that hold the same key and value heads as this one."""
     stage: Axis | None = None
     """All ranks that hold the same pipeline stages, in rank order, for an optimizer that needs whole matrices; None for
     other optimizers, and for a stage of one rank."""
@@ -101,6 +105,7 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         "tp": mesh["tp"].get_group() if experiment.tp > 1 else None,
         "cp": _own_group(ranks.lines(experiment, "cp"), rank) if experiment.cp > 1 else None,
     }
+    copies = {number: _of_copies(experiment, rank, number, groups["tp"]) for number in copies_of_heads(experiment)}
     is_rehearsal = dist.get_backend() == "fake"
     axes = {
         name: Axis(name, getattr(experiment, name), position[name], group, is_rehearsal)
@@ -131,6 +136,7 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         expert_mesh=expert_mesh,
         channels=channels,
         tied_embedding=tied,
+        copies=copies,
         stage=_stage(experiment, rank, mesh, is_rehearsal) if optimizer_of(experiment).whole_matrices else None,
         is_rehearsal=is_rehearsal,
     )
@@ -150,6 +156,14 @@ def _expert_groups(e: Experiment, rank: int, device: torch.device, tp: Axis) -> 
     ep = Axis("ep", e.ep, position["ep"], group, tp.is_rehearsal)
     etp = dataclasses.replace(tp, name="etp") if e.etp > 1 else Axis("etp", 1, 0, None)
     return mesh["replicate", "shard"], {"ep": ep, "etp": etp}
+
+
+def _of_copies(e: Experiment, rank: int, number: int, tp: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The tensor-parallel ranks in a row that hold this rank's key and value head, as many as ``number``."""
+    lines = [line[first : first + number] for line in ranks.lines(e, "tp") for first in range(0, e.tp, number)]
+    group = tp if number == e.tp else _own_group(lines, rank)
+    assert group is not None
+    return group
 
 
 def _stage(e: Experiment, rank: int, mesh: DeviceMesh, is_rehearsal: bool) -> Axis | None:

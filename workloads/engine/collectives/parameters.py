@@ -44,7 +44,7 @@ class ParameterSpec:
 
     def taken_apart(self, value: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
         """Inverse of `joined`."""
-        shapes = [self.placement.local_shape(part.shape, sizes) for part in self.parts]
+        shapes = [part.local_shape(sizes) for part in self.parts]
         if self.placement.is_expert:
             return list(value.unflatten(0, (shapes[0][0], -1)).split([shape[1] for shape in shapes], dim=1))
         return list(value.split([shape[0] for shape in shapes]))
@@ -132,7 +132,8 @@ def initial_part(part: Weight, seed: int, device: torch.device, axes: Mapping[st
         if axis == "ep":
             continue
         if axis in axes:
-            value = value.tensor_split(axes[axis].size, dim=dim)[axes[axis].rank]
+            copies = part.copies(axes[axis].size)
+            value = value.tensor_split(axes[axis].size // copies, dim=dim)[axes[axis].rank // copies]
     return value
 
 

@@ -49,7 +49,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.batch, self.cp = batch, cp
-        self.heads, self.kv_heads = model.num_heads // tp.size, model.num_kv_heads // tp.size
+        self.heads, self.kv_heads = model.num_heads // tp.size, max(1, model.num_kv_heads // tp.size)
         self.head_dim = model.head_dim
         attention_weights = weights.attention(model, prefix)
         self.qkv = ColumnParallelLinear([attention_weights["q"], attention_weights["k"], attention_weights["v"]], tp)

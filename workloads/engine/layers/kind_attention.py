@@ -59,7 +59,7 @@ class KindAttention(nn.Module):
         """``rotated``: columns of a head that are rotated."""
         super().__init__()
         self.batch, self.cp, self.mixer, self.eps = batch, cp, mixer, model.norm_eps
-        self.heads, self.kv_heads = mixer.heads // tp.size, mixer.kv_heads // tp.size
+        self.heads, self.kv_heads = mixer.heads // tp.size, max(1, mixer.kv_heads // tp.size)
         self.rotated = rotated
         self.reach = reach_of(mixer)
         held = kind_weights.attention(model, mixer, prefix)

@@ -140,6 +140,7 @@ def axes_of(groups: Groups) -> dict[str, str]:
     axes = [
         *of_data,
         *layer_axes,
+        *(("tp", group) for group in groups.copies.values()),
         *(("pp", group) for group in groups.channels.values()),
         *itertools.chain(*of_experts),
     ]

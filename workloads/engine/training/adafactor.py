@@ -47,6 +47,8 @@ class _Held:
     """Means of squares by column, [J, C]; None for vectors."""
     mean: Tensor
     """Mean of squares of each matrix, [J]."""
+    shares: Tensor | None
+    """One over the number of tensor-parallel ranks that hold the same rows of each matrix, [J]; None if all are 1."""
     sizes: Tensor
     """Numbers of rows, of columns and of elements of the whole matrices, without padding, [3, J]."""
     groups: list[dist.ProcessGroup | None]
@@ -128,6 +130,7 @@ class Adafactor:
             if one.columns is not None:
                 rows = _squares(gradient, 1)
                 columns = torch.stack([_squares(gradient[start:stop], 0) for start, stop in one.spans])
+                columns = columns if one.shares is None else columns * one.shares[:, None]
                 sums.append((one, columns, True, not one.divides_columns))
                 if one.divides_columns:
                     total = columns.sum(1)
@@ -196,6 +199,8 @@ class Adafactor:
             [one.columns for one in here],
             [(one.rows - one.weight.padding) * one.columns for one in here],
         ]
+        copies = [one.weight.copies(degrees.split) for one in here]
+        like: dict[str, Any] = {"dtype": local.dtype, "device": local.device}
         is_vector = len(spec.parts[0].shape) == 1
         mesh = self._groups.mesh_of(spec.placement)
         axis = self._groups.axes.get("etp" if of_experts else "tp")
@@ -206,7 +211,8 @@ class Adafactor:
             rows=local.new_zeros(local.shape[0]),
             columns=None if is_vector else local.new_zeros(len(here), local.shape[1]),
             mean=local.new_zeros(len(here)),
-            sizes=torch.tensor(sizes, dtype=local.dtype, device=local.device),
+            shares=torch.tensor([1 / n for n in copies], **like) if max(copies) > 1 else None,
+            sizes=torch.tensor(sizes, **like),
             groups=[
                 mesh.get_group("shard") if degrees.shards > 1 else None,
                 axis.group if axis is not None and axis.size > 1 and dim is not None else None,
@@ -223,8 +229,9 @@ def _span(one: Matrix, member: int) -> tuple[int, int]:
 
 
 def _by_matrix(one: _Held, values: Tensor) -> Tensor:
-    """Sums of the squares of the values of each matrix, [J]."""
-    return torch.stack([torch.linalg.vector_norm(values[start:stop]).square() for start, stop in one.spans])
+    """Sums of the squares of the values of each matrix, [J], of which the ranks' sum counts every value once."""
+    sums = torch.stack([torch.linalg.vector_norm(values[start:stop]).square() for start, stop in one.spans])
+    return sums if one.shares is None else sums * one.shares
 
 
 def _squares(values: Tensor, dim: int) -> Tensor:

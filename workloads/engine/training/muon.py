@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.costs.shape.held_model import copies_of_heads
 from workloads.costs.shape.matrix_parts import Owned, Part, is_hidden_matrix, matrices_of, rounds_of, waves
 from workloads.engine.collectives.communication import exchange_async, wait
 from workloads.engine.collectives.groups import Groups
@@ -44,7 +43,6 @@ class Muon:
         self, parameters: Sequence[NamedParameter], locals_: Sequence[nn.Parameter], groups: Groups, **rates: Any
     ) -> None:
         """``rates``: those of `AdamW`; learning rate and weight decay are Muon's too."""
-        assert copies_of_heads(groups.experiment) == 1, "copies of heads would be rows of one matrix"
         self._axis = groups.stage
         self._own = self._axis.rank if self._axis is not None else 0
         taken = [is_hidden_matrix(named.spec.parts[0]) for named in parameters]

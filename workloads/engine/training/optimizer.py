@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from workloads.costs.shape.copied_rows import Rows, rows_of_shard
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
 from workloads.engine.training.adafactor import Adafactor
@@ -78,6 +79,8 @@ class ShardedOptimizer:
         self._chunks = chunks
         self._rate, self._steps = rate, 0
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
+        self._rows: list[list[Rows] | None] = [self._by_copies(p) for p in self.parameters]
+        """Rows of each shard by number of copies; None for a shard without copied heads."""
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
         self.optimizer: Updates | None = None
@@ -88,19 +91,19 @@ class ShardedOptimizer:
         """Factor on the gradients until `step` divides by it."""
 
     def finish_gradients(self) -> None:
-        """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads."""
+        """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads, and of
+        key and value heads over the ranks with copies of them."""
         e = self.groups.experiment
         partial = [
             p.gradient
             for p in self.parameters
             if p.spec.placement.summed_over(tp=e.tp, sequence_parallel=e.sequence_parallel)
         ]
-        if not partial:
-            return
-        flat = torch.cat([g.reshape(-1) for g in partial])  # one message for all
-        dist.all_reduce(flat, group=self.groups.axes["tp"].group)
-        for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
-            gradient.copy_(total.view_as(gradient))
+        _sum_in_one_message(partial, self.groups.axes["tp"].group)
+        for copies, group in self.groups.copies.items():
+            held = [(p, rows) for p, apart in zip(self.parameters, self._rows, strict=True) for rows in apart or ()]
+            mine = [p.gradient[rows.start : rows.stop] for p, rows in held if rows.copies == copies]
+            _sum_in_one_message(mine, group)
 
     def add_tied_copies(self) -> None:
         """Sum the gradients of the two copies of a tied embedding, in the first and the last stage."""
@@ -118,9 +121,14 @@ class ShardedOptimizer:
         if self.on_host is not None:  # the gradients are final
             self.on_host.start_copies(gradients)
         wide = torch.float32 if gradients[0].dtype == torch.bfloat16 else None
-        norms = torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide))
+        pieces: list[Tensor] = []
+        for gradient, apart in zip(gradients, self._rows, strict=True):
+            pieces += [gradient] if apart is None else [gradient[rows.start : rows.stop] for rows in apart]
+        norms = torch.stack(torch._foreach_norm(pieces, 2.0, dtype=wide))
         if self._weights is None:
-            weights = [self._share(p) for p in self.parameters]
+            weights: list[float] = []
+            for p, apart in zip(self.parameters, self._rows, strict=True):
+                weights += [self._share(p) / n for n in ([1] if apart is None else [rows.copies for rows in apart])]
             self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
         if self.loss_scale is not None:
             norms = norms / self.loss_scale.value
@@ -207,6 +215,15 @@ class ShardedOptimizer:
     def state_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())
 
+    def _by_copies(self, named: NamedParameter) -> list[Rows] | None:
+        """Rows of this rank's shard of a parameter, if it has any of copied heads."""
+        tp, parts = self.groups.experiment.tp, named.spec.parts
+        if all(part.copies(tp) == 1 for part in parts):
+            return None
+        shard = self.groups.mesh_of(named.spec.placement).get_group("shard")
+        rows = rows_of_shard(parts, tp, shard.size(), shard.rank())
+        return rows if any(one.copies > 1 for one in rows) else None
+
     def _share(self, named: NamedParameter) -> float:
         """One over the number of copies of a parameter's elements on all ranks."""
         e = self.groups.experiment
@@ -217,3 +234,13 @@ class ShardedOptimizer:
         if e.model.tie_embeddings and e.num_stages > 1 and named.spec.parts[0].name == "embedding":
             copies *= 2
         return 1.0 / copies
+
+
+def _sum_in_one_message(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Sum gradients over a group in place."""
+    if not gradients:
+        return
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat, group=group)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))

@@ -1,8 +1,8 @@
 """Where the elements of a rank's shards stand in the unsharded model, for bits that are the same in every layout.
 
-Copies of an element (of replicas, of tensor-parallel ranks that hold a norm each, of a tied embedding's two ends) are
-rounded by the same bits, and stay copies. Parts of a fused parameter are numbered as in the fused one, whose parts are
-the same in every layout.
+Copies of an element (of replicas, of tensor-parallel ranks that hold a norm or a key and value head each, of a tied
+embedding's two ends) are rounded by the same bits, and stay copies. Parts of a fused parameter are numbered as in the
+fused one, whose parts are the same in every layout.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def _runs(spec: ParameterSpec, groups: Groups) -> list[Segment]:
     for expert in range(first_expert, first_expert + experts):
         row = expert * whole_rows
         for part in parts:
-            rows = part.shape[within] // by_rows.size
-            base = (row + by_rows.rank * rows) * whole_columns
+            copies = part.copies(by_rows.size)
+            rows = part.shape[within] // (by_rows.size // copies)
+            base = (row + by_rows.rank // copies * rows) * whole_columns
             runs.append(Segment(start, start + rows * columns, key, base, columns, whole_columns))
             start += rows * columns
             row += part.shape[within]

@@ -41,9 +41,9 @@ def test_padded_rows_cost_what_rows_cost() -> None:
 def test_every_rank_has_one_head_where_tp_exceeds_them() -> None:
     """8 key and value heads on 16 ranks: queries, heads of keys and values, and the rest are each rank's own."""
     copied = of(tp=16)
-    assert copies_of_heads(copied) == 2
+    assert copies_of_heads(copied) == [2]
     assert layout_violations(copied) == []
-    assert lacking(copied) == ["tp=16, above num_kv_heads=8 of llama8b: copies of key and value heads"]
+    assert lacking(copied) == []
     hidden, head = 4096, 128
     stage = experiment_stages(copied)[0]
     attention = (32 // 16 + 2 * 1 + 32 // 16) * head * hidden
@@ -61,7 +61,7 @@ def test_without_both_it_is_the_same_experiment() -> None:
     case = of(tp=8)
     assert as_held(case) is case
     assert of(tp=8, pad_vocab_to=1) == case  # 8 divides 128,256
-    assert copies_of_heads(of(tp=24)) == 1
+    assert copies_of_heads(of(tp=24)) == []
 
 
 def of_layers(*kv_heads: int) -> ModelSpec:
@@ -81,10 +81,19 @@ def of_layers(*kv_heads: int) -> ModelSpec:
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "tp", "held"),
-    [((8, 2), 4, [8, 4]), ((8, 2), 8, [8, 8]), ((8, 2), 2, [8, 2]), ((8, 3), 4, [8, 3]), ((8, 2), 32, [8, 2])],
+    ("kv_heads", "tp", "held", "copies"),
+    [
+        ((8, 2), 4, [8, 4], [2]),
+        ((8, 2), 8, [8, 8], [4]),
+        ((8, 2), 16, [16, 16], [2, 8]),
+        ((8, 2), 2, [8, 2], []),
+        ((8, 3), 4, [8, 3], []),
+        ((8, 2), 32, [8, 2], []),
+    ],
 )
-def test_kinds_of_layers_hold_copies_where_tp_exceeds_their_heads(kv_heads: Any, tp: int, held: list[int]) -> None:
+def test_kinds_of_layers_hold_copies_where_tp_exceeds_their_heads(
+    kv_heads: Any, tp: int, held: list[int], copies: list[int]
+) -> None:
     model = of_layers(*kv_heads)
     given = Experiment.canonical(model=model, tp=tp, global_batch_size=1, seq_len=64)
     one = as_held(given)
@@ -92,6 +101,7 @@ def test_kinds_of_layers_hold_copies_where_tp_exceeds_their_heads(kv_heads: Any,
     mixers = [kind.mixer for kind in one.model.layers.kinds]
     assert [mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)] == held
     assert copies_in_layers(model, tp) == (held != list(kv_heads))
+    assert copies_of_heads(given) == copies
     assert ("tp_num_kv_heads" in {broken.rule for broken in layout_violations(given)}) == (
         held == [*kv_heads] and tp > 2
     )

@@ -42,6 +42,8 @@ LAYOUTS = [
         {"dp": 2, "zero_stage": 0},
         {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2, "tp": 2},
         {"dp": 2, "tp": 2, "zero_stage": 3, "latent": 16},
+        {"dp": 2, "tp": 4, "zero_stage": 1},
+        {"tp": 2, "num_kv_heads": 1},
         {"dp": 4, "ep": 2, "zero_stage": 1, "moe": experts()},
         {"dp": 2, "tp": 2, "ep": 2, "etp": 2, "zero_stage": 2, "moe": experts()},
     )
@@ -60,7 +62,7 @@ def test_rounds_in_closed_form_are_those_of_the_plan(e: Experiment) -> None:
         closed[_flops(one.whole_rows, one.whole_columns), one.is_expert] += rounds
         sent_closed += rounds * copies_of(e, one)
     assert +closed == planned
-    if not any(one.is_copied for one in rank_matrices(e, held)):
+    if not any(one.copies > 1 for one in rank_matrices(e, held)):
         assert sent == sent_closed
     for one in matrices:
         assert sum(part.numel for part in one.parts) == one.numel * one.copies
