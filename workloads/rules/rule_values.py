@@ -119,7 +119,8 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     for one in mixers:
         outputs = one.heads * one.value_dim
         gates = {"none": 0, "head": one.heads, "element": outputs}[one.gate]
-        projected = one.heads * one.head_dim + one.kv_heads * (one.head_dim + one.value_dim) + gates
+        values = 0 if one.shared_kv else one.value_dim
+        projected = one.heads * one.head_dim + one.kv_heads * (one.head_dim + values) + gates
         columns = gcd(columns, projected // tp, outputs // tp)
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):

@@ -35,6 +35,7 @@ RUN = {
     "nvidia/Nemotron-H-56B-Base-8K",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "openai/gpt-oss-20b",
+    "google/gemma-4-26B-A4B",
 }
 """Models that a list of layers describes and the engine runs."""
 PLANNED = {
@@ -99,6 +100,7 @@ def test_a_model_is_planned_exactly_by_numbers_or_a_list_of_layers(name: str) ->
         ("Qwen/Qwen3-30B-A3B", "qwen3_30b_a3b", {"name"}),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral_8x7b", {"name", "moe"}),  # another coefficient of the loss
         ("openai/gpt-oss-20b", "gpt_oss_20b", {"name"}),
+        ("google/gemma-4-26B-A4B", "gemma_4_26b_a4b", {"name"}),
         ("moonshotai/Kimi-K2-Instruct", "kimi_k2", {"name"}),
     ],
 )
