@@ -31,6 +31,7 @@ from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_documents import DOCUMENTS
 from tests.planted.faults_of_experts import EXPERTS
+from tests.planted.faults_of_gemma import GEMMA
 from tests.planted.faults_of_hosts import HOSTS
 from tests.planted.faults_of_kinds import KINDS
 from tests.planted.faults_of_latents import LATENTS
@@ -342,6 +343,7 @@ FAULTS: list[Fault] = [
     *ATTENTION,
     *LATENTS,
     *KINDS,
+    *GEMMA,
     *RECURRENCES,
     *EXPERTS,
     *SHARDING,
