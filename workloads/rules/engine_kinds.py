@@ -98,6 +98,8 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     mixers = [kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)]
     if any(mixer.shared_kv and mixer.value_dim != mixer.head_dim for mixer in mixers):
         yield "shared keys and values of two sizes"
+    if any(_is_former_gemma(mixer) for mixer in mixers):
+        yield "proportional rotary positions in a file of an earlier version, which lacks other fields (write it again)"
     if any(mixer.score_scale and mixer.norm == "none" and mixer.rope is None for mixer in mixers):
         yield "scaled scores of queries without norm and positions"
     if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
@@ -123,6 +125,13 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
         yield "layers with fewer norms than parts"
     if any(kind.norms != 1 for kind in kinds if kind.mixer is None or kind.mlp is None):
         yield "layers of one part with several norms or none"
+
+
+def _is_former_gemma(mixer: Attention) -> bool:
+    """Whether a layer was written before its kind of rotary positions, the norm of its values and the scale of its
+    scores had fields: it would run as something else."""
+    rope = mixer.rope
+    return rope is not None and '"proportional"' in rope.scaling and not rope.proportional and rope.rotated != 1.0
 
 
 def _has_parts_beside(kind: Layer) -> bool:
