@@ -228,8 +228,8 @@ RECOMPUTATION = [
             "norm_of_other_eps",
             "norms are computed again with another epsilon",
             ENGINE + "layers.norm:RMSNorm.forward",
-            "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
-            "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
+            "lambda: (rms_norm(x_TD, self.scaled_weight(), self.eps),)",
+            "lambda: (rms_norm(x_TD, self.scaled_weight(), 100 * self.eps),)",
             {"recompute": "selective", **TWO},
         ),
         (
