@@ -115,7 +115,7 @@ EXPERTS = [
         (
             "partial_outputs_not_summed",
             "the parts of experts that tensor-parallel ranks hold are not summed",
-            ENGINE + "layers.experts:RoutedFeedForward.forward",
+            ENGINE + "layers.experts:RoutedFeedForward.both",
             "sum_partials(out, self.parallel.tp)",
             "out.chunk(self.parallel.tp.size)[self.parallel.tp.rank]",
             {"moe": _MOE, "tp": 2, "etp": 2, "micro_batch_size": 4},

@@ -24,8 +24,8 @@ LATENTS = faults_of(
         "angles_of_whole_heads",
         "angles are those of heads as large as queries",
         ENGINE + "layers.transformer:Chunk._fill_rope",
-        "device=self.cos.device) / columns",
-        "device=self.cos.device) / 10",
+        "2 * pair / rotated.columns",
+        "2 * pair / 10",
         _ONE,
     ),
     (

@@ -31,6 +31,7 @@ from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_documents import DOCUMENTS
 from tests.planted.faults_of_experts import EXPERTS
+from tests.planted.faults_of_gemma import GEMMA
 from tests.planted.faults_of_heads import HEADS
 from tests.planted.faults_of_hosts import HOSTS
 from tests.planted.faults_of_kinds import KINDS
@@ -228,8 +229,8 @@ RECOMPUTATION = [
             "norm_of_other_eps",
             "norms are computed again with another epsilon",
             ENGINE + "layers.norm:RMSNorm.forward",
-            "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
-            "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
+            "lambda: (rms_norm(x_TD, self.scaled_weight(), self.eps),)",
+            "lambda: (rms_norm(x_TD, self.scaled_weight(), 100 * self.eps),)",
             {"recompute": "selective", **TWO},
         ),
         (
@@ -344,6 +345,7 @@ FAULTS: list[Fault] = [
     *LATENTS,
     *KINDS,
     *HEADS,
+    *GEMMA,
     *RECURRENCES,
     *EXPERTS,
     *SHARDING,

@@ -38,6 +38,13 @@ RUN_BY_KIND = (
     "biases of experts",
     "a bias of the router",
     "shared experts of another width",
+    "a dense MLP beside the experts",
+    "a norm of values",
+    "scores scaled by",
+    "shared keys and values",
+    "scales of the router",
+    "a cap of the logits",
+    "scaled embeddings",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""
@@ -65,7 +72,7 @@ def lacking_kinds(model: ModelSpec) -> tuple[str, ...]:
     if model.layers is None:
         return ()
     kinds = [kind for kind, _ in whole_model(model).distinct()]
-    run = {*_mlps_that_run(kinds), "sandwich norms (4 a layer)"}
+    run = {*_mlps_that_run(kinds), "sandwich norms (4 a layer)", "sandwich norms (7 a layer)"}
     lacking = [
         name
         for name in adapters_lack(model)
@@ -89,6 +96,12 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     if latent and len({kind.mixer for kind in kinds}) > 1:
         yield "latent attention beside another kind"
     mixers = [kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)]
+    if any(mixer.shared_kv and mixer.value_dim != mixer.head_dim for mixer in mixers):
+        yield "shared keys and values of two sizes"
+    if any(_is_former_gemma(mixer) for mixer in mixers):
+        yield "proportional rotary positions in a file of an earlier version, which lacks other fields (write it again)"
+    if any(mixer.score_scale and mixer.norm == "none" and mixer.rope is None for mixer in mixers):
+        yield "scaled scores of queries without norm and positions"
     if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
         yield "values larger than keys"
     routed = {kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}
@@ -102,10 +115,35 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
         yield "biases of shared experts"
     if any(2 < kind.norms <= 4 and kind.routed for kind in kinds):
         yield "norms of the outputs of experts"
+    if any(kind.normed_beside and not _has_parts_beside(kind) for kind in kinds):
+        yield "seven norms without a dense MLP beside experts, or with a gate of it"
+    if len({kind.normed_beside for kind in kinds if kind.routed}) > 1:
+        yield "experts with norms of their own in some layers alone"
+    if any(isinstance(kind.mlp, RoutedMLP) and kind.mlp.router_scales and not kind.normed_beside for kind in kinds):
+        yield "scales of the router without seven norms"
     if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):
         yield "layers with fewer norms than parts"
     if any(kind.norms != 1 for kind in kinds if kind.mixer is None or kind.mlp is None):
         yield "layers of one part with several norms or none"
+
+
+def _is_former_gemma(mixer: Attention) -> bool:
+    """Whether a layer was written before its kind of rotary positions, the norm of its values and the scale of its
+    scores had fields: it would run as something else."""
+    rope = mixer.rope
+    return rope is not None and '"proportional"' in rope.scaling and not rope.proportional and rope.rotated != 1.0
+
+
+def _has_parts_beside(kind: Layer) -> bool:
+    """Whether a layer with seven norms has what they are norms of."""
+    mlp = kind.mlp
+    return (
+        kind.mixer is not None
+        and isinstance(mlp, RoutedMLP)
+        and mlp.router_scales
+        and mlp.shared is not None
+        and not mlp.shared_gate
+    )
 
 
 def engine_lacks(model: ModelSpec, precision: str) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     for one in mixers:
         outputs = one.heads * one.value_dim // tp
         gates = {"none": 0, "head": one.heads // tp, "element": outputs}[one.gate]
-        keys = max(1, one.kv_heads // tp) * (one.head_dim + one.value_dim)
+        keys = max(1, one.kv_heads // tp) * (one.head_dim + (0 if one.shared_kv else one.value_dim))
         columns = gcd(columns, one.heads // tp * one.head_dim + keys + gates, outputs)
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):

@@ -8,6 +8,7 @@ numbers of query and key/value heads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from workloads.spec import weights
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
@@ -36,9 +37,12 @@ def kind_of(model: ModelSpec, layer: int) -> Layer | None:
 
 def attention(model: ModelSpec, mixer: Attention, prefix: str) -> dict[str, Weight]:
     """Weights of one attention layer by their short names, in the order in which the engine creates them: q, k, v and
-    the gate have one input and are one parameter, and so are the biases of q, k and v."""
+    the gate have one input and are one parameter, and so are the biases of q, k and v. Values that are made of the
+    projection of keys have no weights."""
     h, size = model.hidden_size, mixer.head_dim
     columns = {"q": mixer.heads * size, "k": mixer.kv_heads * size, "v": mixer.kv_heads * mixer.value_dim}
+    if mixer.shared_kv:
+        del columns["v"]
     outputs = mixer.heads * mixer.value_dim
     kv_heads = {"q": 0, "k": mixer.kv_heads, "v": mixer.kv_heads}
     held = {name: _split(f"{prefix}.{name}", (count, h), kv_heads[name]) for name, count in columns.items()}
@@ -65,8 +69,15 @@ def feed_forward(model: ModelSpec, mlp: DenseMLP, prefix: str) -> dict[str, Weig
 
 
 def norms_of_outputs(model: ModelSpec, kind: Layer, prefix: str) -> dict[str, Weight]:
-    """Norms of the outputs of both parts, of layers with four norms; empty if there are two."""
+    """Norms of the outputs of both parts, of layers with four norms or more; empty if there are two."""
     names = ("attention_out_norm", "ffn_out_norm") if kind.norms > 2 else ()
+    return {name: norm(f"{prefix}.{name}", model.hidden_size) for name in names}
+
+
+def norms_beside(model: ModelSpec, kind: Layer, prefix: str) -> dict[str, Weight]:
+    """Norms of the experts' input, of their output, and of that of the dense MLP beside them, of layers with seven
+    norms; else empty."""
+    names = ("experts_norm", "experts_out_norm", "shared_out_norm") if kind.normed_beside else ()
     return {name: norm(f"{prefix}.{name}", model.hidden_size) for name in names}
 
 
@@ -80,6 +91,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
         if part is not None:
             yield norm(f"{prefix}.{name}", model.hidden_size)
     yield from norms_of_outputs(model, kind, prefix).values()
+    yield from norms_beside(model, kind, prefix).values()
     if isinstance(kind.mixer, Attention):
         yield from attention(model, kind.mixer, f"{prefix}.attention").values()
     elif isinstance(kind.mixer, Recurrent):
@@ -96,12 +108,15 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
 def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
     """Weights of the router and of the routed experts, stacked on dim 0, by their short names; biases of experts are
     stacks of columns. The second bias is divided by its outputs where an expert is divided: each rank then adds its
-    part of the bias once to the sum of the partial outputs."""
+    part of the bias once to the sum of the partial outputs. Scales begin at 1, as norms do."""
     held = weights.experts(model, prefix)
     if not mlp.expert.gated:
         del held["gate"]
     if mlp.router_bias:
         held["router_bias"] = Weight(f"{prefix}.router_bias", (mlp.experts,), INIT_STD, WHOLE)
+    if mlp.router_scales:
+        held["router_norm"] = norm(f"{prefix}.router_norm", model.hidden_size)
+        held["router_scales"] = norm(f"{prefix}.router_scales", mlp.experts)
     if mlp.expert.bias:
         sizes = {"gate": mlp.expert.width, "up": mlp.expert.width, "down": model.hidden_size}
         held |= {
@@ -120,24 +135,40 @@ def shared_experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, W
     return held
 
 
-def rotations(model: ModelSpec) -> tuple[tuple[float, int], ...]:
-    """(base, rotated columns of a head) of every table of rotary positions that the model needs, each once, in the
-    order of its first layer."""
+class Rotation(NamedTuple):
+    """Rotary positions of a layer. Pair i of R columns turns by ``theta ** (-2 i / R)`` a token."""
+
+    theta: float
+    columns: int
+    """R, an even number of the first columns of a head."""
+    turning: int
+    """Pairs that turn, the first ones; the others stay as they are."""
+
+    @classmethod
+    def of(cls, theta: float, columns: int) -> Rotation:
+        """One whose pairs all turn."""
+        return cls(theta, columns, columns // 2)
+
+
+def rotations(model: ModelSpec) -> tuple[Rotation, ...]:
+    """Every table of rotary positions that the model needs, each once, in the order of its first layer."""
     if model.layers is None:
-        return ((model.rope_theta, model.rope_dim),)
+        return (Rotation.of(model.rope_theta, model.rope_dim),)
     found = [rotation(kind) for kind in model.layers.kinds]
-    return tuple(dict.fromkeys(one for one in found if one is not None)) or ((model.rope_theta, 2),)
+    return tuple(dict.fromkeys(one for one in found if one is not None)) or (Rotation.of(model.rope_theta, 2),)
 
 
-def rotation(kind: Layer) -> tuple[float, int] | None:
-    """(base, rotated columns of a head) of a layer; None without positions. The columns are an even number of the first
-    ones of a head; of latent attention those of its rotated part."""
+def rotation(kind: Layer) -> Rotation | None:
+    """Those of a layer; None without positions. Latent attention rotates a part of its own."""
     mixer = kind.mixer
     if not isinstance(mixer, Attention | LatentAttention) or mixer.rope is None:
         return None
     if isinstance(mixer, LatentAttention):
-        return mixer.rope.theta, mixer.rope_dim
-    return mixer.rope.theta, int(mixer.head_dim * mixer.rope.rotated) // 2 * 2
+        return Rotation.of(mixer.rope.theta, mixer.rope_dim)
+    size, share = mixer.head_dim, mixer.rope.rotated
+    if mixer.rope.proportional:
+        return Rotation(mixer.rope.theta, size, int(size * share) // 2)
+    return Rotation.of(mixer.rope.theta, int(size * share) // 2 * 2)
 
 
 def _split(name: str, shape: tuple[int, ...], kv_heads: int = 0) -> Weight:

@@ -140,6 +140,16 @@ class ModelSpec:
         return 1 if self.layers is None else self.layers.streams
 
     @property
+    def logit_cap(self) -> float:
+        """Largest absolute logit; 0: no cap."""
+        return 0.0 if self.layers is None else self.layers.logit_cap
+
+    @property
+    def embedding_scale(self) -> float:
+        """Factor of the embeddings before the first layer."""
+        return math.sqrt(self.hidden_size) if self.layers is not None and self.layers.scaled_embedding else 1.0
+
+    @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward part; otherwise ``ffn_hidden_size`` has no effect."""
         return self.moe is None or self.moe.num_dense_layers > 0

@@ -26,7 +26,7 @@ from sweep.grids.step_time import ALIKE
 from sweep.planning.plan import make_plan
 from sweep.predicting.known import Known
 from tests.sampling import sampled
-from tests.workloads import spec as workload_specs
+from tests.sweep.helpers import OLMO2
 from workloads.costs.memory.estimate import peak_stage
 from workloads.rules.layout_rules import violations
 from workloads.spec.errors import InvalidSweep
@@ -269,11 +269,10 @@ def test_another_engine_gets_layouts_that_it_runs_with_its_own_times() -> None:
 
 
 def test_a_model_that_no_engine_runs_has_no_search(tmp_path: Path) -> None:
-    published = json.loads((Path(workload_specs.__file__).parent / "published_models.json").read_text())["models"]
-    (tmp_path / "config.json").write_text(json.dumps(published["google/gemma-4-26B-A4B"]["config"]))
+    (tmp_path / "config.json").write_text(json.dumps(OLMO2))
     words = (f"model={tmp_path}", *LLAMA[1:], "seq_len=2048", *SMALL, "zero_stage=1", "recompute=none")
     text = printed(asked(*words, top=1))
-    assert "cannot be run yet: the engine lacks a dense MLP beside the experts; " in text
+    assert "cannot be run yet: the engine lacks a norm of queries and keys over all heads" in text
     assert "python -m sweep search" not in text and "to settle it" not in text
 
 

@@ -60,6 +60,7 @@ PARAMETERS = {
     "bytes_moe": 10_365_184,
     "bytes_moe_bias": 10_365_184,
     "gpt_oss_20b": 20_914_757_184,
+    "gemma_4_26b_a4b": 25_233_141_760,
     "gpt_oss_120b": 116.83e9,
     "kimi_k2": 1.026e12,
 }

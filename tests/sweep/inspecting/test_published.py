@@ -62,13 +62,13 @@ def test_a_model_with_a_list_of_layers(published: Any, tmp_path: Path, capsys: p
 
 
 def test_what_the_engine_lacks_is_refused_by_name(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    file = published("google/gemma-4-26B-A4B")
+    file = published("MiniMaxAI/MiniMax-M3")
     for command in (["run", "+grid=one_point", "name=x"], ["parity", "--right", "tp=2"]):
         assert main([*command, f"model={file}"]) == 2
         refused = capsys.readouterr().err
         assert refused.count("\n") == 1
-        assert "model gemma-4-26B-A4B can be planned, but not run yet: the engine lacks a dense MLP beside" in refused
-        assert "sliding" not in refused and "scales of the router" in refused
+        assert "model MiniMax-M3 can be planned, but not run yet: the engine lacks gated (clamped_silu) MLPs" in refused
+        assert "norm of queries" not in refused and "block-sparse with top 16 blocks of 128 attention" in refused
 
 
 def test_the_command_that_settles_an_answer_has_the_path(published: Any) -> None:

@@ -21,8 +21,7 @@ from sweep.planning.plan import Plan, refuse_if_nothing_can_run
 from sweep.planning.point_verdict import DeviceLimit, PlannedPoint
 from sweep.planning.reuse import FinishedAttempt, find_finished
 from sweep.planning.summary import eager_points, print_plan, reused_from
-from tests.sweep.helpers import plan_of, store_attempt
-from tests.workloads.costs.published import PUBLISHED
+from tests.sweep.helpers import OLMO2, plan_of, store_attempt
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.rules import installed_engines
 from workloads.rules.layout_rules import Violation, violations
@@ -49,7 +48,7 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
 
 
 def test_a_model_that_run_refuses_is_not_said_to_be_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["google/gemma-4-26B-A4B"]["config"]))
+    (tmp_path / "config.json").write_text(json.dumps(OLMO2))
     plan = plan_of([*EIGHT, "cluster=h100_efa", f"model={tmp_path}", "grid.axes.tp=2"])
     assert plan.counts["run"]
     file = io.StringIO()

@@ -51,6 +51,14 @@ GELU_EXPERTS: Part = {
     "chosen": 2,
     "expert": {"kind": "dense", "width": 24, "activation": "gelu_tanh", "bias": True},
 }
+BESIDE: Part = {  # Gemma 4
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {"kind": "dense", "width": 24, "activation": "gelu_tanh"},
+    "shared": {"kind": "dense", "width": 40, "activation": "gelu_tanh"},
+    "router_scales": True,
+}
 WEIGHTED: Part = {
     **ROUTED,
     "chosen": 1,
@@ -94,6 +102,7 @@ def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2) -> Part:
 
 
 _ALTERNATING = [0, 1, 0, 1, 0]
+_GEMMA4: Part = {"norm": "head", "value_norm": True, "score_scale": 0.4}
 MODELS: dict[str, tuple[list[Part], list[int]]] = {
     # A window of 5 of 16 tokens, which is no multiple of a rank's or a block's tokens.
     "sliding": ([layer(attention(span=window(5))), layer(attention())], _ALTERNATING),
@@ -133,6 +142,31 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         [
             layer(attention(span=window(3), norm="head", rope=LOCAL_ROPE), GELU, norms=4),
             layer(attention(norm="head"), GELU, norms=4),
+        ],
+        _ALTERNATING,
+    ),
+    "scaled_scores": (  # Gemma 2 and 3
+        [
+            layer(attention(span=window(3), norm="head", rope=LOCAL_ROPE, score_scale=0.3), GELU, norms=4),
+            layer(attention(score_scale=0.3), GELU, norms=4),
+            layer(attention(norm="without_weight", score_scale=0.3), GELU, norms=4),
+        ],
+        [0, 1, 2, 1, 0],
+    ),
+    "dense_beside_experts": (  # Gemma 4
+        [
+            layer(attention(span=window(5), kv_heads=4, rope=LOCAL_ROPE, **_GEMMA4), BESIDE, norms=7),
+            layer(
+                attention(
+                    head_dim=16,
+                    value_dim=16,
+                    rope={**ROPE, "rotated": 0.3, "proportional": True},
+                    shared_kv=True,
+                    **_GEMMA4,
+                ),
+                BESIDE,
+                norms=7,
+            ),
         ],
         _ALTERNATING,
     ),
@@ -181,10 +215,18 @@ RECURRENT: dict[str, tuple[list[Part], list[int]]] = {
 """The same with recurrent layers, which context parallelism does not divide."""
 
 
+OF_ENDS: dict[str, Part] = {
+    "scaled_scores": {"scaled_embedding": True},
+    "dense_beside_experts": {"scaled_embedding": True, "logit_cap": 0.4},
+}
+"""What models have beside their layers; the cap is one that many logits come near to."""
+
+
 def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, **sizes: int) -> ModelSpec:
     """A model of `MODELS` or `RECURRENT` by its name, or of other kinds and their order; ``sizes`` in place of the
     small ones."""
     kinds, order = (MODELS | RECURRENT)[named] if isinstance(named, str) else named
+    ends = OF_ENDS.get(named, {}) if isinstance(named, str) else {}
     return model_from_dict(
         {
             "name": f"parity_{named}" if isinstance(named, str) else "kinds",
@@ -192,7 +234,7 @@ def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, 
             "vocab_size": 96,
             "tie_embeddings": tie,
             "norm_eps": 1e-5,
-            "layers": {"kinds": kinds, "order": order},
+            "layers": {"kinds": kinds, "order": order, **ends},
             **sizes,
         }
     )

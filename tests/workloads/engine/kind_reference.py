@@ -1,8 +1,8 @@
 """Layers that differ by kind, written down a second time in the plainest way: all scores at once, in float64.
 
-It follows the published modelling code of each family (transformers: gpt_oss, llama4_text, gemma3_text, mimo_v2_flash,
-qwen3_5, step3p7, nemotron_h) and shares no line with the engine: masks are S x S, a sink is one more column of the
-softmax, positions rotate as complex numbers.
+It follows the published modelling code of each family (transformers: gpt_oss, llama4_text, gemma2, gemma3_text,
+gemma4_text, mimo_v2_flash, qwen3_5, step3p7, nemotron_h) and shares no line with the engine: masks are S x S, a sink is
+one more column of the softmax, positions rotate as complex numbers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ def attend(h: Tensor, w: dict[str, Tensor], p: str, mixer: Attention, eps: float
             y = y + w[f"{p}.{name}_bias"]
         return y.view(batch, seq, heads, -1)
 
-    q, k, v = project("q", mixer.heads), project("k", mixer.kv_heads), project("v", mixer.kv_heads)
+    q, k = project("q", mixer.heads), project("k", mixer.kv_heads)
+    v = k if mixer.shared_kv else project("v", mixer.kv_heads)
+    if mixer.value_norm:
+        v = _normed(v, eps)
     if mixer.norm != "none":
         weights = [w[f"{p}.{name}_norm"] if mixer.norm == "head" else 1.0 for name in "qk"]
         q, k = (_normed(x, eps) * weight for x, weight in zip((q, k), weights, strict=True))
     if mixer.rope is not None:
-        q, k = (_rotated(x, mixer.rope.theta, mixer.rope.rotated) for x in (q, k))
+        q, k = (_rotated(x, mixer.rope.theta, mixer.rope.rotated, mixer.rope.proportional) for x in (q, k))
     k, v = (x.repeat_interleave(mixer.heads // mixer.kv_heads, 2) for x in (k, v * mixer.value_scale))
-    scores = torch.einsum("bsnh,btnh->bnst", q, k) / mixer.head_dim**0.5
+    scores = torch.einsum("bsnh,btnh->bnst", q, k) * (mixer.score_scale or mixer.head_dim**-0.5)
     if mixer.soft_cap:
         scores = CAP * torch.tanh(scores / CAP)
     scores = scores.masked_fill(~_seen(seq, mixer), -torch.inf)
@@ -100,9 +103,16 @@ def _normed(x: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def _rotated(x_BSNH: Tensor, theta: float, share: float) -> Tensor:
-    """The first columns of every head, of which element i and i + R / 2 are one complex number."""
-    columns = int(x_BSNH.shape[-1] * share) // 2 * 2
+def _rotated(x_BSNH: Tensor, theta: float, share: float, proportional: bool) -> Tensor:
+    """The first columns of every head, of which element i and i + R / 2 are one complex number. ``proportional``: of
+    all columns the first pairs, with the frequencies that they have in a whole head."""
+    size = x_BSNH.shape[-1]
+    if proportional:
+        pairs = int(share * size // 2)
+        moved = _rotated(x_BSNH, theta, 1.0, False)
+        turned = torch.arange(size) % (size // 2) < pairs
+        return torch.where(turned, moved, x_BSNH)
+    columns = int(size * share) // 2 * 2
     half = columns // 2
     number = torch.complex(x_BSNH[..., :half], x_BSNH[..., half:columns])
     angle = torch.arange(x_BSNH.shape[1]).double()[:, None] / theta ** (torch.arange(half).double() / half)

@@ -58,8 +58,9 @@ def reference_swiglu(gate_up: Tensor) -> Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
-def reference_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, scale: float) -> Tensor:
-    return scale * F.cross_entropy(x @ weight.t(), targets, reduction="sum")
+def reference_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, scale: float, cap: float = 0.0) -> Tensor:
+    logits = x @ weight.t()
+    return scale * F.cross_entropy(cap * torch.tanh(logits / cap) if cap else logits, targets, reduction="sum")
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -142,18 +143,27 @@ def check_rope(
 
 
 def check_cross_entropy(
-    shape: tuple[int, int, int], chunk_tokens: int, dtype: torch.dtype, device: str, tolerance: float
+    shape: tuple[int, int, int],
+    chunk_tokens: int,
+    dtype: torch.dtype,
+    device: str,
+    tolerance: float,
+    cap: float = 0.0,
 ) -> None:
-    """``shape`` (T, D, V). Gradients made in forward and in backward; the loss multiplied by 1 and by 3."""
+    """``shape`` (T, D, V). Gradients made in forward and in backward; the loss multiplied by 1 and by 3. With ``cap``
+    the last two rows stand for no token."""
     tokens, size, vocabulary = shape
     x = randn(tokens, size, dtype=dtype, device=device)
     weight = randn(vocabulary, size, dtype=dtype, device=device) / math.sqrt(size)
     targets = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(3)).to(device)
-    targets[0], targets[-1] = 0, vocabulary - 1
+    known = vocabulary - 2 if cap else vocabulary
+    targets[0], targets[-1] = 0, known - 1
+    targets.clamp_(max=known - 1)
     scale = 1 / (5 * tokens)
     for grads_in_forward in (True, False):
         for factor in (1.0, 3.0):
-            options = {"scale": scale, "group": None, "chunk_tokens": chunk_tokens}
+            options = {"scale": scale, "group": None, "chunk_tokens": chunk_tokens, "cap": cap}
+            options |= {"vocabulary": known} if cap else {}
 
             def fused(x: Tensor, weight: Tensor) -> Tensor:
                 loss = linear_cross_entropy(x, weight, targets, **options, grads_in_forward=grads_in_forward)  # noqa: B023
@@ -161,7 +171,7 @@ def check_cross_entropy(
                 return loss * factor  # noqa: B023
 
             def plain(x: Tensor, weight: Tensor) -> Tensor:
-                return reference_cross_entropy(x, weight, targets, scale) * factor  # noqa: B023
+                return reference_cross_entropy(x, weight[:known], targets, scale, cap) * factor  # noqa: B023
 
             compare(fused, plain, [x, weight], tolerance)
 
@@ -193,6 +203,7 @@ def interpreted_checks() -> None:
             check_rms_norm_of_heads(shape, dtype, "cpu", 2 * tolerance)  # the interpreter cuts bf16 off
     for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
+        check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6, cap=0.7)
     check_sharded_kernels("cpu", 10, 70)
     for module in ("ops.fp8", "update_ops.adamw"):
         loaded = sys.modules[f"workloads.engine.{module}"]

@@ -171,6 +171,8 @@ def _loss(
 
     batch, seq = tokens.shape
     x = w["embedding"][tokens]
+    if model.layers is not None and model.layers.scaled_embedding:
+        x = x * model.hidden_size**0.5
     mask = torch.full((seq, seq), -torch.inf, dtype=torch.float64).triu(1)
     for layer in range(model.num_layers):
         p = f"layers.{layer}"
@@ -192,7 +194,7 @@ def _loss(
             continue
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
-            out, term = _experts(experiment, w, p, h, routing, sent_tokens, places)
+            out, term = _experts(experiment, w, p, h, x, routing, sent_tokens, places)
             balance = balance + term
         elif kind is not None and isinstance(kind.mlp, DenseMLP):
             out = kind_reference.feed(h, w, f"{p}.ffn", kind.mlp)
@@ -200,6 +202,8 @@ def _loss(
             out = _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
         x = x + (norm(out, f"{p}.ffn_out_norm") if f"{p}.ffn_out_norm" in w else out)
     logits = norm(x, "norm") @ w["embedding" if model.tie_embeddings else "head"].t()
+    if model.layers is not None and model.layers.logit_cap:
+        logits = model.layers.logit_cap * torch.tanh(logits / model.layers.logit_cap)
     total = torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets, reduction="sum")
     return total / experiment.tokens_per_step, balance
 
@@ -213,6 +217,7 @@ def _experts(
     w: dict[str, Tensor],
     layer: str,
     h: Tensor,
+    stream: Tensor,
     routing: dict[str, Tensor],
     sent_tokens: int | None,
     places: Tensor | None,
@@ -224,7 +229,15 @@ def _experts(
     mlp = kind.mlp if kind is not None and isinstance(kind.mlp, RoutedMLP) else None
     batch, seq, _ = h.shape
     count, k = moe.num_experts, moe.experts_per_token
-    logits = h @ w[f"{layer}.experts.router"].t()
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + experiment.model.norm_eps).sqrt() * w[f"{layer}.{name}"]
+
+    beside, scored = h, h
+    if mlp is not None and mlp.router_scales:  # Gemma4TextRouter, Gemma4TextDecoderLayer
+        scored = norm(stream, "experts.router_norm") * h.shape[-1] ** -0.5
+        h = norm(stream, "experts_norm")
+    logits = scored @ w[f"{layer}.experts.router"].t()
     if mlp is not None and mlp.router_bias:  # gpt-oss
         logits = logits + w[f"{layer}.experts.router_bias"]
     scores = logits.softmax(-1) if moe.gate == "softmax" else logits.sigmoid()
@@ -241,6 +254,8 @@ def _experts(
     if moe.normalize_weights:
         weights = weights / weights.sum(-1, keepdim=True)
     weights = weights * moe.weight_scale
+    if mlp is not None and mlp.router_scales:
+        weights = weights * w[f"{layer}.experts.router_scales"]
     if experiment.capacity_factor is not None:
         assert sent_tokens is not None
         capacity = math.ceil(experiment.capacity_factor * sent_tokens * k / count)
@@ -262,14 +277,18 @@ def _experts(
             out = out + _swiglu(weight * h, gate, up) @ down.t()
         else:
             out = out + weight * (_swiglu(h, gate, up) @ down.t())
-    if moe.num_shared_experts:
+    if mlp is not None and mlp.router_scales:
+        out = norm(out, "experts_out_norm")
+    if moe.num_shared_experts or (mlp is not None and mlp.shared is not None):
         if mlp is not None and mlp.shared is not None:
-            shared = kind_reference.feed(h, w, f"{layer}.shared", mlp.shared)
+            shared = kind_reference.feed(beside, w, f"{layer}.shared", mlp.shared)
         else:
             gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
             shared = _swiglu(h, gate, up) @ down.t()
         if mlp is not None and mlp.shared_gate:  # Qwen2-MoE
             shared = shared / (1 + torch.exp(-(h @ w[f"{layer}.shared.scale"].t())))
+        if mlp is not None and mlp.router_scales:
+            shared = norm(shared, "shared_out_norm")
         out = out + shared
     term = torch.zeros((), dtype=torch.float64)
     if experiment.routing == "learned" and moe.balance == "aux_loss":

@@ -10,6 +10,7 @@ import pytest
 from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import (
+    LOCAL_ROPE,
     attention,
     chunk,
     gated_delta,
@@ -65,6 +66,17 @@ SQUARED: dict[str, Any] = {
     "scale": 2.5,
 }
 
+BESIDE: dict[str, Any] = {
+    "kind": "routed",
+    "experts": 8,
+    "chosen": 2,
+    "expert": {**GELU, "width": 512},
+    "shared": {**GELU, "width": 640},
+    "router_scales": True,
+}
+GEMMA4: dict[str, Any] = {"norm": "head", "value_norm": True, "score_scale": 1.0}
+PARTLY: dict[str, Any] = {"kind": "rope", "theta": 1_000_000.0, "rotated": 0.25, "proportional": True}
+
 KINDS: dict[str, list[dict[str, Any]]] = {
     "windows": [layer(wide(span=window(80), sinks=True), DENSE), layer(wide(), DENSE)],
     "chunks": [layer(wide(span=chunk(100), rope=None), DENSE), layer(wide(), DENSE)],
@@ -88,6 +100,14 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         layer(wide(sinks=True, bias=True, output_bias=True), CLAMPED),
     ],
     "experts_of_squared_relu": [layer(wide(rope=None), SQUARED)],
+    "dense_beside_experts": [
+        layer(wide(kv_heads=2, span=window(80), rope=LOCAL_ROPE, **GEMMA4), BESIDE, norms=7),
+        layer(
+            wide(heads=4, kv_heads=2, head_dim=128, value_dim=128, rope=PARTLY, shared_kv=True, **GEMMA4),
+            BESIDE,
+            norms=7,
+        ),
+    ],
 }
 LAYOUTS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 1, "rounds": 3},
@@ -100,7 +120,7 @@ NOT_ON_A_RING = ("chunks", "caps", "values", "mamba", "gated_delta", "kimi_delta
 """Chunks, caps and states are not exchanged; on a CPU the kernel of a ring pads values, which others do not."""
 UNITS_DIFFER = ("one_part",)
 """With ZeRO 3 the closed form takes every layer's weights for as many as the largest one's: 0.7 % too much here."""
-WITH_EXPERTS = ("clamped_experts", "experts_of_squared_relu")
+WITH_EXPERTS = ("clamped_experts", "experts_of_squared_relu", "dense_beside_experts")
 OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "rounds": 2, "recompute": "experts"},
     {"tp": 2, "etp": 2, "rounds": 1, "recompute": "swiglu"},

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.shapes import H200
-from tests.workloads.engine.kind_models import CLAMPED, DENSE, GELU_EXPERTS, attention, kind_model, layer, mamba
+from tests.workloads.engine.kind_models import (
+    BESIDE,
+    CLAMPED,
+    DENSE,
+    GELU_EXPERTS,
+    ROPE,
+    attention,
+    kind_model,
+    layer,
+    mamba,
+)
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.layout_rules import lacking, violations
 from workloads.spec.experiment import Experiment
@@ -95,3 +105,37 @@ def test_clamped_experts_need_their_limit() -> None:
 def test_values_larger_than_keys_are_not_run() -> None:
     model = kind_model(([layer(attention(value_dim=16))], [0, 0]))
     assert lacking_kinds(model) == ("values larger than keys",)
+
+
+def test_norms_beside_experts_need_what_they_are_norms_of() -> None:
+    alone = {name: value for name, value in BESIDE.items() if name != "shared"}
+    for mlp, norms, lacks in (
+        (alone, 7, "seven norms without a dense MLP beside experts, or with a gate of it"),
+        ({**BESIDE, "shared_gate": True}, 7, "seven norms without a dense MLP beside experts, or with a gate of it"),
+        (DENSE, 7, "seven norms without a dense MLP beside experts, or with a gate of it"),
+        (BESIDE, 2, "scales of the router without seven norms"),
+        (DENSE, 5, "sandwich norms (5 a layer)"),
+        (BESIDE, 7, None),
+    ):
+        found = lacking_kinds(kind_model(([layer(attention(), mlp, norms=norms)], [0, 0])))
+        assert found == (() if lacks is None else (lacks,))
+    some = [layer(attention(), BESIDE, norms=7), layer(attention(), BESIDE)]
+    assert "experts with norms of their own in some layers alone" in lacking_kinds(kind_model((some, [0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"shared_kv": True, "value_dim": 6}, "shared keys and values of two sizes"),
+        ({"score_scale": 1.0, "rope": None}, "scaled scores of queries without norm and positions"),
+        ({"score_scale": 1.0, "rope": None, "norm": "head"}, None),
+        ({"shared_kv": True, "value_norm": True}, None),
+        (
+            {"rope": {**ROPE, "rotated": 0.5, "scaling": '{"rope_type": "proportional"}'}},
+            "proportional rotary positions in a file of an earlier version, which lacks other fields (write it again)",
+        ),
+    ],
+)
+def test_keys_that_are_values_and_scaled_scores(changes: dict[str, Any], lacks: str | None) -> None:
+    found = lacking_kinds(kind_model(([layer(attention(**changes))], [0, 0])))
+    assert found == (() if lacks is None else (lacks,))

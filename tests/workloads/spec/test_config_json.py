@@ -17,7 +17,7 @@ from workloads.spec.config_json.expressible import model_spec, not_expressible
 from workloads.spec.config_json.read import layers_from_config, name_of, read_config
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment
-from workloads.spec.layer_kinds.attention import Attention, LatentAttention
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention, Rope
 from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_spec import model_to_dict
 
@@ -35,6 +35,7 @@ RUN = {
     "nvidia/Nemotron-H-56B-Base-8K",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "openai/gpt-oss-20b",
+    "google/gemma-4-26B-A4B",
 }
 """Models that a list of layers describes and the engine runs."""
 PLANNED = {
@@ -99,6 +100,7 @@ def test_a_model_is_planned_exactly_by_numbers_or_a_list_of_layers(name: str) ->
         ("Qwen/Qwen3-30B-A3B", "qwen3_30b_a3b", {"name"}),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral_8x7b", {"name", "moe"}),  # another coefficient of the loss
         ("openai/gpt-oss-20b", "gpt_oss_20b", {"name"}),
+        ("google/gemma-4-26B-A4B", "gemma_4_26b_a4b", {"name"}),
         ("moonshotai/Kimi-K2-Instruct", "kimi_k2", {"name"}),
     ],
 )
@@ -117,6 +119,29 @@ def test_the_larger_gpt_oss_has_more_layers_and_experts() -> None:
     assert model_to_dict(model_spec(model)) == model_to_dict(ConfFolders().model("gpt_oss_120b"))
     assert round(model.parameters / 1e9, 2) == 116.83
     assert round((model.active_parameters - model.embedding_parameters) / 1e9, 2) == 5.13
+
+
+def test_gemma_3_is_read_as_transformers_builds_it() -> None:
+    """Sizes of google/gemma-3-27b-it; the number of parameters is that of `Gemma3ForCausalLM` on the meta device."""
+    sizes = {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024}
+    scaling = {"factor": 8.0, "rope_type": "linear"}
+    model = layers_from_config("g", {"model_type": "gemma3_text", "rope_scaling": scaling, **sizes})
+    assert model.parameters == 27_009_346_304
+    assert model.scaled_embedding and not model.logit_cap
+    local, whole = (layer.mixer for layer, _ in model.distinct())
+    assert isinstance(local, Attention) and isinstance(whole, Attention)
+    assert local.rope == Rope(10_000.0), "the local base, which is not scaled"
+    assert whole.rope is not None and (whole.rope.theta, '"linear"' in whole.rope.scaling) == (1_000_000.0, True)
+    assert local.score_scale == whole.score_scale == 168**-0.5
+    assert [isinstance(layer.mixer, Attention) and layer.mixer.sees_all for layer in model.layers[4:7]] == [
+        False,
+        True,
+        False,
+    ]
+    assert lacking_kinds(model_spec(model)) == ()
+    usual = layers_from_config("g", {"model_type": "gemma3_text", **sizes, "query_pre_attn_scalar": 128})
+    assert {layer.mixer.score_scale for layer in usual.layers if isinstance(layer.mixer, Attention)} == {0.0}
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,15 @@ def test_a_mistake_in_a_list_is_named(change: Any, message: str) -> None:
     assert message in refused.value.messages[0]
 
 
+def test_a_cap_of_logits_is_a_number_and_was_a_flag() -> None:
+    plain = plain_of("google/gemma-4-26B-A4B")
+    assert (plain["logit_cap"], plain["scaled_embedding"]) == (30.0, True)
+    for given, cap in ((True, 30.0), (False, 0.0), (20, 20.0)):
+        assert from_plain("model x: layers", {**plain, "logit_cap": given}).logit_cap == cap
+    with pytest.raises(InvalidExperiment, match="logit_cap='high'"):
+        from_plain("model x: layers", {**plain, "logit_cap": "high"})
+
+
 def test_a_model_is_written_by_hand() -> None:
     window = {"kind": "attention", "heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 16}
     kinds = [

@@ -20,7 +20,7 @@ _BLOCK = 128
 def input_bytes(e: Experiment) -> int:
     """Bytes of token ids, targets and positions of every micro-batch, and of rotary tables (sine and cosine, fp32)."""
     tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
-    columns = sum(width for _, width in rotations(e.model))
+    columns = sum(one.columns for one in rotations(e.model))
     if e.documents is None:
         return 2 * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
     of_batches = 3 * _INDEX_BYTES * tokens * e.num_microbatches
@@ -32,7 +32,7 @@ def packed_bytes(e: Experiment) -> int:
     if e.documents is None:
         return 0
     tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
-    tables = _TABLE_BYTES * tokens * sum(width for _, width in rotations(e.model))
+    tables = _TABLE_BYTES * tokens * sum(one.columns for one in rotations(e.model))
     queries, keys = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
     lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * queries * keys + queries + keys)
     return tables + _INDEX_BYTES * tokens + lists

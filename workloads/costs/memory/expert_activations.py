@@ -26,7 +26,8 @@ class ExpertTensors:
     """Bytes of one layer and one micro-batch on the rank with most tokens, shared experts excluded."""
 
     router: int
-    """Router scores, ``4 T_s E``. With normalized weights also the unnormalized ones and their sum, ``4 T_s (k + 1)``.
+    """Router scores, ``4 T_s E``. With normalized weights also the unnormalized ones and their sum, ``4 T_s (k + 1)``;
+    with scales of experts also the weights before them and the scales, ``8 T_s k``.
     With learned routing also the chosen experts, the permutation of the copies, and the gradient of the balance loss.
     """
     weights: int
@@ -70,6 +71,8 @@ def expert_tensors(e: Experiment, mlp: RoutedMLP, c: int) -> ExpertTensors:
     router = STATISTICS_BYTES * stream * mlp.experts
     if mlp.normalize or mlp.score == "softmax_of_chosen":
         router += STATISTICS_BYTES * stream * (copies + 1)
+    if mlp.router_scales:
+        router += 2 * STATISTICS_BYTES * stream * copies
     if e.routing == "learned":
         router += _INDEX_BYTES * (stream * copies + 2 * sent + (2 * received if e.ep > 1 else 0))
         router += STATISTICS_BYTES * stream * mlp.experts if mlp.balance_loss else 0

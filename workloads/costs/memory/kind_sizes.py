@@ -107,7 +107,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
         else:
             again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
             working = expert_working(e, kind.mlp, x, gathered, again)
-        working += stream
+        working += stream - _done_norms(one)
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
@@ -116,7 +116,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)))
-    reducing = 0 if x is None else again + stream - x.weights - x.gate_up - x.product
+    reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
     return KindBytes(saved, working, _deferred(one), reducing, _first_half(one))
 
 
@@ -154,6 +154,12 @@ def _is_again(one: _Layer, tensor: Tensor) -> bool:
     if one.compiled_again:
         return tensor.name in _MADE_AGAIN or ": norm" in tensor.name
     return tensor.dropped_by in one.named
+
+
+def _done_norms(one: _Layer) -> int:
+    """Bytes that the backwards of norms of outputs have freed when that of routed experts begins: the inputs of three
+    and their statistics, less the gradient of the dense MLP's output, which waits."""
+    return 2 * one.s.own(one.s.hidden) + 3 * one.s.statistics() if one.kind.normed_beside else 0
 
 
 def _sum(tensors: Iterable[Tensor]) -> int:

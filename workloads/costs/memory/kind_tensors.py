@@ -119,11 +119,13 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     values, outputs = mixer.kv_heads * mixer.value_dim, mixer.heads * mixer.value_dim
     turned, normed = s.split(queries + keys), mixer.norm != "none"
     projected = s.split(queries + keys + (0 if mixer.shared_kv else values))
-    rotated = 0 if s.sent else turned
+    rotated, normed_values = (0, 0) if s.sent else (turned, s.split(values))
     before, of_norms = _before_parts(mixer, s), projected
+    if s.sent:
+        projected = s.split(queries + keys + values)
     if before:  # a part of the sequence is copied with what it needs of the part before it
         rows = s.tokens + before
-        projected, rotated = s.c * rows * (queries + keys + values) // s.tp, 0
+        projected, rotated, normed_values = s.c * rows * (queries + keys + values) // s.tp, 0, 0
     elif s.e.cp > 1 and not s.sent and mixer.value_scale != 1.0:
         projected = s.split(values)  # scaled values are a copy; the projection is free
     tensors = [Tensor("projected", projected, gradient=True)]
@@ -132,10 +134,13 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     if normed and (s.sent or before):
         tensors += [Tensor("input of norms of heads", of_norms)]
     if normed:
-        tensors += [Tensor("norm of heads: statistics", s.statistics(heads=mixer.heads + mixer.kv_heads))]
+        normed_heads = mixer.heads + (2 if mixer.value_norm else 1) * mixer.kv_heads
+        tensors += [Tensor("norm of heads: statistics", s.statistics(heads=normed_heads))]
     if mixer.rope is not None or normed:
         passes = 4 if normed and mixer.rope is not None else 2
         tensors += [Tensor("rotated", rotated, "rope", passes * turned)]
+    if mixer.value_norm:
+        tensors += [Tensor("normed values", normed_values, "rope", 2 * s.split(values))]
     tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len))), *_sent_back(s, outputs)]
     output = Tensor("attention output", s.split(outputs), feeds=mixer.gate == "none", gradient=True)
     if mixer.gate == "none":
@@ -291,8 +296,12 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
         entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden))]
         if streams > 1:
             entry += [Tensor(f"{name}: mixed streams", s.own(s.hidden), moved=(2 * streams + 1) * s.own(s.hidden))]
-        entry += s.norm(f"{name}: norm", s.hidden, cast=_is_cast(part, s))
-    for extra in range(kind.norms - len(parts)):  # norms of outputs save their input
+        cast = None if name == "MLP" and kind.normed_beside else _is_cast(part, s)
+        entry += s.norm(f"{name}: norm", s.hidden, cast=cast)
+    if kind.normed_beside:  # what experts get is sent, and not saved
+        entry += [Tensor("experts: norm", 0, moved=2 * s.own(s.hidden))]
+        entry += [Tensor("experts: norm: statistics", s.statistics()), *s.norm("router: norm", s.hidden, cast=False)]
+    for extra in range(kind.norms - len(parts) - (1 if kind.normed_beside else 0)):  # those of outputs save their input
         size = s.own(s.hidden)
         entry += [Tensor(f"input of norm {extra + 1} of outputs", size, moved=2 * size)]
         entry += [Tensor(f"norm {extra + 1} of outputs: statistics", s.statistics())]

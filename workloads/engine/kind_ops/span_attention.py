@@ -26,7 +26,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.engine.kind_ops.window_attention import WindowSaved, window_backward, window_forward
+from workloads.engine.kind_ops.window_attention import (
+    LARGEST_FLASH_HEAD,
+    WindowSaved,
+    window_backward,
+    window_forward,
+)
 from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
 
 
@@ -54,11 +59,23 @@ def span_attention(
 ) -> Tensor:
     """[B, N, S, V]. ``sinks_N``: one score of each head, or None."""
     reach = reach.within(q_BNSH.shape[2])
-    if reach == EVERYTHING and sinks_N is None and q_BNSH.shape[-1] == v_BKSV.shape[-1]:
+    if (
+        reach == EVERYTHING
+        and sinks_N is None
+        and q_BNSH.shape[-1] == v_BKSV.shape[-1]
+        and not _is_large(q_BNSH, k_BKSH)
+    ):
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if reach.cap is not None and q_BNSH.device.type == "cuda" and q_BNSH.dtype != torch.float64:
         return _capped(q_BNSH, k_BKSH, v_BKSV, sinks_N, reach)
     return _apply(q_BNSH, k_BKSH, v_BKSV, sinks_N, reach)
+
+
+def _is_large(q_BNSH: Tensor, k_BKSH: Tensor) -> bool:
+    """Whether torch's one call would compute all scores at once: on CUDA no kernel takes groups of heads of more than
+    256. Memory-efficient attention takes such heads with repeated keys and values, which only `attention_forward` and
+    its backward make, and nobody saves."""
+    return q_BNSH.device.type == "cuda" and q_BNSH.shape[-1] > LARGEST_FLASH_HEAD and q_BNSH.shape[1] != k_BKSH.shape[1]
 
 
 @torch.compiler.disable  # one graph break, as with ring attention

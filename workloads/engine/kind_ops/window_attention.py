@@ -26,7 +26,7 @@ _SCORES = 2**18
 """Scores of a block of the plain formulas, about: 1 MiB in fp32."""
 _QUERIES = (16, 1024)
 """Fewest and most queries of a block."""
-_LARGEST_FLASH_HEAD = 256
+LARGEST_FLASH_HEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def window_backward(
 
 def takes_flash(q: Tensor) -> bool:
     is_16_bit = q.dtype in (torch.bfloat16, torch.float16)
-    return q.device.type == "cuda" and is_16_bit and q.shape[-1] % 8 == 0 and q.shape[-1] <= _LARGEST_FLASH_HEAD
+    return q.device.type == "cuda" and is_16_bit and q.shape[-1] % 8 == 0 and q.shape[-1] <= LARGEST_FLASH_HEAD
 
 
 # FlashAttention, whose tensors are [B, S, N, H]

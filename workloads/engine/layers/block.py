@@ -20,6 +20,7 @@ from workloads.engine.layers.kind_experts import KindExperts
 from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
+from workloads.engine.layers.normed_experts import NormedExperts
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.recurrent import recurrent
 from workloads.engine.layers.routing import Router
@@ -29,7 +30,14 @@ from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
 from workloads.spec import weights
 from workloads.spec.kind_weights import experts as kind_experts
-from workloads.spec.kind_weights import feed_forward, kind_of, norms_of_outputs, rotation, shared_experts
+from workloads.spec.kind_weights import (
+    feed_forward,
+    kind_of,
+    norms_beside,
+    norms_of_outputs,
+    rotation,
+    shared_experts,
+)
 from workloads.spec.layer_kinds.attention import Attention as GroupedAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
@@ -153,6 +161,8 @@ class Block(nn.Module):
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
         if self.attention_out_norm is not None and self.ffn_out_norm is not None:
             x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen))
+            if isinstance(self.ffn, NormedExperts):
+                return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD), x_TD))
             return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD)))
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen)
         return x_TD + self.ffn(self.ffn_norm(x_TD))
@@ -241,7 +251,7 @@ def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel)
     held = shared_experts(model, mlp, prefix)
     shared: nn.Module | None = None
     if mlp.shared is not None:
-        shared = _dense(held, mlp.shared, experts.tp, shares_input=True)
+        shared = _dense(held, mlp.shared, experts.tp, shares_input=not kind.normed_beside)
     if shared is not None and mlp.shared_gate:
         shared = GatedShared(shared, held["scale"])
     parts = kind_experts(model, mlp, f"{prefix}.experts")
@@ -250,7 +260,13 @@ def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel)
         if mlp.expert.bias or mlp.expert.activation != "silu"
         else Experts(parts, experts.sizes, weights_inputs=mlp.weights_inputs)
     )
-    return RoutedFeedForward(experts, Router(parts, experts.routing), routed, shared)
+    if not kind.normed_beside:
+        return RoutedFeedForward(experts, Router(parts, experts.routing), routed, shared)
+    assert shared is not None, "refused by the rules"
+    # The root of the hidden size divides what the router scores.
+    router_norm = RMSNorm(parts["router_norm"], model.norm_eps, model.hidden_size**-0.5)
+    router = Router(parts, experts.routing, router_norm)
+    return NormedExperts(experts, router, routed, shared, norms_beside(model, kind, prefix), model.norm_eps)
 
 
 def _feed_forward(prefix: str, model: ModelSpec, kind: Layer, tp: TensorParallel) -> nn.Module:

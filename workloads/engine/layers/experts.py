@@ -112,15 +112,21 @@ class RoutedFeedForward(nn.Module):
 
     @torch.compiler.disable
     def forward(self, x_TD: Tensor) -> Tensor:
-        weights_Tk, dispatch = self._route(x_TD)
-        tokens = gather_tokens(x_TD, self.parallel.tp) if self.parallel.gathers else x_TD
+        out, shared_out = self.both(x_TD, x_TD, x_TD)
+        return out if shared_out is None else out + shared_out
+
+    def both(self, scored_TD: Tensor, sent_TD: Tensor, shared_TD: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(output of the routed experts, that of shared ones or None), from the inputs of the router, of the routed
+        experts and of the shared ones."""
+        weights_Tk, dispatch = self._route(scored_TD)
+        tokens = gather_tokens(sent_TD, self.parallel.tp) if self.parallel.gathers else sent_TD
         sent_rows = dispatch.send(tokens)
-        shared_out = self.shared(x_TD) if self.shared is not None else None
+        shared_out = self.shared(shared_TD) if self.shared is not None else None
         rows = dispatch.arrive(sent_rows)
         out = dispatch.bring_back(self.experts(rows, dispatch.arrive_weights(weights_Tk), dispatch.groups))
         if self.parallel.gathers:
             out = sum_partials(out, self.parallel.tp)
-        return out if shared_out is None else out + shared_out
+        return out, shared_out
 
     def _route(self, x_TD: Tensor) -> tuple[Tensor, Dispatch]:
         """(weights of all copies that this rank sends, their dispatch)."""

@@ -2,8 +2,10 @@
 
 Shapes as in `workloads.engine.layers.block`; V is the size of values, R the rotated columns of a head.
 
-    qkv, gate   one column-parallel product [T, N H + K H + K V (+ N V or N)]; biases of queries, keys and values
-    norms       of every head of queries and keys, with a weight (Qwen3) or without one (Llama 4)
+    qkv, gate   one column-parallel product [T, N H + K H + K V (+ N V or N)]; biases of queries, keys and values.
+                Values may be the projection of keys (Gemma 4)
+    norms       of every head of queries and keys, with a weight (Qwen3) or without one (Llama 4); of values, too
+    scale       of scores other than 1 / sqrt(H): a factor of queries, that of their norm's weight if there is one
     rotation    of the first R columns of queries and keys, or of none
     attention   `workloads.engine.kind_ops.span_attention`: window, chunks, sinks, cap, scaled values
     gate        of the output, from the layer's input, before the output projection
@@ -15,6 +17,7 @@ reads none.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -64,14 +67,18 @@ class KindAttention(nn.Module):
         self.reach = reach_of(mixer)
         held = kind_weights.attention(model, mixer, prefix)
         products = [held[name] for name in ("q", "k", "v", "gate") if name in held]
-        self.columns = [self.heads * mixer.head_dim, self.kv_heads * mixer.head_dim, self.kv_heads * mixer.value_dim]
+        self.columns = [self.heads * mixer.head_dim, self.kv_heads * mixer.head_dim]
+        self.columns += [] if mixer.shared_kv else [self.kv_heads * mixer.value_dim]
         self.gates = {"none": 0, "head": 1, "element": mixer.value_dim}[mixer.gate]
         """Gates of each head."""
         self.qkv = ColumnParallelLinear(products, tp)
-        self.qkv_bias = Vector([held[f"{name}_bias"] for name in "qkv"], tp) if mixer.bias else None
+        biases = [held[f"{name}_bias"] for name in "qkv" if f"{name}_bias" in held]
+        self.qkv_bias = Vector(biases, tp) if biases else None
         self.out = RowParallelLinear(held["o"], tp, "attention" if mixer.gate == "none" else "swiglu")
         self.out_bias = Vector([held["o_bias"]], tp) if mixer.output_bias else None
-        self.q_norm = RMSNorm(held["q_norm"], model.norm_eps) if mixer.norm == "head" else None
+        self.query_factor = mixer.score_scale * math.sqrt(mixer.head_dim) if mixer.score_scale else 1.0
+        """Of queries, whose scores the kernels divide by the root of the size of a head."""
+        self.q_norm = RMSNorm(held["q_norm"], model.norm_eps, self.query_factor) if mixer.norm == "head" else None
         self.k_norm = RMSNorm(held["k_norm"], model.norm_eps) if mixer.norm == "head" else None
         self.sinks = Vector([held["sinks"]], tp) if mixer.sinks else None
         self.recomputations: dict[str, RecomputeRegistry] = {}
@@ -80,19 +87,21 @@ class KindAttention(nn.Module):
         projected, gate_BSNG, gate_columns = self.qkv(x_TD), None, self.heads * self.gates
         if self.qkv_bias is not None:
             projected = projected + F.pad(self.qkv_bias.weight, (0, gate_columns))
-        q_TC, k_TC, v_TC, *gate_TC = projected.split([*self.columns, *([gate_columns] if self.gates else [])], dim=1)
-        q_BSNH, k_BSKH, v_BSKV = (
-            self._heads(part, heads)
-            for part, heads in ((q_TC, self.heads), (k_TC, self.kv_heads), (v_TC, self.kv_heads))
-        )
-        if gate_TC:
-            gate_BSNG = self._heads(gate_TC[0], self.heads)
-        plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
+        q_TC, k_TC, *others = projected.split([*self.columns, *([gate_columns] if self.gates else [])], dim=1)
+        q_BSNH, k_BSKH = self._heads(q_TC, self.heads), self._heads(k_TC, self.kv_heads)
+        v_BSKV = k_BSKH if self.mixer.shared_kv else self._heads(others[0], self.kv_heads)
+        if self.gates:
+            gate_BSNG = self._heads(others[-1], self.heads)
+        plain_q, plain_k, plain_v = q_BSNH.detach(), k_BSKH.detach(), v_BSKV.detach()
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SR, sin_SR)
         if "rope" in self.recomputations and (self.rotated or self.mixer.norm != "none"):
             self.recomputations["rope"].register(
                 (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SR, sin_SR)
             )
+        if self.mixer.value_norm:
+            v_BSKV = self._plain_norm(v_BSKV)
+            if "rope" in self.recomputations:
+                self.recomputations["rope"].register((v_BSKV,), lambda: (self._plain_norm(plain_v),))
         o_BSNV = self._attend(*(x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))).transpose(1, 2)
         if gate_BSNG is not None:
             plain_o, plain_gate = o_BSNV.detach(), gate_BSNG.detach()
@@ -125,11 +134,12 @@ class KindAttention(nn.Module):
 
     def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is not None and self.k_norm is not None:
-            q_BSNH = rms_norm(q_BSNH, self.q_norm.weight, self.eps)
+            q_BSNH = rms_norm(q_BSNH, self.q_norm.scaled_weight(), self.eps)
             k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.eps)
         elif self.mixer.norm == "without_weight":
-            ones = torch.ones(self.mixer.head_dim, device=q_BSNH.device, dtype=q_BSNH.dtype)
-            q_BSNH, k_BSKH = rms_norm(q_BSNH, ones, self.eps), rms_norm(k_BSKH, ones, self.eps)
+            q_BSNH, k_BSKH = self._plain_norm(q_BSNH, self.query_factor), self._plain_norm(k_BSKH)
+        elif self.query_factor != 1.0:
+            q_BSNH = q_BSNH * self.query_factor
         if not self.rotated:
             return q_BSNH, k_BSKH
         if self.rotated == self.mixer.head_dim:
@@ -137,6 +147,11 @@ class KindAttention(nn.Module):
         first_q, first_k = apply_rope(q_BSNH[..., : self.rotated], k_BSKH[..., : self.rotated], cos_SR, sin_SR)
         rest_q, rest_k = q_BSNH[..., self.rotated :], k_BSKH[..., self.rotated :]
         return torch.cat([first_q, rest_q], -1), torch.cat([first_k, rest_k], -1)
+
+    def _plain_norm(self, x_BSNH: Tensor, factor: float = 1.0) -> Tensor:
+        """A norm without a weight."""
+        weight = torch.full(x_BSNH.shape[-1:], factor, device=x_BSNH.device, dtype=x_BSNH.dtype)
+        return rms_norm(x_BSNH, weight, self.eps)
 
 
 def reach_of(mixer: Attention) -> Reach:

@@ -17,17 +17,22 @@ class RMSNorm(nn.Module):
     registry, or None. Modules that can recompute several have a tuple of names, and ``self.recomputations`` is a dict
     by name."""
 
-    def __init__(self, weight: Weight, eps: float) -> None:
+    def __init__(self, weight: Weight, eps: float, factor: float = 1.0) -> None:
+        """``factor``: of the output, which multiplies the weight."""
         super().__init__()
-        self.eps = eps
+        self.eps, self.factor = eps, factor
         add_parameter(self, "weight", [weight], {})
         self.recomputations: RecomputeRegistry | None = None
         self.for_fp8 = False
         """Whether the output is cast to fp8 with one scale."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        y_TD = rms_norm(x_TD, self.weight, self.eps, for_fp8=self.for_fp8)
+        y_TD = rms_norm(x_TD, self.scaled_weight(), self.eps, for_fp8=self.for_fp8)
         if self.recomputations is not None:
             x_TD = x_TD.detach()
-            self.recomputations.register((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
+            self.recomputations.register((y_TD,), lambda: (rms_norm(x_TD, self.scaled_weight(), self.eps),))
         return y_TD
+
+    def scaled_weight(self) -> Tensor:
+        """[D]"""
+        return self.weight if self.factor == 1.0 else self.weight * self.factor

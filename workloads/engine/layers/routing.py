@@ -136,6 +136,8 @@ class Router(nn.Module):
     weight: nn.Parameter
     logit_bias: nn.Parameter | None
     """Learned, and added to the logits, [E]: it counts for the weights, too (gpt-oss)."""
+    scales: nn.Parameter | None
+    """Learned factors of the weights, one for each expert, [E] (Gemma 4)."""
     bias: Tensor
     """Added to the scores before the choice, fp32 [E]; stays 0 unless it balances the load."""
     load: Tensor
@@ -147,7 +149,8 @@ class Router(nn.Module):
     dropped: Tensor
     """Copies dropped in all steps, int64 scalar."""
 
-    def __init__(self, parts: dict[str, Weight], routing: Routing) -> None:
+    def __init__(self, parts: dict[str, Weight], routing: Routing, norm: nn.Module | None = None) -> None:
+        """``norm``: of the input, None if that is normed already."""
         super().__init__()
         self.routing, moe = routing, routing.moe
         self.deferred: DeferredGradients | None = None
@@ -157,11 +160,13 @@ class Router(nn.Module):
         self.host_waits_of_step = 0
         self.loss_scale: Tensor | None = None
         """Factor on gradients from the loss on; None: 1."""
+        self.norm = norm
         add_parameter(self, "weight", [parts["router"]], {})
-        if "router_bias" in parts:
-            add_parameter(self, "logit_bias", [parts["router_bias"]], {})
-        else:
-            self.register_parameter("logit_bias", None)
+        for name, part in (("logit_bias", "router_bias"), ("scales", "router_scales")):
+            if part in parts:
+                add_parameter(self, name, [parts[part]], {})
+            else:
+                self.register_parameter(name, None)
         experts = moe.num_experts
         for name, shape, dtype in (
             ("bias", (experts,), torch.float32),
@@ -182,7 +187,7 @@ class Router(nn.Module):
         """(weights [T, k] in the dtype of sums, experts [T, k]). ``choice_Tk``: a forced choice; None: the router's
         own."""
         moe = self.routing.moe
-        logits = linear(x_TD, self.weight, self.deferred)
+        logits = linear(x_TD if self.norm is None else self.norm(x_TD), self.weight, self.deferred)
         if self.logit_bias is not None:
             logits = logits + self.logit_bias
         logits = logits.to(accumulation_dtype(logits.dtype))
@@ -198,6 +203,8 @@ class Router(nn.Module):
             weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True)
         if moe.weight_scale != 1.0:
             weights_Tk = weights_Tk * moe.weight_scale
+        if self.scales is not None:
+            weights_Tk = weights_Tk * self.scales.to(weights_Tk.dtype)[choice_Tk]
         if not forced and moe.balance == "aux_loss":
             weights_Tk = self._with_balance_term(weights_Tk, scores_TE, choice_Tk)
         return weights_Tk, choice_Tk

@@ -38,7 +38,7 @@ from workloads.engine.ops.linear import DeferredGradients, SumOf
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment
-from workloads.spec.kind_weights import kind_of, rotation, rotations
+from workloads.spec.kind_weights import Rotation, kind_of, rotation, rotations
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.weights import routed
 
@@ -55,6 +55,7 @@ class Head(nn.Module):
         self.norm = RMSNorm(weights.final_norm(model), model.norm_eps)
         padding = padded_rows(experiment)
         self.vocabulary = model.vocab_size if padding else None
+        self.cap = model.logit_cap
         add_parameter(self, "weight", [weights.head(model, padding)], tp.sizes)
         self.scale = 1.0 / experiment.tokens_per_step
         # GPipe holds every micro-batch between its forward and backward: keep one number per token, not two gradients.
@@ -75,6 +76,7 @@ class Head(nn.Module):
             grads_in_forward=self.grads_in_forward,
             gradient_scale=self.loss_scale,
             vocabulary=self.vocabulary,
+            cap=self.cap,
             sum_of=self.sum_of,
         )
 
@@ -104,6 +106,7 @@ class Chunk(nn.Module):
         self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))
         self.embedding = VocabularyParallelEmbedding(vectors, tp) if self.is_first else None
+        self.embedding_scale = model.embedding_scale
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
         self.blocks = nn.ModuleList(
@@ -115,11 +118,11 @@ class Chunk(nn.Module):
             self.head.weight = self.embedding.weight
         self.table_of = [_table(model, layer, self.rotations) for layer in layers]
         """For each block the index of its rotary tables."""
-        for at, (_, columns) in enumerate(self.rotations):
+        for at, rotated in enumerate(self.rotations):
             for table in _names_of_tables(at):
                 # Any rank may hold any place of a document.
                 positions = experiment.seq_len // (1 if self.packs else experiment.cp)
-                rows = torch.empty(positions, columns // 2)
+                rows = torch.empty(positions, rotated.columns // 2)
                 self.register_buffer(table, rows, persistent=False)
         if self.packs:
             index_S = torch.empty(experiment.seq_len // experiment.cp, dtype=torch.int64)
@@ -141,9 +144,10 @@ class Chunk(nn.Module):
             self.index.copy_(index)
             index = torch.arange(self.placed[0])
         position = index.to(self.cos.device, torch.float64)
-        for (theta, columns), (cos, sin) in zip(self.rotations, self.tables(), strict=True):
-            exponent = torch.arange(0, columns, 2, dtype=torch.float64, device=self.cos.device) / columns
-            angle = torch.outer(position, theta**-exponent)
+        for rotated, (cos, sin) in zip(self.rotations, self.tables(), strict=True):
+            pair = torch.arange(rotated.columns // 2, dtype=torch.float64, device=self.cos.device)
+            turns = rotated.theta ** -(2 * pair / rotated.columns) * (pair < rotated.turning)
+            angle = torch.outer(position, turns)
             cos.copy_(angle.cos())
             sin.copy_(angle.sin())
 
@@ -162,6 +166,8 @@ class Chunk(nn.Module):
         """``positions_T``: place of each token in its document, if documents are packed."""
         if self.embedding is not None:
             x = self.embedding(x)
+            if self.embedding_scale != 1.0:
+                x = x * self.embedding_scale
         tables: list[tuple[Any, ...]] = [*self.tables()]
         if positions_T is not None:
             seen = Seen.of(positions_T, self.index, self.batch, self.placed[0], x)
@@ -219,7 +225,7 @@ def _names_of_tables(at: int) -> tuple[str, str]:
     return f"cos{at or ''}", f"sin{at or ''}"
 
 
-def _table(model: ModelSpec, layer: int, known: Sequence[tuple[float, int]]) -> int:
+def _table(model: ModelSpec, layer: int, known: Sequence[Rotation]) -> int:
     """Index of the rotary tables of a layer; 0 for a layer without positions."""
     kind = kind_of(model, layer)
     found = rotation(kind) if kind is not None else None

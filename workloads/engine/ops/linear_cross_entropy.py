@@ -6,8 +6,12 @@ Shapes: T tokens, D features, V vocabulary rows of this rank, C tokens of a chun
     loss = scale * sum over tokens of (lse(z) - z[t])        dz = scale * (softmax(z) - onehot(t)) * gradient_scale
     dx = dz @ W (each rank has its vocabulary's part of this sum)        dW = dz^T @ x
 
-Only [C, V] logits ever exist, in the compute dtype; the gradient overwrites them. Two small all-reduces a chunk carry
-the largest logit, then the sum of exponentials and the target's logit (Megatron-LM, arXiv:1909.08053, section 3).
+With a cap c the logits are ``z = c tanh(u / c)`` of ``u = x @ W^T`` (Gemma 2, arXiv:2408.00118, section 2), and ``du =
+dz (1 - tanh(u / c)^2)`` takes the place of dz.
+
+Only [C, V] logits ever exist, before the cap and in the compute dtype; the gradient overwrites them. Two small
+all-reduces a chunk carry the largest logit, then the sum of exponentials and the target's logit (Megatron-LM,
+arXiv:1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ def linear_cross_entropy(
     grads_in_forward: bool = True,
     gradient_scale: Tensor | None = None,
     vocabulary: int | None = None,
+    cap: float = 0.0,
     sum_of: SumOf | None = None,
 ) -> Tensor:
     """``scale * sum_t cross_entropy(x_t @ W^T, target_t)`` as a 0-dim fp32 tensor (fp64 for fp64 inputs).
@@ -55,12 +60,14 @@ def linear_cross_entropy(
     ``vocabulary``: number of rows of the full matrix that stand for tokens, the first ones; None for all. The loss is
     that of these rows, and the other rows get gradients of 0.
 
+    ``cap``: largest absolute logit; 0: none.
+
     ``sum_of``: the gradient of ``weight`` is added to its sum, as soon as it is computed, instead of being returned to
     autograd. The result must then not be scaled by its user: a gradient of the result other than 1 comes too late.
     """
     in_forward = grads_in_forward and torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(
-        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale, vocabulary, sum_of
+        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale, vocabulary, cap, sum_of
     )
 
 
@@ -77,6 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grads_in_forward: bool,
         gradient_scale: Tensor | None,
         vocabulary: int | None,
+        cap: float,
         sum_of: SumOf | None,
     ) -> Tensor:
         first_row = 0 if group is None else dist.get_rank(group) * weight.shape[0]
@@ -89,10 +97,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         buffer = _logits_buffer(x, weight, chunks)
         for chunk in chunks:
             logits = _logits(x, weight, chunk, buffer, tokens_held)
-            lse[chunk], target_logits = _log_sum_exp(logits, targets[chunk], first_row, group)
+            lse[chunk], target_logits = _log_sum_exp(logits, targets[chunk], first_row, cap, group)
             torch.sub(lse[chunk], target_logits, out=losses[chunk])
             if gradients is not None:
-                _logits_to_gradient(logits, targets[chunk], first_row, lse[chunk], scale, gradient_scale)
+                _logits_to_gradient(logits, targets[chunk], first_row, lse[chunk], cap, scale, gradient_scale)
                 gradients.add(logits, chunk)
         del logits, buffer  # the gradient of the weight is copied next: do not hold all three
         ctx.grads_in_forward = gradients is not None
@@ -101,7 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         else:
             ctx.save_for_backward(x, weight, targets, lse)
             ctx.first_row, ctx.scale, ctx.chunks, ctx.gradient_scale = first_row, scale, chunks, gradient_scale
-            ctx.tokens_held = tokens_held
+            ctx.tokens_held, ctx.cap = tokens_held, cap
         return losses.sum() * scale
 
     @staticmethod
@@ -115,14 +123,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             buffer = _logits_buffer(x, weight, ctx.chunks)
             for chunk in ctx.chunks:
                 logits = _logits(x, weight, chunk, buffer, ctx.tokens_held)
-                _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale, ctx.gradient_scale)
+                of_chunk = logits, targets[chunk], ctx.first_row, lse[chunk]
+                _logits_to_gradient(*of_chunk, ctx.cap, ctx.scale, ctx.gradient_scale)
                 gradients.add(logits, chunk)
             del logits, buffer  # before the gradient of the weight is copied, as in forward
             dx, dweight = gradients.finish()
         for gradient in (dx, dweight):
             if gradient is not None:
                 _multiply_(gradient, grad)
-        return dx, dweight, *[None] * 8
+        return dx, dweight, *[None] * 9
 
 
 class _Gradients:
@@ -187,7 +196,7 @@ def _logits(x: Tensor, weight: Tensor, chunk: slice, buffer: Tensor, tokens_held
 
 
 def _log_sum_exp(
-    logits: Tensor, targets: Tensor, first_row: int, group: dist.ProcessGroup | None
+    logits: Tensor, targets: Tensor, first_row: int, cap: float, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """(log-sum-exp, target's logit) of every token over the full vocabulary."""
     statistics = logits.new_empty(3, logits.shape[0], dtype=accumulation_dtype(logits.dtype))
@@ -195,9 +204,9 @@ def _log_sum_exp(
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_cross_entropy
 
-        triton_cross_entropy.statistics(logits, targets, first_row, statistics)
+        triton_cross_entropy.statistics(logits, targets, first_row, statistics, cap)
     elif backend is Backend.TORCH:
-        _statistics(logits, targets, first_row, statistics)
+        _statistics(logits, targets, first_row, cap, statistics)
     largest, total, target_logits = statistics
     if group is not None:
         local = largest.clone()
@@ -207,11 +216,11 @@ def _log_sum_exp(
     return largest + total.log(), target_logits
 
 
-def _statistics(logits: Tensor, targets: Tensor, first_row: int, statistics: Tensor) -> None:
+def _statistics(logits: Tensor, targets: Tensor, first_row: int, cap: float, statistics: Tensor) -> None:
     """Rows of ``statistics`` [3, C]: largest logit, sum of ``exp(z - largest)``, target's logit (0 on other ranks)."""
     largest, total, target_logits = statistics
     for rows in row_blocks(*logits.shape):
-        wide = logits[rows].to(statistics.dtype)
+        wide = _capped(logits[rows].to(statistics.dtype), logits.dtype, cap)
         largest[rows] = wide.amax(dim=-1)
         total[rows] = (wide - largest[rows, None]).exp_().sum(dim=-1)
         column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
@@ -219,20 +228,38 @@ def _statistics(logits: Tensor, targets: Tensor, first_row: int, statistics: Ten
 
 
 def _logits_to_gradient(
-    logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float, gradient_scale: Tensor | None
+    logits: Tensor,
+    targets: Tensor,
+    first_row: int,
+    lse: Tensor,
+    cap: float,
+    scale: float,
+    gradient_scale: Tensor | None,
 ) -> None:
-    """``logits <- scale * gradient_scale * (exp(logits - lse) - onehot(targets))``, in place."""
+    """``logits <- scale * gradient_scale * (exp(logits - lse) - onehot(targets))``, in place; with a cap from those
+    before it, and times its derivative."""
     backend = backend_of(logits)
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_cross_entropy
 
-        triton_cross_entropy.logits_to_gradient(logits, targets, first_row, lse, scale, gradient_scale)
+        triton_cross_entropy.logits_to_gradient(logits, targets, first_row, lse, scale, gradient_scale, cap)
     elif backend is Backend.TORCH:
         for rows in row_blocks(*logits.shape):
-            gradient = (logits[rows].to(lse.dtype) - lse[rows, None]).exp_()
+            wide = logits[rows].to(lse.dtype)
+            gradient = (_capped(wide, logits.dtype, cap) - lse[rows, None]).exp_()
             column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
             gradient.scatter_add_(1, column[:, None], -mine[:, None].to(lse.dtype))
+            if cap:
+                gradient.mul_(1 - torch.tanh(wide / cap).square())
             logits[rows] = gradient.mul_(scale if gradient_scale is None else gradient_scale * scale)
+
+
+def _capped(wide: Tensor, dtype: torch.dtype, cap: float) -> Tensor:
+    """The cap of logits, but not of those that stand for no token: the lowest number of ``dtype``."""
+    if not cap:
+        return wide
+    lowest = torch.finfo(dtype).min
+    return torch.where(wide == lowest, lowest, cap * torch.tanh(wide / cap))
 
 
 def _local_targets(targets: Tensor, first_row: int, columns: int) -> tuple[Tensor, Tensor]:

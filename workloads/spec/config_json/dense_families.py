@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import activation, assemble, grouped, layer_count, rope, spans_of
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.attention import HeadNorm
+from workloads.spec.layer_kinds.attention import HeadNorm, Rope
 from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
 from workloads.spec.layer_kinds.spans import Full, Span, Window
@@ -29,6 +29,9 @@ class Dense:
     act: str = "silu"
     act_name: str = "hidden_act"
     tied: bool = False
+    scaled_embedding: bool = False
+    scalar: str = ""
+    """Field whose value, in place of a head's size, is the square of what scores are divided by."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that published files of the family leave out."""
 
@@ -42,6 +45,8 @@ _GEMMA3 = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "query_pre_attn_scalar": 256,
 }
 DENSE: Mapping[str, Dense] = {
     "llama": Dense(),
@@ -59,13 +64,15 @@ DENSE: Mapping[str, Dense] = {
     "olmo3": Dense(norm="all_heads"),
     "apertus": Dense(norm="head", gated=False, act="xielu"),
     "arcee": Dense(gated=False, act="relu2"),
-    "gemma": Dense(act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True),
+    "gemma": Dense(act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True, scaled_embedding=True),
     "gemma2": Dense(
         norms=4,
         act="gelu_pytorch_tanh",
         act_name="hidden_activation",
         tied=True,
-        defaults={"sliding_window_pattern": 2},
+        scaled_embedding=True,
+        scalar="query_pre_attn_scalar",
+        defaults={"sliding_window_pattern": 2, "query_pre_attn_scalar": 256},
     ),
     "gemma3_text": Dense(
         norm="head",
@@ -73,6 +80,8 @@ DENSE: Mapping[str, Dense] = {
         act="gelu_pytorch_tanh",
         act_name="hidden_activation",
         tied=True,
+        scaled_embedding=True,
+        scalar="query_pre_attn_scalar",
         defaults=_GEMMA3,
     ),
 }
@@ -103,21 +112,33 @@ def read_dense(fields: Fields, model_type: str) -> LayeredModel:
     fields.ignore(
         "query_pre_attn_scalar", "attention_multiplier", "rope_local_base_freq", "use_bidirectional_attention"
     )
+    scalar = fields.number(family.scalar) if family.scalar else 0.0
     layers, rotated = [], _rotated(fields, count)
     for span, has_rope in zip(_spans(fields, count), rotated, strict=True):
         kind = "sliding_attention" if isinstance(span, Window) else "full_attention"
         attention = grouped(
             fields,
             span=span,
-            positions=rope(fields, kind) if has_rope else None,
+            positions=_positions(fields, kind) if has_rope else None,
             bias=bias,
             output_bias=output_bias,
             norm=family.norm,
             soft_cap=soft_cap,
         )
+        if scalar and scalar != attention.head_dim:
+            attention = replace(attention, score_scale=scalar**-0.5)
         layers.append(Layer(mixer=attention, mlp=mlp, norms=family.norms))
-    logit_cap = fields.value("final_logit_softcapping", None) is not None
-    return assemble(fields, layers, tied=family.tied, logit_cap=logit_cap)
+    logit_cap = fields.number("final_logit_softcapping", 0.0)
+    return assemble(fields, layers, tied=family.tied, logit_cap=logit_cap, scaled_embedding=family.scaled_embedding)
+
+
+def _positions(fields: Fields, kind: str) -> Rope:
+    """Positions of a layer. Gemma 3 has another base in sliding layers, which is not scaled; transformers 5 writes it
+    with those of the other kind."""
+    local = kind == "sliding_attention" and fields.given("rope_local_base_freq")
+    if not local or fields.given("rope_parameters"):
+        return rope(fields, kind)
+    return Rope(fields.number("rope_local_base_freq"))
 
 
 def _spans(fields: Fields, count: int) -> list[Span]:

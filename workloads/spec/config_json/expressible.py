@@ -34,6 +34,8 @@ def _missing(model: LayeredModel) -> Iterator[str]:
         yield f"hyper-connections of {model.streams.streams} streams"
     if model.logit_cap:
         yield "a cap of the logits"
+    if model.scaled_embedding:
+        yield "scaled embeddings"
     yield from (what for what in model.left_out if what.startswith("residuals"))
 
 
@@ -78,6 +80,8 @@ def _missing_in_mixer(mixer: Mixer) -> Iterator[str]:
             "shared keys and values": mixer.shared_kv,
             "a cap of attention scores": mixer.soft_cap,
             f"scaled values ({mixer.value_scale:g})": mixer.value_scale != 1.0,
+            "a norm of values": mixer.value_norm,
+            f"scores scaled by {mixer.score_scale:g}": mixer.score_scale != 0.0,
             "values of another size than keys": mixer.value_dim != mixer.head_dim,
         }
     else:

@@ -65,7 +65,7 @@ def predicted_ahead(fields: Fields) -> int:
 def rope(fields: Fields, kind: str | None = None, theta: str = "rope_theta") -> Rope:
     """Positions, as transformers 4 (``rope_theta``, ``rope_scaling``) or 5 (``rope_parameters``, for each kind of layer
     or for all) writes them."""
-    parameters = fields.value("rope_parameters", None)
+    parameters, proportional = fields.value("rope_parameters", None), False
     share = fields.number("partial_rotary_factor", 1.0)
     scaling = fields.value("rope_scaling", None)
     base = fields.number(theta, 10_000.0)
@@ -77,8 +77,10 @@ def rope(fields: Fields, kind: str | None = None, theta: str = "rope_theta") -> 
             base, share = named.number("rope_theta", base), named.number("partial_rotary_factor", share)
             known = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
             scaling = {name: value for name, value in own.items() if name not in known and not isinstance(value, dict)}
-            scaling = None if scaling.get("rope_type", "default") == "default" else scaling
-    return Rope(base, share, _scaling(scaling) if scaling else "")
+            called = scaling.get("rope_type", "default")
+            proportional = called == "proportional" and share != 1.0
+            scaling = None if called == "default" or scaling == {"rope_type": "proportional"} else scaling
+    return Rope(base, share, _scaling(scaling) if scaling else "", proportional)
 
 
 def _scaling(given: Mapping[str, Any]) -> str:

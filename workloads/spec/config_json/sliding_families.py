@@ -210,8 +210,10 @@ def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:
             output_bias=bias,
             norm="head",
             shared_kv=full and shared,
+            value_norm=True,
+            score_scale=1.0,
         )
         layers.append(Layer(mixer=attention, mlp=mlp or dense, norms=norms))
     fields.ignore("num_global_key_value_heads")
-    logit_cap = fields.value("final_logit_softcapping", None) is not None
-    return assemble(fields, layers, tied=True, logit_cap=logit_cap)
+    logit_cap = fields.number("final_logit_softcapping", 0.0)
+    return assemble(fields, layers, tied=True, logit_cap=logit_cap, scaled_embedding=True)

@@ -27,6 +27,9 @@ class Rope:
     rotated: float = 1.0
     """Share of a head's columns that is rotated."""
     scaling: str = ""
+    proportional: bool = False
+    """Where a share is rotated: the pairs of columns, and their frequencies, are the first ones of a head that is
+    rotated as a whole (Gemma 4). False: the first columns of a head are rotated as if they were all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +51,15 @@ class Attention:
     sinks: bool = False
     """One learned score for each head in the softmax."""
     shared_kv: bool = False
-    """Values are the keys: no projection of values (Gemma 4's full layers)."""
+    """Values are made of the projection of keys, before its norm and rotation: they have none of their own (Gemma 4's
+    full layers)."""
     soft_cap: bool = False
     """Scores are capped by a tanh (Gemma 2)."""
     value_scale: float = 1.0
+    value_norm: bool = False
+    """Values of every head are normed, without a weight (Gemma 4)."""
+    score_scale: float = 0.0
+    """What products of queries and keys are multiplied by; 0: one over the root of a head's size."""
 
     @property
     def label(self) -> str:
@@ -90,9 +98,8 @@ class Attention:
 
     @property
     def context_parallel(self) -> ContextParallel:
-        values = 0 if self.shared_kv else self.value_dim
         return ContextParallel(
-            split=self.kv_heads * (self.head_dim + values),
+            split=self.kv_heads * (self.head_dim + self.value_dim),
             queries=self.heads * self.head_dim,
             outputs=self.heads * self.value_dim,
             reach=self._reach,

@@ -44,6 +44,8 @@ PARTS: Mapping[str, type[Any]] = {
 """Every part of a layer by its name in files. A new kind of mixer or MLP is added here."""
 _NAMES = {kind: name for name, kind in PARTS.items()}
 _MOST_KINDS = 100
+_FORMER_CAP = 30.0
+"""``final_logit_softcapping`` of the families that files of earlier versions could have a cap of: Gemma 2 and 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ class LayerList:
     """Index of each layer's kind."""
     streams: int = 1
     """Copies of the hidden state between layers (hyper-connections)."""
-    logit_cap: bool = False
+    logit_cap: float = 0.0
+    """Largest absolute logit; 0: no cap."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the root of the hidden size."""
 
     @classmethod
     def of(cls, model: LayeredModel) -> LayerList:
@@ -67,6 +72,7 @@ class LayerList:
             tuple(place[layer] for layer in model.layers),
             model.streams.streams if model.streams is not None else 1,
             model.logit_cap,
+            model.scaled_embedding,
         )
 
     def with_modules(self, count: int) -> LayerList:
@@ -88,13 +94,14 @@ class LayerList:
             norm_eps=norm_eps,
             streams=HyperConnections(self.streams) if self.streams > 1 else None,
             logit_cap=self.logit_cap,
+            scaled_embedding=self.scaled_embedding,
         )
 
 
 def to_plain(layers: LayerList) -> dict[str, Any]:
     """The list as JSON and YAML hold it. Options at their default are left out."""
     plain: dict[str, Any] = {"kinds": [_of_layer(layer) for layer in layers.kinds], "order": list(layers.order)}
-    for field in ("streams", "logit_cap"):
+    for field in ("streams", "logit_cap", "scaled_embedding"):
         if getattr(layers, field) != LayerList.__dataclass_fields__[field].default:
             plain[field] = getattr(layers, field)
     return plain
@@ -139,8 +146,16 @@ def from_plain(place: str, value: Any) -> LayerList:
         tuple(_layer(f"{place}: kinds[{at}]", kind) for at, kind in enumerate(kinds)),
         tuple(order),
         whole_number(f"{place}: streams", fields.get("streams", 1), 1, error=InvalidExperiment),
-        flag(f"{place}: logit_cap", fields.get("logit_cap", False), error=InvalidExperiment),
+        _logit_cap(f"{place}: logit_cap", fields.get("logit_cap", 0.0)),
+        flag(f"{place}: scaled_embedding", fields.get("scaled_embedding", False), error=InvalidExperiment),
     )
+
+
+def _logit_cap(place: str, value: Any) -> float:
+    """Files of earlier versions say only whether there is a cap."""
+    if isinstance(value, bool):
+        return _FORMER_CAP if value else 0.0
+    return float(number(place, value, least=0, error=InvalidExperiment))
 
 
 def _layer(place: str, value: Any) -> Layer:

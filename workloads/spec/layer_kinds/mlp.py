@@ -78,7 +78,7 @@ class RoutedMLP:
     balance_loss: float = 0.0
     router_bias: bool = False
     router_scales: bool = False
-    """Scales of the router's input and of each expert's output (Gemma 4)."""
+    """The router norms its input, with a scale of every column, and each expert's weights have a scale (Gemma 4)."""
     weights_inputs: bool = False
     """An expert's weight multiplies its input instead of its output (Llama 4)."""
     hashed: bool = False
@@ -100,7 +100,7 @@ class RoutedMLP:
         if self.router_bias:
             parts += [vector("router bias", self.experts)]
         if self.router_scales:
-            parts += [vector("router scales", hidden + self.experts)]
+            parts += [vector("router norm", hidden), vector("router scales", self.experts)]
         if self.latent:
             parts += [whole("latent down", hidden, self.latent), whole("latent up", self.latent, hidden)]
         if self.latent_norm:

@@ -22,7 +22,8 @@ class Layer:
     mixer: Mixer | None
     mlp: MLP | None
     norms: int = 2
-    """Norms of the hidden size: one before each part, and more around them in sandwich norms."""
+    """Norms of the hidden size: one before each part, and more around them in sandwich norms: 4 with one of each part's
+    output, 7 with those of the dense MLP beside the experts and of the experts, too (`normed_beside`)."""
     ahead: bool = False
     """Whether it is a module of multi-token prediction (arXiv:2412.19437, section 2.2): a layer between a product that
     joins the hidden state with the next token's embedding, and another pass of the model's head."""
@@ -44,6 +45,12 @@ class Layer:
     @property
     def routed(self) -> bool:
         return isinstance(self.mlp, RoutedMLP)
+
+    @property
+    def normed_beside(self) -> bool:
+        """Whether experts and the dense MLP beside them have norms of their own, before and after each, and another one
+        of their sum; the router norms its input itself (Gemma 4)."""
+        return self.norms == 7
 
     @property
     def ends_in_product(self) -> bool:
@@ -105,7 +112,10 @@ class LayeredModel:
     streams: HyperConnections | None = None
     predicted_ahead: int = 0
     """Modules of multi-token prediction that the file names. They are in no sum here."""
-    logit_cap: bool = False
+    logit_cap: float = 0.0
+    """Largest absolute logit: logits are ``cap * tanh(logits / cap)`` (Gemma 2); 0: no cap."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the root of the hidden size (Gemma)."""
     left_out: tuple[str, ...] = ()
     """What the file has and no number here counts, as sentences."""
     without_effect: tuple[str, ...] = ()
