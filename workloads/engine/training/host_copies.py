@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from workloads.spec.errors import UnsupportedByEngine
 
 
 class Copies(Protocol):
@@ -25,6 +28,28 @@ class Copies(Protocol):
 
     def restart(self) -> None:
         """Begin a new round. The host must have waited for the last one, or the current stream have joined it."""
+
+
+def host_buffer(owner: Any, elements: int, dtype: torch.dtype, field: str, *, pinned: bool) -> Tensor:
+    """Memory of the host that lives as long as ``owner``: zeros [elements]. It is pinned where it lies, since torch's
+    own allocator of pinned memory rounds sizes up to a power of two. ``field``: the field of the experiment for which
+    it is. Raises `UnsupportedByEngine` if the host cannot pin it."""
+    buffer = torch.zeros(elements, dtype=dtype, device="cpu")
+    if pinned and elements:
+        runtime: Any = torch.cuda.cudart()
+        status = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+        if status != 0:
+            raise UnsupportedByEngine(
+                f"{field}: the host cannot pin {buffer.nbytes / 2**30:.1f} GiB (CUDA error {status}); "
+                "its limit of locked memory may be too low (ulimit -l)"
+            )
+        weakref.finalize(owner, _unpin, buffer)  # holds the buffer until then
+    return buffer
+
+
+def _unpin(buffer: Tensor) -> None:
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(buffer.data_ptr())
 
 
 def copies_of(device: torch.device, *, beside: bool = True) -> Copies:

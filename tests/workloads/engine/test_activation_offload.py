@@ -1,0 +1,100 @@
+"""Activations on the host: a step computes the same bits as one that keeps them, and later steps allocate nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pool import Pool
+from tests.sampling import sampled
+from tests.workloads.engine.parity import check, experiment, experts, on_backends
+from tests.workloads.engine.test_host_optimizer import LateCopies
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.training import activation_offload
+from workloads.engine.training.build import Engine, build
+from workloads.parity.training import train_rank
+from workloads.spec.experiment import Experiment
+
+MOE = experts()
+ALL: dict[str, Any] = {"activation_offload": "all"}
+CASES = [
+    experiment(**ALL),
+    *(experiment(dp=2, zero_stage=zero, micro_batch_size=2, **ALL) for zero in range(4)),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, rounds=2, **ALL),
+    *(
+        experiment(dp=2, zero_stage=3, activation_offload=word)
+        for word in ("input", "norm", "qkv", "rope", "attention", "gate_up", "swiglu", "input+attention")
+    ),
+    experiment(qk_norm=True, activation_offload="rope+attention"),
+    experiment(recompute="full", dp=2, zero_stage=2, **ALL),
+    experiment(recompute="selective", dp=2, zero_stage=3, **ALL),
+    experiment(recompute="norm", activation_offload="input+qkv"),
+    experiment(tp=2, **ALL),
+    experiment(tp=2, sequence_parallel=False, recompute="selective", activation_offload="input+gate_up"),
+    experiment(cp=2, cp_kind="allgather", zero_stage=3, micro_batch_size=2, **ALL),
+    experiment(pp=2, pp_schedule="1f1b", rounds=4, **ALL),
+    experiment(pp=2, pp_schedule="1f1b", rounds=4, recompute="full/selective", **ALL),
+    experiment(pp=2, pp_schedule="gpipe", rounds=3, tie=True, recompute="full", **ALL),
+    experiment(pp=2, dp=2, zero_stage=2, pp_schedule="interleaved_1f1b", virtual_stages=2, rounds=4, **ALL),
+    experiment(pp=2, tp=2, rounds=4, pp_stages="E|tttttL", **ALL),
+    experiment(moe=MOE, dp=2, ep=2, zero_stage=1, **ALL),
+    experiment(moe=MOE, dp=2, tp=2, ep=2, etp=1, zero_stage=3, recompute="experts", **ALL),
+    experiment(moe=MOE, dp=2, ep=2, zero_stage=3, routing="learned", **ALL),
+    experiment(dp=2, zero_stage=1, optimizer_offload=0.5, **ALL),
+]
+
+
+def differences(rank: int, case: Experiment, device: str, late: bool) -> tuple[list[str], list[int]]:
+    """(results of three steps that differ from those of the case with all activations on the device, bytes of host
+    buffers after each step). ``late``: copies that come as late as they may."""
+    if late:
+        setattr(activation_offload, "copies_of", lambda device: LateCopies())  # noqa: B010 - this process alone
+    built: list[Engine] = []
+    held: list[int] = []
+
+    def building(experiment: Experiment, groups: Groups) -> Engine:
+        engine = build(experiment, groups)
+        built.append(engine)
+        update = engine.optimizer.step
+
+        def update_and_count(norm: torch.Tensor) -> torch.Tensor | None:
+            assert engine.store is not None
+            held.append(engine.store.host_bytes())
+            return update(norm)
+
+        engine.optimizer.step = update_and_count  # type: ignore[method-assign]
+        return engine
+
+    there = train_rank(rank, case, 3, device, builder=building)
+    here = train_rank(rank, case.replace(activation_offload="none"), 3, device)
+    found = [] if there.losses == here.losses and there.grad_norms == here.grad_norms else ["losses"]
+    for one, other in zip(there.steps, here.steps, strict=True):
+        for what in ("gradients", "weights"):
+            for mine, theirs in zip(getattr(one, what), getattr(other, what), strict=True):
+                if mine.names != theirs.names or not torch.equal(mine.values, theirs.values):
+                    found.append(f"{what} of {theirs.names}")
+    return found, held
+
+
+@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 9, seconds=4), CASES))
+def test_values_are_those_without_offload(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
+    pool: Pool = request.getfixturevalue(f"{backend}_pool")
+    ranks = pool.run(differences, case.world_size, case, "cpu" if backend == "gloo" else "cuda", False)
+    for found, held in ranks:
+        assert found == []
+        assert held[0] == held[-1], "buffers were allocated after the first step"
+    assert any(held[0] for _, held in ranks), "nothing was offloaded"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [CASES[0], CASES[15], CASES[20], CASES[21]], ids=lambda case: case.id)
+def test_nothing_is_read_before_its_copy_came(gloo_pool: Pool, case: Experiment) -> None:
+    for found, _ in gloo_pool.run(differences, case.world_size, case, "cpu", True):
+        assert found == []
+
+
+@pytest.mark.slow
+def test_offloaded_layers_train_as_the_unsharded_model(gloo_pool: Pool) -> None:
+    check(gloo_pool, experiment(dp=2, zero_stage=3, recompute="selective", **ALL))
