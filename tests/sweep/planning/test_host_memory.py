@@ -14,7 +14,7 @@ from sweep.__main__ import main
 from sweep.planning.plan import refuse_if_nothing_can_run
 from sweep.planning.summary import on_hosts, print_plan
 from tests.sweep.helpers import plan_of
-from workloads.costs.memory.host import node_host_bytes
+from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.spec.errors import InvalidSweep
 
 EIGHT = ["+grid=one_point", "cluster=h200", "grid.axes.model=llama8b", "grid.axes.global_batch_size=8"]

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.parity import check, experiment, experts, on_backends
-from tests.workloads.engine.test_host_optimizer import LateCopies
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.training import activation_offload
 from workloads.engine.training.build import Engine, build
+from workloads.engine.training.host_copies import PlainCopies
 from workloads.parity.training import train_rank
 from workloads.spec.experiment import Experiment
 
@@ -46,11 +47,32 @@ CASES = [
 ]
 
 
-def differences(rank: int, case: Experiment, device: str, late: bool) -> tuple[list[str], list[int]]:
-    """(results of three steps that differ from those of the case with all activations on the device, bytes of host
-    buffers after each step). ``late``: copies that come as late as they may."""
+class LateCopies(PlainCopies):
+    """Copies that come when somebody waits for them; until then their targets have other values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: list[tuple[Tensor, Tensor]] = []
+
+    def launch(self, target: Tensor, source: Tensor) -> int:
+        target.fill_(0.125)
+        self._open.append((target, source))
+        return len(self._open) - 1
+
+    def join(self) -> None:
+        while self._open:
+            target, source = self._open.pop(0)
+            target.copy_(source)
+
+
+def differences(
+    rank: int, case: Experiment, device: str, late: bool = False, steps: int = 3
+) -> tuple[list[str], list[int]]:
+    """(results of some steps that differ from those of the case with all activations on the device, bytes of host
+    buffers after each step). ``late``: with `LateCopies`."""
+    usual = activation_offload.copies_of  # type: ignore[attr-defined]
     if late:
-        setattr(activation_offload, "copies_of", lambda device: LateCopies())  # noqa: B010 - this process alone
+        setattr(activation_offload, "copies_of", lambda device: LateCopies())  # noqa: B010 - of a module
     built: list[Engine] = []
     held: list[int] = []
 
@@ -59,7 +81,7 @@ def differences(rank: int, case: Experiment, device: str, late: bool) -> tuple[l
         built.append(engine)
         update = engine.optimizer.step
 
-        def update_and_count(norm: torch.Tensor) -> torch.Tensor | None:
+        def update_and_count(norm: Tensor) -> Tensor | None:
             assert engine.store is not None
             held.append(engine.store.host_bytes())
             return update(norm)
@@ -67,8 +89,11 @@ def differences(rank: int, case: Experiment, device: str, late: bool) -> tuple[l
         engine.optimizer.step = update_and_count  # type: ignore[method-assign]
         return engine
 
-    there = train_rank(rank, case, 3, device, builder=building)
-    here = train_rank(rank, case.replace(activation_offload="none"), 3, device)
+    try:
+        there = train_rank(rank, case, steps, device, builder=building)
+    finally:
+        setattr(activation_offload, "copies_of", usual)  # noqa: B010
+    here = train_rank(rank, case.replace(activation_offload="none"), steps, device)
     found = [] if there.losses == here.losses and there.grad_norms == here.grad_norms else ["losses"]
     for one, other in zip(there.steps, here.steps, strict=True):
         for what in ("gradients", "weights"):
@@ -81,7 +106,7 @@ def differences(rank: int, case: Experiment, device: str, late: bool) -> tuple[l
 @pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 9, seconds=4), CASES))
 def test_values_are_those_without_offload(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
     pool: Pool = request.getfixturevalue(f"{backend}_pool")
-    ranks = pool.run(differences, case.world_size, case, "cpu" if backend == "gloo" else "cuda", False)
+    ranks = pool.run(differences, case.world_size, case, "cpu" if backend == "gloo" else "cuda")
     for found, held in ranks:
         assert found == []
         assert held[0] == held[-1], "buffers were allocated after the first step"
