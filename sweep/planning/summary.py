@@ -201,6 +201,8 @@ def layout(experiment: Experiment) -> str:
     if experiment.recompute != "none":
         every = f" every {experiment.recompute_every}" if experiment.recompute_every > 1 else ""
         parts.append(f"recompute {experiment.recompute}{every}")
+    if experiment.activation_offload != "none":
+        parts.append(f"activations offloaded {experiment.activation_offload}")
     if experiment.precision != "bf16":
         parts.append(experiment.precision)
     if experiment.attention != "auto":
