@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -10,13 +11,17 @@ from torch import Tensor
 
 from tests.pool import Pool
 from tests.sampling import sampled
-from tests.workloads.engine.parity import check, experiment, experts, on_backends
-from workloads.engine.collectives.groups import Groups
+from tests.workloads.engine.parity import check, experiment, experts, model, on_backends
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.memory.host_activations import activation_bytes
+from workloads.engine.collectives.groups import Groups, make_groups
 from workloads.engine.training import activation_offload
-from workloads.engine.training.build import Engine, build
+from workloads.engine.training.build import Engine, build, choose_attention
 from workloads.engine.training.host_copies import PlainCopies
+from workloads.measuring.step import _batches, _finish, run_step
 from workloads.parity.training import train_rank
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Attention
 
 MOE = experts()
 ALL: dict[str, Any] = {"activation_offload": "all"}
@@ -123,3 +128,89 @@ def test_nothing_is_read_before_its_copy_came(gloo_pool: Pool, case: Experiment)
 @pytest.mark.slow
 def test_offloaded_layers_train_as_the_unsharded_model(gloo_pool: Pool) -> None:
     check(gloo_pool, experiment(dp=2, zero_stage=3, recompute="selective", **ALL))
+
+
+# GPUs
+
+WIDE_LAYERS = model(
+    num_layers=8,
+    hidden_size=2048,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    ffn_hidden_size=8192,
+    vocab_size=32768,
+)
+ON_GPUS: list[dict[str, Any]] = [
+    {},
+    {"recompute": "selective"},
+    {"recompute": "full"},
+    {"activation_offload": "input+attention", "global_batch_size": 8},
+    {"dp": 2, "zero_stage": 3, "global_batch_size": 16},
+    {"tp": 2},
+    {"pp": 2, "global_batch_size": 16},
+    {"pp": 2, "global_batch_size": 16, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+]
+
+
+def case_on_gpus(layout: dict[str, Any], attention: Attention) -> Experiment:
+    usual = {"seq_len": 2048, "micro_batch_size": 4, "global_batch_size": 4, "cuda_graph": "none", **ALL}
+    return Experiment.canonical(model=WIDE_LAYERS, attention=attention, **{**usual, **layout})
+
+
+def steps_on_gpu(rank: int, case: Experiment) -> tuple[list[tuple[float, float]], int, list[int]]:
+    """(loss and gradient norm of four steps, peak of allocated memory of the last ones, bytes of host buffers after
+    each)."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    choose_attention(case)
+    engine = build(case, make_groups(case, rank, device))
+    found, held = [], []
+    for step in range(4):
+        if step == 2:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
+        engine.clock.finish()
+        record = _finish(engine, pending)
+        found.append((record.loss or 0.0, record.grad_norm or 0.0))
+        held.append(engine.store.host_bytes() if engine.store is not None else 0)
+    return found, torch.cuda.max_memory_allocated() - before, held
+
+
+def with_and_without(rank: int, case: Experiment) -> list[tuple[list[tuple[float, float]], int, list[int]]]:
+    """`steps_on_gpu` with offload, without, and without again."""
+    without = case.replace(activation_offload="none")
+    return [steps_on_gpu(rank, one) for one in (case, without, without)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ON_GPUS, ids=str)
+def test_steps_on_gpus_are_those_without_offload(nccl_pool: Pool, layout: dict[str, Any]) -> None:
+    """With the plain formula of attention, which adds in a fixed order: equal to the bit over four steps, whose weights
+    depend on every gradient before."""
+    case = case_on_gpus({**layout, "micro_batch_size": 1}, "math")
+    if case.world_size > nccl_pool.size:
+        pytest.skip(f"needs {case.world_size} devices")
+    for (away, _, held), (kept, _, _), (again, _, _) in nccl_pool.run(with_and_without, case.world_size, case):
+        assert kept == again, "the layout does not repeat itself"
+        assert away == kept
+        assert held[0] == held[-1], "buffers were allocated after the first step"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ON_GPUS, ids=str)
+def test_peaks_on_gpus_fall_by_what_is_predicted(nccl_pool: Pool, layout: dict[str, Any]) -> None:
+    """Allocated memory, whose constant parts (workspaces, blocks of the allocator) are the same in both."""
+    case = case_on_gpus(layout, "auto")
+    if case.world_size > nccl_pool.size:
+        pytest.skip(f"needs {case.world_size} devices")
+    without = estimate_memory(case.replace(activation_offload="none")).stages
+    ranks = nccl_pool.run(with_and_without, case.world_size, case)
+    for rank, ((_, low, held), (_, high, _), _) in enumerate(ranks):
+        stage = rank * case.pp // case.world_size
+        expected = without[stage].peak_bytes - estimate_memory(case).stages[stage].peak_bytes
+        assert high - low == pytest.approx(expected, rel=0.03, abs=0.01 * high)
+        assert held[-1] == activation_bytes(case)[stage]

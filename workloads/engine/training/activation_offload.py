@@ -21,12 +21,12 @@ another one, which the pipeline holds, and the last layer before the head, whose
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.saved_tensors import kept_by
 from workloads.engine.training.host_copies import copies_of, host_buffer
 
@@ -42,7 +42,7 @@ class OffloadedBlock(nn.Module):
         self.block, self.store, self.words = block, store, frozenset(words)
         self.is_first, self.input_stays = is_first, input_stays
 
-    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, *seen: Seen) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, *seen: Any) -> Tensor:
         layer = LayerTensors(self.store, self.words, None if self.is_first else self.store.newest)
         if self.input_stays:
             layer.leave_out(x_TD)
