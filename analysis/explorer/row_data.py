@@ -49,6 +49,7 @@ _LABELS = {
     "zero_stage": "ZeRO stage",
     "recompute": "recomputation",
     "recompute_every": "one layer recomputed in",
+    "activation_offload": "offloaded activations",
     "tokens_per_s_per_gpu": "tokens/s/GPU",
     "tokens_per_s": "tokens/s",
     "step_time_s": "step time",
@@ -82,7 +83,15 @@ _UNIT_ENDINGS = frozenset({"s", "bytes", "w", "c", "mhz"})
 _FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu"})
 _FILTERS = (
     *(COHORT, "verdict", "fit", "rule", "outcome", "phase", "model", "world_size", "tp", "pp", "dp", "cp", "ep"),
-    *("micro_batch_size", "num_microbatches", "zero_stage", "recompute", "recompute_every", "global_batch_size"),
+    *(
+        "micro_batch_size",
+        "num_microbatches",
+        "zero_stage",
+        "recompute",
+        "recompute_every",
+        "activation_offload",
+        "global_batch_size",
+    ),
     *("seq_len", "network_regime", "engine_version", "pp_schedule", "virtual_stages", "pp_split", "cp_kind"),
     *("pp_stages", "pad_vocab_to", "gradient_accumulation_fusion", "documents", "document_balance", *UPDATE_FIELDS),
     *("sequence_parallel", "precision", "attention", "compile", "cuda_graph", "dp_replicate", "sweep", "grid"),

@@ -20,6 +20,7 @@ _AXES = {
     "micro_batch_size": "micro-batch",
     "zero_stage": "ZeRO",
     "recompute_every": "recompute one layer in",
+    "activation_offload": "offloaded activations",
     "cuda_graph": "CUDA graph",
     "pp_schedule": "schedule",
     "cp_kind": "cp kind",

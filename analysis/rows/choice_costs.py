@@ -40,6 +40,7 @@ AXES = {
     "zero_stage": Axis(needs="dp"),
     "recompute": Axis(first="none"),
     "recompute_every": Axis(),
+    "activation_offload": Axis(first="none"),
     "precision": Axis(first="bf16"),
     "compile": Axis(first="none"),
     "cuda_graph": Axis(first="none"),

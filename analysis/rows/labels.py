@@ -45,7 +45,14 @@ _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
-    *("gradient_accumulation_fusion", "document_balance", "engine", "engine_version", *UPDATE_FIELDS),
+    *(
+        "gradient_accumulation_fusion",
+        "document_balance",
+        "activation_offload",
+        "engine",
+        "engine_version",
+        *UPDATE_FIELDS,
+    ),
 )
 
 
@@ -155,6 +162,8 @@ def batching(row: Mapping[str, Any]) -> str:
     if row.get("recompute") not in (None, "none") and isinstance(row.get("recompute"), str):
         every = _int(row, "recompute_every") or 1
         parts.append(f"rc {row['recompute']}" + (f" every {every}" if every > 1 else ""))
+    if isinstance(row.get("activation_offload"), str) and row["activation_offload"] != "none":
+        parts.append(f"activations offloaded {row['activation_offload']}")
     if isinstance(row.get("attention"), str) and row["attention"] != "auto":
         parts.append(f"{row['attention']} attention")
     if isinstance(row.get("compile"), str) and row["compile"] != "none":

@@ -297,6 +297,7 @@ _IN_ALL_RUNS = {
     "ep": 1,
     "recompute": "none",
     "recompute_every": 1,
+    "activation_offload": "none",
     "etp": 1,
     "routing": "balanced",
     "routing_imbalance": 1.0,

@@ -36,7 +36,7 @@ from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_sha
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage
-from workloads.costs.memory.host import node_host_bytes
+from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.predict import layouts
 from workloads.predict.points import Floats
 from workloads.predict.predictor import NORMAL_90

@@ -22,7 +22,7 @@ from sweep.planning.mfu import mfu_cell, mfu_note
 from sweep.planning.point_verdict import too_big_for_host
 from sweep.planning.summary import layout
 from sweep.predicting.power import JOULES
-from workloads.costs.memory.host import node_host_bytes
+from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.rules.captured_steps import is_captured
 from workloads.rules.engine_kinds import engine_lacks
 from workloads.spec.experiment import ENGINE

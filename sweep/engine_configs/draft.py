@@ -72,11 +72,13 @@ class Draft:
         copies_heads: bool = False,
         adds_gradients: bool = False,
         updates: Collection[str] = (),
+        offloads: bool = False,
         documents: str = "nothing here writes its option for packed documents",
     ) -> None:
         """Record refusals of what few targets have: padded rows, copied heads, multi-token modules, unusual formats and
         optimizers, except in the fields ``updates``, which the target's options name; and a warning about gradients
-        that products do not add up. ``documents``: why it cannot have packed documents."""
+        that products do not add up. ``offloads``: whether the target has options for activations on the host.
+        ``documents``: why it cannot have packed documents."""
         e = self.experiment
         for name, usual in UPDATE_FIELDS.items():
             if getattr(e, name) != usual and name not in updates:
@@ -85,6 +87,8 @@ class Draft:
             self.warnings.append("gradient_accumulation_fusion: it rounds each micro-batch's gradient before adding it")
         if e.pad_vocab_to is not None and not pads_vocabulary:
             self.refuse("pad_vocab_to", "it does not pad the vocabulary; null would work")
+        if e.activation_offload != "none" and not offloads:
+            self.refuse("activation_offload", "no counterpart here; none would work")
         if e.documents is not None:
             self.refuse("documents", f"{documents}; null would work")
         if copies_of_heads(e) and not copies_heads:

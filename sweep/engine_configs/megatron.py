@@ -22,6 +22,7 @@ from sweep.engine_configs.draft import (
     Options,
     Target,
 )
+from sweep.engine_configs.megatron_offload import offload_activations, offload_optimizer
 from sweep.engine_configs.texts import commented, flags
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
@@ -176,6 +177,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         copies_heads=True,
         adds_gradients=True,
         updates=("grad_reduce", "optimizer", "optimizer_states", "optimizer_offload"),
+        offloads=True,
         documents=DOCUMENTS,
     )
     _formats(draft)
@@ -184,7 +186,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.set({"max-position-embeddings": e.seq_len})
     _sharding(draft)
     if e.optimizer_offload:
-        _offload(draft)
+        offload_optimizer(draft)
     if e.pp > 1:
         _pipeline(draft)
     draft.choose("precision", PRECISION)
@@ -192,6 +194,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     if e.optimizer == "muon" and e.zero_stage >= 2:
         draft.refuse("optimizer", "Megatron-FSDP has no Muon; zero_stage 0 or 1 would work")
     _recompute(draft)
+    if e.activation_offload != "none":
+        offload_activations(draft)
     if e.tp > 1:
         draft.choose("sequence_parallel", SEQUENCE_PARALLEL)
     if e.cp > 1:
@@ -221,10 +225,12 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
 
 def _environment(e: Experiment) -> str:
     """What the command line starts with: tp and cp overlap their communication only with one queue of kernels on GPUs
-    before Blackwell, and Megatron-FSDP only with several; Megatron asserts both."""
+    before Blackwell, and Megatron-FSDP only with several; offload of activations moves weights too without its
+    variable. Megatron asserts all of them."""
     if e.zero_stage >= 2:
         return "env -u CUDA_DEVICE_MAX_CONNECTIONS "
-    return "CUDA_DEVICE_MAX_CONNECTIONS=1 " if e.tp > 1 or e.cp > 1 else ""
+    offload = "NVTE_CPU_OFFLOAD_V1=1 " if e.activation_offload != "none" else ""
+    return offload + ("CUDA_DEVICE_MAX_CONNECTIONS=1 " if e.tp > 1 or e.cp > 1 else "")
 
 
 def _without_transformer_engine(e: Experiment) -> str:
@@ -232,6 +238,7 @@ def _without_transformer_engine(e: Experiment) -> str:
     needed = {
         "cp": e.cp > 1,
         "sequence_parallel": e.tp > 1 and e.sequence_parallel,
+        "activation_offload": e.activation_offload != "none",
         "precision": e.precision.startswith("fp8") or e.precision in PLANNED_FORMATS,
     }
     if fields := [name for name, needs in needed.items() if needs]:
@@ -287,29 +294,6 @@ def _sharding(draft: Draft) -> None:
         draft.set({"num-distributed-optimizer-instances": e.dp_replicate})
         if e.zero_stage >= 2:
             draft.set({"outer-dp-sharding-strategy": "no_shard"})
-
-
-def _offload(draft: Draft) -> None:
-    """The optimizer on the host, which Megatron has for its distributed optimizer (`OptimizerConfig`)."""
-    e = draft.experiment
-    if e.zero_stage >= 2:
-        draft.refuse("optimizer_offload", "not known of Megatron-FSDP; zero_stage=1 would work")
-    elif e.zero_stage == 0 and e.dp * e.cp > 1:
-        draft.refuse("optimizer_offload", "it needs the distributed optimizer; zero_stage=1 would work")
-    if e.optimizer_states != "fp32":
-        draft.refuse("optimizer_states", "its optimizer on the host keeps them in fp32; fp32 would work")
-    draft.set(
-        {
-            "use-distributed-optimizer": True,
-            "use-precision-aware-optimizer": True,
-            "optimizer-cpu-offload": True,
-            "optimizer-offload-fraction": e.optimizer_offload,
-            "overlap-cpu-optimizer-d2h-h2d": True,
-        }
-    )
-    draft.warnings.append(
-        "optimizer_offload: it moves whole parameters, and their fp32 master weights too: the device needs less memory"
-    )
 
 
 def _pipeline(draft: Draft) -> None:

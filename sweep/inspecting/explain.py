@@ -194,7 +194,8 @@ def _updates(e: Experiment) -> str:
 
 
 def _every(e: Experiment) -> str:
-    return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
+    every = f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
+    return every + (f", activation_offload {e.activation_offload}" if e.activation_offload != "none" else "")
 
 
 def _documents(e: Experiment) -> list[str]:

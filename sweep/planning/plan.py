@@ -157,7 +157,10 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
         if cluster.usable_bytes is None:
             raise InvalidSweep(f"{begin}: {smallest.detail}; use a smaller model or micro-batch, or fewer processes")
         if (smallest.peak_bytes or 0) <= cluster.usable_bytes * plan.config.plan.oom_margin:
-            raise InvalidSweep(f"{begin}: {smallest.detail}; use a smaller optimizer_offload, or more nodes")
+            raise InvalidSweep(
+                f"{begin}: {smallest.detail}; use a smaller optimizer_offload, "
+                "fewer words of activation_offload, or more nodes"
+            )
         peak, limit = format_bytes(smallest.peak_bytes), format_bytes(cluster.usable_bytes)
         raise InvalidSweep(
             f"{begin} needs {peak} "

@@ -17,7 +17,7 @@ from sweep.planning.reuse import FinishedAttempt
 from sweep.predicting.forecast import Forecast
 from workloads.contract.protocol import Method
 from workloads.costs.memory.estimate import estimate_memory, peak_stage
-from workloads.costs.memory.host import node_host_bytes
+from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.rules.engine_support import is_own
 from workloads.rules.installed_engines import unusable_here
 from workloads.rules.layout_rules import Violation, violations
@@ -176,15 +176,23 @@ def with_verdict(
 def too_big_for_host(
     needed: int | None, experiment: Experiment, cluster: ClusterSpec, margin: float = 1.0
 ) -> str | None:
-    """Describes in numbers why the optimizer's part on the host does not fit there; None if it fits, or if the memory
-    of the cluster's nodes is not known. ``needed``: bytes of a node."""
+    """Describes in numbers why what the optimizer and activations have on the host does not fit there; None if it fits,
+    or if the memory of the cluster's nodes is not known. ``needed``: bytes of a node."""
     limit = cluster.host.memory_bytes
     if not needed or limit is None or needed <= limit * margin:
         return None
     return (
-        f"optimizer_offload={experiment.optimizer_offload:g} needs {format_bytes(needed)} of the host's memory on a "
-        f"node; {format_bytes(limit)} x margin {margin:g} = {format_bytes(limit * margin)}"
+        f"{on_host(experiment)} needs {format_bytes(needed)} of the host's memory on a node; "
+        f"{format_bytes(limit)} x margin {margin:g} = {format_bytes(limit * margin)}"
     )
+
+
+def on_host(experiment: Experiment) -> str:
+    """The fields that put something into the memory of the host, with their values."""
+    fields = [f"optimizer_offload={experiment.optimizer_offload:g}"] if experiment.optimizer_offload else []
+    if experiment.activation_offload != "none":
+        fields.append(f"activation_offload={experiment.activation_offload}")
+    return " with ".join(fields)
 
 
 def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: DeviceLimit | None) -> list[Violation]:

@@ -131,12 +131,17 @@ def eager_points(plan: Plan) -> list[str]:
 
 
 def on_hosts(plan: Plan) -> list[str]:
-    """Lines on optimizers on the host: the memory of a node that they need and what it has, and rates without which
-    their steps have no predicted time."""
+    """Lines on optimizers and activations on the host: the memory of a node that they need and what it has, and rates
+    without which their steps have no predicted time."""
     cluster = plan.config.cluster
-    points = [point for point in plan.points if point.experiment.optimizer_offload and point.host_memory_bytes]
+    points = [point for point in plan.points if point.host_memory_bytes]
     if not points:
         return []
+    fields = {
+        "optimizer_offload": any(point.experiment.optimizer_offload for point in points),
+        "activation_offload": any(point.experiment.activation_offload != "none" for point in points),
+    }
+    named = " or ".join(name for name, is_there in fields.items() if is_there)
     most = format_bytes(max(point.host_memory_bytes or 0 for point in points))
     has, many = cluster.host.memory_bytes, plural(len(points), "point")
     known = (
@@ -144,9 +149,12 @@ def on_hosts(plan: Plan) -> list[str]:
         if has is not None
         else (f"the memory of a node is not known, so it is not checked (host.memory_bytes of cluster {cluster.name})")
     )
-    lines = [f"{many} with optimizer_offload: up to {most} of the host's memory on a node; {known}"]
-    if any(point.time is None for point in points) and (names := unknown_rates(cluster)):
-        lines.append(f"no step time with optimizer_offload: the file of cluster {cluster.name} lacks {listed(names)}")
+    lines = [f"{many} with {named}: up to {most} of the host's memory on a node; {known}"]
+    names = unknown_rates(cluster)
+    if not fields["optimizer_offload"]:
+        names = [name for name in names if name == "host.link_bandwidth"]
+    if names and any(point.time is None for point in points):
+        lines.append(f"no step time with {named}: the file of cluster {cluster.name} lacks {listed(names)}")
     return lines
 
 
@@ -193,6 +201,8 @@ def layout(experiment: Experiment) -> str:
     if experiment.recompute != "none":
         every = f" every {experiment.recompute_every}" if experiment.recompute_every > 1 else ""
         parts.append(f"recompute {experiment.recompute}{every}")
+    if experiment.activation_offload != "none":
+        parts.append(f"activations offloaded {experiment.activation_offload}")
     if experiment.precision != "bf16":
         parts.append(experiment.precision)
     if experiment.attention != "auto":

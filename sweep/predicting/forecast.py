@@ -23,6 +23,7 @@ from sweep.predicting.codebases import key_of_engine, profiles_with
 from sweep.predicting.engine_memory import EngineMemory
 from sweep.predicting.known import Known, MeasuredLayout
 from workloads.costs.time.host_update import HostUpdate, host_update
+from workloads.costs.time.offload_times import added_by_offload
 from workloads.predict import crossing, layouts, near_full
 from workloads.predict.crossing import Crossing
 from workloads.predict.parameters import NO_HOST
@@ -133,13 +134,18 @@ class Forecast:
 
     def host_update(self, experiment: Experiment) -> HostUpdate | None:
         """The part of the optimizer on the host; None if there is none, or if its rates are not known."""
-        if not experiment.optimizer_offload:
-            return None
-        cluster = self.cluster if self.host is None else dataclasses.replace(self.cluster, host=self.host)
-        return host_update(experiment, cluster)
+        return host_update(experiment, self._with_rates()) if experiment.optimizer_offload else None
+
+    def _with_rates(self) -> ClusterSpec:
+        """The cluster with the newest rates of its hosts."""
+        return self.cluster if self.host is None else dataclasses.replace(self.cluster, host=self.host)
 
     def _with_host(self, time: StepTime | None, experiment: Experiment) -> StepTime | None:
-        """``time`` with what the part of the optimizer on the host adds; None if that is not known."""
+        """``time`` with what the part of the optimizer on the host and copies of activations add; None if that is not
+        known."""
+        if time is not None and experiment.activation_offload != "none":
+            waits = added_by_offload(experiment, self._with_rates())
+            time = _later(time, waits, HOST_SPREAD) if waits is not None else None
         if time is None or not experiment.optimizer_offload:
             return time
         update = self.host_update(experiment)
@@ -263,7 +269,8 @@ def _rows(
     ``fitted``."""
     rows_by_engine: dict[str, list[MeasuredLayout]] = {}
     for name, ran in known.steps.items():
-        on_device = not ran.experiment.optimizer_offload  # no parameter of the fit stands for a host's update
+        # no parameter of the fit stands for a host's update, or for copies to it
+        on_device = not ran.experiment.optimizer_offload and ran.experiment.activation_offload == "none"
         if name not in without and on_device and layouts.is_predicted(ran.experiment, cluster):
             engine = key_of_engine(ran.experiment.engine, ran.experiment.engine_version)
             rows = rows_by_engine.setdefault(engine, [])

@@ -178,9 +178,10 @@ def layouts(count: int, seed: int) -> list[Experiment]:
             adds = adds and experiment.num_microbatches > 1
             optimizer = get_args(OptimizerName)[len(found) // 2 % 4]
             share = (0.0, 0.3, 1.0)[len(found) % 3] if optimizer == "adamw" else 0.0
-            found.append(
-                experiment.replace(gradient_accumulation_fusion=adds, optimizer=optimizer, optimizer_offload=share)
-            )
+            one = experiment.replace(gradient_accumulation_fusion=adds, optimizer=optimizer, optimizer_offload=share)
+            offloads = one.replace(activation_offload=("all", "input", "attention+gate_up")[len(found) % 3])
+            is_possible = all(violation.rule in elsewhere for violation in violations(offloads, CLUSTER))
+            found.append(offloads if is_possible else one)
     return found
 
 
@@ -340,6 +341,8 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
             experiments += [
                 dataclasses.replace(one, **{field: value}, optimizer_offload=0.5) for one in experiments[:9]
             ]
+    for words in ("all", "input+norm+rope", "gate_up+swiglu"):
+        experiments += [dataclasses.replace(one, activation_offload=words) for one in experiments[:120]]
     code = "input.experiments.map((e) => MemoryRules.violations(input.rules, e, input.cluster))"
     given = {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE, "rules": rules_json()}
     said = evaluate(browser, SCRIPTS, code, given)

@@ -23,6 +23,7 @@ from tests.planted.checks_of_choices import advice as advice
 from tests.planted.checks_of_choices import searches as searches
 from tests.planted.checks_of_documents import document_balance as document_balance
 from tests.planted.checks_of_documents import document_positions as document_positions
+from tests.planted.checks_of_hosts import late_activations as late_activations
 from tests.planted.checks_of_hosts import late_copies as late_copies
 from tests.planted.checks_of_hosts import share_of_host as share_of_host
 from tests.planted.checks_of_pilots import pilots as pilots

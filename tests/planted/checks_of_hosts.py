@@ -1,12 +1,14 @@
-"""Checks of an optimizer on the host whose copies are late, which no run on a CPU would show. As those of
-`tests.planted.checks`."""
+"""Checks of an optimizer and of activations on the host whose copies are late, which no run on a CPU would show. As
+those of `tests.planted.checks`."""
 
 from __future__ import annotations
 
 import torch
 
-from tests.planted.plant import Fault, planted
+from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
+from tests.workloads.engine.parity import experiment
+from tests.workloads.engine.test_activation_offload import differences
 from tests.workloads.engine.test_host_optimizer import shards, updated
 from workloads.engine.training.host_optimizer import HostAdamW
 
@@ -27,3 +29,10 @@ def share_of_host(pool: Pool, fault: Fault | None) -> None:
             on_host = HostAdamW(shards(), share)
         held = on_host.host_bytes() - sum(tensor.nbytes for tensor in on_host.tensors()[-2:])
         assert abs(held - 4 * 8 * share * elements) <= 4 * 8 * len(shards()), held
+
+
+def late_activations(pool: Pool, fault: Fault | None) -> None:
+    """A step is the same whether activations wait on the host or on the device, with copies as late as they may be."""
+    for case in (experiment(activation_offload="all"), experiment(pp=2, rounds=4, activation_offload="all")):
+        for found, _ in pool.run(with_fault, case.world_size, fault, differences, case, "cpu", True, 1):
+            assert found == []

@@ -1,4 +1,4 @@
-"""Faults of an optimizer on the host: what is read before its copy came, and what never comes back."""
+"""Faults of what is on the host: read before its copy came, overwritten while it is needed, or never back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from tests.planted.faults import CLIPPED, DP, ENGINE, faults_of
 
 _HOST = ENGINE + "training.host_optimizer:"
 _UPDATE = _HOST + "HostAdamW.update"
+_STORE = ENGINE + "training.activation_offload:"
+_AWAY = {**DP, "zero_stage": 3, "activation_offload": "all"}
 _HALF = {**DP, "zero_stage": 1, "optimizer_offload": 0.5}
 HOSTS = [
     *faults_of(
@@ -87,5 +89,44 @@ HOSTS = [
             _HALF,
         ),
         check="share_of_host",
+    ),
+    *faults_of(
+        "copies",
+        (
+            "activation_before_its_copy",
+            "an activation is read before it is back from the host",
+            _STORE + "ActivationStore.join",
+            "self.up.join()",
+            "pass",
+            _AWAY,
+        ),
+        (
+            "activation_gone_before_its_copy",
+            "nobody waits for copies of activations to the host",
+            _STORE + "ActivationStore.finish",
+            "self.down.join()",
+            "pass",
+            _AWAY,
+        ),
+        check="late_activations",
+    ),
+    *faults_of(
+        "host",
+        (
+            "buffer_still_needed",
+            "a buffer of activations is overwritten while another tensor needs it",
+            _STORE + "ActivationStore._take",
+            "return free.pop()",
+            "return free[0]",
+            _AWAY,
+        ),
+        (
+            "other_part_of_an_activation",
+            "views of activations from the host begin at their storage's first element",
+            _STORE + "_Handle.move",
+            "tensor.storage_offset()",
+            "0",
+            _AWAY,
+        ),
     ),
 ]

@@ -252,7 +252,8 @@ class RankResult:
     """Whether tensor-parallel products exchanged their tokens through memory that ranks share. None where this engine's
     layouts cannot, and for other engines."""
     host_memory_bytes: int | None = None
-    """Memory that this rank's optimizer held on the host. None without one there, and for other engines."""
+    """Memory that this rank's optimizer and activations held on the host. None without any there, and for other
+    engines."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None

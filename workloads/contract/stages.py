@@ -156,6 +156,8 @@ def stage_key(task: Task, rank: int) -> str:
         same["pad_vocab_to"] = experiment.pad_vocab_to
     if experiment.update_words:
         same["updates"] = experiment.update_words
+    if experiment.activation_offload != "none":
+        same["activation_offload"] = experiment.activation_offload
     if experiment.documents is not None:
         same["documents"] = experiment.packing
     if experiment.gradient_accumulation_fusion:

@@ -85,7 +85,7 @@ class Measurements:
     shares_memory: bool | None = None
     """Whether tensor-parallel ranks exchange tokens through memory that they share; None without such a layout."""
     host_memory_bytes: int | None = None
-    """Bytes that the optimizer holds on the host; None without one there."""
+    """Bytes that optimizer and activations hold on the host; None without any there."""
 
 
 def measure(
@@ -192,8 +192,8 @@ def _measure(
         captured.release()
     ran_as: Literal["none", "step"] = "step" if captures else "none"
     shares = engine.peers.is_open if engine.peers is not None else None
-    on_host = engine.optimizer.on_host
-    of_host = on_host.host_bytes() if on_host is not None else None
+    on_host = [one.host_bytes() for one in (engine.optimizer.on_host, engine.store) if one is not None]
+    of_host = sum(on_host) if on_host else None
     return Measurements(
         records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason, shares, of_host
     )

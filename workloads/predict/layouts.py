@@ -88,6 +88,7 @@ def is_plain(e: Experiment) -> bool:
         and (e.zero_stage == 0 or e.dp_replicate == 1)
         and e.recompute in RECOMPUTE
         and e.recompute_every == 1
+        and e.activation_offload == "none"
         and not e.gradient_accumulation_fusion
         and not e.update_words
         and e.documents is None
@@ -140,6 +141,7 @@ def plain(e: Experiment) -> Experiment:
         sequence_parallel=True,
         recompute=nearest_word(e),
         recompute_every=1,
+        activation_offload="none",
         gradient_accumulation_fusion=False,
         **UPDATE_FIELDS,
         documents=None,

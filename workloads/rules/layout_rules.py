@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from workloads.rules.activation_cases import OFFLOAD_CASES
 from workloads.rules.attention_kernels import ATTENTION_CASES
 from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.derived_values import DERIVED, FUNCTIONS, SPLIT
@@ -215,6 +216,7 @@ _LAYOUT = _rules(
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
     *RECOMPUTE_CASES,
+    *OFFLOAD_CASES,
     (
         "fusion_zero",
         "gradient_accumulation_fusion and zero_stage > 1",

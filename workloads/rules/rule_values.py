@@ -31,6 +31,7 @@ _OF_EXPERIMENT = (
         "compile",
         "recompute",
         "recompute_every",
+        "activation_offload",
         "engine_version",
         "etp",
         "routing",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from workloads.spec.activations.offload import canonical_offload
 from workloads.spec.documents.lengths import canonical_documents
 from workloads.spec.engine_versions import ENGINE, ENGINE_VERSION, ENGINES, fuses_by_default
 from workloads.spec.errors import InvalidExperiment
@@ -66,6 +67,7 @@ def canonical_fields(fields: dict[str, Any], dp: int | None) -> dict[str, Any]:
         fields["recompute_every"] = 1
     elif fields.get("recompute_every", 1) > fields["model"].num_layers:
         fields["recompute_every"] = fields["model"].num_layers  # only the first layer is recomputed
+    fields["activation_offload"] = canonical_offload(fields.get("activation_offload", "none"), fields["recompute"])
     if is_number(fields.get("optimizer_offload", 0.0)):
         fields["optimizer_offload"] = float(fields.get("optimizer_offload", 0.0))
     fields["gradient_accumulation_fusion"] = _fused(fields)

@@ -83,6 +83,9 @@ class Experiment(_WithId):
     such words of the stages of the pipeline (`workloads.spec.recomputation`)."""
     recompute_every: int = 1
     """Only layers whose index in the model is a multiple of this are recomputed. No effect with ``recompute=none``."""
+    activation_offload: str = "none"
+    """Tensors of a layer that wait for its backward in the memory of the host (`workloads.spec.activations.offload`):
+    none, some by their names joined by "+", or ``all`` that recomputation keeps."""
     pp_schedule: PipelineSchedule = "none"
     """``none`` exactly when ``pp == 1``."""
     virtual_stages: int = 1
@@ -283,6 +286,8 @@ class Experiment(_WithId):
             parts.append(f"rc{self.recompute.translate(_IN_AN_ID)}")
             if self.recompute_every > 1:
                 parts[-1] += f".every{self.recompute_every}"
+        if self.activation_offload != "none":
+            parts.append(f"off{self.activation_offload.translate(_IN_AN_ID)}")
         if self.documents is not None:
             parts.append("packed" + (".greedy" if self.document_balance == "greedy" else ""))
         if self.routing != "balanced":
@@ -382,10 +387,11 @@ LATER_FIELDS: Mapping[str, Any] = {
     **UPDATE_FIELDS,
     "documents": None,
     "document_balance": "none",
+    "activation_offload": "none",
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
 ran; no step was captured; AdamW updated weights, and all of it was in fp32 on the device; a sequence was one
-document."""
+document; activations stayed on the device."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """Behaviour of engine versions 1 and 2 where later versions have a choice. (They had no context parallelism.)"""
 

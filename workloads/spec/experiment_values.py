@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Literal, get_args
 
+from workloads.spec.activations.offload import MUST as MUST_BE_OFFLOAD
+from workloads.spec.activations.offload import is_offload
 from workloads.spec.checks import LARGEST, Values, one_of, texts, whole_numbers
 from workloads.spec.documents.lengths import MUST as MUST_BE_DOCUMENTS
 from workloads.spec.documents.lengths import DocumentValues, is_written
@@ -65,6 +67,7 @@ FIELDS: Mapping[str, Values] = {
     "zero_stage": one_of(0, 1, 2, 3),
     **{field: one_of(*words) for field, words in _CHOICES.items()},
     "recompute": recompute_texts(),
+    "activation_offload": Values(accepts=is_offload, must=MUST_BE_OFFLOAD),
     "sequence_parallel": one_of(True, False),
     "gradient_accumulation_fusion": one_of(True, False),
     "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),

@@ -60,6 +60,7 @@ _SAME: Mapping[str, str] = {
     "axes.recompute": "activation_checkpoint activation_checkpointing gradient_checkpointing recompute_granularity "
     "recompute_layer recompute_modules",
     "axes.recompute_every": "selective_ac_option activation_checkpoint_interval",
+    "axes.activation_offload": "fine_grained_activation_offloading offload_modules cpu_offloading save_on_cpu",
     "axes.pp_schedule": "pipeline_parallel_schedule pp_engine pipeline_schedule",
     "axes.virtual_stages": "virtual_pipeline_model_parallel_size",
     "axes.pp_split": "account_for_loss_in_pipeline_split account_for_embedding_in_pipeline_split",

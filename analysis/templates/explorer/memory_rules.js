@@ -95,6 +95,7 @@ const MemoryRules = (() => {
       gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false, documents: e.documents ?? null,
       grad_reduce: e.grad_reduce ?? "fp32", optimizer: e.optimizer ?? "adamw", optimizer_states: e.optimizer_states ?? "fp32",
       master_weights: e.master_weights ?? "fp32", optimizer_offload: e.optimizer_offload ?? 0,
+      activation_offload: e.activation_offload ?? "none",
       ...written(e.pp_stages),
       ...recomputed(py.made(ClosedForms.Experiment, e)),
       // models with a list of layers have no rows

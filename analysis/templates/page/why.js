@@ -4,7 +4,7 @@
    part (analysis/rows/choice_costs.py); and where a step's time and the memory go. */
 const Why = (() => {
   const by = (id) => document.getElementById(id);
-  const AXIS_NAMES = { micro_batch_size: "micro-batch", zero_stage: "ZeRO", recompute_every: "recompute one in", cuda_graph: "CUDA graph", pp_schedule: "schedule", cp_kind: "cp kind", grad_reduce: "gradients reduced in", optimizer_states: "states in", master_weights: "master weights in", optimizer_offload: "offloaded states" };
+  const AXIS_NAMES = { micro_batch_size: "micro-batch", zero_stage: "ZeRO", recompute_every: "recompute one in", activation_offload: "offloaded activations", cuda_graph: "CUDA graph", pp_schedule: "schedule", cp_kind: "cp kind", grad_reduce: "gradients reduced in", optimizer_states: "states in", master_weights: "master weights in", optimizer_offload: "offloaded states" };
   const empty = (...words) => element("p", { class: "empty" }, ...words);
 
   /**

@@ -201,6 +201,7 @@ interface Experiment {
   zero_stage: number;
   recompute: string;
   recompute_every: number;
+  activation_offload?: string;
   pp_schedule: string;
   virtual_stages: number;
   pp_split: string;

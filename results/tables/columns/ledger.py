@@ -25,7 +25,8 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column(
         "predicted_host_memory_bytes",
         INT,
-        "Memory of one node's host that optimizers of its ranks need, predicted; 0: none (optimizer_offload)",
+        "Memory of one node's host that optimizers and activations of its ranks need, predicted; 0: none "
+        "(optimizer_offload, activation_offload)",
         "B",
     ),
     *PREDICTED_TIME_COLUMNS,

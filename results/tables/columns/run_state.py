@@ -176,7 +176,8 @@ RUN_STATE_COLUMNS: tuple[Column, ...] = (
     Column(
         "host_memory_bytes",
         INT,
-        "Memory that optimizers of one host's ranks held there, of the fullest host (optimizer_offload); null: none",
+        "Memory that optimizers and activations of one host's ranks held there, of the fullest host "
+        "(optimizer_offload, activation_offload); null: none",
         "B",
     ),
     Column("throttle_reasons", TEXT, "NVML clock event reasons that were seen, separated by commas; empty: none"),

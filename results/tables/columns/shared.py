@@ -61,6 +61,12 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column(
         "recompute_every", INT, "Only layers whose index is a multiple of this number are recomputed; 1: every layer"
     ),
+    Column(
+        "activation_offload",
+        TEXT,
+        "Activations that wait for their backward on the host: none, all that is not recomputed, or a list such as "
+        "input+attention",
+    ),
     Column("pp_schedule", TEXT, "Pipeline schedule; none if pp is 1"),
     Column("virtual_stages", INT, "Model chunks held by one pipeline rank"),
     Column(

@@ -88,6 +88,7 @@ CHANGES: dict[str, list[object]] = {
     "zero_stage": [1, 2, 3],
     "recompute": ["none", "full", "selective", "norm", "mla_up", "experts"],
     "recompute_every": [2],
+    "activation_offload": ["all", "input", "input+qkv+rope+attention"],
     "pp_schedule": ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"],
     "virtual_stages": [2],
     "pp_split": ["balanced", "even", "ends_count"],
@@ -483,3 +484,42 @@ def flags_of(text: str) -> dict[str, str]:
     """Flags with their values; a flag without one has an empty text."""
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("--")]
     return {line[0]: line[1] if len(line) > 1 else "" for line in lines}
+
+
+def with_activations_away(words: str, **fields: object) -> Experiment:
+    return layout("llama8b", dp=2, global_batch_size=8, activation_offload=words, **fields)
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        ("input", "attn_norm mlp_norm"),
+        ("qkv+rope", "core_attn"),
+        ("input+qkv+rope+attention", "attn_norm mlp_norm core_attn attn_proj"),
+    ],
+)
+def test_activations_on_the_host_are_exported_by_their_modules(words: str, modules: str) -> None:
+    flags = flags_of(engine_config(with_activations_away(words), "megatron").files["megatron_flags.txt"])
+    assert "--fine-grained-activation-offloading" in flags
+    assert flags["--offload-modules"] == modules
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "fields", "told"),
+    [
+        ("megatron", "all", {}, "no module there has norm and gate_up and swiglu"),
+        ("megatron", "attention", {}, "its core_attn and attn_proj need qkv and rope together"),
+        ("megatron", "qkv+attention", {}, "its core_attn and attn_proj need qkv and rope together"),
+        ("megatron", "all", {"recompute": "full"}, "it offloads no input of fully recomputed layers"),
+        ("megatron", "input", {"zero_stage": 3}, "not known of Megatron-FSDP"),
+        *(
+            (engine, "input", {}, "no counterpart here")
+            for engine in ("torchtitan", "nanotron", "deepspeed", "transformers")
+        ),
+    ],
+)
+def test_other_activations_on_the_host_are_refused(
+    engine: str, words: str, fields: dict[str, object], told: str
+) -> None:
+    with pytest.raises(UnsupportedByEngine, match=re.escape(f"activation_offload={words} ({told}")):
+        engine_config(with_activations_away(words, **fields), engine)

@@ -63,6 +63,9 @@ MORE = {
     "padded, ends count": layout("llama8b", tp=2, pp=4, pp_split="ends_count", pad_vocab_to=4096, global_batch_size=8),
     "8B hsdp of optimizers": layout("llama8b", dp_replicate=2, dp_shard=2, zero_stage=1, global_batch_size=8),
     "8B half on the host": layout("llama8b", dp=4, zero_stage=1, optimizer_offload=0.5, global_batch_size=8),
+    "8B activations on the host": layout(
+        "llama8b", tp=2, dp=2, zero_stage=1, activation_offload="input+qkv+rope+attention", global_batch_size=8
+    ),
     "8B fp8 in blocks": layout("llama8b", dp=4, zero_stage=2, precision="fp8_blockwise", global_batch_size=8),
     "experts dropped": layout("mixtral_8x7b", dp=4, zero_stage=1, ep=2, capacity_factor=1.5, global_batch_size=8),
 }
@@ -108,7 +111,7 @@ def job(e: Experiment, flags: Mapping[str, str | None] | None = None, shell: str
     """The exported command, with some flags replaced, in a shell with this value of `QUEUES`."""
     config = engine_config(e, "megatron")
     environment = {"WORLD_SIZE": str(e.world_size), QUEUES: shell}
-    environment |= dict(re.findall(r"(\w+)=(\S+) .*torchrun", config.start))
+    environment |= dict(re.findall(r"(\w+)=(\S+) (?=.*torchrun)", config.start))
     environment |= dict.fromkeys(re.findall(r"env -u (\w+) .*torchrun", config.start))
     words = flags_in(config.files[megatron.FILE])
     for name, value in (flags or {}).items():

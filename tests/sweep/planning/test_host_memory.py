@@ -14,7 +14,7 @@ from sweep.__main__ import main
 from sweep.planning.plan import refuse_if_nothing_can_run
 from sweep.planning.summary import on_hosts, print_plan
 from tests.sweep.helpers import plan_of
-from workloads.costs.memory.host import node_host_bytes
+from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.spec.errors import InvalidSweep
 
 EIGHT = ["+grid=one_point", "cluster=h200", "grid.axes.model=llama8b", "grid.axes.global_batch_size=8"]
@@ -94,3 +94,20 @@ def test_advice_has_no_layout_that_the_host_cannot_hold(capsys: pytest.CaptureFi
     assert "optimizer_offload=0.5 needs 59.8 GiB of the host's memory on a node; 59.0 GiB" in said
     assert main([*(word.replace("h200", "b200") for word in words)]) == 2
     assert "lacks host.memory_bandwidth" in capsys.readouterr().err
+
+
+AWAY = [*EIGHT, "grid.axes.activation_offload=[none,all]"]
+
+
+def test_activations_count_for_the_memory_of_the_host() -> None:
+    plan = plan_of(AWAY)
+    (point,) = (point for point in plan.points if point.experiment.activation_offload != "none")
+    assert point.host_memory_bytes == node_host_bytes(point.experiment, 8) > 0
+    assert any("with activation_offload: up to" in line for line in on_hosts(plan))
+    times = {one.experiment.activation_offload: one.time for one in plan.points}
+    assert times["all"] is not None and times["none"] is not None
+    assert times["all"].step_time_s > times["none"].step_time_s
+    plan = plan_of([*AWAY, "cluster.host.memory_bytes='1 GiB'"])
+    (point,) = (point for point in plan.points if point.experiment.activation_offload != "none")
+    assert point.verdict == "predicted_oom" and point.detail is not None
+    assert point.detail.startswith("activation_offload=all needs ")

@@ -16,7 +16,7 @@ from tests.workloads.engine.parity import check, experiment, experts, on_backend
 from tests.workloads.engine.test_loss_scale import engine, take_step
 from tests.workloads.engine.test_memory import alone, total
 from workloads.costs.memory.estimate import estimate_memory
-from workloads.costs.memory.host import rank_host_bytes
+from workloads.costs.memory.host_activations import rank_host_bytes
 from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.training import host_optimizer
 from workloads.engine.training.host_copies import PlainCopies

@@ -101,6 +101,7 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
 _NOTHING_OF_LAYERS: Live = dict.fromkeys(
     (
         "saved",
+        "fetched",
         "documents",
         "working",
         "left",

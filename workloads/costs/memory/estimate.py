@@ -14,7 +14,9 @@ most tokens is counted. Model states follow ZeRO (Rajbhandari et al., arXiv:1910
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate r P, unsharded, until then. The
                 optimizer frees them, so a step's first backward starts without gradients
     activations saved bytes of every micro-batch in flight, working bytes of the running block or the head,
-                FSDP's flat buffers, and the memory through which tensor-parallel ranks exchange tokens
+                FSDP's flat buffers, what has come back from the host for the running layer and the next
+                (`workloads.costs.memory.host_activations`), and the memory through which tensor-parallel ranks exchange
+                tokens
 
 and peaks at the end of one of the steps of `workloads.costs.memory.layer_events` and
 `workloads.costs.memory.end_events`, each of which allocates and frees named tensors.

@@ -12,9 +12,8 @@ and the CUDA context, which are there with any optimizer.
 
 from __future__ import annotations
 
-from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import local_params
-from workloads.costs.shape.partition import StageParams, experiment_stages
+from workloads.costs.shape.partition import StageParams
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.updates.optimizer import optimizer_of
@@ -35,16 +34,10 @@ def offloaded(e: Experiment, elements: int) -> int:
     return int(e.optimizer_offload * elements)
 
 
-def rank_host_bytes(experiment: Experiment) -> int:
-    """Bytes of the host's memory for the pipeline rank that needs most; 0 without ``optimizer_offload``."""
-    e = as_held(experiment)
+def rank_optimizer_bytes(e: Experiment, held: StageParams) -> int:
+    """Bytes of the host's memory for the optimizer of a pipeline rank that holds ``held``; 0 without
+    ``optimizer_offload``. ``e``: as `workloads.costs.shape.held_model.as_held` returns it."""
     if not e.optimizer_offload:
         return 0
     spec = optimizer_of(e)
-    each = spec.moments * spec.moment_bytes + COPIES * spec.master_bytes
-    return each * max(offloaded(e, own_elements(e, held)) for held in experiment_stages(e))
-
-
-def node_host_bytes(experiment: Experiment, devices_per_node: int) -> int:
-    """Bytes of the memory of one node, if every rank on it needs as much as the one that needs most."""
-    return rank_host_bytes(experiment) * min(devices_per_node, experiment.world_size)
+    return (spec.moments * spec.moment_bytes + COPIES * spec.master_bytes) * offloaded(e, own_elements(e, held))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors, expert_working
 from workloads.costs.memory.kind_tensors import ALWAYS, KindTensors, Sizes, Tensor, kind_tensors
 from workloads.costs.shape import fp8
+from workloads.spec.activations.offload import offloaded_words
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -23,7 +24,7 @@ class KindBytes(NamedTuple):
     """Bytes of one layer of a kind, one micro-batch, one rank."""
 
     saved: int
-    """Held from forward to backward."""
+    """Held from forward to backward, on the device or, of it, ``offloaded`` on the host."""
     working: int
     """Needed in addition while its backward runs."""
     deferred: int
@@ -32,6 +33,10 @@ class KindBytes(NamedTuple):
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
     first_half: int
     """Extra working bytes in the input-gradient pass of a split backward."""
+    offloaded: int
+    """Held on the host until the layer's backward begins."""
+    offloaded_input: int
+    """The layer's input, part of ``offloaded``."""
 
 
 class _Layer(NamedTuple):
@@ -57,6 +62,11 @@ class _Layer(NamedTuple):
     @property
     def named(self) -> tuple[str, ...]:
         return operations_of(self.recompute)
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """Words of what waits on the host."""
+        return offloaded_words(self.e.activation_offload, self.recompute)
 
     @property
     def gathered(self) -> int:
@@ -97,7 +107,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
     """
     one = _Layer.of(e, kind, c, c if w is None else w, recomputed=recomputed)
     s, t, x = one.s, one.t, one.x
-    saved, stream = sum(_parts(one).values()), e.model.streams * s.own(s.hidden)
+    saved, stream = sum(_parts(one, ()).values()), e.model.streams * s.own(s.hidden)
     total = _sum(t.all()) + (0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product)
     again, working = total + 2 * one.kept - saved, 0
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
@@ -117,25 +127,30 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)))
     reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
-    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one))
+    offloaded = one.offloaded
+    of_host = saved - sum(_parts(one, offloaded).values())
+    of_input = t.entry[0].bytes if "input" in offloaded else 0
+    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one), of_host, of_input)
 
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
-    """The saved bytes of `kind_bytes` by the part of the layer that saves them."""
-    return _parts(_Layer.of(e, kind, c, c, recomputed=recomputed))
+    """The saved bytes of `kind_bytes` that stay on the device, by the part of the layer that saves them."""
+    one = _Layer.of(e, kind, c, c, recomputed=recomputed)
+    return _parts(one, one.offloaded)
 
 
-def _parts(one: _Layer) -> dict[str, int]:
+def _parts(one: _Layer, away: tuple[str, ...]) -> dict[str, int]:
+    """``away``: words of tensors that are not counted."""
     t, x, named = one.t, one.x, one.named
     if one.recompute == "full":
         always = _sum(tensor for tensor in t.all() if tensor.dropped_by == ALWAYS)
-        return {"residual stream": t.entry[0].bytes + always}
+        return {"residual stream": (0 if "input" in away else t.entry[0].bytes) + always}
     # The outputs of two row-parallel layers and their partial sums stay, or two inputs are saved gathered.
     more = one.gathered + one.s.own(one.s.hidden) if one.compiled_again else one.kept
     parts = {"residual stream": 0, "attention": more, "feed-forward": more, "tokens sent to experts": 0}
 
     def add(part: str, tensors: Iterable[Tensor]) -> None:
-        parts[part] += _sum(tensor for tensor in tensors if not _is_again(one, tensor))
+        parts[part] += _sum(tensor for tensor in tensors if not _is_again(one, tensor) and not _is_in(away, tensor))
 
     add("attention", t.mixer)
     add("feed-forward", t.mlp)
@@ -160,6 +175,11 @@ def _done_norms(one: _Layer) -> int:
     """Bytes that the backwards of norms of outputs have freed when that of routed experts begins: the inputs of three
     and their statistics, less the gradient of the dense MLP's output, which waits."""
     return 2 * one.s.own(one.s.hidden) + 3 * one.s.statistics() if one.kind.normed_beside else 0
+
+
+def _is_in(words: tuple[str, ...], tensor: Tensor) -> bool:
+    """Whether a tensor has one of these words of ``activation_offload``."""
+    return (tensor.offloaded_by or tensor.dropped_by) in words
 
 
 def _sum(tensors: Iterable[Tensor]) -> int:

@@ -51,6 +51,8 @@ class Tensor(NamedTuple):
     """Whether it is the input of a product, and so is held until the weight-gradient pass of a split backward."""
     gradient: bool = False
     """Whether a gradient as large exists while the part's backward runs; in a split backward it is held, too."""
+    offloaded_by: str = ""
+    """Word of ``activation_offload`` with which it waits on the host; empty: ``dropped_by``, if that is one."""
 
 
 class Sizes(NamedTuple):
@@ -128,7 +130,7 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
         projected, rotated, normed_values = s.c * rows * (queries + keys + values) // s.tp, 0, 0
     elif s.e.cp > 1 and not s.sent and mixer.value_scale != 1.0:
         projected = s.split(values)  # scaled values are a copy; the projection is free
-    tensors = [Tensor("projected", projected, gradient=True)]
+    tensors = [Tensor("projected", projected, gradient=True, offloaded_by="qkv")]
     if before:
         tensors += [Tensor("output with the part before", s.c * rows * outputs // s.tp)]
     if normed and (s.sent or before):
@@ -142,7 +144,8 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
     if mixer.value_norm:
         tensors += [Tensor("normed values", normed_values, "rope", 2 * s.split(values))]
     tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len))), *_sent_back(s, outputs)]
-    output = Tensor("attention output", s.split(outputs), feeds=mixer.gate == "none", gradient=True)
+    feeds = mixer.gate == "none"
+    output = Tensor("attention output", s.split(outputs), feeds=feeds, gradient=True, offloaded_by="attention")
     if mixer.gate == "none":
         return [*tensors, output]
     gates = s.split(outputs if mixer.gate == "element" else mixer.heads)
@@ -257,7 +260,9 @@ def _dense(mlp: DenseMLP, s: Sizes, name: str = "") -> list[Tensor]:
     size, inputs = s.split(mlp.width), 2 if mlp.gated else 1
     kept = fp8.cast_bytes(s.e, size // s.c) if fp8.keeps_low(s.e) else size
     return [
-        Tensor(f"{name}gate and up" if mlp.gated else f"{name}up", inputs * size, gradient=True),
+        Tensor(
+            f"{name}gate and up" if mlp.gated else f"{name}up", inputs * size, gradient=True, offloaded_by="gate_up"
+        ),
         Tensor(f"{name}product", kept, "swiglu", (inputs + 1) * size, feeds=True),
     ]
 
@@ -293,7 +298,7 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     parts = [(name, part) for name, part in (("mixer", kind.mixer), ("MLP", kind.mlp)) if part is not None]
     entry = []
     for at, (name, part) in enumerate(parts):
-        entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden))]
+        entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden), offloaded_by="input")]
         if streams > 1:
             entry += [Tensor(f"{name}: mixed streams", s.own(s.hidden), moved=(2 * streams + 1) * s.own(s.hidden))]
         cast = None if name == "MLP" and kind.normed_beside else _is_cast(part, s)

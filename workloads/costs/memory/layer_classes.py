@@ -24,7 +24,8 @@ class LayerSizes(NamedTuple):
 
     name: str
     saved: int
-    """Bytes held from forward to backward if the layer is recomputed (all layers are, without ``recompute_every``)."""
+    """Bytes held from forward to backward if the layer is recomputed (all layers are, without ``recompute_every``), on
+    the device."""
     kept: int
     """Bytes held from forward to backward if the layer is not recomputed."""
     working: int
@@ -49,6 +50,11 @@ class LayerSizes(NamedTuple):
     reducing: int
     """Bytes needed in addition to ``saved`` while the experts' gradients are reduced."""
     reducing_kept: int
+    offloaded: int
+    """Bytes held on the host from forward to backward, in addition to ``saved``. A stage whose layers are not all
+    recomputed alike has none."""
+    offloaded_input: int
+    """Bytes of the layer's input, part of ``offloaded``."""
 
 
 class LayerClass(NamedTuple):
@@ -106,6 +112,7 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
 _OF_SIZES = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
     *("attention", "routing", "routing_imbalance", "capacity_factor", "cp_kind", "compile", "recompute_every"),
+    "activation_offload",
 )
 """Fields on which the sizes of layers depend."""
 _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
@@ -127,8 +134,8 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[Laye
         sizes.append(
             LayerSizes(
                 name=name,
-                saved=saved.saved,
-                kept=kept.saved,
+                saved=saved.saved - saved.offloaded,
+                kept=kept.saved - kept.offloaded,
                 working=working,
                 working_kept=working_kept,
                 deferred=saved.deferred if splits else 0,
@@ -140,6 +147,8 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[Laye
                 experts_down=of_experts.get("expert down", 0),
                 reducing=saved.reducing,
                 reducing_kept=kept.reducing,
+                offloaded=saved.offloaded,
+                offloaded_input=saved.offloaded_input,
             )
         )
     return tuple(sizes)

@@ -29,6 +29,10 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
         steps += _experts_of_first_layer(x, part, turn)
     last = len(part.classes) - 1
     for number in range(last, -1, -1):
+        if part.classes[number].size.offloaded and part.classes[number].layers > 1 and _place(part, number) > 2:
+            # Offloaded tensors of two layers are there up to the second layer, whose backward has more gradients
+            # beside them than the backwards before it.
+            steps.append(_first_layer(x, part, turn, number, 1))
         if number == 0 or number < last or part.classes[number].layers > 1:  # else it is the last layer, above
             steps.append(_first_layer(x, part, turn, number))
     return steps
@@ -66,6 +70,7 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
         "gradients": _prior(x, part, turn),
         "of_tied": x.w * part.tied,
         "working": x.working_kept if part.kept_after else x.working,
+        "fetched": part.fetched(0),
         "flat": _flat(x, part, turn),
     }
 
@@ -81,7 +86,11 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
     each = x.r if x.splits else x.c
     changes: Live = {
         "working": 0,
-        "saved": part.saved - (size.kept if part.kept_after else size.saved),
+        "saved": part.saved
+        - (size.kept if part.kept_after else size.saved)
+        - part.last_stays
+        - (part.input_stays if part.num_layers == 1 else 0),
+        "fetched": sum(part.offloaded[1:2]),
         "weights": last_layer["weights"] - (x.b * x.block if x.zero3 or turn.last else 0),
         "received": 0 if part.has_head else x.stream,
         "stream": x.stream,
@@ -138,7 +147,8 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
         **_AFTER_REDUCTION,
-        "saved": part.saved - saved,
+        "saved": part.saved - saved - part.last_stays,
+        "fetched": part.fetched(done),
         "left": deferred if turn.first_half else 0,
         "weights": weights,
         "gradients": gradients,
@@ -148,27 +158,31 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
     }
 
 
-def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
-    """The backward of the first layer of class ``number``: all layers after it and the head have their gradients.
+def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0) -> Step:
+    """The backward of the first layer of class ``number``, or of one with ``before`` layers of its class before it, all
+    alike: all layers after it and the head have their gradients.
 
     It exceeds the last layer's if a layer's gradient takes more than the layer had saved.
     """
-    of_class = part.classes[number]
+    of_class, through = part.classes[number], before + 1
     size, recomputed = of_class.size, of_class.first_recomputed
-    block, experts = size.block + of_class.block_before, size.experts + of_class.experts_before
-    deferred = size.deferred + of_class.deferred_before
-    saved = (size.saved if recomputed else size.kept) + of_class.saved_before
+    block = through * size.block + of_class.block_before
+    experts = through * size.experts + of_class.experts_before
+    deferred = through * size.deferred + of_class.deferred_before
+    saved = through * (size.saved if recomputed else size.kept) + of_class.saved_before
     done, of_others = part.head, 0
     if not turn.first_half:
         of_others = part.all_experts - experts
         done = max(0, part.params - part.all_experts - block - (part.first if part.has_embedding else 0))
+    place = _place(part, number) - before
     working = size.working if recomputed else size.working_kept
     earlier = part.head > 0 or part.num_layers > 1  # a unit was reduced before
-    return f"first {size.name}, backward", {
+    return f"{'second' if before else 'first'} {size.name}, backward", {
         **_AFTER_REDUCTION,
-        "saved": saved,
+        "saved": saved + part.input_stays + (0 if place else part.last_stays),
+        "fetched": part.fetched(place),
         "left": turn.own_deferred - deferred if turn.first_half else 0,  # for the others' weight-gradient passes
-        "weights": _gathered_first(x, part, turn, number, block, experts),
+        "weights": _gathered_first(x, part, turn, number, block, experts, before),
         "gradients": _gradients(x, turn, done, of_others),
         "received": 0 if part.has_head else x.stream,
         "working": working + (size.first_half if turn.first_half else 0),
@@ -176,12 +190,18 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int) -> Step:
     }
 
 
-def _gathered_first(x: Shared, part: Part, turn: Turn, number: int, block: int, experts: int) -> int:
-    """Bytes gathered in the backward of the first layer of a class. ``block``, ``experts``: elements up to it. With
-    ZeRO 3 FSDP gathers the next unit ahead: a block, or the embedding if this stage has it."""
+def _place(part: Part, number: int) -> int:
+    """How many layers come after the first layer of class ``number``."""
+    return part.num_layers - 1 - sum(one.layers for one in part.classes[:number])
+
+
+def _gathered_first(x: Shared, part: Part, turn: Turn, number: int, block: int, experts: int, before: int) -> int:
+    """Bytes gathered in the backward of the first layer of a class, or of one ``before`` layers after it. ``block``,
+    ``experts``: elements up to it. With ZeRO 3 FSDP gathers the next unit ahead: a block, or the embedding if this
+    stage has it."""
     size = part.classes[number].size
     if x.zero3:
-        following = x.b * x.block if number else x.c * part.tied or part.first_copy
+        following = x.b * x.block if number or before else x.c * part.tied or part.first_copy
         return x.b * size.block + x.b_experts * size.experts + following
     left = x.b * block + x.b_experts * experts + (part.first_copy if part.has_embedding else 0)
     left += x.c * part.head if turn.second_half else 0
@@ -220,6 +240,7 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
         changes: Live = {
             "working": 0,
             "saved": part.saved + freed,
+            "fetched": part.fetched(0),
             "weights": weights if x.zero3 else part.whole,
             "gradients": gradients,
             "reducing": x.c * size + (0 if x.c == x.r else x.r * of_layer.experts_up),
@@ -227,6 +248,7 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
         }
         steps.append(("last layer's experts, casts", changes))
     before = {"working": 0, "saved": part.saved + freed, "weights": weights, "gradients": gradients}
+    before["fetched"] = part.fetched(0)
     return [*steps, *(("last layer's experts, reduction", before | one) for one in _reduced_experts(x, part, turn))]
 
 
@@ -241,12 +263,14 @@ def _experts_of_first_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
         if part.has_embedding and not number:
             weights = x.b * x.block + (x.c * part.tied or part.first_copy)
     else:
-        weights = _gathered_first(x, part, turn, number, block, 0)
+        weights = _gathered_first(x, part, turn, number, block, 0, 0)
     saved = size.saved + size.reducing if of_class.first_recomputed else size.kept + size.reducing_kept
+    place = _place(part, number)
     changes: Live = {
         "working": 0,
         "left": 0,
-        "saved": saved + of_class.saved_before,
+        "saved": saved + of_class.saved_before + part.input_stays + (0 if place else part.last_stays),
+        "fetched": part.fetched(place),
         "weights": weights,
         "gradients": _gradients(x, turn, rest, part.all_experts - part.experts),
         "received": 0 if part.has_head else x.stream,

@@ -11,6 +11,8 @@ from workloads.spec.model_layers import layers_of
 def saved_by_part(e: Experiment, x: Shared, rank: Part) -> dict[str, int]:
     """Bytes that a rank saves for one micro-batch; they add up to `Part.saved`."""
     found = {"stage output": 0 if rank.has_head else x.stream}
+    if rank.last_stays or rank.input_stays:
+        found["kept of offloaded layers"] = rank.last_stays + rank.input_stays
     for one in rank.classes:
         kind = layers_of(e.model).kinds[x.sizes.index(one.size)]
         for recomputed, count in ((True, one.recomputed), (False, one.layers - one.recomputed)):

@@ -17,6 +17,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.costs.shape.updates import shard_numbers, temporary_bytes
+from workloads.spec.activations.offload import last_layer_stays
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
@@ -95,6 +96,8 @@ class Shared(NamedTuple):
     """Whether the schedule is an interleaved one."""
     between: bool
     """Whether layers that are recomputed and layers that are not take turns."""
+    last_stays: bool
+    """Whether the last layer before the head offloads nothing (`last_layer_stays`)."""
 
     @classmethod
     def of(cls, e: Experiment, *, makes_sums: bool = False) -> Shared:
@@ -137,6 +140,7 @@ class Shared(NamedTuple):
             splits=e.pp_schedule in SPLIT_BACKWARD,
             interleaved=e.pp_schedule in INTERLEAVED,
             between=e.recompute_every > 1,
+            last_stays=last_layer_stays(e.pp_schedule),
         )
 
     def after(self, unit: int) -> int:
@@ -188,7 +192,13 @@ class Part(NamedTuple):
     accumulated: int
     """Gradients between micro-batches."""
     saved: int
-    """Saved by the layers for one micro-batch, with the output that is sent on."""
+    """Saved by the layers for one micro-batch, on the device, with the output that is sent on."""
+    offloaded: tuple[int, ...]
+    """Held by each layer on the host from forward to backward, from the last layer to the first."""
+    last_stays: int
+    """Part of ``saved`` that the last layer would offload, if its backward did not come next."""
+    input_stays: int
+    """Part of ``saved`` that the first layer would offload, if the pipeline did not hold it too: a received input."""
     packed: int
     """Tables and masks of packed documents for one micro-batch."""
     of_head: int
@@ -206,6 +216,7 @@ class Part(NamedTuple):
         master = x.g * own
         shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
         classes = classes_of(x.sizes, held)
+        of_host, last_stays, input_stays = _offloaded(classes, x, held)
         return cls(
             classes=classes,
             kept_after=held.kept_after,
@@ -226,7 +237,10 @@ class Part(NamedTuple):
             updating=temporary_bytes(e, held),
             shard=shard,
             accumulated=x.r * params if x.unsharded else shard,
-            saved=sum(one.saved for one in classes) + (0 if held.has_head else x.stream),
+            saved=sum(one.saved for one in classes) + last_stays + input_stays + (0 if held.has_head else x.stream),
+            offloaded=of_host,
+            last_stays=last_stays,
+            input_stays=input_stays,
             packed=x.packed if held.num_layers else 0,
             of_head=x.head.saved if held.has_head else 0,
             deferred=sum(one.layers * one.size.deferred for one in classes),
@@ -241,6 +255,27 @@ class Part(NamedTuple):
                 result.append((one.size, taken))
             count -= taken
         return result
+
+    def fetched(self, place: int) -> int:
+        """Bytes that have come back from the host while the backward of a layer runs, ``place`` layers before the last
+        one: its own, and those of the layer before it."""
+        return sum(self.offloaded[place : place + 2])
+
+
+def _offloaded(classes: tuple[LayerClass, ...], x: Shared, held: StageParams) -> tuple[tuple[int, ...], int, int]:
+    """`Part.offloaded`, `Part.last_stays` and `Part.input_stays`."""
+    offloaded: list[int] = []
+    for one in reversed(classes):
+        offloaded += [one.size.offloaded for _ in range(one.layers)]
+    last_stays = input_stays = 0
+    if offloaded and held.has_head and x.last_stays:
+        last_stays = offloaded[0]
+        offloaded[0] = 0
+    first = len(offloaded) - 1
+    if offloaded and held.embedding == 0 and offloaded[first] > 0:
+        input_stays = classes[0].size.offloaded_input
+        offloaded[first] -= input_stays
+    return tuple(offloaded), last_stays, input_stays
 
 
 class Turn(NamedTuple):

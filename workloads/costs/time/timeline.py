@@ -20,7 +20,8 @@ pp          `pipeline_time_s` of every chunk's actual times, messages included, 
             their accumulation and their reduction; I has the rest: attention, norms, recomputation
 cp          a ring's messages are hidden behind attention (Ring Attention, arXiv:2310.01889); all-gathers and
             all-to-alls (Ulysses, arXiv:2309.14509) are exposed
-host        an optimizer on the host adds `workloads.costs.time.host_update`, of the fullest rank, to every rank
+host        an optimizer on the host adds `workloads.costs.time.host_update`, of the fullest rank, to every rank, and
+            activations there `workloads.costs.time.offload_times`
 ep          the rank with most tokens counts; exchanges are exposed, except that shared experts hide the first one; see
             `workloads.costs.time.expert_times`
 """
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workloads.costs.time.host_update import added_by_host
+from workloads.costs.time.offload_times import added_by_offload, waits_of_chunks
 from workloads.costs.time.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.time.rank_times import ChunkTimes, Floats
 from workloads.costs.time.step_bounds import once_s, steady_times, step_bounds_s
@@ -60,7 +62,7 @@ class TimeEstimate:
     step_time_s: float
     compute_s: float
     communication_s: float
-    """Exposed communication, not hidden behind compute."""
+    """Exposed communication, not hidden behind compute, also with the host."""
     bubble_s: float
     """Time in which the busiest stage waits for other stages."""
     optimizer_s: float
@@ -75,12 +77,12 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     """
     e = experiment
     step_times = StepTimes(cluster)
-    on_host = added_by_host(e, cluster)
-    if on_host is None or not step_times.is_known(e):
+    on_host, waits = added_by_host(e, cluster), added_by_offload(e, cluster)
+    if on_host is None or waits is None or not step_times.is_known(e):
         return None
     parts = step_times.parts([e])
     times, steps = parts.times, parts.steps
-    step, steady = float(step_bounds_s(steps)[0]) + on_host, steady_times(steps.chunks, steps.zero_stage)
+    step, steady = float(step_bounds_s(steps)[0]) + on_host + waits, steady_times(steps.chunks, steps.zero_stage)
 
     def by_rank(of_chunks: Floats) -> Floats:
         """Sums over the chunks of each kind of rank."""
@@ -96,8 +98,8 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     return TimeEstimate(
         step_time_s=step,
         compute_s=compute,
-        communication_s=max(0.0, float(busy[busiest]) - compute) + once,
-        bubble_s=max(0.0, step - float(busy[busiest]) - once - optimizer),
+        communication_s=max(0.0, float(busy[busiest]) - compute) + once + waits,
+        bubble_s=max(0.0, step - float(busy[busiest]) - once - waits - optimizer),
         optimizer_s=optimizer,
     )
 
@@ -129,8 +131,8 @@ def step_work(
     its optimizer. They replace the closed form's, split equally over chunks. Communication remains the closed form's.
     """
     e, step_times = experiment, StepTimes(cluster)
-    on_host = added_by_host(e, cluster)
-    if on_host is None or not step_times.is_known(e):
+    on_host, waits = added_by_host(e, cluster), waits_of_chunks(e, cluster)
+    if on_host is None or waits is None or not step_times.is_known(e):
         return None
     parts = step_times.parts([e])
     times = [ChunkTimes(*one) for one in zip(*(column.tolist() for column in parts.times), strict=True)]
@@ -142,6 +144,10 @@ def step_work(
         for chunks, (forward, backward, _) in zip(ranks, measured, strict=True):
             weight = 0.5 / v * backward
             chunks[:] = [one._replace(forward_s=forward / v, backward_s=2 * weight, weight_s=weight) for one in chunks]
+    for chunks, of_rank in zip(ranks, waits, strict=True):
+        for at, (one, wait) in enumerate(zip(chunks, of_rank, strict=True)):
+            forward, backward = one.forward_exposed_s + wait.forward_s, one.backward_exposed_s + wait.backward_s
+            chunks[at] = one._replace(forward_exposed_s=forward, backward_exposed_s=backward)
     latency = float(parts.latency_s[0])
     return StepWork(
         schedule=e.pp_schedule,

@@ -24,6 +24,7 @@ from workloads.engine.layers.normed_experts import NormedExperts
 from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.recurrent import recurrent
 from workloads.engine.layers.routing import Router
+from workloads.engine.layers.saved_tensors import named
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -68,17 +69,19 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
+        named("qkv", qkv)
         q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         if self.recomputations is None:
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
         else:
             # Recomputation needs the plain queries and keys. They take no extra memory: backward keeps the values,
             # which are a view of the whole projection.
-            plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
+            plain = q_BSNH, k_BSKH
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
             self.recomputations.register(
-                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)
+                (q_BSNH, k_BSKH), lambda q, k: self._norm_and_rotate(q, k, cos_SH, sin_SH), *plain
             )
+        named("rope", q_BSNH, k_BSKH)
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
         if seen is not None:
             o_BNSH = packed_attention(q_BNSH, k_BKSH, v_BKSH, self.cp, seen)
@@ -86,6 +89,7 @@ class Attention(nn.Module):
             o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
         else:
             o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp)
+        named("attention", o_BNSH)
         return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
 
     def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,9 +112,10 @@ class FeedForward(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_up = self.gate_up(x_TD)
         product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
+        named("gate_up", gate_up)
+        named("swiglu", product_TF)
         if self.recomputations is not None:
-            gate_up = gate_up.detach()
-            self.recomputations.register((product_TF,), lambda: (swiglu(gate_up),))
+            self.recomputations.register((product_TF,), lambda gate_up: (swiglu(gate_up),), gate_up)
         return self.down(product_TF)
 
 
@@ -164,7 +169,9 @@ class Block(nn.Module):
             if isinstance(self.ffn, NormedExperts):
                 return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD), x_TD))
             return x_TD + self.ffn_out_norm(self.ffn(self.ffn_norm(x_TD)))
+        named("input", x_TD)
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen)
+        named("input", x_TD)
         return x_TD + self.ffn(self.ffn_norm(x_TD))
 
 

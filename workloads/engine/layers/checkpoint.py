@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from workloads.engine.kind_ops.document_attention import Seen
+from workloads.engine.layers.saved_tensors import MaybeElsewhere, back, kept
 
 Block: TypeAlias = Callable[..., Tensor]
 
@@ -49,14 +50,14 @@ def checkpointed(
 class _Saved:
     """Saved tensors of one forward."""
 
-    __slots__ = ("block", "context", "inputs", "number", "tensors", "version")
+    __slots__ = ("block", "context", "inputs", "number", "requires_grad", "tensors", "version")
 
     def __init__(
         self, block: Block, x_TD: Tensor, tables: tuple[Any, ...], context: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.block, self.context = block, context
-        self.inputs: tuple[Tensor, tuple[Any, ...]] | None = (x_TD, tables)
-        self.version = x_TD._version
+        self.inputs: tuple[MaybeElsewhere, tuple[Any, ...]] | None = (kept(x_TD), tables)
+        self.version, self.requires_grad = x_TD._version, x_TD.requires_grad
         self.number = 0
         self.tensors: list[Tensor | None] = []
 
@@ -75,11 +76,12 @@ class _Saved:
 
     def _recompute(self) -> None:
         assert self.inputs is not None
-        x_TD, tables = self.inputs
-        if x_TD._version != self.version:
+        saved, tables = self.inputs
+        x_TD = back(saved)
+        if x_TD is saved and x_TD._version != self.version:
             raise RuntimeError("the input of a checkpointed block was changed in place before its backward")
         self.tensors.clear()
-        own = x_TD.detach().requires_grad_(x_TD.requires_grad)
+        own = x_TD.detach().requires_grad_(self.requires_grad)
         try:
             with torch.enable_grad(), self.context(), saved_tensors_hooks(self._keep, _as_it_is):
                 self.block(own, *tables)

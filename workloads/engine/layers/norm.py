@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.layers.recompute import RecomputeRegistry
+from workloads.engine.layers.saved_tensors import named
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.spec.weights import Weight
 
@@ -28,9 +29,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD = rms_norm(x_TD, self.scaled_weight(), self.eps, for_fp8=self.for_fp8)
+        named("norm", y_TD)
         if self.recomputations is not None:
-            x_TD = x_TD.detach()
-            self.recomputations.register((y_TD,), lambda: (rms_norm(x_TD, self.scaled_weight(), self.eps),))
+            self.recomputations.register((y_TD,), lambda x_TD: (rms_norm(x_TD, self.scaled_weight(), self.eps),), x_TD)
         return y_TD
 
     def scaled_weight(self) -> Tensor:

@@ -40,6 +40,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.checkpoint import checkpointed
+from workloads.engine.layers.saved_tensors import MaybeElsewhere, back, kept
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.spec.recomputation import operations_of
 
@@ -148,7 +149,9 @@ class SelectiveBlock(nn.Module):
 class Recomputation:
     """A function that computes some outputs again, and those of its results that backward has not asked for yet."""
 
-    recompute: Callable[[], tuple[Tensor, ...]]
+    recompute: Callable[..., tuple[Tensor, ...]]
+    inputs: tuple[MaybeElsewhere, ...] = ()
+    """Its arguments."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
     """Results by index, each until `tensor` hands it out: one call computes all of them."""
 
@@ -156,7 +159,7 @@ class Recomputation:
         """Returns result ``index`` and forgets it; a second request for the same index recomputes."""
         if index not in self.outputs:
             with torch.no_grad():
-                self.outputs = dict(enumerate(self.recompute()))
+                self.outputs = dict(enumerate(self.recompute(*map(back, self.inputs))))
         return self.outputs.pop(index)
 
 
@@ -179,14 +182,16 @@ class RecomputeRegistry:
         self._by_storage: dict[int, tuple[Recomputation, int]] = {}
 
     def register(
-        self, outputs: tuple[Tensor, ...], recompute: Callable[[], tuple[Tensor, ...]]
+        self, outputs: tuple[Tensor, ...], recompute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> Callable[[int, Tensor], None]:
         """Register ``recompute``, which computes ``outputs`` again and may only use tensors that backward keeps anyway.
+        Those that may wait elsewhere until then are its arguments, ``inputs``.
 
         ``recompute`` may also return tensors that do not exist yet: register each later by calling the returned
         function with its index and the tensor.
         """
-        add = partial(self._add, Recomputation(recompute))
+        held = tuple(kept(tensor.detach()) for tensor in inputs)
+        add = partial(self._add, Recomputation(recompute, held))
         for index, tensor in enumerate(outputs):
             add(index, tensor)
         return add
@@ -197,16 +202,17 @@ class RecomputeRegistry:
         # Once the tensor is freed, another one may have its address.
         weakref.finalize(tensor, self._by_storage.pop, key, None)
 
-    def pack(self, tensor: Tensor) -> Tensor | RecomputedRef:
-        """Returns a reference for a registered tensor or a view of one; any other tensor is saved as it is."""
+    def pack(self, tensor: Tensor) -> MaybeElsewhere | RecomputedRef:
+        """Returns a reference for a registered tensor or a view of one; any other tensor is saved as it is, or by the
+        layer's keeper."""
         entry = self._by_storage.get(tensor.untyped_storage()._cdata)
         if entry is None:
-            return tensor
+            return kept(tensor)
         return RecomputedRef(*entry, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     @staticmethod
-    def unpack(saved: Tensor | RecomputedRef) -> Tensor:
+    def unpack(saved: MaybeElsewhere | RecomputedRef) -> Tensor:
         """Returns the saved tensor, or recomputes it: the same view of the result."""
-        if isinstance(saved, Tensor):
-            return saved
+        if not isinstance(saved, RecomputedRef):
+            return back(saved)
         return saved.recomputation.tensor(saved.index).as_strided(saved.size, saved.stride, saved.offset)

@@ -127,6 +127,8 @@ class Chunk(nn.Module):
         if self.packs:
             index_S = torch.empty(experiment.seq_len // experiment.cp, dtype=torch.int64)
             self.register_buffer("index", index_S, persistent=False)
+        self.store: Any = None
+        """Where activations of its blocks wait on the host (`workloads.engine.training.activation_offload`)."""
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe attaches here."""
 

@@ -120,7 +120,7 @@ class MemoryProbe:
             if self.tracker is None:
                 yield
             else:
-                self.tracker.leave_out(self.engine.optimizer.host_tensors())
+                self.tracker.leave_out(self.engine.host_tensors())
                 for tensor in self._resident():
                     self.tracker.add(tensor)
                 with tracked_storages(self.tracker):

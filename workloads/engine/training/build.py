@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from workloads.costs.shape.partition import experiment_layers, recompute_by_layer
 from workloads.engine.collectives.groups import Groups
@@ -15,11 +16,13 @@ from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.ops import flash4
 from workloads.engine.ops.attention import choose_flash4
+from workloads.engine.training.activation_offload import ActivationStore, OffloadedBlock
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
 from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype, update_dtype
 from workloads.engine.training.optimizer import ShardedOptimizer
 from workloads.engine.training.pipeline import Pipeline
+from workloads.spec.activations.offload import last_layer_stays, offloaded_words
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 from workloads.spec.weights import routed
@@ -41,14 +44,24 @@ class Engine:
     peers: PeerMemory | None = None
     """Memory that tensor-parallel ranks share."""
 
+    @property
+    def store(self) -> ActivationStore | None:
+        """Where activations wait on the host; None without ``activation_offload``."""
+        return self.chunks[0].store
+
+    def host_tensors(self) -> list[Tensor]:
+        """Every tensor on the host: states of the optimizer, and buffers of activations."""
+        return [*self.optimizer.host_tensors(), *(self.store.tensors() if self.store is not None else [])]
+
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
     """Build this rank's sharded chunks on the meta device: pipeline split → TP, CP → recompute → compile → data
     parallel."""
-    return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
+    store = ActivationStore(groups.device) if experiment.activation_offload != "none" else None
+    return [_shape(experiment, groups, groups.stage_of(chunk), store) for chunk in range(experiment.virtual_stages)]
 
 
-def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
+def _shape(experiment: Experiment, groups: Groups, stage: int, store: ActivationStore | None) -> Chunk:
     with torch.device("meta"):
         chunk = Chunk(experiment, groups, stage).to(update_dtype(experiment))
         for parameter in chunk.parameters():  # not of buffers: those that routers keep are updated in small steps, too
@@ -57,16 +70,34 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
             chunk.round_tables(torch.float32)
     if (scaling := fp8_scaling(experiment)) is not None:
         chunk.use_fp8(scaling)
-    blocks, words = [], recompute_by_layer(experiment)
+    blocks: list[nn.Module] = []
+    words = recompute_by_layer(experiment)
     for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
         recompute = words[layer]
         compiled = experiment.compiles(routed=routed(experiment.model, layer), recomputed=recompute != "none")
         blocks.append(apply_recompute(block, recompute, compiled=compiled))
         if compiled:
             blocks[-1].compile()
+    if store is not None:
+        of_blocks = [words[layer] for layer in experiment_layers(experiment)[stage]]
+        blocks = _offloaded(experiment, chunk, blocks, of_blocks, store)
     replace_blocks(chunk, blocks)
     apply_data_parallel(chunk, groups)
     return chunk
+
+
+def _offloaded(
+    experiment: Experiment, chunk: Chunk, blocks: list[nn.Module], recompute: list[str], store: ActivationStore
+) -> list[nn.Module]:
+    """``recompute``: the word of each block."""
+    chunk.store = store
+    found: list[nn.Module] = []
+    for place, (block, word) in enumerate(zip(blocks, recompute, strict=True)):
+        stays = chunk.is_last and place == len(blocks) - 1 and last_layer_stays(experiment.pp_schedule)
+        words = () if stays else offloaded_words(experiment.activation_offload, word)
+        input_stays = place == 0 and not chunk.is_first
+        found.append(OffloadedBlock(block, store, words, is_first=place == 0, input_stays=input_stays))
+    return found
 
 
 def build(

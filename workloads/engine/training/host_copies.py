@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from workloads.spec.errors import UnsupportedByEngine
 
 
 class Copies(Protocol):
@@ -25,6 +28,37 @@ class Copies(Protocol):
 
     def restart(self) -> None:
         """Begin a new round. The host must have waited for the last one, or the current stream have joined it."""
+
+
+_PAGE = 4096
+"""Bytes of a page of the host's memory; larger ones are multiples of it."""
+
+
+def host_buffer(owner: Any, elements: int, dtype: torch.dtype, field: str, *, pinned: bool) -> Tensor:
+    """Memory of the host that lives as long as ``owner``: zeros [elements]. It is pinned where it lies, since torch's
+    own allocator of pinned memory rounds sizes up to a power of two; on pages of its own, since a page is pinned once.
+    ``field``: the field of the experiment for which it is. Raises `UnsupportedByEngine` if the host cannot pin it."""
+    if not pinned or not elements:
+        return torch.zeros(elements, dtype=dtype, device="cpu")
+    size = elements * dtype.itemsize
+    whole = -(-size // _PAGE) * _PAGE
+    pages = torch.zeros(whole + _PAGE, dtype=torch.uint8, device="cpu")
+    first = -pages.data_ptr() % _PAGE
+    buffer = pages[first : first + size].view(dtype)
+    runtime: Any = torch.cuda.cudart()
+    status = int(runtime.cudaHostRegister(buffer.data_ptr(), whole, 0))
+    if status != 0:
+        raise UnsupportedByEngine(
+            f"{field}: the host cannot pin {whole / 2**30:.1f} GiB (CUDA error {status}); "
+            "its limit of locked memory may be too low (ulimit -l)"
+        )
+    weakref.finalize(owner, _unpin, buffer)  # holds the buffer until then
+    return buffer
+
+
+def _unpin(buffer: Tensor) -> None:
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(buffer.data_ptr())
 
 
 def copies_of(device: torch.device, *, beside: bool = True) -> Copies:

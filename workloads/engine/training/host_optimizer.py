@@ -20,7 +20,6 @@ next forward, so its first layers do not overlap with the update of the last one
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,8 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workloads.engine.training.host_copies import copies_of
-from workloads.spec.errors import UnsupportedByEngine
+from workloads.engine.training.host_copies import copies_of, host_buffer
 
 PIECE = 2**22
 """Largest number of elements that are copied and updated at once: 16 MiB in fp32, so that the three steps of different
@@ -140,24 +138,8 @@ class HostAdamW:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def _buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the host, pinned if the device copies from and to it. It is pinned where it lies, since torch's own
-        allocator of pinned memory rounds sizes up to a power of two."""
-        buffer = torch.zeros(elements, dtype=dtype, device="cpu")
-        if self._cuda and elements:
-            runtime: Any = torch.cuda.cudart()
-            status = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
-            if status != 0:
-                raise UnsupportedByEngine(
-                    f"optimizer_offload: the host cannot pin {buffer.nbytes / 2**30:.1f} GiB (CUDA error {status}); "
-                    "its limit of locked memory may be too low (ulimit -l)"
-                )
-            weakref.finalize(self, _unpin, buffer)  # holds the buffer until then
-        return buffer
-
-
-def _unpin(buffer: Tensor) -> None:
-    runtime: Any = torch.cuda.cudart()
-    runtime.cudaHostUnregister(buffer.data_ptr())
+        """Memory of the host, pinned if the device copies from and to it."""
+        return host_buffer(self, elements, dtype, "optimizer_offload", pinned=self._cuda)
 
 
 def update_on_host(

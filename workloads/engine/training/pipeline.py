@@ -23,6 +23,7 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
+from workloads.engine.training.activation_offload import ActivationStore, LayerTensors
 from workloads.engine.training.clock import Clock, Mark
 from workloads.engine.training.data import Batch
 from workloads.engine.training.data_parallel import GradientSync, compute_dtype, reduce_dtype
@@ -82,6 +83,7 @@ class Pipeline:
         """Tokens of one micro-batch on this rank."""
         self.boundary_shape = (self.tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
         self.boundary_dtype = compute_dtype(e)
+        self.store: ActivationStore | None = chunks[0].store
         self.running = ""
         """Kind of the current action, or of the last one."""
 
@@ -142,6 +144,8 @@ class _Step:
         )
         self.held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         """(chunk, micro-batch) -> (chunk input, chunk output)"""
+        self.last_layers: dict[tuple[int, int], LayerTensors] = {}
+        """The last layer of each forward whose tensors wait on the host, by (chunk, micro-batch)."""
         self.losses: list[Tensor] = []
 
     def run(self) -> None:
@@ -157,6 +161,8 @@ class _Step:
         pipeline, clock = self.pipeline, self.pipeline.clock
         chunk = pipeline.chunks[action.chunk]
         pipeline.running = action.kind
+        if pipeline.store is not None and (layer := self.last_layers.pop((action.chunk, action.microbatch), None)):
+            pipeline.store.fetch(layer)  # while this rank waits for the gradient
         received = self.messages.take(action)
         start = clock.mark()
         if action.kind == "F":
@@ -173,6 +179,7 @@ class _Step:
         self.marks.actions.append((action, start, end))
 
     def _forward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
+        pipeline = self.pipeline
         tokens, targets, *positions = self.batches[action.microbatch]
         x = tokens if received is None else received.requires_grad_()
         output: Tensor = chunk(x, targets if chunk.is_last else None, *positions)
@@ -184,6 +191,8 @@ class _Step:
         if last.kind == "B" and (last.chunk, last.microbatch) == (action.chunk, action.microbatch):
             output = _AtEndOfBackward.apply(output, self._note_last_backward)
         self.held[action.chunk, action.microbatch] = x, output
+        if pipeline.store is not None and len(chunk.blocks) and pipeline.store.newest is not None:
+            self.last_layers[action.chunk, action.microbatch] = pipeline.store.newest
 
     def _backward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
         pipeline = self.pipeline

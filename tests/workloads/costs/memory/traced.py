@@ -93,7 +93,7 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
         resident += [engine.peers.memory] if engine.peers is not None else []
         there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
         tracker = StorageTracker()
-        tracker.leave_out(engine.optimizer.host_tensors())
+        tracker.leave_out(engine.host_tensors())
         with tracked_storages(tracker):
             step()
     return there + tracker.peak

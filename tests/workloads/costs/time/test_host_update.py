@@ -8,7 +8,7 @@ import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.estimate import estimate_memory
-from workloads.costs.memory.host import node_host_bytes, rank_host_bytes
+from workloads.costs.memory.host_activations import node_host_bytes, rank_host_bytes
 from workloads.costs.shape.params import num_params
 from workloads.costs.time.host_update import PIECE, added_by_host, host_update, overlapped, unknown_rates, update_rate
 from workloads.costs.time.timeline import estimate_time, step_work

@@ -1,0 +1,81 @@
+"""Step times with activations on the host: what the link cannot hide behind a layer's work is added."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.workloads.costs.shapes import LLAMA_8B
+from workloads.costs.memory.host_activations import link_bytes, offloaded_of_chunks
+from workloads.costs.time.layer_times import layer_times, rates_of
+from workloads.costs.time.offload_times import added_by_offload, waits_of_chunks
+from workloads.costs.time.timeline import estimate_time, simulate_experiment
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import layers_of
+
+CLUSTER = ClusterSpec(
+    name="here",
+    backend="cuda",
+    device=DeviceSpec(name="card", memory_bytes=141 * 2**30, memory_bandwidth=4e12, peak_flops={"bf16": 1e15}),
+    devices_per_node=8,
+    intra_node=LinkSpec(bandwidth=4e11, latency_s=1e-6),
+    inter_node=None,
+    matmul_efficiency=0.7,
+    host=HostSpec(link_bandwidth=50e9),
+)
+
+
+def linked(rate: float | None) -> ClusterSpec:
+    return dataclasses.replace(CLUSTER, host=HostSpec(link_bandwidth=rate))
+
+
+def case(**fields: Any) -> Experiment:
+    usual: dict[str, Any] = {"model": LLAMA_8B, "global_batch_size": 8, "seq_len": 4096, "activation_offload": "all"}
+    return Experiment.canonical(**{**usual, **fields})
+
+
+def test_a_fast_link_adds_only_what_nothing_hides() -> None:
+    """The last layer before the head stays, so nothing is exposed on one rank; a stage without the head waits for the
+    copy of its last layer."""
+    assert added_by_offload(case(), linked(1e15)) == 0.0
+    staged, rate = case(pp=2), 1e13
+    last = offloaded_of_chunks(staged, 0)[0][0]
+    waits = waits_of_chunks(staged, linked(rate))
+    assert waits is not None
+    assert waits[0][0] == (0.0, pytest.approx(last / rate))
+    assert added_by_offload(staged, linked(rate)) == pytest.approx((8 + 1) * last / rate)
+
+
+def test_a_slow_link_paces_the_step() -> None:
+    e, slow = case(), 1e9
+    added = added_by_offload(e, linked(slow))
+    rates = rates_of(e, CLUSTER)
+    assert rates is not None and added is not None
+    one = layer_times(e, CLUSTER, rates, layers_of(e.model).kinds[0])
+    beside = 8 * 31 * (one.forward_s + one.backward_s)  # 31 of 32 layers, 8 micro-batches
+    assert added == pytest.approx(link_bytes(e) / slow - beside)
+    whole, plain = estimate_time(e, linked(slow)), estimate_time(e.replace(activation_offload="none"), CLUSTER)
+    assert whole is not None and plain is not None
+    assert whole.step_time_s == pytest.approx(plain.step_time_s + added)
+    parts = whole.compute_s + whole.communication_s + whole.bubble_s + whole.optimizer_s
+    assert parts == pytest.approx(whole.step_time_s)
+    simulated = simulate_experiment(e, linked(slow))
+    assert simulated is not None and simulated.step_s == pytest.approx(whole.step_time_s, rel=0.01)
+
+
+def test_fewer_bytes_wait_less() -> None:
+    slow = linked(5e9)
+    each = [
+        added_by_offload(case(activation_offload=words), slow) for words in ("attention", "attention+gate_up", "all")
+    ]
+    assert each == sorted(each, key=float) and len(set(each)) == 3
+
+
+def test_an_unknown_rate_gives_no_time() -> None:
+    assert added_by_offload(case(), linked(None)) is None
+    assert estimate_time(case(), linked(None)) is None
+    assert simulate_experiment(case(), linked(None)) is None
+    assert added_by_offload(case(activation_offload="none"), linked(None)) == 0.0

@@ -1,0 +1,72 @@
+"""Seconds that copies of activations to the host and back add to a step (``activation_offload``).
+
+A layer has o bytes on the host and takes f seconds forward and b backward, of one micro-batch on one rank. As in
+`workloads.engine.training.activation_offload`, a layer's copy runs beside the work of one other layer:
+
+    forward    down: max(0, o / link - f), the copy of a layer beside the next one
+    backward   up:   max(0, o / link - b), the copy of a layer beside the backward of the one after it
+
+Nothing of its chunk runs beside the last layer's copy back: it is exposed as a whole, unless it stays on the device.
+Both directions have the link's whole rate, because a rank is in a forward or in a backward. An optimizer on the host
+(`workloads.costs.time.host_update`) uses the link after the last backward, so the two do not share it. A step takes
+longer by what the rank with the longest waits waits, in each micro-batch and in the ``(pp - 1) / v`` rounds in which
+the pipeline fills and drains.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from workloads.costs.memory.host_activations import offloaded_of_chunks
+from workloads.costs.shape.held_model import as_held
+from workloads.costs.shape.partition import experiment_layers, recompute_by_layer, with_word
+from workloads.costs.shape.schedule import stage_at
+from workloads.costs.time.layer_times import layer_times, rates_of
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import layers_of
+
+
+class Waits(NamedTuple):
+    """Seconds that compute waits for copies in one micro-batch of one chunk."""
+
+    forward_s: float
+    backward_s: float
+
+
+def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[Waits]] | None:
+    """By pipeline rank, the waits of its chunks; None if the rate of the link or of the device is not known."""
+    e = as_held(experiment)
+    if e.activation_offload == "none":
+        return [[Waits(0.0, 0.0)] * e.virtual_stages] * e.pp
+    rates, link = rates_of(e, cluster), cluster.host.link_bandwidth
+    if rates is None or link is None:
+        return None
+    kinds, words, stages = layers_of(e.model), recompute_by_layer(e), experiment_layers(e)
+    seconds = {
+        (kind, word): layer_times(with_word(e, word), cluster, rates, kinds.kinds[kind])
+        for kind, word in set(zip(kinds.order, words, strict=True))
+    }
+    found = []
+    for rank in range(e.pp):
+        of_rank = []
+        for chunk, offloaded in enumerate(offloaded_of_chunks(e, rank)):
+            layers = stages[stage_at(e.pp_schedule, rank, chunk, e.pp)]
+            forward = backward = 0.0
+            for place, (layer, size) in enumerate(zip(reversed(layers), offloaded, strict=True)):
+                one, copy = seconds[kinds.order[layer], words[layer]], size / link
+                whole = one.backward_s + one.backward_exposed_s + one.recompute_s + one.recompute_exposed_s
+                forward += max(0.0, copy - one.forward_s - one.forward_exposed_s)
+                backward += max(0.0, copy - whole) if place else copy
+            of_rank.append(Waits(forward, backward))
+        found.append(of_rank)
+    return found
+
+
+def added_by_offload(experiment: Experiment, cluster: ClusterSpec) -> float | None:
+    """Seconds that a step takes longer: 0 without offload, None if they are not known."""
+    waits = waits_of_chunks(experiment, cluster)
+    if waits is None:
+        return None
+    rounds = experiment.num_microbatches + (experiment.pp - 1) / experiment.virtual_stages
+    return rounds * max(sum(sum(chunk) for chunk in rank) for rank in waits)

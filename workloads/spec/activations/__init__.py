@@ -1,0 +1,1 @@
+"""What becomes of activations that neither stay on the device nor are recomputed."""
