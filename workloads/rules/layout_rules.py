@@ -336,8 +336,8 @@ LACKING = _rules(
     ),
     (
         "documents",
-        "engine == 'ultrasweep' and documents and cp > 1 and cp_kind != 'allgather'",
-        "cp_kind={cp_kind} with documents (cp_kind=allgather works)",
+        "engine == 'ultrasweep' and documents and cp > 1 and cp_kind == 'ring'",
+        "cp_kind={cp_kind} with documents (cp_kind=allgather and ulysses work)",
     ),
     (
         "attention",

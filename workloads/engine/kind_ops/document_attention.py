@@ -14,9 +14,9 @@ Saved for backward: queries, keys, values, output and log-sum-exp, as of attenti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,27 +28,47 @@ _SCORES = 2**22
 """Scores of a block of the plain formulas, about."""
 
 
+class Order(NamedTuple):
+    """The order of tokens that ranks hold, one rank after the other, and the order of their sequences. Rows are tokens
+    of a micro-batch [T, B], flattened."""
+
+    held_F: Tensor
+    """Row in the order of sequences of each row in the order of ranks, int64."""
+    whole_F: Tensor
+    """The inverse: row in the order of ranks of each row in the order of sequences, int64."""
+
+    @classmethod
+    def of(cls, held_RBS: Sequence[Tensor]) -> Order:
+        """``held_RBS``: index in its sequence of each token of each rank."""
+        index_TB = torch.cat([held_BS.mT for held_BS in held_RBS])
+        batch = index_TB.shape[1]
+        held_F = (index_TB * batch + torch.arange(batch, device=index_TB.device)).flatten()
+        return cls(held_F, held_F.argsort())
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Which keys each query of a micro-batch sees."""
 
     first_BS: Tensor
     """Index in its sequence of the first token of a query's document, int64."""
-    index_S: Tensor
+    index_BS: Tensor
     """Index of a query in its sequence, int64."""
     blocks: Any
     """FlexAttention's `BlockMask`; None where the plain formulas are used."""
+    order: Order | None = None
+    """How keys of several ranks are put in the order of their sequences."""
 
     @classmethod
-    def of(cls, positions_T: Tensor, index_S: Tensor, batch: int, keys: int, like: Tensor) -> Seen:
-        """``positions_T``: place of each token in its document. ``keys``: tokens of a whole sequence. ``like``: a
-        tensor of the device and dtype of queries."""
-        first_BS = index_S - positions_T.view(batch, -1)
-        if backend_of(like, positions_T) is Backend.TORCH:
-            return cls(first_BS, index_S, None)
+    def of(cls, places_BS: Tensor, index_BS: Tensor, keys: int, like: Tensor, order: Order | None = None) -> Seen:
+        """``places_BS``: place of each query in its document. ``keys``: tokens of a whole sequence. ``like``: a tensor
+        of the device and dtype of queries."""
+        first_BS = index_BS - places_BS
+        if backend_of(like, places_BS) is Backend.TORCH:
+            return cls(first_BS, index_BS, None, order)
         from workloads.engine.kind_ops.flex_attention import document_mask  # loads torch's compiler
 
-        return cls(first_BS, index_S, document_mask(first_BS, index_S, keys))
+        return cls(first_BS, index_BS, document_mask(first_BS, index_BS, keys), order)
 
 
 def document_attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, seen: Seen) -> Tensor:
@@ -139,5 +159,5 @@ def _scores(q: Tensor, k: Tensor, queries: slice, seen: Seen) -> Tensor:
     z = grouped @ k.to(dtype).unsqueeze(2).mT
     key_T = torch.arange(k.shape[2], device=q.device)
     own_BST = key_T >= seen.first_BS[:, queries].unsqueeze(-1)
-    own_BST &= key_T <= seen.index_S[queries].unsqueeze(-1)
+    own_BST &= key_T <= seen.index_BS[:, queries].unsqueeze(-1)
     return z.masked_fill(~own_BST[:, None, None], -math.inf)

@@ -84,19 +84,19 @@ def block_mask(length: int, window: int, device: torch.device) -> BlockMask:
     )
 
 
-def document_mask(first_BS: Tensor, index_S: Tensor, keys: int) -> BlockMask:
+def document_mask(first_BS: Tensor, index_BS: Tensor, keys: int) -> BlockMask:
     """The blocks of ``keys`` keys that queries of each block see, if a query at ``index`` of its sequence sees those
     from ``first`` on. The mask reads these tensors, and its lists have the size of all blocks: another micro-batch
     compiles nothing. Nothing here waits for the device."""
     first_BQ = _by_block(first_BS)
-    last_1Q = _by_block(index_S.unsqueeze(0))
+    last_BQ = _by_block(index_BS)
     block_K = torch.arange(-(-keys // _BLOCK), device=first_BS.device)
     lowest, highest = block_K * _BLOCK, block_K * _BLOCK + _BLOCK - 1
-    seen = (highest >= first_BQ.amin(-1, keepdim=True)) & (lowest <= last_1Q.amax(-1, keepdim=True))
-    whole = (lowest >= first_BQ.amax(-1, keepdim=True)) & (highest <= last_1Q.amin(-1, keepdim=True))
+    seen = (highest >= first_BQ.amin(-1, keepdim=True)) & (lowest <= last_BQ.amax(-1, keepdim=True))
+    whole = (lowest >= first_BQ.amax(-1, keepdim=True)) & (highest <= last_BQ.amin(-1, keepdim=True))
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key >= first_BS[batch, query]) & (key <= index_S[query])
+        return (key >= first_BS[batch, query]) & (key <= index_BS[batch, query])
 
     return BlockMask.from_kv_blocks(
         *_listed(seen & ~whole),
