@@ -27,7 +27,7 @@ def input_bytes(e: Experiment) -> int:
         return 2 * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
     parts = 3 + (e.cp if e.cp > 1 else 0)
     of_batches = parts * _INDEX_BYTES * tokens * e.num_microbatches
-    return of_batches + _TABLE_BYTES * e.seq_len * columns + _INDEX_BYTES * e.seq_len
+    return of_batches + _TABLE_BYTES * e.seq_len * columns + _LISTED_BYTES * e.seq_len
 
 
 def packed_bytes(e: Experiment) -> int:
@@ -36,11 +36,13 @@ def packed_bytes(e: Experiment) -> int:
         return 0
     tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
     tables = _TABLE_BYTES * tokens * sum(width for _, width in rotations(e.model))
-    in_all = e.micro_batch_size * e.seq_len
+    queries, ordered = tokens, 0
     if e.cp > 1 and e.cp_kind == "ulysses":
-        beginnings, order, own = in_all, 0, e.seq_len
-    else:
-        beginnings, order = tokens, 2 * in_all if e.cp > 1 else 0
-    queries, keys = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
-    lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * queries * keys + queries + keys)
-    return tables + _INDEX_BYTES * (beginnings + order) + lists
+        queries, own = e.micro_batch_size * e.seq_len, e.seq_len
+    elif e.cp > 1:
+        ordered = e.micro_batch_size * e.seq_len
+    # the first token of each query's document, and the query's own index where it is not the same in all sequences
+    bounds = _LISTED_BYTES * queries * (2 if ordered else 1)
+    by_query, by_key = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
+    lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * by_query * by_key + by_query + by_key)
+    return tables + bounds + 2 * _INDEX_BYTES * ordered + lists

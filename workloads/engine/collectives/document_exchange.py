@@ -68,9 +68,9 @@ class _GatheredDocuments(torch.autograd.Function):
         order = seen.order
         assert order is not None
         whole = _in_order(wait(gather_async(_pack(k, v), cp)), order)
-        o, lse = document_forward(q, *_unpack(whole, k.shape[3]), seen)
+        o, results, ctx.unsaved = document_forward(q, *_unpack(whole, k.shape[3]), seen)
         ctx.cp, ctx.seen = cp, seen
-        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.save_for_backward(q, k, v, *results)
         return o
 
     @staticmethod
@@ -79,7 +79,7 @@ class _GatheredDocuments(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         cp, order = ctx.cp, ctx.seen.order
         whole = _in_order(wait(gather_async(_pack(k, v), cp)), order)
-        dq, *parts = document_backward(grad, q, *_unpack(whole, k.shape[3]), o, lse, ctx.seen)
+        dq, *parts = document_backward(grad, q, *_unpack(whole, k.shape[3]), o, lse, ctx.seen, ctx.unsaved)
         del whole
         sums = _by_rank(_pack(*parts).to(_sum_dtype(k.dtype, cp)), order)
         del parts

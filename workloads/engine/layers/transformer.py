@@ -122,7 +122,7 @@ class Chunk(nn.Module):
                 rows = torch.empty(positions, columns // 2)
                 self.register_buffer(table, rows, persistent=False)
         if self.packs:
-            index_T = torch.empty(experiment.seq_len, dtype=torch.int64)
+            index_T = torch.empty(experiment.seq_len, dtype=torch.int32)
             self.register_buffer("index", index_T, persistent=False)
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe attaches here."""
