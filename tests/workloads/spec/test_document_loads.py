@@ -96,8 +96,8 @@ def test_in_order_ranks_hold_the_two_parts_of_a_whole_sequence() -> None:
 def test_greedy_gives_the_chunk_with_most_attention_to_the_rank_with_least() -> None:
     # 16 tokens over 2 ranks: chunks of 2. One document of 8 has 4, 12, 20, 28 (b^2 - a^2); four of 2 have 4 each
     assert squares_of_chunks((8, 2, 2, 2, 2), 2) == [4, 12, 20, 28, 4, 4, 4, 4]
-    # 28 to rank 0; 20, then 12 to rank 1, which has less; 4 (the first chunk) to rank 0 at 28 against 32, and again
-    # to each with least: 32 and 32, so rank 0, then 1 at 32, which is full with the last
+    # 28 to rank 0; 20, then 12 to rank 1, which has less; 4 (the first chunk) to rank 0, at 28 against 32; at 32 both,
+    # the others go to them by turns
     assert shares((8, 2, 2, 2, 2), 2, "greedy") == Shares(2, ((0, 3, 4, 6), (1, 2, 5, 7)))
 
 
@@ -115,6 +115,16 @@ def test_greedy_balances_context_parallel_ranks(cp: int, sigma: float) -> None:
         in_order, greedy = (imbalance(Packing(text, one, 16384, 32, dp, 1, cp)) for one in ("none", "greedy"))
         assert 1 <= greedy <= 1.05
         assert sigma == 0 or in_order > 1.15
+
+
+def test_the_documented_imbalances() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "grids.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.split("| dp | cp |")[1].split("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == 6
+    for dp, cp, in_order, greedy in rows:
+        packing = Packing("lognormal mean=1500 sigma=1.2 seed=7", "none", 16384, 16 * int(dp), int(dp), 1, int(cp))
+        assert f"{imbalance(packing):.2f}" == in_order
+        assert f"{imbalance(packing._replace(balance='greedy')):.3f}" == greedy
 
 
 def test_ranks_wait_for_each_other_in_every_micro_batch(tmp_path: Path) -> None:
