@@ -173,10 +173,12 @@ class Experiment(_WithId):
     def compiles(self, *, routed: bool, recomputed: bool) -> bool:
         """Whether layers of a kind are compiled: with routed experts or without, recomputed or not.
 
-        Routers, ring and all-gather attention break the graph, and so do windows, chunks and sinks. Torch compiles
-        nothing of a checkpoint that has a graph break, so recomputed layers of such a kind are not compiled.
+        Routers, ring and all-gather attention break the graph, and so do windows, chunks, sinks and packed documents.
+        Torch compiles nothing of a checkpoint that has a graph break, so recomputed layers of such a kind are not
+        compiled.
         """
-        breaks = routed or self.model.layers is not None or (self.cp > 1 and self.cp_kind != "ulysses")
+        breaks = routed or self.model.layers is not None or self.documents is not None
+        breaks = breaks or (self.cp > 1 and self.cp_kind != "ulysses")
         return self.compile == "block" and not (breaks and recomputed and self.recompute != "none")
 
     @property

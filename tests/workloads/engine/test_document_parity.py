@@ -12,7 +12,8 @@ import pytest
 
 from tests.pool import Pool
 from tests.sampling import sampled
-from tests.workloads.engine.parity import check, experiment, experts
+from tests.workloads.engine.parity import check, compiled_by, experiment, experts, train_rank
+from workloads.parity.training import RankTrace
 from workloads.spec.experiment import Experiment
 
 pytestmark = pytest.mark.slow
@@ -67,3 +68,24 @@ def kinds_of(case: Experiment) -> list[str]:
 def test_packed_documents_compute_what_each_computes_alone(case: Experiment, gloo_pool: Pool) -> None:
     """What every rank sends is that of the closed form, too."""
     check(gloo_pool, case, counts=True)
+
+
+COMPILED = [
+    experiment(**GREEDY, compile="block", micro_batch_size=2),
+    experiment(**GREEDY, compile="block", **GATHER, dp=2, zero_stage=2, micro_batch_size=1),
+    experiment(**GREEDY, compile="block", cp=2, cp_kind="ulysses", micro_batch_size=2),
+    experiment(
+        **GREEDY, compile="block", latent=16, tp=2, micro_batch_size=2, recompute="selective", recompute_every=2
+    ),
+]
+
+
+@pytest.mark.parametrize("case", sampled(COMPILED, 2), ids=lambda case: case.id)
+def test_compiled_blocks(case: Experiment, gloo_pool: Pool) -> None:
+    """Blocks are traced and differentiated ahead of time on both sides of attention, which is compiled by itself."""
+    check(gloo_pool, case, body=train_compiled_rank)
+
+
+def train_compiled_rank(rank: int, *args: Any) -> RankTrace:
+    with compiled_by("aot_eager"):
+        return train_rank(rank, *args)

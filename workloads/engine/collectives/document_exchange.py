@@ -51,6 +51,7 @@ def seen_keys(
     return Seen.of(by_sequence[0], by_sequence[1 + axis.rank], keys, like, Order.of(by_sequence[1:]))
 
 
+@torch.compiler.disable  # one graph break, as with ring attention: attention to documents is compiled by itself
 def packed_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: ContextParallel | None, seen: Seen) -> Tensor:
     """[B, N, S, V] of this rank's queries."""
     if cp is None:
