@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.kind_ops import document_attention as under_test
@@ -140,10 +141,15 @@ def test_a_backward_is_given_what_was_not_kept(monkeypatch: pytest.MonkeyPatch) 
         unsaved = flex.Unsaved(*taken, mask)
         o, *results = unsaved.take_saved()
         torch.testing.assert_close(o, expected, rtol=1e-12, atol=1e-12)
+        held = [StorageWeakRef(x.untyped_storage()) for x in (*taken, *results)]
         for x in taken:
             x.fill_(torch.nan)
+        given = *again, *(x.clone() for x in results)
+        del taken, results, x, o
+        # The first call is compiled, which keeps its inputs for a while.
+        assert not compiled or all(one.expired() for one in held)
         torch.manual_seed(1)
-        found = unsaved.backward(torch.randn(o.shape, dtype=torch.float64), *again, *results)
+        found = unsaved.backward(torch.randn(expected.shape, dtype=torch.float64), *given)
         for one, other in zip(found, gradients(expected, (q, k, v)), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
