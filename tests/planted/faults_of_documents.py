@@ -66,7 +66,7 @@ DOCUMENTS = [
         ),
         (
             "gradients_to_other_ranks",
-            "gradients of keys are put in the order of sequences a second time",
+            "gradients of keys are put in the order of sequences again",
             _EXCHANGE + "_by_rank",
             "order.held_F",
             "order.whole_F",
@@ -137,7 +137,7 @@ DOCUMENTS = [
         ),
         (
             "chunks_in_order",
-            "chunks of a sequence are dealt over context-parallel ranks without their attention",
+            "chunks of sequences are dealt without their attention",
             _SHARES + "shares",
             "greedy(range(len(work)), work,",
             "greedy(range(len(work)), [0] * len(work),",
