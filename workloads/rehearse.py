@@ -21,7 +21,7 @@ from workloads.engine.collectives.groups import Groups, make_groups
 from workloads.engine.observing.memory import MemoryProbe
 from workloads.engine.observing.stand_ins import StandIns
 from workloads.engine.training.build import Engine, assemble, build, choose_attention, shape_chunks
-from workloads.engine.training.data import Batch
+from workloads.engine.training.data import Batch, parts_of_batch
 from workloads.measuring.device import DeviceSampler, identity, prepare_device
 from workloads.measuring.step import measure
 from workloads.spec.experiment import Experiment
@@ -122,6 +122,6 @@ def _step(engine: Engine) -> None:
 
 def _empty_batches(experiment: Experiment) -> list[Batch]:
     tokens = experiment.micro_batch_size * experiment.seq_len // experiment.cp
-    parts = 2 if experiment.documents is None else 3
+    parts = parts_of_batch(experiment)
     make = lambda: torch.empty(tokens, dtype=torch.long)  # noqa: E731
     return [tuple(make() for _ in range(parts)) for _ in range(experiment.num_microbatches)]

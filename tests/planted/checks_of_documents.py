@@ -14,6 +14,7 @@ from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import build, choose_attention
 from workloads.engine.training.data import step_batches
 from workloads.spec.documents import loads as document_loads
+from workloads.spec.documents import shares as document_shares
 from workloads.spec.documents.lengths import packed
 from workloads.spec.experiment import Experiment
 
@@ -49,7 +50,8 @@ def _tables(rank: int, case: Experiment) -> list[Tensor]:
 
 
 def document_balance(pool: Pool, fault: Fault | None) -> None:
-    """Greedy dealing is longest first, to the rank with least attention that has room."""
+    """Greedy dealing is longest first, to the rank with least attention that has room: of sequences, and of chunks of
+    one."""
     # Scores of 36, 16 + 4 = 20, 9 + 9 = 18, 9 + 4 + 1 = 14, in halves
     loads: Any = document_loads
     right = loads.packed
@@ -57,8 +59,13 @@ def document_balance(pool: Pool, fault: Fault | None) -> None:
     try:
         with planted(fault):
             loads.dealt.cache_clear()
+            document_shares.shares.cache_clear()
             shares = loads.dealt(document_loads.Packing("here", "greedy", 6, 4, 2, 1))
+            # Chunks of 2 tokens: scores of 4, 12, 20 and 28 halves, and 4 of each of the others
+            chunks = document_shares.shares((8, 2, 2, 2, 2), 2, "greedy").chunks
     finally:
         loads.packed = right
         loads.dealt.cache_clear()
+        document_shares.shares.cache_clear()
+    assert chunks == ((0, 3, 4, 6), (1, 2, 5, 7))
     assert shares == (((0,), (3,)), ((1,), (2,)))

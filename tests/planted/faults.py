@@ -136,8 +136,8 @@ DATA = (
             "stale_targets",
             "targets are those of the first micro-batch",
             PIPELINE + "_forward",
-            "tokens, targets, *positions = self.batches[action.microbatch]",
-            "(tokens, _, *positions), targets = self.batches[action.microbatch], self.batches[0][1]",
+            "tokens, targets, *documents = self.batches[action.microbatch]",
+            "(tokens, _, *documents), targets = self.batches[action.microbatch], self.batches[0][1]",
             PP,
         ),
         (

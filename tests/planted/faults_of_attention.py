@@ -29,8 +29,8 @@ POSITIONS = faults_of(
         "targets_shifted_in_shard",
         "targets are shifted within a rank's tokens",
         BATCHES,
-        "part[:, positions].reshape(-1).to(device) for part in parts",
-        "parts[0][:, positions].roll(-at, 1).reshape(-1).to(device) for at in range(2)",
+        "own = [part.gather(1, held[cp_rank]) for part in parts]",
+        "own = [parts[0].gather(1, held[cp_rank]).roll(-at, 1) for at in range(2)]",
         RING,
     ),
     (

@@ -7,9 +7,12 @@ from tests.planted.faults import DP, ENGINE, faults_of
 _PACKED = {"documents": "lognormal mean=5 sigma=0.9 seed=3"}
 _DEALT = {**_PACKED, "document_balance": "greedy", "dp": 2, "micro_batch_size": 2}
 _GATHER = {**_PACKED, "cp": 2, "cp_kind": "allgather", "micro_batch_size": 4}
+_CHUNKS = {**_GATHER, "document_balance": "greedy"}
 _SEEN = ENGINE + "kind_ops.document_attention:Seen.of"
+_SEEN_ORDER = ENGINE + "kind_ops.document_attention:Order.of"
 _EXCHANGE = ENGINE + "collectives.document_exchange:"
 _LOADS = "workloads.spec.documents.loads:"
+_SHARES = "workloads.spec.documents.shares:"
 DOCUMENTS = [
     *faults_of(
         "documents",
@@ -17,16 +20,16 @@ DOCUMENTS = [
             "neighbour_seen",
             "a document sees the last token of the one before it",
             _SEEN,
-            "index_S - positions_T.view(batch, -1)",
-            "(index_S - positions_T.view(batch, -1) - 1).clamp(min=0)",
+            "(index_BS - places_BS).int()",
+            "(index_BS - places_BS - 1).clamp(min=0).int()",
             {**_PACKED, "micro_batch_size": 4},
         ),
         (
             "masks_of_one_sequence",
             "all sequences of a micro-batch have the documents of its first one",
             _SEEN,
-            "index_S - positions_T.view(batch, -1)",
-            "(index_S - positions_T.view(batch, -1))[:1].repeat(batch, 1)",
+            "(index_BS - places_BS).int()",
+            "(index_BS - places_BS)[:1].repeat(len(places_BS), 1).int()",
             {**_PACKED, "micro_batch_size": 4},
         ),
         (
@@ -57,17 +60,49 @@ DOCUMENTS = [
             "keys_in_order_of_ranks",
             "gathered keys stay in the order of ranks",
             _EXCHANGE + "_in_order",
-            "second.flip(0)",
-            "second",
+            ".index_select(0, order.whole_F)",
+            "",
             _GATHER,
         ),
         (
             "gradients_to_other_ranks",
-            "gradients of keys go to the ranks of the mirrored parts",
+            "gradients of keys are put in the order of sequences again",
             _EXCHANGE + "_by_rank",
-            "second.flip(0)",
-            "second",
+            "order.held_F",
+            "order.whole_F",
             _GATHER,
+        ),
+        (
+            "keys_of_another_sequence",
+            "gathered keys of all sequences are put in the order of the first one",
+            _SEEN_ORDER,
+            "torch.cat([held_BS.mT for held_BS in held_RBS])",
+            "torch.cat([held_BS[:1].expand_as(held_BS).mT for held_BS in held_RBS])",
+            _CHUNKS,
+        ),
+        (
+            "range_shifted",
+            "the chunks of the first rank begin one token late",
+            ENGINE + "training.data:held_tokens",
+            "torch.arange(chunk * size, (chunk + 1) * size)",
+            "(torch.arange(chunk * size, (chunk + 1) * size) + (cp_rank == 0)) % packing.seq_len",
+            _CHUNKS,
+        ),
+        (
+            "own_indices_of_the_first_rank",
+            "every rank takes the indices of the first one's tokens for its own",
+            _EXCHANGE + "seen_keys",
+            "by_sequence[1 + axis.rank]",
+            "by_sequence[1]",
+            _CHUNKS,
+        ),
+        (
+            "places_of_ranks_exchanged",
+            "with Ulysses documents are those of the ranks in the opposite order",
+            _EXCHANGE + "seen_keys",
+            "torch.cat(by_sequence[1:], 1)",
+            "torch.cat(by_sequence[:0:-1], 1)",
+            {**_PACKED, "cp": 2, "cp_kind": "ulysses", "micro_batch_size": 4},
         ),
     ),
     *faults_of(
@@ -77,7 +112,7 @@ DOCUMENTS = [
             "rotary positions go on through a sequence; scores need only differences",
             ENGINE + "layers.transformer:Chunk.forward",
             "(cos[positions_T], sin[positions_T], seen)",
-            "(cos[self.index.repeat(self.batch)], sin[self.index.repeat(self.batch)], seen)",
+            "(*(x[self.index.repeat(len(positions_T) // len(self.index))] for x in (cos, sin)), seen)",
             {**_PACKED, "micro_batch_size": 4},
         ),
         check="document_positions",
@@ -87,7 +122,7 @@ DOCUMENTS = [
         (
             "shortest_first",
             "sequences are dealt from the shortest to the longest",
-            _LOADS + "_greedy",
+            _SHARES + "greedy",
             "(-work[at], at)",
             "(work[at], at)",
             DP,
@@ -98,6 +133,14 @@ DOCUMENTS = [
             _LOADS + "squares",
             "sum(length * length for length in lengths)",
             "len(lengths)",
+            DP,
+        ),
+        (
+            "chunks_in_order",
+            "chunks of sequences are dealt without their attention",
+            _SHARES + "shares",
+            "greedy(range(len(work)), work,",
+            "greedy(range(len(work)), [0] * len(work),",
             DP,
         ),
         check="document_balance",

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.collectives.parameters import named_parameters
 from workloads.engine.layers.block import AnyBlock
 from workloads.engine.layers.transformer import Chunk
 from workloads.engine.training.build import Engine
-from workloads.engine.training.data import sequences_of
+from workloads.engine.training.data import held_tokens, sequences_of
 from workloads.parity.shards import Whole, relative_difference
 from workloads.spec.experiment import Experiment
 
@@ -165,9 +164,8 @@ def _places(e: Experiment, piece: Piece) -> tuple[Tensor, Tensor]:
     at = piece.position
     data_rank = at["dp_replicate"] * e.dp_shard + at["dp_shard"]
     held = sequences_of(e, data_rank, piece.microbatch)
-    positions = local_positions(e.seq_len, e.cp, at["cp"], e.cp_kind)
-    of_row = positions.repeat(e.micro_batch_size)
-    sequence = torch.tensor(held).repeat_interleave(len(positions))
+    of_row = torch.cat([held_tokens(e, index, at["cp"]) for index in held])
+    sequence = torch.tensor(held).repeat_interleave(e.seq_len // e.cp)
     if e.tp > 1 and e.sequence_parallel:
         rank_rows = slice(at["tp"] * len(of_row) // e.tp, (at["tp"] + 1) * len(of_row) // e.tp)
         return sequence[rank_rows], of_row[rank_rows]

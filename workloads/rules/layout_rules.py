@@ -242,12 +242,6 @@ _LAYOUT = _rules(
         "documents with attention={attention}: only FlexAttention takes masks of documents here; use attention=auto",
     ),
     (
-        "documents_compile",
-        "documents and compile == 'block'",
-        "documents with compile=block: attention to documents is compiled by itself, which a compiled block cannot "
-        "contain; use compile=none",
-    ),
-    (
         "compile_fp8",
         "engine == 'ultrasweep' and compile == 'block' and low_precision",
         "compile=block with precision={precision}: fp8 products use separate kernels for casts, which a compiled block "
@@ -340,8 +334,8 @@ LACKING = _rules(
     ),
     (
         "documents",
-        "engine == 'ultrasweep' and documents and cp > 1 and cp_kind != 'allgather'",
-        "cp_kind={cp_kind} with documents (cp_kind=allgather works)",
+        "engine == 'ultrasweep' and documents and cp > 1 and cp_kind == 'ring'",
+        "cp_kind={cp_kind} with documents (cp_kind=allgather and ulysses work)",
     ),
     (
         "attention",

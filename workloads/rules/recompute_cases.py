@@ -33,10 +33,11 @@ RECOMPUTE_CASES = (
     ),
     (
         "recompute_stages_compiled",
-        "recompute_by_stage and compile == 'block' and tp > 1 and (has_layer_list or cp > 1 and cp_kind != 'ulysses')",
+        "recompute_by_stage and compile == 'block' and tp > 1 and (has_layer_list or documents or "
+        "cp > 1 and cp_kind != 'ulysses')",
         "recompute={recompute} with compile=block and tp={tp}: only some of the layers would be compiled, because ring "
-        "and all-gather attention and lists of layers break the graph of a recomputed one; use one word for all, "
-        "compile=none, or cp_kind=ulysses",
+        "and all-gather attention, documents and lists of layers break the graph of a recomputed one; use one word for "
+        "all, compile=none, or cp_kind=ulysses",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (

@@ -147,8 +147,8 @@ class Experiment(_WithId):
     its own document alone, whose positions begin at 0. The last document of a sequence is cut at the sequence's end.
     None: every sequence is one document of ``seq_len`` tokens."""
     document_balance: DocumentBalance = "none"
-    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.documents.loads`). No effect
-    without ``documents``."""
+    """How sequences are dealt over data-parallel ranks and micro-batches (`workloads.spec.documents.loads`), and their
+    tokens over context-parallel ranks (`workloads.spec.documents.shares`). No effect without ``documents``."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -176,10 +176,12 @@ class Experiment(_WithId):
     def compiles(self, *, routed: bool, recomputed: bool) -> bool:
         """Whether layers of a kind are compiled: with routed experts or without, recomputed or not.
 
-        Routers, ring and all-gather attention break the graph, and so do windows, chunks and sinks. Torch compiles
-        nothing of a checkpoint that has a graph break, so recomputed layers of such a kind are not compiled.
+        Routers, ring and all-gather attention break the graph, and so do windows, chunks, sinks and packed documents.
+        Torch compiles nothing of a checkpoint that has a graph break, so recomputed layers of such a kind are not
+        compiled.
         """
-        breaks = routed or self.model.layers is not None or (self.cp > 1 and self.cp_kind != "ulysses")
+        breaks = routed or self.model.layers is not None or self.documents is not None
+        breaks = breaks or (self.cp > 1 and self.cp_kind != "ulysses")
         return self.compile == "block" and not (breaks and recomputed and self.recompute != "none")
 
     @property
@@ -223,7 +225,8 @@ class Experiment(_WithId):
         """What decides which documents a rank has; None without documents, and for batches that cannot be divided."""
         if self.documents is None:
             return None
-        batch = self.seq_len, self.global_batch_size, self.dp, self.micro_batch_size, self.cp
+        split = 1 if self.cp_kind == "ulysses" else self.cp
+        batch = self.seq_len, self.global_batch_size, self.dp, self.micro_batch_size, split
         packing = Packing(self.documents, self.document_balance, *batch)
         return packing if packing.is_whole else None
 
@@ -243,7 +246,8 @@ class Experiment(_WithId):
 
     @property
     def attention_imbalance(self) -> float | None:
-        """FLOPs of attention of the most loaded rank divided by the mean over ranks; None without documents."""
+        """FLOPs of attention that the most loaded rank waits for, divided by the mean over ranks; None without
+        documents."""
         return None if (packing := self.packing) is None else imbalance(packing)
 
     @property

@@ -112,13 +112,15 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column(
         "document_balance",
         TEXT,
-        "How packed sequences are dealt over data-parallel ranks and micro-batches: none (in order) or greedy",
+        "How packed sequences are dealt over data-parallel ranks and micro-batches, and their tokens over "
+        "context-parallel ranks: none (in order) or greedy",
     ),
     Column(
         "attention_imbalance",
         FLOAT,
-        "FLOPs of attention of the most loaded rank of data and context parallelism, divided by the mean over ranks, "
-        "by the lengths of its documents; null without documents",
+        "FLOPs of attention that the most loaded data-parallel rank waits for, divided by the mean over ranks, by the "
+        "lengths of their documents: in every micro-batch those of its most loaded context-parallel rank; null without "
+        "documents",
     ),
     Column("seed", INT, "Seed of weights and data"),
     Column("engine", TEXT, "Training engine"),

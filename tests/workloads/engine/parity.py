@@ -151,6 +151,7 @@ def trained_reference(
     sent_tokens: int | None = None,
     documents: str | None = None,
     optimizer: str = "adamw",
+    dealt: tuple[int, str] | None = None,
 ) -> reference.Trace:
     case = Experiment.canonical(
         model=model,
@@ -162,6 +163,7 @@ def trained_reference(
         capacity_factor=capacity_factor,
         documents=documents,
         optimizer=optimizer,
+        **({} if dealt is None else {"cp": dealt[0], "cp_kind": "allgather", "document_balance": dealt[1]}),
     )
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
     return reference.train(case, weights, steps, gradient_scale, clip_at, sent_tokens)
@@ -181,6 +183,9 @@ def recipe_of(case: Experiment) -> dict[str, Any]:
         routed |= {"capacity_factor": case.capacity_factor, "sent_tokens": sent}
     if case.documents is not None:
         routed["documents"] = case.documents
+        if case.model.moe is not None and case.cp > 1:  # experts are chosen by the places of tokens on their ranks
+            assert case.cp_kind == "allgather"
+            routed["dealt"] = case.cp, case.document_balance
     return routed
 
 

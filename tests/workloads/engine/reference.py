@@ -19,6 +19,7 @@ from workloads.engine.training.data import step_batches
 from workloads.spec import kind_weights
 from workloads.spec import weights as table
 from workloads.spec.documents.lengths import packed
+from workloads.spec.documents.shares import shares
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -93,23 +94,39 @@ def train(
 
 def _alone(experiment: Experiment, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Every document in a row of its own, padded: (tokens, targets of which those of padding are not counted, index of
-    each token in its sequence). The last token of a document predicts token 0."""
+    each token by which forced routing chooses experts). The last token of a document predicts token 0."""
     assert experiment.documents is not None
     batch, seq = tokens.shape
     rows = []
     for index, lengths in enumerate(packed(experiment.documents, seq, batch)):
-        start = 0
+        start, chosen_by = 0, _chosen_by(experiment, lengths)
         for length in lengths:
             row = torch.zeros(3, seq, dtype=torch.int64)
             row[1] = -100
             row[0, :length] = tokens[index, start : start + length]
             row[1, : length - 1] = tokens[index, start + 1 : start + length]
             row[1, length - 1] = 0
-            row[2, :length] = torch.arange(start, start + length)
+            row[2, :length] = chosen_by[start : start + length]
             rows.append(row)
             start += length
     of_rows = torch.stack(rows, 1)
     return of_rows[0].flatten(), of_rows[1].flatten(), of_rows[2]
+
+
+def _chosen_by(experiment: Experiment, lengths: tuple[int, ...]) -> Tensor:
+    """The index by which each token of a sequence chooses experts: that of the token that its rank would hold at this
+    place without documents."""
+    seq, cp = experiment.seq_len, experiment.cp
+    if cp == 1 or experiment.cp_kind == "ulysses":
+        return torch.arange(seq)
+    size, chunks = shares(lengths, cp, experiment.document_balance)
+    found = torch.empty(seq, dtype=torch.int64)
+    part = seq // (2 * cp)
+    for rank, of_rank in enumerate(chunks):
+        held = [chunk * size + token for chunk in of_rank for token in range(size)]
+        usual = [first * part + token for first in (rank, 2 * cp - 1 - rank) for token in range(part)]
+        found[held] = torch.tensor(usual)
+    return found
 
 
 def _parts(experiment: Experiment) -> list[Weight]:
@@ -129,7 +146,7 @@ def _loss(
     places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(cross-entropy, terms that balance experts). ``routing`` holds biases of experts from step to step. ``places``:
-    index of each token in its sequence, if a row is not one."""
+    indices by which forced routing chooses experts, if a row is not a sequence."""
     model = experiment.model
     balance = torch.zeros((), dtype=torch.float64)
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.engine.kind_ops import document_attention as under_test
+from workloads.engine.kind_ops import flex_attention as flex
 from workloads.engine.kind_ops.document_attention import Seen, document_attention, document_forward
 from workloads.engine.kind_ops.flex_attention import document_mask, masked_attention
 
@@ -61,7 +63,7 @@ def compare(o: Tensor, expected: Tensor, tensors: Sequence[Tensor]) -> None:
 def test_plain_formulas(monkeypatch: pytest.MonkeyPatch, scores: int, value_size: int) -> None:
     monkeypatch.setattr(under_test, "_SCORES", scores)
     index, (q, k, v) = torch.arange(513), inputs(3, 513, 513, value_size)
-    seen = Seen.of(places(SEQUENCES, index).flatten(), index, 3, 513, q)
+    seen = Seen.of(places(SEQUENCES, index), index.expand(3, -1), 513, q)
     assert seen.blocks is None
     compare(document_attention(q, k, v, seen), dense(q, k, v, SEQUENCES, index), (q, k, v))
 
@@ -71,7 +73,7 @@ def test_queries_of_two_parts_of_a_sequence(rank: int) -> None:
     sequences = [[300, 1, 211], [512]]
     index = local_positions(512, 2, rank, "allgather")
     q, k, v = inputs(2, 256, 512)
-    seen = Seen.of(places(sequences, index).flatten(), index, 2, 512, q)
+    seen = Seen.of(places(sequences, index), index.expand(2, -1), 512, q)
     compare(document_attention(q, k, v, seen), dense(q, k, v, sequences, index), (q, k, v))
 
 
@@ -80,10 +82,12 @@ def test_masks_of_flex_attention(rank: int | None) -> None:
     sequences = [[300, 1, 127, 96], [128, 128, 128, 140], [524]]
     index = torch.arange(524) if rank is None else local_positions(524, 2, rank, "allgather")
     q, k, v = (x.detach() for x in inputs(3, len(index), 524))
-    mask = document_mask(index - places(sequences, index), index, 524)
+    mask = document_mask(index - places(sequences, index), index.expand(3, -1), 524)
     with torch.no_grad():  # FlexAttention has no backward on a CPU
         o, lse = masked_attention(q, k, v, mask)
-        plain_o, plain_lse = document_forward(q, k, v, Seen(index - places(sequences, index), index, None))
+        plain_o, (_, plain_lse), _ = document_forward(
+            q, k, v, Seen(index - places(sequences, index), index.expand(3, -1), None)
+        )
     torch.testing.assert_close(o, dense(q, k, v, sequences, index), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(o, plain_o, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse, plain_lse.to(lse.dtype), rtol=1e-5, atol=1e-5)
@@ -92,11 +96,11 @@ def test_masks_of_flex_attention(rank: int | None) -> None:
 def test_blocks_of_other_documents_are_skipped() -> None:
     """Two documents of 256 tokens: queries of the second do not meet the first's two blocks of keys."""
     index = torch.arange(512)
-    mask = document_mask(index - places([[256, 256]], index), index, 512)
+    mask = document_mask(index - places([[256, 256]], index), index.expand(1, -1), 512)
     assert mask.full_kv_num_blocks is not None
     assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1]  # the diagonal
     assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 0, 1]
-    one = document_mask(index - places([[512]], index), index, 512)
+    one = document_mask(index - places([[512]], index), index.expand(1, -1), 512)
     assert one.full_kv_num_blocks is not None
     assert one.full_kv_num_blocks[0, 0].tolist() == [0, 1, 2, 3]
 
@@ -106,7 +110,7 @@ def test_masks_of_other_documents_have_the_same_shapes() -> None:
     index = torch.arange(512)
     shapes = []
     for lengths in ([512], [1] * 512, [100, 300, 112]):
-        mask = document_mask(index - places([lengths], index), index, 512)
+        mask = document_mask(index - places([lengths], index), index.expand(1, -1), 512)
         shapes.append([x.shape for x in mask.as_tuple() if isinstance(x, Tensor)])
     assert shapes[0] == shapes[1] == shapes[2]
 
@@ -114,11 +118,44 @@ def test_masks_of_other_documents_have_the_same_shapes() -> None:
 def test_shapes_alone() -> None:
     with FakeTensorMode():
         q, k, v = inputs(2, 512, 512)
-        seen = Seen.of(torch.empty(1024, dtype=torch.int64), torch.empty(512, dtype=torch.int64), 2, 512, q)
+        seen = Seen.of(*(torch.empty(2, 512, dtype=torch.int64) for _ in range(2)), 512, q)
         assert seen.blocks is not None, "as on a GPU, so that its lists count as memory"
         o = document_attention(q, k, v, seen)
         assert o.shape == q.shape
         assert [x.shape for x in torch.autograd.grad(o.sum(), (q, k, v))] == [q.shape, k.shape, v.shape]
+
+
+def test_a_backward_is_given_what_was_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values may go after the forward, and the backward takes equal ones, without a second forward. Other
+    documents compile nothing. Torch refuses FlexAttention's backward on CPUs, where it would materialise all scores,
+    which is what this test wants: the function is compiled without Inductor, as its GPU kernels are otherwise."""
+    calls = torch.compile(flex.flex_attention, dynamic=False, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(flex, "_function", lambda device: calls)
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *tensors: None)
+    index, compiled = torch.arange(512), []
+    for sequences in ([[100, 412], [512]], [[256, 256], [3, 509]], [[1] * 512, [511, 1]]):
+        q, k, v = inputs(2, 512, 512, 8)
+        expected = dense(q, k, v, sequences, index)
+        seen = Seen.of(places(sequences, index), index.expand(2, -1), 512, q)
+        mask = document_mask(seen.first_BS, seen.index_BS, 512)
+        taken = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+        again = [x.clone() for x in taken]
+        unsaved = flex.Unsaved(*taken, mask)
+        o, *results = unsaved.take_saved()
+        torch.testing.assert_close(o, expected, rtol=1e-12, atol=1e-12)
+        held = [StorageWeakRef(x.untyped_storage()) for x in (*taken, *results)]
+        for x in taken:
+            x.fill_(torch.nan)
+        given = *again, *(x.clone() for x in results)
+        del taken, results, x, o
+        # The first call is compiled, which keeps its inputs for a while.
+        assert not compiled or all(one.expired() for one in held)
+        torch.manual_seed(1)
+        found = unsaved.backward(torch.randn(expected.shape, dtype=torch.float64), *given)
+        for one, other in zip(found, gradients(expected, (q, k, v)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert compiled[0] == compiled[1] == compiled[2]
 
 
 @pytest.mark.gpu
@@ -133,9 +170,9 @@ def test_flex_attention_on_a_gpu(rank: int | None) -> None:
         q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
         positions = places(sequences, index)
         plain = [x.requires_grad_() for x in (q, k, v)]
-        expected = document_attention(*plain, Seen.of(positions.flatten(), index, 2, 1024, q))
+        expected = document_attention(*plain, Seen.of(positions, index.expand(2, -1), 1024, q))
         on_device = [x.detach().bfloat16().cuda().requires_grad_() for x in plain]
-        seen = Seen.of(positions.flatten().cuda(), index.cuda(), 2, 1024, on_device[0])
+        seen = Seen.of(positions.cuda(), index.expand(2, -1).cuda(), 1024, on_device[0])
         o = document_attention(*on_device, seen)
         torch.testing.assert_close(o.cpu().double(), expected, rtol=2e-2, atol=2e-2)
         found = gradients(o, on_device)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import H200
+from tests.workloads.costs.shapes import H200, LLAMA_8B
 from tests.workloads.engine.kind_models import (
     BESIDE,
     CLAMPED,
@@ -58,6 +58,15 @@ def test_what_is_not_built_is_named(model: str, layout: dict[str, Any], message:
     if message is not None:
         assert message in found[0]
         assert [violation.rule for violation in violations(e, H200)] == ["engine_support"]
+
+
+@pytest.mark.parametrize("kind", ["ring", "allgather", "ulysses"])
+def test_documents_of_split_sequences_need_all_keys(kind: str) -> None:
+    documents = {"documents": "lognormal mean=500 sigma=1 seed=1", "compile": "block"}
+    e = Experiment.canonical(model=LLAMA_8B, global_batch_size=8, seq_len=4096, cp=2, cp_kind=kind, **documents)
+    found = ["cp_kind=ring with documents (cp_kind=allgather and ulysses work)"] if kind == "ring" else []
+    assert lacking(e) == found
+    assert [violation.rule for violation in violations(e, H200)] == ["engine_support"] * len(found)
 
 
 def test_gates_of_heads_need_whole_tiles_in_fp8() -> None:

@@ -144,11 +144,6 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "documents with attention=flash4: only FlexAttention takes masks of documents here; use attention=auto",
         ),
         (
-            {"documents": "lognormal mean=500 sigma=1 seed=1", "compile": "block"},
-            "documents_compile",
-            "use compile=none",
-        ),
-        (
             {"gradient_accumulation_fusion": True, "compile": "block"},
             "compile_fusion",
             "use compile=none, or gradient_accumulation_fusion=false",

@@ -12,6 +12,7 @@ from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_toke
 from workloads.costs.shape.params import matmul_params
 from workloads.spec.documents.lengths import canonical_documents, packed
 from workloads.spec.documents.loads import Packing, attended, dealt, imbalance, mean_length, slowest_length
+from workloads.spec.documents.shares import Shares, shares, squares_of_chunks
 from workloads.spec.experiment import Experiment
 
 DRAWN = "lognormal mean=40 sigma=1.2 seed=7"
@@ -54,19 +55,84 @@ def test_a_greedy_balance_is_never_worse_on_many_draws() -> None:
         assert 1 <= greedy <= in_order
 
 
+@pytest.mark.parametrize("balance", ["none", "greedy"])
 @pytest.mark.parametrize("cp", [1, 2, 4])
-def test_lengths_are_the_counted_keys_of_every_token(cp: int) -> None:
+def test_lengths_are_the_counted_keys_of_every_token(cp: int, balance: str) -> None:
     """A token at place p of its document counts p + 1/2 keys (half of all scores); a length is twice their mean."""
-    packing = Packing(DRAWN, "greedy", 64, 6, 3, 2, cp)
-    sequences, size = packed(DRAWN, 64, 6), 64 // (2 * cp)
-    for shares, lengths in zip(dealt(packing), attended(packing), strict=True):
-        for one, of_cp in zip(shares, lengths, strict=True):
+    packing = Packing(DRAWN, balance, 64, 6, 3, 2, cp)
+    sequences = packed(DRAWN, 64, 6)
+    for of_rank, lengths in zip(dealt(packing), attended(packing), strict=True):
+        for one, of_cp in zip(of_rank, lengths, strict=True):
             for rank in range(cp):
-                held = {*range(rank * size, (rank + 1) * size)}
-                held |= {*range((2 * cp - 1 - rank) * size, (2 * cp - rank) * size)}
-                places = [[place for length in sequences[at] for place in range(length)] for at in one]
-                keys = [of_one[token] + 0.5 for of_one in places for token in held]
+                keys = []
+                for at in one:
+                    places = [place for length in sequences[at] for place in range(length)]
+                    keys += [places[token] + 0.5 for token in (range(64) if cp == 1 else tokens(packing, at, rank))]
                 assert of_cp[rank] == pytest.approx(2 * sum(keys) / len(keys), rel=1e-12)
+
+
+def tokens(packing: Packing, sequence: int, rank: int) -> list[int]:
+    """Indices of the tokens that a context-parallel rank holds."""
+    lengths = packed(packing.documents, packing.seq_len, packing.global_batch_size)[sequence]
+    size, chunks = shares(lengths, packing.cp, packing.balance)
+    return [chunk * size + token for chunk in chunks[rank] for token in range(size)]
+
+
+@pytest.mark.parametrize("cp", [2, 3, 4])
+@pytest.mark.parametrize("seq_len", [12, 48, 1536, 12288])
+def test_every_token_is_held_once_and_ranks_hold_equally_many(seq_len: int, cp: int) -> None:
+    packing = Packing(DRAWN, "greedy", seq_len, 2, 1, 1, cp)
+    for sequence in range(2):
+        held = [tokens(packing, sequence, rank) for rank in range(cp)]
+        assert sorted(token for one in held for token in one) == list(range(seq_len))
+        assert {len(one) for one in held} == {seq_len // cp}
+        assert all(one == sorted(one) for one in held), "in the order of the sequence"
+
+
+def test_in_order_ranks_hold_the_two_parts_of_a_whole_sequence() -> None:
+    assert shares((5, 7), 2, "none") == Shares(3, ((0, 3), (1, 2)))
+
+
+def test_greedy_gives_the_chunk_with_most_attention_to_the_rank_with_least() -> None:
+    # 16 tokens over 2 ranks: chunks of 2. One document of 8 has 4, 12, 20, 28 (b^2 - a^2); four of 2 have 4 each
+    assert squares_of_chunks((8, 2, 2, 2, 2), 2) == [4, 12, 20, 28, 4, 4, 4, 4]
+    # 28 to rank 0; 20, then 12 to rank 1, which has less; 4 (the first chunk) to rank 0, at 28 against 32; at 32 both,
+    # the others go to them by turns
+    assert shares((8, 2, 2, 2, 2), 2, "greedy") == Shares(2, ((0, 3, 4, 6), (1, 2, 5, 7)))
+
+
+@pytest.mark.parametrize(("seq_len", "cp", "size"), [(16384, 2, 128), (4096, 8, 128), (4096, 16, 64), (1920, 3, 128)])
+def test_chunks_are_whole_blocks_of_queries_where_a_rank_has_four(seq_len: int, cp: int, size: int) -> None:
+    assert shares((seq_len,), cp, "greedy").size == size
+
+
+@pytest.mark.parametrize("sigma", [0, 0.8, 1.2, 1.6])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_greedy_balances_context_parallel_ranks(cp: int, sigma: float) -> None:
+    """To five percent of the mean, where the parts of whole sequences are far from it."""
+    text = f"lognormal mean=1500 sigma={sigma} seed=7"
+    for dp in (1, 2):
+        in_order, greedy = (imbalance(Packing(text, one, 16384, 32, dp, 1, cp)) for one in ("none", "greedy"))
+        assert 1 <= greedy <= 1.05
+        assert sigma == 0 or in_order > 1.15
+
+
+def test_the_documented_imbalances() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "grids.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.split("| dp | cp |")[1].split("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == 6
+    for dp, cp, in_order, greedy in rows:
+        packing = Packing("lognormal mean=1500 sigma=1.2 seed=7", "none", 16384, 16 * int(dp), int(dp), 1, int(cp))
+        assert f"{imbalance(packing):.2f}" == in_order
+        assert f"{imbalance(packing._replace(balance='greedy')):.3f}" == greedy
+
+
+def test_ranks_wait_for_each_other_in_every_micro_batch(tmp_path: Path) -> None:
+    # 16 tokens: [8, 8] and [16] by turns. Of [8, 8] parts 0 and 3 of 4 have 16 + 48, so have parts 1 and 2; of
+    # [12, 4] parts 0 to 3 have 16, 48, 80 and 16: ranks have 32 and 128, of which the second is waited for.
+    packing = Packing(in_file(tmp_path, 8, 8, 12, 4), "none", 16, 2, 1, 1, 2)
+    assert attended(packing) == (((8.0, 8.0), (4.0, 16.0)),)
+    assert imbalance(packing) == pytest.approx((8 + 16) / (8 + 10))
 
 
 def test_one_document_a_sequence_is_a_whole_sequence(tmp_path: Path) -> None:
@@ -101,5 +167,7 @@ def test_flops_count_the_scores_within_documents() -> None:
     total = flops_per_token(LLAMA_8B, packed_case.attended_length, "causal") * packed_case.tokens_per_step
     assert total == pytest.approx(of_matmuls + of_scores, rel=1e-12)
     assert hardware_flops_per_token(packed_case) * packed_case.tokens_per_step == pytest.approx(total, rel=1e-12)
+    split = packed_case.replace(cp=2, cp_kind="allgather", document_balance="greedy")
+    assert hardware_flops_per_token(split) == hardware_flops_per_token(packed_case), "no forward runs twice"
     whole = flops_per_token(LLAMA_8B, 4096, "palm")
     assert flops_per_token(LLAMA_8B, packed_case.attended_length, "palm") < whole

@@ -1,10 +1,12 @@
 """Bytes that packed documents add to a rank: positions, rotary tables, and masks.
 
-Every rank holds the rotary tables of all places of a sequence and the index of its tokens, and with every micro-batch a
-position of each token. A chunk with layers gathers its tokens' rows of the tables and makes the mask for each
-micro-batch; both stay until the first layer's backward is done. FlexAttention's mask has, for blocks of 128 queries by
-128 keys, the partly and the wholly seen blocks of keys by block of queries, and the same by block of keys, as numbers
-of 32 bits (`workloads.engine.kind_ops.flex_attention`).
+Every rank holds the rotary tables of all places of a sequence and all indices of one, and with every micro-batch a
+position of each token, with context parallelism also one of each token of all ranks
+(`workloads.engine.training.data.Batch`). A chunk with layers gathers its tokens' rows of the tables and makes the mask
+for each micro-batch; both stay until the first layer's backward is done. Where keys are gathered, so does the order in
+which they are put, and its inverse. With Ulysses queries are those of whole sequences. FlexAttention's mask has, for
+blocks of 128 queries by 128 keys, the partly and the wholly seen blocks of keys by block of queries, and the same by
+block of keys, as numbers of 32 bits (`workloads.engine.kind_ops.flex_attention`).
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ def input_bytes(e: Experiment) -> int:
     columns = sum(one.columns for one in rotations(e.model))
     if e.documents is None:
         return 2 * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
-    of_batches = 3 * _INDEX_BYTES * tokens * e.num_microbatches
-    return of_batches + _TABLE_BYTES * e.seq_len * columns + _INDEX_BYTES * own
+    parts = 3 + (e.cp if e.cp > 1 else 0)
+    of_batches = parts * _INDEX_BYTES * tokens * e.num_microbatches
+    return of_batches + _TABLE_BYTES * e.seq_len * columns + _LISTED_BYTES * e.seq_len
 
 
 def packed_bytes(e: Experiment) -> int:
@@ -33,6 +36,13 @@ def packed_bytes(e: Experiment) -> int:
         return 0
     tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
     tables = _TABLE_BYTES * tokens * sum(one.columns for one in rotations(e.model))
-    queries, keys = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
-    lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * queries * keys + queries + keys)
-    return tables + _INDEX_BYTES * tokens + lists
+    queries, ordered = tokens, 0
+    if e.cp > 1 and e.cp_kind == "ulysses":
+        queries, own = e.micro_batch_size * e.seq_len, e.seq_len
+    elif e.cp > 1:
+        ordered = e.micro_batch_size * e.seq_len
+    # the first token of each query's document, and the query's own index where it is not the same in all sequences
+    bounds = _LISTED_BYTES * queries * (2 if ordered else 1)
+    by_query, by_key = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
+    lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * by_query * by_key + by_query + by_key)
+    return tables + bounds + 2 * _INDEX_BYTES * ordered + lists

@@ -104,7 +104,6 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
     forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
     backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention + 2 * memory
-    backward += attention if e.documents is not None and e.cp > 1 else 0.0  # its forward runs again
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
     if shares_memory(e):

@@ -14,9 +14,9 @@ Saved for backward: queries, keys, values, output and log-sum-exp, as of attenti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,29 @@ from torch.autograd.function import once_differentiable
 
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
 
+if TYPE_CHECKING:
+    from workloads.engine.kind_ops.flex_attention import Unsaved
+
 _SCORES = 2**22
 """Scores of a block of the plain formulas, about."""
+
+
+class Order(NamedTuple):
+    """The order of tokens that ranks hold, one rank after the other, and the order of their sequences. Rows are tokens
+    of a micro-batch [T, B], flattened."""
+
+    held_F: Tensor
+    """Row in the order of sequences of each row in the order of ranks, int64."""
+    whole_F: Tensor
+    """The inverse: row in the order of ranks of each row in the order of sequences, int64."""
+
+    @classmethod
+    def of(cls, held_RBS: Sequence[Tensor]) -> Order:
+        """``held_RBS``: index in its sequence of each token of each rank."""
+        index_TB = torch.cat([held_BS.mT for held_BS in held_RBS])
+        batch = index_TB.shape[1]
+        held_F = (index_TB * batch + torch.arange(batch, device=index_TB.device)).flatten()
+        return cls(held_F, held_F.argsort())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +54,24 @@ class Seen:
     """Which keys each query of a micro-batch sees."""
 
     first_BS: Tensor
-    """Index in its sequence of the first token of a query's document, int64."""
-    index_S: Tensor
-    """Index of a query in its sequence, int64."""
+    """Index in its sequence of the first token of a query's document, int32."""
+    index_BS: Tensor
+    """Index of a query in its sequence, int32."""
     blocks: Any
     """FlexAttention's `BlockMask`; None where the plain formulas are used."""
+    order: Order | None = None
+    """How keys of several ranks are put in the order of their sequences."""
 
     @classmethod
-    def of(cls, positions_T: Tensor, index_S: Tensor, batch: int, keys: int, like: Tensor) -> Seen:
-        """``positions_T``: place of each token in its document. ``keys``: tokens of a whole sequence. ``like``: a
-        tensor of the device and dtype of queries."""
-        first_BS = index_S - positions_T.view(batch, -1)
-        if backend_of(like, positions_T) is Backend.TORCH:
-            return cls(first_BS, index_S, None)
+    def of(cls, places_BS: Tensor, index_BS: Tensor, keys: int, like: Tensor, order: Order | None = None) -> Seen:
+        """``places_BS``: place of each query in its document. ``keys``: tokens of a whole sequence. ``like``: a tensor
+        of the device and dtype of queries."""
+        first_BS, index_BS = (index_BS - places_BS).int(), index_BS.int()
+        if backend_of(like, places_BS) is Backend.TORCH:
+            return cls(first_BS, index_BS, None, order)
         from workloads.engine.kind_ops.flex_attention import document_mask  # loads torch's compiler
 
-        return cls(first_BS, index_S, document_mask(first_BS, index_S, keys))
+        return cls(first_BS, index_BS, document_mask(first_BS, index_BS, keys), order)
 
 
 def document_attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, seen: Seen) -> Tensor:
@@ -63,50 +86,49 @@ def document_attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, seen: See
 class _DocumentAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
-        o, lse = document_forward(q, k, v, seen)
+        o, results, _ = document_forward(q, k, v, seen)
         ctx.seen = seen
-        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.save_for_backward(q, k, v, *results)
         return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, o, lse = ctx.saved_tensors
-        return *document_backward(grad, q, k, v, o, lse, ctx.seen), None
+        return *document_backward(grad, q, k, v, o, lse, ctx.seen, None), None
 
 
-def document_forward(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
-    """(o [B, N, S, V], lse [B, N, S] in fp32 or fp64) without autograd."""
+def document_forward(
+    q: Tensor, k: Tensor, v: Tensor, seen: Seen
+) -> tuple[Tensor, tuple[Tensor, Tensor], Unsaved | None]:
+    """(o [B, N, S, V], what its backward needs of o and of the log-sum-exp [B, N, S], what else it needs), for callers
+    with a backward of their own."""
     if backend_of(q) is Backend.TRITON:
-        from workloads.engine.kind_ops.flex_attention import masked_attention
+        from workloads.engine.kind_ops.flex_attention import Unsaved
 
-        return masked_attention(q, k, v, seen.blocks)
+        unsaved = Unsaved(q, k, v, seen.blocks)
+        o, *results = unsaved.take_saved()
+        return o, (results[0], results[1]), unsaved
     batch, heads, length, _ = q.shape
     o = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
     lse = q.new_empty(batch, heads, length, dtype=accumulation_dtype(q.dtype))
     if backend_of(q) is Backend.SHAPES:
-        return o, lse
+        return o, (o, lse), None
     for queries in _blocks(q, k):
         z_BKGST = _scores(q, k, queries, seen)
         lse_BKGS = z_BKGST.logsumexp(-1)
         p = torch.exp(z_BKGST - lse_BKGS.unsqueeze(-1))
         o[:, :, queries] = (p @ v.to(p.dtype).unsqueeze(2)).flatten(1, 2).to(o.dtype)
         lse[:, :, queries] = lse_BKGS.flatten(1, 2)
-    return o, lse
+    return o, (o, lse), None
 
 
 def document_backward(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, seen: Seen
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, seen: Seen, unsaved: Unsaved | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in the dtype of the inputs. FlexAttention has no backward of its own: its forward runs again."""
-    if backend_of(q) is Backend.TRITON:
-        from workloads.engine.kind_ops.flex_attention import masked_attention
-
-        with torch.enable_grad():
-            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-            again = masked_attention(q, k, v, seen.blocks)[0]
-        dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad_o)
-        return dq, dk, dv
+    """(dq, dk, dv) in the dtype of the inputs. Arguments are those of `document_forward` and what it returned."""
+    if unsaved is not None:
+        return unsaved.backward(grad_o, q, k, v, o, lse)
     dtype, groups = accumulation_dtype(q.dtype), (k.shape[1], -1)
     dq = torch.empty_like(q)
     if backend_of(q) is Backend.SHAPES:
@@ -139,5 +161,5 @@ def _scores(q: Tensor, k: Tensor, queries: slice, seen: Seen) -> Tensor:
     z = grouped @ k.to(dtype).unsqueeze(2).mT
     key_T = torch.arange(k.shape[2], device=q.device)
     own_BST = key_T >= seen.first_BS[:, queries].unsqueeze(-1)
-    own_BST &= key_T <= seen.index_S[queries].unsqueeze(-1)
+    own_BST &= key_T <= seen.index_BS[:, queries].unsqueeze(-1)
     return z.masked_fill(~own_BST[:, None, None], -math.inf)

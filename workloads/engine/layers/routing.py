@@ -122,7 +122,8 @@ class Routing:
         return self._choice(ranks.coordinates(self.experiment, rank), shared_out=self.experiment.etp == 1)
 
     def _choice(self, position: dict[str, int], *, shared_out: bool) -> Tensor:
-        """Choice of a rank's tokens. ``shared_out``: only of its part of the tokens of its tensor-parallel group."""
+        """Choice of a rank's tokens. ``shared_out``: only of its part of the tokens of its tensor-parallel group.
+        Packed documents change no choice: the n-th token of a rank chooses as the n-th without them."""
         e = self.experiment
         tokens = local_positions(e.seq_len, e.cp, position["cp"], e.cp_kind).repeat(e.micro_batch_size)
         if shared_out:

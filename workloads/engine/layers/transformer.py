@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from workloads.costs.shape.held_model import padded_rows
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.collectives.context_parallel import local_positions
+from workloads.engine.collectives.document_exchange import seen_keys
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.peer_memory import PeerMemory
@@ -27,7 +28,6 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
-from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.block import AnyBlock, block_of
 from workloads.engine.layers.experts import ExpertParallel
 from workloads.engine.layers.norm import RMSNorm
@@ -91,7 +91,7 @@ class Chunk(nn.Module):
     cos: Tensor
     sin: Tensor
     index: Tensor
-    """Index in its sequence of each of the rank's tokens, only with documents."""
+    """All indices of a sequence, only with documents."""
 
     def __init__(self, experiment: Experiment, groups: Groups, stage: int) -> None:
         super().__init__()
@@ -99,9 +99,9 @@ class Chunk(nn.Module):
         tp = TensorParallel(groups.axes["tp"], experiment.sequence_parallel)
         self.stage = stage
         self.is_first, self.is_last = stage == 0, stage == experiment.num_stages - 1
-        cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
-        self.batch, self.packs = experiment.micro_batch_size, experiment.documents is not None
-        """``packs``: whether documents are packed into sequences."""
+        self.cp = cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
+        self.packs = experiment.documents is not None
+        """Whether documents are packed into sequences."""
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))
@@ -125,8 +125,8 @@ class Chunk(nn.Module):
                 rows = torch.empty(positions, rotated.columns // 2)
                 self.register_buffer(table, rows, persistent=False)
         if self.packs:
-            index_S = torch.empty(experiment.seq_len // experiment.cp, dtype=torch.int64)
-            self.register_buffer("index", index_S, persistent=False)
+            index_T = torch.empty(experiment.seq_len, dtype=torch.int32)
+            self.register_buffer("index", index_T, persistent=False)
         self.store: Any = None
         """Where activations of its blocks wait on the host (`workloads.engine.training.activation_offload`)."""
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
@@ -143,8 +143,8 @@ class Chunk(nn.Module):
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
         index = local_positions(*self.placed)
         if self.packs:
-            self.index.copy_(index)
             index = torch.arange(self.placed[0])
+            self.index.copy_(index)
         position = index.to(self.cos.device, torch.float64)
         for rotated, (cos, sin) in zip(self.rotations, self.tables(), strict=True):
             pair = torch.arange(rotated.columns // 2, dtype=torch.float64, device=self.cos.device)
@@ -164,15 +164,18 @@ class Chunk(nn.Module):
             for name in _names_of_tables(at):
                 setattr(self, name, getattr(self, name).to(dtype))
 
-    def forward(self, x: Tensor, targets_T: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
-        """``positions_T``: place of each token in its document, if documents are packed."""
+    def forward(
+        self, x: Tensor, targets_T: Tensor | None = None, positions_T: Tensor | None = None, *others: Tensor
+    ) -> Tensor:
+        """``positions_T``: place of each token in its document, if documents are packed, and ``others``: what attention
+        must know of other ranks' tokens (`workloads.engine.training.data.Batch`)."""
         if self.embedding is not None:
             x = self.embedding(x)
             if self.embedding_scale != 1.0:
                 x = x * self.embedding_scale
         tables: list[tuple[Any, ...]] = [*self.tables()]
         if positions_T is not None:
-            seen = Seen.of(positions_T, self.index, self.batch, self.placed[0], x)
+            seen = seen_keys(positions_T, others, self.index, self.cp, x)
             tables = [(cos[positions_T], sin[positions_T], seen) for cos, sin in tables]
         for block, table in zip(self.blocks, self.table_of, strict=True):
             x = self._mark(x)

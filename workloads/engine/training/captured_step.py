@@ -157,8 +157,7 @@ def fullest(of_ranks: Sequence[Sequence[int]]) -> str | None:
 
 
 def stacked(batches: Batches) -> Tensor:
-    """Tokens and targets of all micro-batches, and positions in packed documents, in one tensor, so that one copy moves
-    them: int64 [micro-batches, 2 or 3, T]."""
+    """All parts of all micro-batches in one tensor, so that one copy moves them: int64 [micro-batches, parts, T]."""
     return torch.stack([torch.stack(batch) for batch in batches])
 
 

@@ -2,10 +2,10 @@
 
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone, for every `Source`. Data-parallel rank ``d`` takes sequences
 ``(microbatch * dp + d) * micro_batch_size ...`` of the global batch, or those dealt to it
-(`workloads.spec.documents.loads`). Context-parallel ranks take different positions of
-the same sequences.
+(`workloads.spec.documents.loads`). Context-parallel ranks take different tokens of the same sequences.
 
-With packed documents (`workloads.spec.documents.lengths`) a batch also has the place of each token in its document. The
+With packed documents (`workloads.spec.documents.lengths`) a batch also has the place of each token in its document, and
+with context parallelism what attention must know of the other ranks' tokens (`Batch`). The
 last token of a document, one that is cut at the sequence's end too, predicts `END_OF_DOCUMENT` and nothing of the next
 document. So every token has a target, and the loss is the mean over all tokens, as without documents.
 """
@@ -20,10 +20,13 @@ from torch import Tensor
 from workloads.engine.collectives.context_parallel import local_positions
 from workloads.spec.documents.lengths import packed
 from workloads.spec.documents.loads import dealt
+from workloads.spec.documents.shares import shares
 from workloads.spec.experiment import Experiment
 
 Batch = tuple[Tensor, ...]
-"""(tokens, targets) of a micro-batch, and with packed documents (tokens, targets, positions)."""
+"""(tokens, targets) of a micro-batch, each [T]. With packed documents (tokens, targets, places in documents), and with
+context parallelism one more part for each of its ranks, in their order: with Ulysses the places of that rank's tokens
+in their documents, otherwise their indices in their sequences."""
 END_OF_DOCUMENT = 0
 """The token that a document's last one predicts."""
 Source = Callable[[Experiment, int, int], Tensor]
@@ -38,24 +41,45 @@ def step_batches(
     cp_rank: int = 0,
     source: Source | None = None,
 ) -> list[Batch]:
-    """(tokens_T, targets_T) or (tokens_T, targets_T, positions_T) of every micro-batch of one data- and
-    context-parallel rank, on ``device``.
+    """The `Batch` of every micro-batch of one data- and context-parallel rank, on ``device``.
 
-    T = B*S flattened, where S is the number of tokens of a sequence that the rank holds, in the order of
-    `local_positions`. ``source``: None for synthetic tokens.
+    T = B*S flattened, where S is the number of tokens of a sequence that the rank holds, in the order of `held_tokens`.
+    ``source``: None for synthetic tokens.
     """
     sequence = source or _sequence
-    positions = local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
     batches = []
     for microbatch in range(experiment.num_microbatches):
         chosen = sequences_of(experiment, data_rank, microbatch)
         rows = torch.stack([sequence(experiment, step, at) for at in chosen])
+        held = [torch.stack([held_tokens(experiment, at, rank) for at in chosen]) for rank in range(experiment.cp)]
         parts = [rows[:, :-1], rows[:, 1:]]
+        others: list[Tensor] = []
         if experiment.documents is not None:
             places = torch.stack([_places(experiment, at) for at in chosen])
             parts = [parts[0], _within_documents(parts[1], places), places]
-        batches.append(tuple(part[:, positions].reshape(-1).to(device) for part in parts))
+            if experiment.cp > 1:
+                others = [places.gather(1, of_rank) for of_rank in held] if experiment.cp_kind == "ulysses" else held
+        own = [part.gather(1, held[cp_rank]) for part in parts]
+        batches.append(tuple(part.reshape(-1).to(device) for part in [*own, *others]))
     return batches
+
+
+def parts_of_batch(experiment: Experiment) -> int:
+    """Number of tensors of a `Batch`."""
+    if experiment.documents is None:
+        return 2
+    return 3 + (experiment.cp if experiment.cp > 1 else 0)
+
+
+def held_tokens(experiment: Experiment, index: int, cp_rank: int) -> Tensor:
+    """Indices in a sequence of the tokens that a context-parallel rank holds, in the order in which it holds them:
+    int64 [S]. ``index``: of the sequence in the global batch. Without documents they are those of `local_positions`."""
+    packing = experiment.packing
+    if packing is None or packing.cp == 1:
+        return local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
+    lengths = packed(packing.documents, packing.seq_len, packing.global_batch_size)[index]
+    size, chunks = shares(lengths, packing.cp, packing.balance)
+    return torch.cat([torch.arange(chunk * size, (chunk + 1) * size) for chunk in chunks[cp_rank]])
 
 
 def sequences_of(experiment: Experiment, data_rank: int, microbatch: int) -> Sequence[int]:

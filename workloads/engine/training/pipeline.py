@@ -25,7 +25,7 @@ from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.activation_offload import ActivationStore, LayerTensors
 from workloads.engine.training.clock import Clock, Mark
-from workloads.engine.training.data import Batch
+from workloads.engine.training.data import Batch, parts_of_batch
 from workloads.engine.training.data_parallel import GradientSync, compute_dtype, reduce_dtype
 from workloads.engine.training.fp8_gather import fp8_weights
 from workloads.engine.training.gradient_sums import GradientSums
@@ -114,7 +114,7 @@ class Pipeline:
         e = self.groups.experiment
         actions = schedule_actions(e.pp_schedule, self.groups.position["pp"], e.pp, 1, e.virtual_stages)
         tokens = torch.zeros(self.tokens, dtype=torch.int64, device=self.groups.device)
-        _Step(self, actions, [(tokens,) * (2 if e.documents is None else 3)], is_rehearsal=True).run()
+        _Step(self, actions, [(tokens,) * parts_of_batch(e)], is_rehearsal=True).run()
         self.clock.finish()
         for chunk in self.chunks:
             for named in named_parameters(chunk):
@@ -180,9 +180,9 @@ class _Step:
 
     def _forward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
         pipeline = self.pipeline
-        tokens, targets, *positions = self.batches[action.microbatch]
+        tokens, targets, *documents = self.batches[action.microbatch]
         x = tokens if received is None else received.requires_grad_()
-        output: Tensor = chunk(x, targets if chunk.is_last else None, *positions)
+        output: Tensor = chunk(x, targets if chunk.is_last else None, *documents)
         if chunk.is_last:
             self.losses.append(output.detach())
         else:

@@ -5,8 +5,8 @@ of all scores of a sequence are counted without documents. Attention of some tok
 sequence without documents whose tokens attend as much on average. It is the sum of n^2 over documents, divided by the
 tokens, and whole sequences have ``seq_len``. Costs of attention are linear in it.
 
-With context parallelism a rank holds two parts of a sequence (`workloads.engine.collectives.context_parallel`), whose
-documents decide its scores; the zig-zag that balances a whole sequence does not balance documents.
+With context parallelism whose ranks have all heads a rank holds some chunks of a sequence
+(`workloads.spec.documents.shares`), whose documents decide its scores. Sequences are dealt over data-parallel ranks:
 
     none     in the order of the sequences: rank d takes sequences (m * dp + d) * micro_batch_size ... in micro-batch m
     greedy   longest attention first, each to the rank with least that still has room; inside a rank likewise over its
@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from workloads.spec.documents.lengths import packed
+from workloads.spec.documents.shares import greedy, squares_of_ranks
 
 Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 """Sequences of the global batch by data-parallel rank and micro-batch."""
@@ -37,6 +38,7 @@ class Packing(NamedTuple):
     dp: int
     micro_batch_size: int
     cp: int = 1
+    """Ranks that hold different tokens of a sequence with all heads; 1 with Ulysses, whose ranks share its heads."""
 
     @property
     def num_microbatches(self) -> int:
@@ -65,53 +67,28 @@ def dealt(packing: Packing) -> Dealt:
         )
     sequences = packed(packing.documents, packing.seq_len, packing.global_batch_size)
     work = [squares(lengths) for lengths in sequences]
-    of_ranks = _greedy(range(len(work)), work, dp, rounds * size)
+    of_ranks = greedy(range(len(work)), work, dp, rounds * size)
     return tuple(_micro_batches(held, work, rounds, size) for held in of_ranks)
 
 
 def _micro_batches(held: Sequence[int], work: Sequence[int], rounds: int, size: int) -> tuple[tuple[int, ...], ...]:
-    bins = _greedy(held, work, rounds, size)
+    bins = greedy(held, work, rounds, size)
     return tuple(sorted(bins, key=lambda one: (-sum(work[at] for at in one), one)))
-
-
-def _greedy(items: Sequence[int], work: Sequence[int], bins: int, room: int) -> list[tuple[int, ...]]:
-    """``items`` in bins of ``room`` each: longest first, to the bin with least work that has room."""
-    found: list[list[int]] = [[] for _ in range(bins)]
-    loads = [0] * bins
-    for item in sorted(items, key=lambda at: (-work[at], at)):
-        least = min((at for at in range(bins) if len(found[at]) < room), key=lambda at: (loads[at], at))
-        found[least].append(item)
-        loads[least] += work[item]
-    return [tuple(one) for one in found]
 
 
 @lru_cache(maxsize=1024)
 def attended(packing: Packing) -> tuple[tuple[tuple[float, ...], ...], ...]:
     """Lengths (see above) by data-parallel rank, micro-batch and context-parallel rank."""
     sequences = packed(packing.documents, packing.seq_len, packing.global_batch_size)
-    of_parts = [_by_part(lengths, packing.seq_len, packing.cp) for lengths in sequences]
+    of_ranks = [squares_of_ranks(lengths, packing.cp, packing.balance) for lengths in sequences]
     tokens = packing.micro_batch_size * packing.seq_len / packing.cp
     return tuple(
         tuple(
-            tuple(sum(of_parts[at][rank] for at in micro_batch) / tokens for rank in range(packing.cp))
+            tuple(sum(of_ranks[at][rank] for at in micro_batch) / tokens for rank in range(packing.cp))
             for micro_batch in of_rank
         )
         for of_rank in dealt(packing)
     )
-
-
-def _by_part(lengths: Sequence[int], seq_len: int, cp: int) -> tuple[int, ...]:
-    """`squares` of the tokens of each context-parallel rank. Those at places a to b of a document have b^2 - a^2."""
-    if cp == 1:
-        return (squares(lengths),)
-    size = seq_len // (2 * cp)
-    parts, start = [0] * (2 * cp), 0
-    for length in lengths:
-        for part in range(start // size, (start + length - 1) // size + 1):
-            first, last = max(start, part * size) - start, min(start + length, (part + 1) * size) - start
-            parts[part] += last * last - first * first
-        start += length
-    return tuple(parts[rank] + parts[2 * cp - 1 - rank] for rank in range(cp))
 
 
 def mean_length(packing: Packing) -> float:
@@ -136,6 +113,8 @@ def slowest_length(packing: Packing, *, together: bool, waiting: float) -> float
 
 
 def imbalance(packing: Packing) -> float:
-    """FLOPs of attention of the most loaded rank of data and context parallelism, divided by the mean over ranks."""
-    loads = [sum(column) for of_rank in attended(packing) for column in zip(*of_rank, strict=True)]
-    return float(max(loads) * len(loads) / sum(loads))
+    """FLOPs of attention that the most loaded data-parallel rank waits for, divided by the mean over ranks. Ranks of
+    context parallelism wait for each other in every layer, so the most loaded of them counts in each micro-batch."""
+    lengths = attended(packing)
+    waited = [sum(max(of_cp) for of_cp in of_rank) for of_rank in lengths]
+    return float(max(waited) / mean_length(packing) / packing.num_microbatches)

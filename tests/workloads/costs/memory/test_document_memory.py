@@ -31,6 +31,9 @@ CASES = {
         **DOCUMENTS,
     ),
     "cp": experiment(**GATHER, micro_batch_size=2, microbatches=2, **DOCUMENTS),
+    "cp, greedy": experiment(**GATHER, micro_batch_size=2, microbatches=2, **DOCUMENTS, document_balance="greedy"),
+    "cp, ulysses": experiment(cp=2, cp_kind="ulysses", micro_batch_size=2, microbatches=2, **DOCUMENTS),
+    "cp 4, ulysses": experiment(cp=4, cp_kind="ulysses", micro_batch_size=2, microbatches=2, **DOCUMENTS),
 }
 
 
@@ -48,10 +51,16 @@ def test_peaks_with_documents_are_traced_ones(name: str) -> None:
 def test_bytes_by_hand() -> None:
     case = Experiment.canonical(**{**fields_of(experiment(**DOCUMENTS)), "micro_batch_size": 2, "global_batch_size": 6})
     # 3 micro-batches of 2 * 4,096 tokens, 24 bytes each; tables of 4,096 places, 128 columns in fp32; an index of each
-    assert input_bytes(case) == 3 * 8192 * 24 + 4096 * 128 * 4 + 4096 * 8
+    assert input_bytes(case) == 3 * 8192 * 24 + 4096 * 128 * 4 + 4096 * 4
     # rows of the tables, the beginning of each token's document, and lists of 32 x 32 blocks of 2 sequences
-    assert packed_bytes(case) == 8192 * 128 * 4 + 8192 * 8 + 8 * 2 * (2 * 32 * 32 + 32 + 32)
+    assert packed_bytes(case) == 8192 * 128 * 4 + 8192 * 4 + 8 * 2 * (2 * 32 * 32 + 32 + 32)
     assert packed_bytes(case.replace(documents=None)) == 0
+    # Two ranks: 5 numbers a token instead of 3, and two orders of all tokens; blocks of 2,048 queries and 4,096 keys
+    gathered = case.replace(cp=2, cp_kind="allgather")
+    assert input_bytes(gathered) == 3 * 4096 * 40 + 4096 * 128 * 4 + 4096 * 4
+    assert packed_bytes(gathered) == 4096 * 128 * 4 + 4096 * 8 + 2 * 8192 * 8 + 8 * 2 * (2 * 16 * 32 + 16 + 32)
+    # Ulysses: tables of own tokens, the mask of whole sequences
+    assert packed_bytes(case.replace(cp=2, cp_kind="ulysses")) == 4096 * 128 * 4 + 8192 * 4 + 8 * 2 * 2112
 
 
 def fields_of(case: Experiment) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
     from workloads.engine.collectives.parameters import local_shard
     from workloads.engine.observing.memory import StorageTracker, tracked_storages
     from workloads.engine.training.build import assemble, shape_chunks
+    from workloads.engine.training.data import parts_of_batch
 
     groups = make_groups(case, rank, torch.device("cpu"))
     chunks = shape_chunks(case, groups)
@@ -76,7 +77,7 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
 
     def step() -> None:
         batches = [
-            tuple(torch.empty(tokens, dtype=torch.long) for _ in range(2 if case.documents is None else 3))
+            tuple(torch.empty(tokens, dtype=torch.long) for _ in range(parts_of_batch(case)))
             for _ in range(case.num_microbatches)
         ]
         engine.pipeline.run(batches)
