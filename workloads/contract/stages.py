@@ -148,6 +148,8 @@ def stage_key(task: Task, rank: int) -> str:
         same["pad_vocab_to"] = experiment.pad_vocab_to
     if experiment.update_words:
         same["updates"] = experiment.update_words
+    if experiment.recurrence != "torch":
+        same["recurrence"] = experiment.recurrence
     if experiment.documents is not None:
         same["documents"] = experiment.packing
     if experiment.gradient_accumulation_fusion:

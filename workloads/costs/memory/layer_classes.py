@@ -105,7 +105,16 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
 
 _OF_SIZES = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
-    *("attention", "routing", "routing_imbalance", "capacity_factor", "cp_kind", "compile", "recompute_every"),
+    *(
+        "attention",
+        "recurrence",
+        "routing",
+        "routing_imbalance",
+        "capacity_factor",
+        "cp_kind",
+        "compile",
+        "recompute_every",
+    ),
 )
 """Fields on which the sizes of layers depend."""
 _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
