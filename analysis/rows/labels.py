@@ -45,7 +45,7 @@ _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split", "pp_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
-    *("gradient_accumulation_fusion", "document_balance", "engine", "engine_version", *UPDATE_FIELDS),
+    *("gradient_accumulation_fusion", "document_balance", "recurrence", "engine", "engine_version", *UPDATE_FIELDS),
 )
 
 
@@ -157,6 +157,8 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append(f"rc {row['recompute']}" + (f" every {every}" if every > 1 else ""))
     if isinstance(row.get("attention"), str) and row["attention"] != "auto":
         parts.append(f"{row['attention']} attention")
+    if row.get("recurrence") == "fla":
+        parts.append("fla recurrences")
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
     if word := capture_word(row.get("cuda_graph"), row.get("engine"), row.get("engine_version")):

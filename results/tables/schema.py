@@ -34,7 +34,7 @@ __all__ = [
     "Column",
 ]
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 """Version of the columns of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4:
 backend. 5: the spread of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w,
 sm_clock_median_step_mhz, nccl_environment; timed_steps is the number of steps that were timed. 6: pp_split, cp_kind,
@@ -46,7 +46,8 @@ host_lead_s. 13: nccl_transports. 14: pp_stages, pad_vocab_to. 15: cuda_graph, w
 cuda_graph_run, cuda_graph_reason, and gradient_accumulation_fusion, which is false in older rows. 16:
 shares_memory. 17: grad_reduce, optimizer, optimizer_states, master_weights and optimizer_offload (fp32, adamw, fp32,
 fp32 and 0 in older rows), host_memory_bytes, documents, document_balance, which is none in older rows, and
-attention_imbalance. Rows of older versions have null in all other newer columns."""
+attention_imbalance. 18: recurrence, which is torch in older rows. Rows of older versions have null
+in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """Version of the meaning of the columns. 2: time that a stage waits for slower stages after its last backward counts as
 pipeline idle time, no longer as reduction or optimizer; HFU of full recomputation leaves out the down projection;

@@ -29,6 +29,10 @@ AXES: Mapping[str, Values] = {
     "gradient_accumulation_fusion": Values(
         accepts=lambda value: value is None or isinstance(value, bool), must="true, false or null (as usual)"
     ),
+    "recurrence": Values(
+        accepts=lambda value: value is None or FIELDS["recurrence"].accepts(value),
+        must="torch, fla or null (fla where it can be)",
+    ),
     "model": texts(),
     **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
     "engine": one_of(*ENGINES, is_text=True),

@@ -22,6 +22,7 @@ from sweep.grids.columns import field_of, shape_of
 from sweep.grids.grid import CHECKED_FIELDS, GridAxis, GridSpec
 from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
 from workloads.rules.installed_engines import version_here
+from workloads.rules.installed_packages import recurrence_here
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -33,7 +34,8 @@ _REPLACEABLE = {
     for field in dataclasses.fields(Experiment)
     if field.name in ("zero_stage", "pp_schedule", "virtual_stages", "pp_split", "sequence_parallel", "cp_kind", "etp")
     or field.name in ("pp_stages", "pad_vocab_to", "cuda_graph", "gradient_accumulation_fusion")
-    or field.name in ("document_balance", "routing", "routing_imbalance", "capacity_factor", "recompute_every")
+    or field.name
+    in ("document_balance", "recurrence", "routing", "routing_imbalance", "capacity_factor", "recompute_every")
 }
 """Fields that `Experiment.canonical` replaces where they have no effect, with their defaults."""
 
@@ -75,13 +77,22 @@ class Expansion:
     (``where.small``, ``--where 'tp <= 4'``)."""
 
 
-def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec], progress: Progress = silent) -> Expansion:
-    """The points of several grids, one grid after the other. A run that two grids share belongs to the first."""
+def expand_all(
+    grids: Sequence[GridSpec],
+    models: Callable[[str], ModelSpec],
+    progress: Progress = silent,
+    backend: str | None = None,
+) -> Expansion:
+    """The points of several grids, one grid after the other. A run that two grids share belongs to the first.
+
+    ``backend``: that of the cluster, which decides with the packages installed here what computes the recurrent layers
+    of points that do not say it (`workloads.rules.installed_packages.recurrence_here`); None: torch does.
+    """
     seen: dict[_Wanted, GridPoint] = {}
     duplicates = not_sampled = combinations = 0
     dropped: Counter[str] = Counter()
     for grid in grids:
-        expansion = expand(grid, models, progress)
+        expansion = expand(grid, models, progress, backend)
         duplicates += expansion.duplicates
         not_sampled += expansion.not_sampled
         combinations += expansion.combinations
@@ -99,8 +110,11 @@ def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec], pr
     )
 
 
-def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progress = silent) -> Expansion:
-    """All points of one grid, in the order of its axes. ``models`` returns the model of a name.
+def expand(
+    grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progress = silent, backend: str | None = None
+) -> Expansion:
+    """All points of one grid, in the order of its axes. ``models`` returns the model of a name; ``backend`` as of
+    `expand_all`.
 
     Raises `InvalidSweep` when no point is left, when one of the world sizes has no layout at all, or when a variable of
     the grid contradicts its points.
@@ -110,7 +124,7 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
     combinations = walk.run()
     walk.refuse_sizes_without_layout()
     dropped = walk.dropped()
-    points = _experiments(grid, walk.kept, shapes, _in_sampling_order(grid, combinations))
+    points = _experiments(grid, walk.kept, shapes, _in_sampling_order(grid, combinations), backend)
     sample_size = grid.subsample.count if grid.subsample else None
     chosen: dict[_Wanted, int] = {}
     duplicates = failed = 0
@@ -207,7 +221,11 @@ def _in_sampling_order(grid: GridSpec, combinations: list[Values]) -> Iterable[t
 
 
 def _experiments(
-    grid: GridSpec, names: tuple[str, ...], models: Mapping[str, ModelSpec], combinations: Iterable[tuple[int, Values]]
+    grid: GridSpec,
+    names: tuple[str, ...],
+    models: Mapping[str, ModelSpec],
+    combinations: Iterable[tuple[int, Values]],
+    backend: str | None,
 ) -> Iterator[tuple[int, _Wanted]]:
     checked = CHECKED_FIELDS.intersection(names)
     if {"dp_replicate", "dp_shard"} & set(names):
@@ -223,6 +241,9 @@ def _experiments(
             fields["recompute"] = "none"
         if "engine_version" not in fields and (version := version_here(fields.get("engine", ENGINE))) is not None:
             fields["engine_version"] = version
+        if fields.get("recurrence") is None:
+            precision, engine = fields.get("precision", "bf16"), fields.get("engine", ENGINE)
+            fields["recurrence"] = recurrence_here(fields["model"], precision, backend if engine == ENGINE else None)
         try:
             experiment = Experiment.canonical(**{k: v for k, v in fields.items() if k not in checked})
         except InvalidExperiment as error:

@@ -42,7 +42,7 @@ def plan_sweep(config: SweepConfig, method: Method, slurm: SlurmOptions | None, 
 
 
 def _expanded(config: SweepConfig, known: Known, progress: PlanProgress) -> Expansion:
-    expansion = expand_all(config.grids, config.models.__getitem__, progress)
+    expansion = expand_all(config.grids, config.models.__getitem__, progress, config.cluster.backend)
     return with_choices(expansion, config.cluster, known, progress)
 
 

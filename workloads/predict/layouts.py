@@ -142,6 +142,7 @@ def plain(e: Experiment) -> Experiment:
         recompute_every=1,
         gradient_accumulation_fusion=False,
         **UPDATE_FIELDS,
+        recurrence="torch",
         documents=None,
         document_balance="none",
     )

@@ -44,6 +44,7 @@ _EVERYWHERE = (
     Refusal("optimizer_states", lambda e: e.optimizer_states != "fp32", "its adapter keeps them in fp32; use fp32"),
     Refusal("master_weights", lambda e: e.master_weights != "fp32", "its adapter keeps them in fp32; use fp32"),
     Refusal("optimizer_offload", lambda e: e.optimizer_offload > 0, "its adapter keeps states on the device; use 0"),
+    Refusal("recurrence", lambda e: e.recurrence != "torch", "its adapter runs no recurrent layers; use torch"),
     Refusal("documents", lambda e: e.documents is not None, "no adapter packs documents; use null"),
     Refusal("tp", lambda e: copies_of_heads(e) > 1, "no adapter copies key and value heads; use at most num_kv_heads"),
     Refusal(

@@ -11,6 +11,9 @@ from functools import cache
 
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_values import Recurrence
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recurrent_kernels import LARGEST_KEY, PACKAGE, RELEASE, has_recurrences, key_sizes
 
 PACKAGES = {"transformers": "transformers", "megatron": "megatron-core"}
 """Package of each engine whose version names all its packages: ``5.24.0+1 with accelerate 1.15.0``."""
@@ -57,6 +60,14 @@ def missing(experiment: Experiment) -> str | None:
     if not lacking:
         return None
     return f"engine={experiment.engine} needs {' and '.join(lacking)}, not installed here: {_install(experiment)}"
+
+
+def recurrence_here(model: ModelSpec, precision: str, backend: str | None) -> Recurrence:
+    """What computes recurrent layers where nothing was chosen: the kernels of flash-linear-attention if their release
+    is installed here and they take the model and the precision (the rule ``recurrence``), else torch. It is a field of
+    the experiment, so that a node without them refuses the point."""
+    takes = backend == "cuda" and precision not in ("fp32", "fp64") and max(key_sizes(model), default=0) <= LARGEST_KEY
+    return "fla" if takes and has_recurrences(model) and installed_version(PACKAGE) == RELEASE else "torch"
 
 
 def _install(experiment: Experiment) -> str:

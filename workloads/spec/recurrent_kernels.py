@@ -36,7 +36,9 @@ Kernels = GatedDeltaRule | KimiDelta | Mamba2
 @lru_cache(maxsize=256)
 def has_recurrences(model: ModelSpec) -> bool:
     """Whether some layer of the model is one of `Kernels`."""
-    return model.layers is not None and any(isinstance(kind.mixer, Kernels) for kind in model.layers.kinds)
+    return model.layers is not None and any(
+        isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) for kind in model.layers.kinds
+    )
 
 
 def key_size(mixer: Kernels) -> int:
@@ -50,7 +52,7 @@ def key_size(mixer: Kernels) -> int:
 def key_sizes(model: ModelSpec) -> tuple[int, ...]:
     """`key_size` of the model's kinds that have kernels."""
     kinds = model.layers.kinds if model.layers is not None else ()
-    return tuple(key_size(kind.mixer) for kind in kinds if isinstance(kind.mixer, Kernels))
+    return tuple(key_size(kind.mixer) for kind in kinds if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2))
 
 
 @lru_cache(maxsize=256)
@@ -133,9 +135,9 @@ def mamba(batch: Batch, *, heads: int, head_dim: int, groups: int, state: int) -
 def working(mixer: Kernels, batch: Batch, tp: int) -> Working:
     """Bytes of one layer on one of ``tp`` ranks."""
     if isinstance(mixer, GatedDeltaRule):
-        heads = {"key_heads": mixer.key_heads // tp, "value_heads": mixer.value_heads // tp}
-        return gated_delta(batch, **heads, key_dim=mixer.key_dim, value_dim=mixer.value_dim)
+        keys, values = mixer.key_heads // tp, mixer.value_heads // tp
+        return gated_delta(batch, key_heads=keys, value_heads=values, key_dim=mixer.key_dim, value_dim=mixer.value_dim)
     if isinstance(mixer, KimiDelta):
         return kimi_delta(batch, heads=mixer.heads // tp, head_dim=mixer.head_dim)
-    of_rank = {"heads": mixer.heads // tp, "groups": mixer.groups // tp}
-    return mamba(batch, **of_rank, head_dim=mixer.head_dim, state=mixer.state)
+    heads, groups = mixer.heads // tp, mixer.groups // tp
+    return mamba(batch, heads=heads, head_dim=mixer.head_dim, groups=groups, state=mixer.state)

@@ -5,7 +5,7 @@ const Rerun = (() => {
   const ALWAYS = ["dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute"];
   const DEFAULTS = { cp: 1, ep: 1, pp_schedule: "none", virtual_stages: 1, sequence_parallel: "yes", precision: "bf16", attention: "auto", compile: "none", seed: 42 };
   /** Fields that rows of engines before version 3 lack, with the behaviour of those engines. */
-  const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1], etp: [1, 1], routing: ["balanced", "balanced"], routing_imbalance: [1, 1], capacity_factor: ["null", "null"], pp_stages: ["null", "null"], pad_vocab_to: ["null", "null"], cuda_graph: ["auto", "none"], gradient_accumulation_fusion: ["null", "no"], documents: ["null", "null"], document_balance: ["none", "none"], grad_reduce: ["fp32", "fp32"], optimizer: ["adamw", "adamw"], optimizer_states: ["fp32", "fp32"], master_weights: ["fp32", "fp32"], optimizer_offload: [0, 0] };
+  const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1], etp: [1, 1], routing: ["balanced", "balanced"], routing_imbalance: [1, 1], capacity_factor: ["null", "null"], pp_stages: ["null", "null"], pad_vocab_to: ["null", "null"], cuda_graph: ["auto", "none"], gradient_accumulation_fusion: ["null", "no"], documents: ["null", "null"], document_balance: ["none", "none"], recurrence: ["null", "torch"], grad_reduce: ["fp32", "fp32"], optimizer: ["adamw", "adamw"], optimizer_states: ["fp32", "fp32"], master_weights: ["fp32", "fp32"], optimizer_offload: [0, 0] };
   const FLAGS = { yes: "true", no: "false" };
 
   /** {words, notes} or {missing: the reason}. `read(name)` is the row's value of a column, null if unknown. */

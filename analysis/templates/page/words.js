@@ -86,6 +86,7 @@ const Words = (() => {
     if (read("recompute") && read("recompute") !== "none") {
       parts.push(`recompute ${read("recompute")}${several(read("recompute_every")) ? ` every ${read("recompute_every")}` : ""}`);
     }
+    if (read("recurrence") === "fla") parts.push("fla recurrences");
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
     if (read("cuda_graph") === "step") parts.push("graph");
     if (read("document_balance") === "greedy") parts.push("greedy documents");

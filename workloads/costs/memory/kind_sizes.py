@@ -12,6 +12,7 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
 from workloads.spec.recomputation import operations_of
 from workloads.spec.recurrent_kernels import Batch, Kernels
 from workloads.spec.recurrent_kernels import working as working_of
@@ -118,7 +119,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)))
-    if isinstance(kind.mixer, Kernels) and e.recurrence == "fla":
+    if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) and e.recurrence == "fla":
         working = max(working, _kernels_working(one, kind.mixer, stream, min(saved, total)))
     reducing = 0 if x is None else again + stream - x.weights - x.gate_up - x.product
     return KindBytes(saved, working, _deferred(one), reducing, _first_half(one))
