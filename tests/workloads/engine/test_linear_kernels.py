@@ -14,7 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.pool import Pool
+from tests.sampling import sampled
 from tests.workloads.engine.kind_models import attention, gated_delta, kimi_delta, kind_model, layer, mamba
+from tests.workloads.engine.test_memory import alone, total
 from workloads.contract.protocol import MeasureSpec
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.engine.collectives.groups import make_groups
@@ -166,6 +168,48 @@ def kernels_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(module, attribute, lambda *_, value=value, **__: value)
 
 
+def recurrent(name: str, heads: int) -> dict[str, Any]:
+    of_kind: dict[str, dict[str, Any]] = {
+        "gated_delta": gated_delta(key_heads=heads // 2, value_heads=heads, key_dim=128, value_dim=128),
+        "kimi_delta": kimi_delta(heads=heads, head_dim=128),
+        "mamba": mamba(heads=2 * heads, head_dim=64, groups=2, state=128),
+    }
+    return of_kind[name]
+
+
+KINDS = ("gated_delta", "kimi_delta", "mamba")
+
+
+def hybrid(name: str, recurrence: str, *, heads: int = 8, **changes: Any) -> Experiment:
+    """A layer of attention and three recurrent ones, twice; as wide as that many heads of 64."""
+    mlp = {"kind": "dense", "width": 192 * heads, "activation": "silu"}
+    of_attention = attention(heads=heads, kv_heads=heads // 2, head_dim=64, value_dim=64)
+    kinds = [layer(recurrent(name, heads), mlp), layer(of_attention, mlp)]
+    model = kind_model((kinds, [1, 0, 0, 0] * 2), hidden_size=64 * heads, vocab_size=1024)
+    model = dataclasses.replace(model, name=f"wide_{name}")
+    usual = {"seq_len": 1024, "micro_batch_size": 2, "global_batch_size": 4, "cuda_graph": "none"}
+    return Experiment.canonical(model=model, recurrence=recurrence, **{**usual, **changes})
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"recompute": "full"},
+    {"recompute": "selective", "precision": "fp8_rowwise"},
+    {"tp": 2, "micro_batch_size": 1},
+    {"dp": 2, "zero_stage": 2, "seq_len": 320},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout"), sampled([(one, layout) for one in KINDS for layout in LAYOUTS], 2, seconds=6), ids=str
+)
+def test_predicted_peaks_are_the_traced_ones(name: str, layout: dict[str, Any]) -> None:
+    case = hybrid(name, "fla", **layout)
+    assert estimate_memory(case).peak_bytes > estimate_memory(hybrid(name, "torch", **layout)).peak_bytes
+    assert estimate_memory(case).peak_bytes == pytest.approx(total(alone(case, 0, fake=True)), rel=1e-3)
+
+
 # GPUs
 
 
@@ -221,29 +265,6 @@ def test_kernels_take_what_is_predicted(name: str, batch: tuple[int, int]) -> No
     predicted = fused_scan.working(step, inputs[0])
     assert peaks[0] == pytest.approx(max(predicted.forward, 2 * of_y), rel=3e-3)
     assert peaks[1] == pytest.approx(predicted.backward, rel=3e-3)
-
-
-def recurrent(name: str, heads: int) -> dict[str, Any]:
-    of_kind: dict[str, dict[str, Any]] = {
-        "gated_delta": gated_delta(key_heads=heads // 2, value_heads=heads, key_dim=128, value_dim=128),
-        "kimi_delta": kimi_delta(heads=heads, head_dim=128),
-        "mamba": mamba(heads=2 * heads, head_dim=64, groups=2, state=128),
-    }
-    return of_kind[name]
-
-
-KINDS = ("gated_delta", "kimi_delta", "mamba")
-
-
-def hybrid(name: str, recurrence: str, *, heads: int = 8, **changes: Any) -> Experiment:
-    """A layer of attention and three recurrent ones, twice; as wide as that many heads of 64."""
-    mlp = {"kind": "dense", "width": 192 * heads, "activation": "silu"}
-    of_attention = attention(heads=heads, kv_heads=heads // 2, head_dim=64, value_dim=64)
-    kinds = [layer(recurrent(name, heads), mlp), layer(of_attention, mlp)]
-    model = kind_model((kinds, [1, 0, 0, 0] * 2), hidden_size=64 * heads, vocab_size=1024)
-    model = dataclasses.replace(model, name=f"wide_{name}")
-    usual = {"seq_len": 1024, "micro_batch_size": 2, "global_batch_size": 4, "cuda_graph": "none"}
-    return Experiment.canonical(model=model, recurrence=recurrence, **{**usual, **changes})
 
 
 def stepped(rank: int, cases: list[Experiment]) -> list[tuple[list[float], list[float], int]]:
