@@ -194,7 +194,7 @@ def hybrid(name: str, recurrence: str, *, heads: int = 8, **changes: Any) -> Exp
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"recompute": "full"},
-    {"recompute": "selective", "precision": "fp8_rowwise"},
+    {"recompute": "selective"},
     {"tp": 2, "micro_batch_size": 1},
     {"dp": 2, "zero_stage": 2, "seq_len": 320},
 ]
