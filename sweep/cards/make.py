@@ -20,6 +20,7 @@ from sweep.inspecting.lookup import Record, Results
 from workloads.spec import experiment as ex
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import FIELDS
+from workloads.spec.recurrent_kernels import has_recurrences
 
 CODE = ("git_commit", "git_dirty", "ultrasweep_version", "engine_version", "measurement_version")
 ENVIRONMENT = ("python_version", "torch_version", "cuda_version", "nccl_version", "triton_version", "driver_version")
@@ -117,6 +118,9 @@ def overrides_of(experiment: Experiment, row: Mapping[str, Any]) -> list[str]:
     for name in FIELDS:
         value = getattr(experiment, name)
         differs = value != getattr(usual, name) or (name == "gradient_accumulation_fusion" and not value)
+        differs |= name == "recurrence" and has_recurrences(
+            experiment.model
+        )  # else as the packages installed there are
         if name not in _NOT_ON_THE_COMMAND_LINE and differs:
             words.append(f"grid.axes.{name}={_hydra(value)}")
     steps = [f"measure.{name}={row[name]}" for name in ("warmup_steps", "timed_steps")]

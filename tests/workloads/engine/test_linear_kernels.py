@@ -4,6 +4,8 @@ memory beside the closed form, on a GPU and by the package's own allocations wit
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -152,14 +154,11 @@ def test_the_package_allocates_what_is_predicted(
 
 
 def kernels_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     from triton.runtime import autotuner, jit
 
     linear_kernels.functions()
-    from fla.ops.utils.cache import CachedAutotuner
-
-    for owner in (autotuner.Autotuner, autotuner.Heuristics, jit.JITFunction, CachedAutotuner):
+    own = importlib.import_module("fla.ops.utils.cache").CachedAutotuner
+    for owner in (autotuner.Autotuner, autotuner.Heuristics, jit.JITFunction, own):
         monkeypatch.setattr(owner, "run", lambda *_, **__: None)
     stand_ins = {"check_shared_mem": True, "get_multiprocessor_count": 132}  # of a Hopper GPU
     for module in [one for key, one in sys.modules.items() if key.startswith("fla.")]:
