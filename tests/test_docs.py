@@ -215,7 +215,7 @@ def table(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("kind", "title", "derived"),
     [
-        (Experiment, "The fields of a point", {"gradient_accumulation_fusion": "null"}),
+        (Experiment, "The fields of a point", {"gradient_accumulation_fusion": "null", "recurrence": "null"}),
         (ModelSpec, "Model files", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
         (ClusterSpec, "Cluster files", {"inter_node": "null", "host": "all null"}),
         (HostSpec, "Cluster files", {}),
