@@ -14,11 +14,12 @@ from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
 from sweep.grids.axes import AUTO, AXES
 from workloads.costs.time.host_update import unknown_rates
+from workloads.rules.installed_packages import recurrence_here
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, ENGINES
-from workloads.spec.experiment_values import OptimizerName, Precision, StoredIn
+from workloads.spec.experiment_values import OptimizerName, Precision, Recurrence, StoredIn
 from workloads.spec.expressions import Expression
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
@@ -95,6 +96,12 @@ class Question:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_len
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """What computes recurrent layers, as plans choose it."""
+        backend = self.cluster.backend if self.engine == ENGINE else None
+        return recurrence_here(self.model, self.precision, backend)
 
     @property
     def chooses_by_stage(self) -> bool:

@@ -264,6 +264,7 @@ def _same(q: Question, name: str) -> Any:
 
 _SAME = (
     *("seq_len", "precision", "routing", "routing_imbalance", "compile", "cuda_graph", "engine", "engine_version"),
+    "recurrence",
     *UPDATE_FIELDS,
 )
 
