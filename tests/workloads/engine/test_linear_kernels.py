@@ -130,6 +130,34 @@ def test_float32_has_no_kernels() -> None:
     assert torch.equal(recurrence(step, [x.float() for x in inputs], [x.float() for x in parameters]), plain)
 
 
+@pytest.mark.parametrize(
+    ("package", "triton", "capability", "keys", "reason"),
+    [
+        ("0.6.0", "3.6.0", (9, 0), (128, 256), None),
+        ("0.6.0", "3.6.0", (9, 0), (128, 64), "Triton 3.6.0 compiles its backward for keys of 64 wrongly on Hopper"),
+        ("0.6.0", "3.7.1", (9, 0), (64,), None),
+        ("0.6.0", "3.6.0", (10, 0), (64,), None),
+        ("0.6.0", "3.6.0", (7, 5), (128,), "it needs an Ampere GPU or a newer one, not a GPU"),
+        ("0.5.0", "3.6.0", (9, 0), (128,), "it needs the package fla-core 0.6.0, and 0.5.0 is installed: pip install"),
+        (None, "3.6.0", (9, 0), (128,), "it is not installed: pip install 'ultrasweep[recurrent]'"),
+    ],
+)
+def test_why_kernels_cannot_run(
+    monkeypatch: pytest.MonkeyPatch,
+    package: str | None,
+    triton: str,
+    capability: tuple[int, int],
+    keys: tuple[int, ...],
+    reason: str | None,
+) -> None:
+    installed = {"fla-core": package, "triton": triton}
+    monkeypatch.setattr(linear_kernels, "_installed", installed.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    found = linear_kernels.unusable(keys)
+    assert (found is None) == (reason is None) and (reason or "") in (found or "")
+
+
 @pytest.mark.parametrize("batch", LENGTHS, ids=str)
 @pytest.mark.parametrize("name", STEPS)
 def test_the_package_allocates_what_is_predicted(
