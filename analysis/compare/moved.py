@@ -42,6 +42,7 @@ SAME_NUMBERS = (
 AXES = (
     *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "num_microbatches"),
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
+    "recurrence",
     "cuda_graph",
     "activation_offload",
     "gradient_accumulation_fusion",

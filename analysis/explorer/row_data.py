@@ -94,7 +94,8 @@ _FILTERS = (
     ),
     *("seq_len", "network_regime", "engine_version", "pp_schedule", "virtual_stages", "pp_split", "cp_kind"),
     *("pp_stages", "pad_vocab_to", "gradient_accumulation_fusion", "documents", "document_balance", *UPDATE_FIELDS),
-    *("sequence_parallel", "precision", "attention", "compile", "cuda_graph", "dp_replicate", "sweep", "grid"),
+    *("sequence_parallel", "precision", "attention", "recurrence", "compile", "cuda_graph", "dp_replicate"),
+    *("sweep", "grid"),
     *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("predicted_tokens_per_s_per_gpu", "predicted_peak_bytes"),
 )

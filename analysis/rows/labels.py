@@ -49,6 +49,7 @@ _LABELLED_BY = (
         "gradient_accumulation_fusion",
         "document_balance",
         "activation_offload",
+        "recurrence",
         "engine",
         "engine_version",
         *UPDATE_FIELDS,
@@ -166,6 +167,8 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append(f"activations offloaded {row['activation_offload']}")
     if isinstance(row.get("attention"), str) and row["attention"] != "auto":
         parts.append(f"{row['attention']} attention")
+    if row.get("recurrence") == "fla":
+        parts.append("fla recurrences")
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
     if word := capture_word(row.get("cuda_graph"), row.get("engine"), row.get("engine_version")):

@@ -42,6 +42,7 @@ SETTINGS = (
     *("precision", "attention", "compile", "cuda_graph", "engine_version", "accumulation", "pad_vocab_to"),
     *UPDATE_FIELDS,
     "document_balance",
+    "recurrence",
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )

@@ -94,12 +94,13 @@ LATER_CHOICES = {
     "optimizer_states": "fp32",
     "master_weights": "fp32",
     "optimizer_offload": 0.0,
+    "recurrence": "torch",
     "document_balance": "none",
     "activation_offload": "none",
 }
 """Values for rows that are older than these columns (schema 7, 8, 15, 17 and 18): every layer was recomputed, or none;
 no experts ran; no step was captured, and this engine's products added to no sums; AdamW updated weights, and all of it
-was in fp32 on the device, as were activations; sequences were dealt in order."""
+was in fp32 on the device, as were activations; torch computed recurrences; sequences were dealt in order."""
 
 
 def _with_later_choices(table: pa.Table) -> pa.Table:

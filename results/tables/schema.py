@@ -46,8 +46,8 @@ host_lead_s. 13: nccl_transports. 14: pp_stages, pad_vocab_to. 15: cuda_graph, w
 cuda_graph_run, cuda_graph_reason, and gradient_accumulation_fusion, which is false in older rows. 16:
 shares_memory. 17: grad_reduce, optimizer, optimizer_states, master_weights and optimizer_offload (fp32, adamw, fp32,
 fp32 and 0 in older rows), host_memory_bytes, documents, document_balance, which is none in older rows, and
-attention_imbalance. 18: activation_offload, which is none in older rows. Rows of
-older versions have null in all other newer columns."""
+attention_imbalance. 18: activation_offload, which is none in older rows, and
+recurrence, which is torch there. Rows of older versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """Version of the meaning of the columns. 2: time that a stage waits for slower stages after its last backward counts as
 pipeline idle time, no longer as reduction or optimizer; HFU of full recomputation leaves out the down projection;

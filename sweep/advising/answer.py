@@ -239,7 +239,7 @@ def _written(value: object) -> str:
 _AXES = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "cp_kind", "precision", "routing"),
-    *("routing_imbalance", "compile", "cuda_graph", "activation_offload", *UPDATE_FIELDS),
+    *("routing_imbalance", "compile", "cuda_graph", "activation_offload", "recurrence", *UPDATE_FIELDS),
 )
 _USUAL = {
     **dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size"), 1),
@@ -257,6 +257,7 @@ _USUAL = {
     "compile": "none",
     "cuda_graph": "auto",
     "activation_offload": "none",
+    "recurrence": "torch",
     **UPDATE_FIELDS,
 }
 """Values in the grid `one_point`."""

@@ -34,6 +34,7 @@ _REPLACEABLE = {
     if field.name in ("zero_stage", "pp_schedule", "virtual_stages", "pp_split", "sequence_parallel", "cp_kind", "etp")
     or field.name in ("pp_stages", "pad_vocab_to", "cuda_graph", "gradient_accumulation_fusion")
     or field.name in ("document_balance", "routing", "routing_imbalance", "capacity_factor", "recompute_every")
+    or field.name == "recurrence"
 }
 """Fields that `Experiment.canonical` replaces where they have no effect, with their defaults."""
 

@@ -207,6 +207,8 @@ def layout(experiment: Experiment) -> str:
         parts.append(experiment.precision)
     if experiment.attention != "auto":
         parts.append(f"{experiment.attention} attention")
+    if experiment.recurrence != "torch":
+        parts.append(f"{experiment.recurrence} recurrences")
     if experiment.compile != "none":
         parts.append("compiled")
     if word := capture_word(experiment.cuda_graph, experiment.engine, experiment.engine_version):

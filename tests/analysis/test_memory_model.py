@@ -330,6 +330,7 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
                 {"cuda_graph": "step"},
                 {"cuda_graph": "step", "compile": "block"},
                 {"attention": "flash4", "compile": "block"},
+                {"recurrence": "fla", "precision": "fp64"},
             ]
         )
     ]

@@ -158,6 +158,8 @@ def stage_key(task: Task, rank: int) -> str:
         same["updates"] = experiment.update_words
     if experiment.activation_offload != "none":
         same["activation_offload"] = experiment.activation_offload
+    if experiment.recurrence != "torch":
+        same["recurrence"] = experiment.recurrence
     if experiment.documents is not None:
         same["documents"] = experiment.packing
     if experiment.gradient_accumulation_fusion:

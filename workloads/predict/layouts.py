@@ -144,6 +144,7 @@ def plain(e: Experiment) -> Experiment:
         activation_offload="none",
         gradient_accumulation_fusion=False,
         **UPDATE_FIELDS,
+        recurrence="torch",
         documents=None,
         document_balance="none",
     )

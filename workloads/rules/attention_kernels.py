@@ -1,4 +1,5 @@
-"""States which attention kernels a device can run: the cases of the planner's rule ``attention``.
+"""States which attention kernels a device can run: the cases of the planner's rule ``attention``; and which kernels of
+recurrent layers, those of its rule ``recurrence``.
 
 They were checked with torch 2.11 on an H200 and with torch 2.13 on a CPU, in bf16, fp16, fp32 and fp64 and with heads
 of 4 to 512: ``auto`` and ``math`` ran everywhere, and so did every other combination that is not refused here. With
@@ -57,6 +58,22 @@ ATTENTION_CASES = (
         "attention_device",
         "attention == 'flash4' and backend == 'cuda' and 'fp8' not in precisions",
         "attention=flash4 needs Hopper or newer devices, {device} is older; use attention=auto",
+    ),
+    (
+        "recurrence",
+        "recurrence == 'fla' and backend != 'cuda'",
+        "recurrence=fla needs CUDA devices, cluster {cluster} has {backend}; use recurrence=torch",
+    ),
+    (
+        "recurrence",
+        "recurrence == 'fla' and backend == 'cuda' and precision in ('fp32', 'fp64')",
+        "recurrence=fla has no {precision} kernels; use recurrence=torch",
+    ),
+    (
+        "recurrence",
+        "recurrence == 'fla' and backend == 'cuda' and precision not in ('fp32', 'fp64') and recurrent_key > 256",
+        "recurrence=fla takes keys and states of at most 256 numbers, {model} has {recurrent_key}; use "
+        "recurrence=torch",
     ),
 )
 """(name, condition that breaks the rule, sentence); at most one of a name is broken at a time."""

@@ -20,6 +20,7 @@ from workloads.spec.model_layers import layers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
 from workloads.spec.recomputation import is_by_stage, stage_words
+from workloads.spec.recurrent_kernels import key_sizes
 from workloads.spec.recurrent_weights import columns as recurrent_columns
 
 _OF_EXPERIMENT = (
@@ -47,6 +48,7 @@ _OF_EXPERIMENT = (
         "master_weights",
         "optimizer_offload",
         "documents",
+        "recurrence",
     ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
@@ -64,6 +66,7 @@ _OF_PARTS = (
     *("ffn_hidden_size", "shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
     *(
         "recurrent_heads",
+        "recurrent_key",  # numbers of the largest, of kinds that have kernels
         "has_layer_list",
         "copies_in_layers",
         "local_attention",
@@ -96,6 +99,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
         *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
         splits_of(model).recurrent_heads if model.layers is not None else 0,
+        max(key_sizes(model), default=0),
         model.layers is not None,
         copies_in_layers(model, experiment.tp),
         *_special(model, experiment.tp),

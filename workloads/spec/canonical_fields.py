@@ -14,6 +14,7 @@ from workloads.spec.experiment_values import FIELDS, is_number
 from workloads.spec.model_spec import canonical_model
 from workloads.spec.pipeline_stages import canonical_stages, mistake_in
 from workloads.spec.recomputation import canonical_recompute
+from workloads.spec.recurrent_kernels import has_recurrences
 
 
 def canonical_fields(fields: dict[str, Any], dp: int | None) -> dict[str, Any]:
@@ -47,6 +48,8 @@ def canonical_fields(fields: dict[str, Any], dp: int | None) -> dict[str, Any]:
     fields["documents"] = canonical_documents(fields.get("documents"))
     if fields["documents"] is None:
         fields["document_balance"] = "none"
+    if not has_recurrences(fields["model"]):
+        fields["recurrence"] = "torch"
     if fields["model"].moe is None:
         fields |= {"etp": 1, "routing": "balanced"}
     routing = fields.get("routing", "balanced")

@@ -37,6 +37,7 @@ from workloads.spec.experiment_values import (
     PipelineSchedule,
     PipelineSplit,
     Precision,
+    Recurrence,
     Routing,
     StoredIn,
 )
@@ -104,6 +105,9 @@ class Experiment(_WithId):
     dynamic loss scale (`workloads.engine.training.loss_scale`). fp8_*: as bf16, except for the matrix products of the
     blocks (`workloads.engine.ops.fp8`). mxfp8, nvfp4: likewise, planned only."""
     attention: Attention = "auto"
+    recurrence: Recurrence = "torch"
+    """What computes recurrent layers: plain formulas in torch operations, or the kernels of flash-linear-attention (the
+    package ``fla-core``; `workloads.engine.kind_ops.linear_kernels`). No effect without such layers."""
     compile: Compile = "none"
     cuda_graph: CudaGraph = "auto"
     """Whether a whole optimizer step is captured as one CUDA graph and replayed
@@ -300,6 +304,8 @@ class Experiment(_WithId):
             parts.append(self.precision)
         if self.attention == "flash4":
             parts.append(self.attention)
+        if self.recurrence != "torch":
+            parts.append(self.recurrence)
         if self.compile != "none":
             parts.append("compiled")
         if word := capture_word(self.cuda_graph, self.engine, self.engine_version):
@@ -389,13 +395,14 @@ LATER_FIELDS: Mapping[str, Any] = {
     "cuda_graph": "none",
     "gradient_accumulation_fusion": False,
     **UPDATE_FIELDS,
+    "recurrence": "torch",
     "documents": None,
     "document_balance": "none",
     "activation_offload": "none",
 }
 """Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
-ran; no step was captured; AdamW updated weights, and all of it was in fp32 on the device; a sequence was one
-document; activations stayed on the device."""
+ran; no step was captured; AdamW updated weights, and all of it was in fp32 on the device; recurrent layers were torch
+operations; a sequence was one document; activations stayed on the device."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """Behaviour of engine versions 1 and 2 where later versions have a choice. (They had no context parallelism.)"""
 

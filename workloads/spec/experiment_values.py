@@ -25,6 +25,7 @@ PLANNED_FORMATS: tuple[Precision, ...] = ("mxfp8", "nvfp4")
 scale of 8 bits (OCP Microscaling Formats 1.0), and blocks of 16 numbers of 4 bits with one scale of 8 bits (NVIDIA,
 arXiv:2509.25149)."""
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "flash4"]
+Recurrence = Literal["torch", "fla"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
 CudaGraph = Literal["none", "step", "auto"]
@@ -53,6 +54,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "cp_kind": get_args(ContextKind),
     "precision": get_args(Precision),
     "attention": get_args(Attention),
+    "recurrence": get_args(Recurrence),
     "compile": get_args(Compile),
     "routing": get_args(Routing),
     "cuda_graph": get_args(CudaGraph),

@@ -137,7 +137,7 @@ const MemoryForm = (() => {
       [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS, EXPERT_TP].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as given, including edits
-    const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "auto", gradient_accumulation_fusion: null, documents: null, document_balance: "none", activation_offload: "none", ...UPDATE_FIELDS }; // of the experiment at the start: they have no controls
+    const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "auto", gradient_accumulation_fusion: null, documents: null, document_balance: "none", activation_offload: "none", recurrence: "torch", ...UPDATE_FIELDS }; // of the experiment at the start: they have no controls
     /** Whether products add gradients to their sums unless asked not to, as `fuses_by_default` of the engine says. */
     const fuses = (e) => e.zero_stage <= 1 && e.compile === "none" && e.global_batch_size > e.dp_replicate * e.dp_shard * e.micro_batch_size;
     const ofStages = new Set(["model", "num_layers", "pp", "pp_schedule", "virtual_stages", "pp_split"]);

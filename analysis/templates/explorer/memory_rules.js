@@ -92,14 +92,14 @@ const MemoryRules = (() => {
       query_latent: mla ? mla.q_lora_rank : 0,
       latent: mla ? mla.kv_lora_rank : 0,
       pp_stages: e.pp_stages ?? null, pad_vocab_to: e.pad_vocab_to ?? null, cuda_graph: e.cuda_graph ?? "none",
-      gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false, documents: e.documents ?? null,
+      gradient_accumulation_fusion: e.gradient_accumulation_fusion ?? false, documents: e.documents ?? null, recurrence: e.recurrence ?? "torch",
       grad_reduce: e.grad_reduce ?? "fp32", optimizer: e.optimizer ?? "adamw", optimizer_states: e.optimizer_states ?? "fp32",
       master_weights: e.master_weights ?? "fp32", optimizer_offload: e.optimizer_offload ?? 0,
       activation_offload: e.activation_offload ?? "none",
       ...written(e.pp_stages),
       ...recomputed(py.made(ClosedForms.Experiment, e)),
       // models with a list of layers have no rows
-      recurrent_heads: 0, has_layer_list: false, copies_in_layers: false, local_attention: false,
+      recurrent_heads: 0, recurrent_key: 0, has_layer_list: false, copies_in_layers: false, local_attention: false,
       special_attention: false, kind_columns: 0, longest_window: 0, biased_outputs: 0,
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,

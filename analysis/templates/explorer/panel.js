@@ -5,7 +5,7 @@ const Panel = (() => {
   const CONFIGURATION = [
     "model", "num_params", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "world_size",
     "dp", "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "routing", "routing_imbalance", "capacity_factor", "zero_stage", "micro_batch_size", "num_microbatches", "global_batch_size",
-    "seq_len", "recompute", "recompute_every", "activation_offload", "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "pad_vocab_to", "cp_kind", "sequence_parallel", "gradient_accumulation_fusion", "precision", "attention", "compile", "cuda_graph", "documents", "document_balance", "attention_imbalance", ...Object.keys(UPDATE_FIELDS), "seed",
+    "seq_len", "recompute", "recompute_every", "activation_offload", "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "pad_vocab_to", "cp_kind", "sequence_parallel", "gradient_accumulation_fusion", "precision", "attention", "recurrence", "compile", "cuda_graph", "documents", "document_balance", "attention_imbalance", ...Object.keys(UPDATE_FIELDS), "seed",
   ];
   const RESULT = ["tokens_per_s_per_gpu", "mfu_palm", "mfu_causal", "hfu", "published_mfu", "step_time_s", "step_time_min_s", "step_time_max_s", "timed_steps", "power_w", "temperature_c", "throttle_reasons"];
   const MEASURED_TIME = [["forward_backward_s", "forward and backward"], ["reduce_exposed_s", "waiting for gradients"], ["pipeline_idle_s", "pipeline idle"], ["optimizer_s", "optimizer"]];

@@ -4,11 +4,11 @@
 const RowExperiment = (() => {
   const FIELDS = [
     "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "routing", "routing_imbalance", "capacity_factor", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every",
-    "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "pad_vocab_to", "cp_kind", "precision", "attention", "compile", "cuda_graph", "documents", "document_balance", "activation_offload", ...Object.keys(UPDATE_FIELDS), "seed", "engine", "engine_version",
+    "pp_schedule", "virtual_stages", "pp_split", "pp_stages", "pad_vocab_to", "cp_kind", "precision", "attention", "recurrence", "compile", "cuda_graph", "documents", "document_balance", "activation_offload", ...Object.keys(UPDATE_FIELDS), "seed", "engine", "engine_version",
   ];
   const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"];
   /** Values for engines older than these choices. */
-  const USUAL = { pp_split: "even", pp_stages: null, pad_vocab_to: null, cp_kind: "ring", recompute_every: 1, etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null, attention: "auto", compile: "none", cuda_graph: "none", documents: null, document_balance: "none", activation_offload: "none", ...UPDATE_FIELDS, seed: 42 };
+  const USUAL = { pp_split: "even", pp_stages: null, pad_vocab_to: null, cp_kind: "ring", recompute_every: 1, etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null, attention: "auto", compile: "none", cuda_graph: "none", documents: null, document_balance: "none", activation_offload: "none", recurrence: "torch", ...UPDATE_FIELDS, seed: 42 };
   /** Fields that may be null in an experiment. */
   const NULLABLE = ["capacity_factor", "pp_stages", "pad_vocab_to", "documents"];
   const TRUTH = { yes: true, no: false };

@@ -217,6 +217,7 @@ interface Experiment {
   cp_kind: string;
   precision: string;
   attention: string;
+  recurrence?: string;
   compile: string;
   cuda_graph?: string;
   sequence_parallel: boolean;

@@ -111,9 +111,9 @@ CHANGES: dict[str, list[object]] = {
     "documents": ["lognormal mean=500 sigma=1 seed=1"],
     "seed": [7],
 }
-WITHOUT_EFFECT = {"routing_imbalance", "document_balance", "engine", "engine_version"}
+WITHOUT_EFFECT = {"routing_imbalance", "document_balance", "recurrence", "engine", "engine_version"}
 """What no engine has to be told: a load that is only assumed where the router decides, how the documents are dealt that
-every export refuses, and by whom it was measured."""
+every export refuses, what computes layers that every export refuses, and by whom it was measured."""
 
 
 def told(experiment: Experiment, engine: str) -> tuple[object, ...]:

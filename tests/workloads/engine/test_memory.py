@@ -59,6 +59,7 @@ def run_alone(case: Experiment, rank: int, fake: bool, answer: Any) -> None:
     from workloads.rehearse import trace_memory
 
     torch.set_num_threads(1)
+    choose_attention(case)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
     groups = make_groups(case, rank, torch.device("cpu"))
     if fake:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from tests.workloads.engine.kind_models import (
     GELU_EXPERTS,
     ROPE,
     attention,
+    gated_delta,
+    kimi_delta,
     kind_model,
     layer,
     mamba,
 )
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.rules.layout_rules import lacking, violations
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 
 RING = {"cp": 2, "cp_kind": "ring"}
@@ -76,6 +80,39 @@ def test_gates_of_heads_need_whole_tiles_in_fp8() -> None:
         e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, precision=precision)
         rules = [violation.rule for violation in violations(e, H200)]
         assert rules == ([] if works else ["fp8_sizes"])
+
+
+CPU = dataclasses.replace(H200, backend="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "cluster", "message"),
+    [
+        (gated_delta(key_dim=16, value_dim=16), {}, H200, None),
+        (gated_delta(key_dim=16, value_dim=16), {"precision": "fp8_rowwise"}, H200, None),
+        (gated_delta(), {"precision": "fp32"}, H200, "recurrence=fla has no fp32 kernels; use recurrence=torch"),
+        (gated_delta(), {}, CPU, "recurrence=fla needs CUDA devices, cluster h200 has cpu"),
+        (
+            kimi_delta(head_dim=288),
+            {},
+            H200,
+            "keys and states of at most 256 numbers, kinds has 288",
+        ),
+        (mamba(state=512), {}, H200, "kinds has 512; use recurrence=torch"),
+    ],
+)
+def test_what_the_kernels_of_recurrences_do_not_take(
+    kind: dict[str, Any], fields: dict[str, Any], cluster: ClusterSpec, message: str | None
+) -> None:
+    model = kind_model(([layer(kind), layer(attention())], [0, 1]))
+    e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, recurrence="fla", **fields)
+    found = [one.message for one in violations(e, cluster) if one.rule == "recurrence"]
+    assert len(found) == (message is not None) and (message or "") in "".join(found)
+
+
+def test_layers_without_recurrences_have_no_choice_of_kernels() -> None:
+    e = Experiment.canonical(model=kind_model("sliding"), global_batch_size=8, recurrence="fla")
+    assert e.recurrence == "torch"
 
 
 def test_projections_of_recurrent_layers_need_whole_tiles_in_fp8() -> None:

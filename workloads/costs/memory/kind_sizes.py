@@ -13,7 +13,10 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
 from workloads.spec.recomputation import operations_of
+from workloads.spec.recurrent_kernels import Batch, Kernels
+from workloads.spec.recurrent_kernels import working as working_of
 
 _MADE_AGAIN = ("residual", "norm of heads: statistics", "rotated", "queries", "whole keys", "rotated key", "product")
 """What compiled blocks with tensor parallelism make again beside normed streams, as measured in a run of
@@ -126,6 +129,8 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)))
+    if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) and e.recurrence == "fla":
+        working = max(working, _kernels_working(one, kind.mixer, stream, min(saved, total)))
     reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
     offloaded = one.offloaded
     of_host = saved - sum(_parts(one, offloaded).values())
@@ -225,6 +230,15 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
             norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
             there -= _sum(norms) - stream
     return there - saved
+
+
+def _kernels_working(one: _Layer, mixer: Kernels, stream: int, saved: int) -> int:
+    """As `_mixer_working`, while the kernels of a recurrence run: what these need in place of the gradients of their
+    inputs, which are made of it at the end."""
+    s = one.s
+    of_kernels = working_of(mixer, Batch(one.e.micro_batch_size, one.e.seq_len), s.tp)
+    gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
+    return _mixer_working(one, stream, saved) - gradients + of_kernels.backward
 
 
 def _uncast(one: _Layer, operation: str) -> int:

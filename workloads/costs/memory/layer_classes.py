@@ -111,8 +111,17 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
 
 _OF_SIZES = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "sequence_parallel", "precision"),
-    *("attention", "routing", "routing_imbalance", "capacity_factor", "cp_kind", "compile", "recompute_every"),
-    "activation_offload",
+    *(
+        "attention",
+        "recurrence",
+        "routing",
+        "routing_imbalance",
+        "capacity_factor",
+        "cp_kind",
+        "compile",
+        "recompute_every",
+        "activation_offload",
+    ),
 )
 """Fields on which the sizes of layers depend."""
 _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}

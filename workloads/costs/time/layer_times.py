@@ -2,8 +2,8 @@
 
 Products, messages and memory passes are those that the kind says (`workloads.spec.layer_kinds`,
 `workloads.costs.memory.kind_tensors`). What a mixer computes beyond its products runs at the rate of attention, that of
-recurrent mixers too, as much as their kernels of chunks compute. `workloads.costs.time.timeline` states the other
-assumptions.
+recurrent mixers too, as much as their kernels of chunks compute; with ``recurrence=fla`` also what these read and write
+(`workloads.costs.time.recurrent_times`). `workloads.costs.time.timeline` states the other assumptions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_to
 from workloads.costs.shape.peer_memory import shares_memory
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
+from workloads.costs.time.recurrent_times import Passes, kernel_passes
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
@@ -27,6 +28,7 @@ from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 from workloads.spec.mesh import stride
+from workloads.spec.recurrent_kernels import Batch, Kernels
 
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
 """Rate of causal attention over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix products
@@ -96,7 +98,8 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
     tensors = kind_tensors(kind, Sizes.of(e, c), streams).all()
     parts = (kind.mixer is not None) + (kind.mlp is not None)
-    passes = sum(one.moved for one in tensors) + c * parts * (2 * streams + 1) * stream * hidden
+    kernels = _kernels(e, kind)
+    passes = sum(one.moved for one in tensors) + c * parts * (2 * streams + 1) * stream * hidden - kernels.replaced
     memory = passes / rates.memory + experts.swiglu_s + experts.permute_s
     in_fp8 = fp8.product_times(e, rates.matmul / rates.head)
     casts = fp8.cast_traffic(e, tokens, products.weights // e.tp, *_columns(kind, hidden, e.tp))
@@ -104,6 +107,9 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
     forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
     backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention + 2 * memory
+    if kernels.passes is not None:
+        forward += kernels.passes.forward / rates.memory
+        backward += kernels.passes.backward / rates.memory + attention  # the forward runs again
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
     if shares_memory(e):
@@ -137,6 +143,23 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
     weight_s = matmul * in_fp8[2] + experts.weights_s
     return LayerTimes(forward, backward, weight_s, *exposed, recompute_s, recompute_exposed_s)
+
+
+class _Kernels(NamedTuple):
+    """What the kernels of a recurrence move."""
+
+    passes: Passes | None
+    """None for other layers, and where torch computes recurrences."""
+    replaced: int
+    """Bytes of `kind_tensors` that are part of ``passes``."""
+
+
+def _kernels(e: Experiment, kind: Layer) -> _Kernels:
+    if e.recurrence != "fla" or not isinstance(kind.mixer, Kernels):
+        return _Kernels(None, 0)
+    of_mixer = kind_tensors(kind, Sizes.of(e, COMPUTE_BYTES[e.precision])).mixer
+    moved = sum(one.moved for one in of_mixer)
+    return _Kernels(kernel_passes(kind.mixer, Batch(e.micro_batch_size, e.seq_len), e.tp), moved)
 
 
 def _mixed_streams(hidden: int, streams: int) -> int:

@@ -3,8 +3,8 @@
 Shapes as in `workloads.engine.layers.block`; C columns of the projection, O channels of the output.
 
     projection  one column-parallel product [T, C] of everything that has heads or groups
-    recurrence  convolution, recurrence, gate and norm, in segments: `workloads.engine.kind_ops.segments`. It saves its
-                inputs only, so a layer keeps the projection and the input of the output projection
+    recurrence  convolution, recurrence, gate and norm: `workloads.engine.kind_ops.fused_scan`. It saves its inputs
+                only, so a layer keeps the projection and the input of the output projection
     out         [T_s, D], row-parallel
 
 A rank has whole heads and groups of all tokens of its sequences, so no state leaves it.
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear, WholeLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.kind_ops.delta_steps import GatedDeltaStep, KimiDeltaStep
+from workloads.engine.kind_ops.fused_scan import recurrence
 from workloads.engine.kind_ops.mamba_scan import MambaStep
-from workloads.engine.kind_ops.segments import scanned
 from workloads.engine.layers.vector import Vector
 from workloads.spec import recurrent_weights
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2, Recurrent
@@ -59,7 +59,7 @@ class Mamba(nn.Module):
             projected_TC = projected_TC + self.bias.weight
         vectors = (self.kernel, self.kernel_bias, self.of_heads, self.norm)
         parameters = [one.weight for one in vectors if one is not None]
-        y_BSO = scanned(self.step, [projected_TC.unflatten(0, (self.batch, -1))], parameters)
+        y_BSO = recurrence(self.step, [projected_TC.unflatten(0, (self.batch, -1))], parameters)
         y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
         return y_TD if self.out_bias is None else y_TD + self.out_bias.weight
 
@@ -87,7 +87,7 @@ class GatedDelta(nn.Module):
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
         parameters = [one.weight for one in (self.kernel, self.of_heads, self.norm)]
-        y_BSO = scanned(self.step, [self.projection(x_TD).unflatten(0, (self.batch, -1))], parameters)
+        y_BSO = recurrence(self.step, [self.projection(x_TD).unflatten(0, (self.batch, -1))], parameters)
         y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
         return y_TD
 
@@ -124,7 +124,7 @@ class KimiDeltaAttention(nn.Module):
             qkv, rate = projected_TC.split([3 * width, self.step.heads], 1)
             inputs = [qkv, rate, decay_TW, self.gate_up(latents[1].contiguous())]
         parameters = [one.weight for one in (self.kernel, self.of_decays, self.norm)]
-        y_BSO = scanned(self.step, [x.unflatten(0, (self.batch, -1)) for x in inputs], parameters)
+        y_BSO = recurrence(self.step, [x.unflatten(0, (self.batch, -1)) for x in inputs], parameters)
         y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
         return y_TD
 

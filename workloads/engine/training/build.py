@@ -12,6 +12,7 @@ from workloads.costs.shape.partition import experiment_layers, recompute_by_laye
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import ParameterSpec, initialise
 from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
+from workloads.engine.kind_ops import linear_kernels
 from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.ops import flash4
@@ -25,6 +26,7 @@ from workloads.engine.training.pipeline import Pipeline
 from workloads.spec.activations.offload import last_layer_stays, offloaded_words
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
+from workloads.spec.recurrent_kernels import keys_with_one_decay
 from workloads.spec.weights import routed
 
 
@@ -153,7 +155,7 @@ def assemble(
 
 
 def choose_attention(experiment: Experiment) -> None:
-    """Set the kernels of attention of this process: torch's back ends, or FlashAttention-4.
+    """Set the kernels of attention of this process: torch's back ends, or FlashAttention-4; and those of recurrences.
 
     ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions and for the sizes of heads that it has kernels
     for (multiples of 8 up to 256), otherwise torch's default order. Raises `UnsupportedByEngine` if FlashAttention-4 is
@@ -178,3 +180,14 @@ def choose_attention(experiment: Experiment) -> None:
     choose_flash4(chosen=runs_flash4)
     for name, enable in backends.items():
         enable(chosen in (name, "all", "flash4"))
+    _choose_recurrence(experiment)
+
+
+def _choose_recurrence(experiment: Experiment) -> None:
+    """Set what computes recurrent layers in this process. Raises `UnsupportedByEngine` for kernels that cannot run."""
+    chosen = experiment.recurrence == "fla"  # without a GPU their memory is traced, or the plain formulas run
+    if chosen and torch.cuda.is_available():
+        reason = linear_kernels.unusable(keys_with_one_decay(experiment.model))
+        if reason is not None:
+            raise UnsupportedByEngine(f"recurrence=fla: {reason}; or use recurrence=torch")
+    linear_kernels.choose_kernels(chosen=chosen)

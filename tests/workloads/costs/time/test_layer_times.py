@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.workloads.costs.published import published
 from tests.workloads.costs.shapes import H200
+from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.rank_times import LayerTimes
+from workloads.costs.time.recurrent_times import kernel_passes
 from workloads.costs.time.timeline import estimate_time
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
 from workloads.spec.model_layers import layers_of
+from workloads.spec.recurrent_kernels import Batch
 
 
 def times(name: str, **fields: Any) -> list[LayerTimes]:
@@ -30,6 +36,29 @@ def test_a_layer_of_one_part_has_one_sum() -> None:
     mamba, _, attention = times("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", tp=2)
     both, _ = times("Qwen/Qwen3.5-27B", tp=2)
     assert 0 < mamba.forward_exposed_s == attention.forward_exposed_s < both.forward_exposed_s
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-27B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"])
+def test_kernels_of_recurrences_add_their_bytes_and_a_second_forward(name: str, tp: int) -> None:
+    usual, with_kernels = times(name, tp=tp)[0], times(name, tp=tp, recurrence="fla")[0]
+    e = Experiment.canonical(model=published(name), global_batch_size=16, tp=tp)
+    rates, kind = rates_of(e, H200), layers_of(e.model).kinds[0]
+    assert rates is not None and isinstance(kind.mixer, GatedDeltaRule | Mamba2)
+    passes = kernel_passes(kind.mixer, Batch(1, e.seq_len), tp)
+    moved = sum(one.moved for one in kind_tensors(kind, Sizes.of(e, 2)).mixer)
+    scan = e.seq_len * kind.mixer.kernel_flops() / tp / rates.attention
+    forward, backward = (passes.forward - moved) / rates.memory, (passes.backward - 2 * moved) / rates.memory + scan
+    assert with_kernels.forward_s - usual.forward_s == pytest.approx(forward, rel=1e-6)
+    assert with_kernels.backward_s - usual.backward_s == pytest.approx(backward, rel=1e-6)
+
+
+def test_ranks_divide_the_bytes_of_kernels() -> None:
+    for name in ("Qwen/Qwen3.5-27B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "moonshotai/Kimi-K3"):
+        mixers = [kind.mixer for kind in layers_of(published(name)).kinds]
+        mixer = next(one for one in mixers if isinstance(one, GatedDeltaRule | KimiDelta | Mamba2))
+        whole, half = (kernel_passes(mixer, Batch(2, 4096), tp) for tp in (1, 2))
+        assert whole == (2 * half.forward, 2 * half.backward) and whole.backward > 2 * whole.forward
 
 
 def test_a_step_is_the_sum_over_the_layers_of_its_kinds() -> None:
