@@ -38,6 +38,11 @@ FLASH4_RELATIVE, FLASH4_RELATIVE_64 = 1.09, 1.23
 """Rate of FlashAttention-4 over that of cuDNN, forward and backward: with heads of 128, and of 64 or less, at 4,096
 tokens on H200 (results/recorded/h200_flash4/NOTE.md)."""
 
+DOCUMENTS_RELATIVE, DOCUMENTS_RELATIVE_64 = 0.4, 0.24
+"""Rate of FlexAttention on packed documents over that of cuDNN on whole sequences, for heads as above: what explains
+measured steps of Llama 8B and 1B on H200 (results/recorded/h200x2_updates_drawn/NOTE.md, h200x1_packed/NOTE.md). Blocks
+of 128 queries and keys that documents use in part are in it."""
+
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
@@ -76,6 +81,13 @@ def attention_relative(e: Experiment) -> float:
     return FLASH4_RELATIVE_64 if e.model.head_dim <= 64 else FLASH4_RELATIVE
 
 
+def documents_relative(e: Experiment) -> float:
+    """Rate of attention on packed documents over that on whole sequences."""
+    if e.documents is None:
+        return 1.0
+    return DOCUMENTS_RELATIVE_64 if e.model.head_dim <= 64 else DOCUMENTS_RELATIVE
+
+
 def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
     """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
@@ -92,7 +104,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     trained = mixing.trained
     if isinstance(kind.mixer, Recurrent):
         trained = kind.mixer.kernel_flops()
-    rate = rates.attention * attention_relative(e)
+    rate = rates.attention * attention_relative(e) * documents_relative(e)
     attention = tokens * trained / e.tp / rate
     scores = tokens * mixing.untrained / e.tp / rate
     experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
