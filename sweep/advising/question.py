@@ -13,7 +13,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
 from sweep.grids.axes import AUTO, AXES
-from workloads.costs.time.host_update import unknown_rates
+from workloads.costs.time.known_rates import absent_rates
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
@@ -174,16 +174,12 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
 
 def _refuse_unknown_rates(cluster: ClusterSpec, precision: str, on_host: float) -> None:
     """``on_host``: share of the optimizer there."""
-    device = cluster.device
-    absent = [f"device.peak_flops.{precision}"] if device.peak_of(precision) is None else []
+    absent = absent_rates(cluster, precision, updates_on_host=on_host > 0, waits_on_host=False)
     absent += ["device.memory_bytes"] if cluster.usable_bytes is None else []
-    absent += ["device.memory_bandwidth"] if device.memory_bandwidth is None else []
-    absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
-    absent += unknown_rates(cluster) if on_host else []
     if absent:
         raise InvalidSweep(
-            f"advise: the file of cluster {cluster.name} ({device.name}) lacks {', '.join(absent)}, so nothing can be "
-            f"predicted; give cluster.{absent[0]}=..., or another cluster"
+            f"advise: the file of cluster {cluster.name} ({cluster.device.name}) lacks {', '.join(absent)}, so "
+            f"nothing can be predicted; give cluster.{absent[0]}=..., or another cluster"
         )
 
 

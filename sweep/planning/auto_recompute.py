@@ -23,6 +23,7 @@ from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
 from workloads.costs.memory.estimate import peak_stage, rank_peak_bytes
 from workloads.costs.shape.partition import with_word
+from workloads.costs.time.known_rates import absent_rates
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import near_full
 from workloads.predict.fitting_recompute import Fit, FittingRecompute, words_of
@@ -170,6 +171,18 @@ def _refuse(layouts: Iterable[tuple[Experiment, float | None]], cluster: Cluster
             raise InvalidSweep(
                 f"memory_budget={budget:g} GiB leaves nothing for training: cluster {cluster.name} reserves "
                 f"{format_bytes(cluster.reserved_bytes + cluster.device.workspace_bytes)} of it"
+            )
+        absent = absent_rates(
+            cluster,
+            e.precision,
+            updates_on_host=e.optimizer_offload > 0,
+            waits_on_host=e.activation_offload != "none",
+        )
+        if absent:
+            raise InvalidSweep(
+                f"recompute=auto compares predicted step times, and the file of cluster {cluster.name} "
+                f"({cluster.device.name}) lacks {', '.join(absent)}; give cluster.{absent[0]}=..., or choose "
+                "words such as recompute=[none,selective,full]"
             )
 
 

@@ -59,6 +59,11 @@ def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
 
 _DIVIDED = {"vocab_size": "padded_vocab_size"}
 """Sizes of `SPLIT` that copies of heads or padded rows enlarge, each with its enlarged size in `DERIVED`."""
+_MULTIPLES = (
+    "{'' if has_latent_attention or num_kv_heads == num_heads else ', or a multiple of num_kv_heads that divides the "
+    "others'}"
+)
+"""Degrees that copy key and value heads, which no list of divisors has."""
 
 _LAYOUT = _rules(
     "layout",
@@ -115,7 +120,8 @@ _LAYOUT = _rules(
         (
             f"tp_{field}",
             _DIVIDED.get(field, field) + " % tp",
-            f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}",
+            f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}"
+            + _MULTIPLES,
         )
         for field in SPLIT
         if field != "num_kv_heads"

@@ -213,5 +213,12 @@ def test_what_cannot_be_chosen_is_refused_in_one_line() -> None:
         planned("grid.axes.recompute=auto", "+grid.axes.engine=megatron")
     with pytest.raises(InvalidSweep, match="memory_budget=1 GiB leaves nothing for training"):
         planned("grid.axes.recompute=auto", "+grid.axes.memory_budget=1")
+    with pytest.raises(
+        InvalidSweep, match=r"lacks matmul_efficiency; give cluster\.matmul_efficiency=\.\.\., or choose"
+    ):
+        planned("grid.axes.recompute=auto", "cluster.matmul_efficiency=null")
+    without_link = ("cluster.host.link_bandwidth=null", "+grid.axes.activation_offload=input")
+    with pytest.raises(InvalidSweep, match=r"lacks host\.link_bandwidth"):
+        planned("grid.axes.recompute=auto", *without_link)
     with pytest.raises(InvalidSweep, match=r"memory_budget=-3 must be a number of GiB"):
         planned("grid.axes.recompute=auto", "+grid.axes.memory_budget=-3")

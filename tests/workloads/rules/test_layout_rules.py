@@ -105,7 +105,12 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "pp_stages",
             "pp_stages=Et*16|t*15L has 31 layers (t), but llama8b has 32",
         ),
-        ({"tp": 3}, "tp_num_heads", "tp=3 does not divide num_heads=32 of llama8b; tp may be one of 1, 2, 4, 8"),
+        (
+            {"tp": 3},
+            "tp_num_heads",
+            "tp=3 does not divide num_heads=32 of llama8b; tp may be one of 1, 2, 4, 8, or a multiple of num_kv_heads "
+            "that divides the others",
+        ),
         ({"tp": 7}, "tp_vocab_size", "tp=7 does not divide vocab_size=128256"),
         ({"tp": 5}, "tp_ffn_hidden_size", "tp=5 does not divide ffn_hidden_size=14336"),
         (

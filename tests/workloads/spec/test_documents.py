@@ -26,6 +26,9 @@ def case(**fields: Any) -> Experiment:
 
 def test_a_mapping_and_its_text_are_one_experiment() -> None:
     assert canonical_documents(DRAWN) == canonical_documents(TEXT) == TEXT
+    assert canonical_documents("lognormal mean=1500 sigma=1.2") == canonical_documents(
+        {"kind": "lognormal", "mean": 1500, "sigma": 1.2}
+    )
     assert case(documents=DRAWN) == case(documents=TEXT)
     assert from_json(to_json(case(documents=DRAWN))) == case(documents=TEXT)
 

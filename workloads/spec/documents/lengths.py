@@ -29,10 +29,12 @@ from workloads.spec.checks import MOST, Values, shown
 from workloads.spec.errors import InvalidExperiment
 
 MUST = (
-    "null, {kind: lognormal, mean: 1500, sigma: 1.2, seed: 7}, or {kind: file, path: lengths.txt} with one whole "
-    "number of at least 1 a line"
+    "null, {kind: lognormal, mean: 1500, sigma: 1.2, seed: 7} or the same as text, 'lognormal mean=1500 sigma=1.2 "
+    "seed=7', or {kind: file, path: lengths.txt} with one whole number of at least 1 a line"
 )
 _LOGNORMAL = re.compile(r"lognormal mean=([0-9.e+]+) sigma=([0-9.e+-]+) seed=(-?[0-9]+)")
+_TYPED = re.compile(r"lognormal mean=([0-9.e+]+) sigma=([0-9.e+-]+)(?: seed=(-?[0-9]+))?")
+"""The same as a user may type it."""
 _FILE = re.compile(r"file count=([0-9]+) digest=([0-9a-f]{16}) path=(.+)")
 _LONGEST = 2**40
 """Tokens of a document: longer ones are a mistake of units, and no sequence is longer."""
@@ -55,8 +57,8 @@ def canonical_documents(value: Any) -> str | None:
         if text.split(" path=")[0] != value.split(" path=")[0]:
             raise InvalidExperiment(f"documents: {shown(found[3])} no longer has the lengths of {shown(value)}")
         return text
-    if isinstance(value, str) and (found := _LOGNORMAL.fullmatch(value)):
-        return _of_lognormal({"mean": _number(found[1]), "sigma": _number(found[2]), "seed": int(found[3])})
+    if isinstance(value, str) and (found := _TYPED.fullmatch(value)):
+        return _of_lognormal({"mean": _number(found[1]), "sigma": _number(found[2]), "seed": int(found[3] or 0)})
     raise InvalidExperiment(f"documents={shown(value)} must be {MUST}")
 
 
