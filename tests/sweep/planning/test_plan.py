@@ -188,7 +188,7 @@ def test_nothing_is_predicted_where_no_rate_is_known() -> None:
 
 def test_plans_of_which_nothing_can_run_are_refused_with_the_numbers() -> None:
     with pytest.raises(
-        InvalidSweep, match=r"no point fits in memory: .* needs [\d.]+ GiB on a device, NVIDIA H200 has 137\.4"
+        InvalidSweep, match=r"no point fits in memory: .* needs [\d.]+ GiB on a device, NVIDIA H200 has 135\.8"
     ):
         refuse_if_nothing_can_run(plan_of(["+grid=one_gpu", "model=llama405b"]))
     with pytest.raises(InvalidSweep, match=r"no point can run; rules broken: tp_num_heads \(\d+\); e\.g\. tp=3"):

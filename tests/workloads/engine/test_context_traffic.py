@@ -140,7 +140,7 @@ def test_alone_in_a_fake_group(kind: ContextKind) -> None:
             here, there = multiprocessing.Pipe()
             process = fork_server().Process(target=alone, args=(rank, 4, kind, fake_tensors, there))
             process.start()
-            assert here.poll(60), "the rehearsing process did not answer"
+            assert here.poll(150), "the rehearsing process did not answer"
             answers[rank, fake_tensors] = here.recv()
             process.join()
         assert answers[rank, False] == answers[rank, True]

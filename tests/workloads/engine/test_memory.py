@@ -72,7 +72,7 @@ def alone(case: Experiment, rank: int, *, fake: bool) -> MemoryAtPeak:
     here, there = multiprocessing.Pipe()
     process = fork_server().Process(target=run_alone, args=(case, rank, fake, there))
     process.start()
-    assert here.poll(60), "the rehearsing process did not answer"
+    assert here.poll(150), "the rehearsing process did not answer"
     result: MemoryAtPeak = here.recv()
     process.join()
     return result
