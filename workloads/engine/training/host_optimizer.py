@@ -154,8 +154,7 @@ def update_on_host(
 ) -> None:
     """One update of a piece in place, with torch's fused AdamW for processors. ``step`` counts this update; ``skip``,
     if 1, leaves everything but the gradient as it was. All are on the host."""
-    if factor != 1:
-        gradient.mul_(factor)
+    gradient.mul_(factor)
     torch._fused_adamw_(
         [weight],
         [gradient],
