@@ -194,7 +194,7 @@ def test_a_watched_step_on_a_gpu() -> None:
     index = torch.arange(1024)
     torch.manual_seed(0)
     q, k, v = (torch.randn((1, 4, 1024, 64), device="cuda").bfloat16().requires_grad_() for _ in range(3))
-    seen = Seen.of(places([[300, 724]], index).flatten().cuda(), index.cuda(), 1, 1024, q)
+    seen = Seen.of(places([[300, 724]], index).cuda(), index.expand(1, -1).cuda(), 1024, q)
     with Watching():
         watched = document_attention(q, k, v, seen)
         of_watched = gradients(watched, (q, k, v))

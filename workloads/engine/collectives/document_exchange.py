@@ -34,20 +34,25 @@ from workloads.engine.kind_ops.document_attention import (
 
 
 def seen_keys(
-    places_T: Tensor, others: Sequence[Tensor], index_T: Tensor, cp: ContextParallel | None, like: Tensor
+    places_T: Tensor,
+    others: Sequence[Tensor],
+    index_T: Tensor,
+    cp: ContextParallel | None,
+    like: Tensor,
+    limits: tuple[int, int] | None = None,
 ) -> Seen:
     """Which keys the queries of a micro-batch see. ``places_T``: place of each of this rank's tokens in its document;
     ``others``: the parts of other ranks (`workloads.engine.training.data.Batch`). ``index_T``: all indices of a
-    sequence. ``like``: a tensor of the device and dtype of queries."""
+    sequence. ``like``: a tensor of the device and dtype of queries. ``limits``: as `Seen.of` takes them."""
     keys = len(index_T)
     own = keys if cp is None else keys // cp[0].size
     by_sequence = [part.view(-1, own) for part in (places_T, *others)]
     if cp is None:
-        return Seen.of(by_sequence[0], index_T.expand(len(by_sequence[0]), -1), keys, like)
+        return Seen.of(by_sequence[0], index_T.expand(len(by_sequence[0]), -1), keys, like, limits=limits)
     axis, kind = cp
     if kind == "ulysses":
         places_BT = torch.cat(by_sequence[1:], 1)
-        return Seen.of(places_BT, index_T.expand_as(places_BT), keys, like)
+        return Seen.of(places_BT, index_T.expand_as(places_BT), keys, like, limits=limits)
     return Seen.of(by_sequence[0], by_sequence[1 + axis.rank], keys, like, Order.of(by_sequence[1:]))
 
 

@@ -4,6 +4,8 @@ Shapes as in `workloads.engine.ops.attention`: S queries of this rank, T keys of
 of the sequence, whose document begins at index f, sees the keys f to i. Both are tensors, so that every micro-batch may
 have other documents without another compilation or another CUDA graph:
 
+kernels  FlashAttention's kernels on a GPU, for which every document is a sequence, where they can
+         (`workloads.engine.kind_ops.document_kernels`)
 flex     FlexAttention on a GPU, up to 32 bits: blocks of keys that no query of a block sees are skipped. The lists of
          blocks have the size of all blocks, whatever the documents are
 plain    the plain formulas, a block of queries after the other (a CPU, float64). FakeTensors are only allocated
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from workloads.engine.kind_ops.document_kernels import Cuts, attention_by_length
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
 
 if TYPE_CHECKING:
@@ -58,17 +61,28 @@ class Seen:
     index_BS: Tensor
     """Index of a query in its sequence, int32."""
     blocks: Any
-    """FlexAttention's `BlockMask`; None where the plain formulas are used."""
+    """FlexAttention's `BlockMask`, or `Cuts` for kernels; None where the plain formulas are used."""
     order: Order | None = None
     """How keys of several ranks are put in the order of their sequences."""
 
     @classmethod
-    def of(cls, places_BS: Tensor, index_BS: Tensor, keys: int, like: Tensor, order: Order | None = None) -> Seen:
+    def of(
+        cls,
+        places_BS: Tensor,
+        index_BS: Tensor,
+        keys: int,
+        like: Tensor,
+        order: Order | None = None,
+        limits: tuple[int, int] | None = None,
+    ) -> Seen:
         """``places_BS``: place of each query in its document. ``keys``: tokens of a whole sequence. ``like``: a tensor
-        of the device and dtype of queries."""
+        of the device and dtype of queries. ``limits``: `workloads.spec.documents.kernels.extremes`, if kernels can take
+        every document as a sequence."""
         first_BS, index_BS = (index_BS - places_BS).int(), index_BS.int()
         if backend_of(like, places_BS) is Backend.TORCH:
             return cls(first_BS, index_BS, None, order)
+        if limits is not None:
+            return cls(first_BS, index_BS, Cuts.of(places_BS, *limits), order)
         from workloads.engine.kind_ops.flex_attention import document_mask  # loads torch's compiler
 
         return cls(first_BS, index_BS, document_mask(first_BS, index_BS, keys), order)
@@ -77,6 +91,8 @@ class Seen:
 def document_attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, seen: Seen) -> Tensor:
     """[B, N, S, V], with gradients."""
     if backend_of(q_BNSH) is Backend.TRITON:
+        if isinstance(seen.blocks, Cuts):
+            return attention_by_length(q_BNSH, k_BKTH, v_BKTV, seen.blocks)
         from workloads.engine.kind_ops.flex_attention import masked_attention
 
         return masked_attention(q_BNSH, k_BKTH, v_BKTV, seen.blocks)[0]

@@ -37,6 +37,7 @@ from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients, SumOf
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.spec import weights
+from workloads.spec.documents.kernels import by_length, extremes
 from workloads.spec.experiment import Experiment
 from workloads.spec.kind_weights import Rotation, kind_of, rotation, rotations
 from workloads.spec.model_spec import ModelSpec
@@ -102,6 +103,7 @@ class Chunk(nn.Module):
         self.cp = cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
         self.packs = experiment.documents is not None
         """Whether documents are packed into sequences."""
+        self.limits = extremes(experiment) if by_length(experiment) else None
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))
@@ -175,7 +177,7 @@ class Chunk(nn.Module):
                 x = x * self.embedding_scale
         tables: list[tuple[Any, ...]] = [*self.tables()]
         if positions_T is not None:
-            seen = seen_keys(positions_T, others, self.index, self.cp, x)
+            seen = seen_keys(positions_T, others, self.index, self.cp, x, self.limits)
             tables = [(cos[positions_T], sin[positions_T], seen) for cos, sin in tables]
         for block, table in zip(self.blocks, self.table_of, strict=True):
             x = self._mark(x)

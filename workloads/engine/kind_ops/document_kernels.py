@@ -1,0 +1,79 @@
+"""Attention within packed documents by FlashAttention's kernels for sequences of variable length, those of torch.
+
+Shapes as in `workloads.engine.ops.attention`; D documents. Queries are all tokens of their sequences, in 16 bits, and
+values are as large as keys (`workloads.spec.documents.kernels`). The kernels take the rows at which documents begin
+from the device, so nothing waits for it, and another micro-batch has lists of the same size. They run on CUDA only: the
+plain formulas of `workloads.engine.kind_ops.document_attention` are their reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_aten: Any = torch.ops.aten
+
+
+class Cuts(NamedTuple):
+    """Where the documents of a micro-batch begin, in its rows of tokens, sequence after sequence."""
+
+    bounds_D: Tensor
+    """First row of each document, and the number of rows, repeated up to the most documents that a micro-batch has:
+    int32 [D + 1]."""
+    longest: int
+    """Most tokens in a document of any micro-batch."""
+
+    @classmethod
+    def of(cls, places_BS: Tensor, most: int, longest: int) -> Cuts:
+        """``places_BS``: place of each token in its document; ``most``: of the documents in a micro-batch."""
+        begins_R = (places_BS == 0).flatten()
+        rows = len(begins_R)
+        bounds = torch.full((most + 2,), rows, dtype=torch.int32, device=places_BS.device)
+        # rows that begin no document are written behind the list
+        at_R = torch.where(begins_R, begins_R.cumsum(0) - 1, most + 1)
+        bounds.scatter_(0, at_R, torch.arange(rows, dtype=torch.int32, device=places_BS.device))
+        return cls(bounds[: most + 1], longest)
+
+
+def attention_by_length(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cuts: Cuts) -> Tensor:
+    """[B, N, S, H], with gradients."""
+    o: Tensor = _ByLength.apply(q_BNSH, k_BKSH, v_BKSH, cuts)
+    return o
+
+
+class _ByLength(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cuts: Cuts) -> Tensor:
+        bounds, longest = cuts
+        rows = (_rows(x) for x in (q, k, v))
+        o, lse, *ctx.random = _aten._flash_attention_forward(*rows, bounds, bounds, longest, longest, 0.0, True, False)[
+            :4
+        ]
+        o = _heads(o, q)
+        ctx.cuts = cuts
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        bounds, longest = ctx.cuts
+        rows = (_rows(x) for x in (grad, q, k, v, o))
+        gradients = _aten._flash_attention_backward(
+            *rows, lse, bounds, bounds, longest, longest, 0.0, True, *ctx.random
+        )
+        dq, dk, dv = (_heads(one, q) for one in gradients)
+        return dq, dk, dv, None
+
+
+def _rows(x_BNSH: Tensor) -> Tensor:
+    """[B S, N, H]: a view if heads of a token lie together, as projections write them."""
+    return x_BNSH.transpose(1, 2).flatten(0, 1)
+
+
+def _heads(rows_RNH: Tensor, like_BNSH: Tensor) -> Tensor:
+    return rows_RNH.unflatten(0, (like_BNSH.shape[0], -1)).transpose(1, 2)
