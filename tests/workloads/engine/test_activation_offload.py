@@ -186,15 +186,26 @@ def with_and_without(rank: int, case: Experiment) -> list[tuple[list[tuple[float
     return [steps_on_gpu(rank, one) for one in (case, without, without)]
 
 
+def in_a_fixed_order(rank: int, case: Experiment) -> list[tuple[list[tuple[float, float]], int, list[int]]]:
+    """The same with kernels that add in a fixed order, where torch has such."""
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        return with_and_without(rank, case)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ON_GPUS, ids=str)
 def test_steps_on_gpus_are_those_without_offload(nccl_pool: Pool, layout: dict[str, Any]) -> None:
-    """With the plain formula of attention, which adds in a fixed order: equal to the bit over four steps, whose weights
-    depend on every gradient before."""
-    case = case_on_gpus({**layout, "micro_batch_size": 1}, "math")
+    """Equal to the bit over four steps, whose weights depend on every gradient before."""
+    case = case_on_gpus({**layout, "micro_batch_size": 1}, "flash")
     if case.world_size > nccl_pool.size:
         pytest.skip(f"needs {case.world_size} devices")
-    for (away, _, held), (kept, _, _), (again, _, _) in nccl_pool.run(with_and_without, case.world_size, case):
+    for (away, _, held), (kept, _, _), (again, _, _) in nccl_pool.run(in_a_fixed_order, case.world_size, case):
         assert kept == again, "the layout does not repeat itself"
         assert away == kept
         assert held[0] == held[-1], "buffers were allocated after the first step"

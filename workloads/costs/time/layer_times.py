@@ -22,6 +22,7 @@ from workloads.costs.time.recurrent_times import Passes, kernel_passes
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
+from workloads.spec.documents.kernels import by_length
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
@@ -42,6 +43,12 @@ DOCUMENTS_RELATIVE, DOCUMENTS_RELATIVE_64 = 0.4, 0.24
 """Rate of FlexAttention on packed documents over that of cuDNN on whole sequences, for heads as above: what explains
 measured steps of Llama 8B and 1B on H200 (results/recorded/h200x2_updates_drawn/NOTE.md, h200x1_packed/NOTE.md). Blocks
 of 128 queries and keys that documents use in part are in it."""
+
+BY_LENGTH, BY_LENGTH_64 = (0.545, 950), (0.62, 1300)
+"""The same for FlashAttention's kernels for sequences of variable length, which take whole sequences
+(`workloads.spec.documents.kernels`): their rate on one long document, and the tokens by which every document seems
+longer, because of blocks that are used in part and of what a query costs besides its scores. Read from documents of
+mean 400 and 1,500 in 4,096 and 16,384 tokens on H200 (docs/grids.md)."""
 
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
@@ -85,6 +92,9 @@ def documents_relative(e: Experiment) -> float:
     """Rate of attention on packed documents over that on whole sequences."""
     if e.documents is None:
         return 1.0
+    if by_length(e):
+        rate, more = BY_LENGTH_64 if e.model.head_dim <= 64 else BY_LENGTH
+        return rate / (1 + more / e.slowest_length)
     return DOCUMENTS_RELATIVE_64 if e.model.head_dim <= 64 else DOCUMENTS_RELATIVE
 
 
