@@ -21,6 +21,7 @@ from workloads.rules.activation_cases import OFFLOAD_CASES
 from workloads.rules.attention_kernels import ATTENTION_CASES
 from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.derived_values import DERIVED, FUNCTIONS, SPLIT
+from workloads.rules.document_cases import DOCUMENT_CASES
 from workloads.rules.engine_support import refused
 from workloads.rules.recompute_cases import RECOMPUTE_CASES
 from workloads.rules.rule_values import CLUSTER_NAMES, LAYOUT_NAMES, cluster_values, layout_values
@@ -236,17 +237,7 @@ _LAYOUT = _rules(
         "them to sums; use compile=none, or gradient_accumulation_fusion=false",
     ),
     *UPDATE_CASES,
-    (
-        "documents",
-        "documents and has_layer_list",
-        "documents with the layers of {model}, which differ by kind: attention of windows, chunks and recurrent layers "
-        "to packed documents is not planned; use documents=null, or a model of one kind of attention",
-    ),
-    (
-        "documents_attention",
-        "documents and attention != 'auto'",
-        "documents with attention={attention}: only FlexAttention takes masks of documents here; use attention=auto",
-    ),
+    *DOCUMENT_CASES,
     (
         "compile_fp8",
         "engine == 'ultrasweep' and compile == 'block' and low_precision",

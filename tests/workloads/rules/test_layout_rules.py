@@ -29,6 +29,8 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE_VERSION, ENGINES, Experiment
 from workloads.spec.experiment_values import PipelineSchedule
 
+FLASH_TO_DOCUMENTS = {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "flash"}
+
 
 def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
     """Message of every rule that an 8B experiment with these fields breaks."""
@@ -51,6 +53,7 @@ def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
         {"precision": "fp32", "recompute": "full", "compile": "block"},
         {"recompute": "selective", "compile": "block", "recompute_every": 2},
         {"recompute": "norm+rope", "recompute_every": 64},
+        {**FLASH_TO_DOCUMENTS, "cp": 2, "cp_kind": "ulysses"},
     ],
 )
 def test_layouts_that_run(fields: dict[str, Any]) -> None:
@@ -146,8 +149,14 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         (
             {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "flash4"},
             "documents_attention",
-            "documents with attention=flash4: only FlexAttention takes masks of documents here; use attention=auto",
+            "documents with attention=flash4: it knows no documents here; use attention=auto (FlexAttention) or flash",
         ),
+        (
+            {**FLASH_TO_DOCUMENTS, "cp": 2, "cp_kind": "allgather"},
+            "documents_attention",
+            "use attention=auto, or cp_kind=ulysses",
+        ),
+        ({**FLASH_TO_DOCUMENTS, "model": DEEPSEEK_V3}, "documents_attention", "deepseek_v3 has 192 and 128"),
         (
             {"gradient_accumulation_fusion": True, "compile": "block"},
             "compile_fusion",

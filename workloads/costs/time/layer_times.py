@@ -48,7 +48,7 @@ BY_LENGTH, BY_LENGTH_64 = (0.545, 950), (0.62, 1300)
 """The same for FlashAttention's kernels for sequences of variable length, which take whole sequences
 (`workloads.spec.documents.kernels`): their rate on one long document, and the tokens by which every document seems
 longer, because of blocks that are used in part and of what a query costs besides its scores. Read from documents of
-mean 400 and 1,500 in 4,096 and 16,384 tokens on H200 (docs/grids.md)."""
+mean 400 and 1,500 in 4,096 and 16,384 tokens on H200 (docs/grids.md, Packed documents)."""
 
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two

@@ -4,7 +4,7 @@ Shapes as in `workloads.engine.ops.attention`: S queries of this rank, T keys of
 of the sequence, whose document begins at index f, sees the keys f to i. Both are tensors, so that every micro-batch may
 have other documents without another compilation or another CUDA graph:
 
-kernels  FlashAttention's kernels on a GPU, for which every document is a sequence, where they can
+flash    FlashAttention's kernels on a GPU, for which every document is a sequence
          (`workloads.engine.kind_ops.document_kernels`)
 flex     FlexAttention on a GPU, up to 32 bits: blocks of keys that no query of a block sees are skipped. The lists of
          blocks have the size of all blocks, whatever the documents are
@@ -76,8 +76,8 @@ class Seen:
         limits: tuple[int, int] | None = None,
     ) -> Seen:
         """``places_BS``: place of each query in its document. ``keys``: tokens of a whole sequence. ``like``: a tensor
-        of the device and dtype of queries. ``limits``: `workloads.spec.documents.kernels.extremes`, if kernels can take
-        every document as a sequence."""
+        of the device and dtype of queries. ``limits``: `workloads.spec.documents.kernels.extremes`, if FlashAttention's
+        kernels take every document as a sequence."""
         first_BS, index_BS = (index_BS - places_BS).int(), index_BS.int()
         if backend_of(like, places_BS) is Backend.TORCH:
             return cls(first_BS, index_BS, None, order)

@@ -1,7 +1,7 @@
 """Attention within packed documents by FlashAttention's kernels for sequences of variable length, those of torch.
 
 Shapes as in `workloads.engine.ops.attention`; D documents. Queries are all tokens of their sequences, in 16 bits, and
-values are as large as keys (`workloads.spec.documents.kernels`). The kernels take the rows at which documents begin
+values are as large as keys (`workloads.rules.document_cases`). The kernels take the rows at which documents begin
 from the device, so nothing waits for it, and another micro-batch has lists of the same size. They run on CUDA only: the
 plain formulas of `workloads.engine.kind_ops.document_attention` are their reference.
 """

@@ -104,6 +104,7 @@ class Chunk(nn.Module):
         self.packs = experiment.documents is not None
         """Whether documents are packed into sequences."""
         self.limits = extremes(experiment) if by_length(experiment) else None
+        """Most documents of a micro-batch and tokens of one, where attention takes each document as a sequence."""
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))

@@ -16,8 +16,6 @@ from workloads.spec.experiment import Experiment
 pytestmark = pytest.mark.slow
 
 DOCUMENTS: dict[str, Any] = {"documents": "lognormal mean=500 sigma=1 seed=1"}
-MOST = 17
-"""Documents in the fullest of their first six sequences of 4,096 tokens."""
 GATHER: dict[str, Any] = {"cp": 2, "cp_kind": "allgather"}
 CASES = {
     "ZeRO 3": experiment(dp=8, zero_stage=3, microbatches=2, **DOCUMENTS),
@@ -35,7 +33,10 @@ CASES = {
     ),
     "cp": experiment(**GATHER, micro_batch_size=2, microbatches=2, **DOCUMENTS),
     "cp, greedy": experiment(**GATHER, micro_batch_size=2, microbatches=2, **DOCUMENTS, document_balance="greedy"),
-    "ZeRO 1, fp32": experiment(dp=2, zero_stage=1, precision="fp32", microbatches=2, **DOCUMENTS),
+    "ZeRO 1, flash": experiment(dp=2, zero_stage=1, attention="flash", microbatches=2, **DOCUMENTS),
+    "cp, ulysses, flash": experiment(
+        cp=2, cp_kind="ulysses", attention="flash", micro_batch_size=2, microbatches=2, **DOCUMENTS
+    ),
     "cp, ulysses": experiment(cp=2, cp_kind="ulysses", micro_batch_size=2, microbatches=2, **DOCUMENTS),
     "cp 4, ulysses": experiment(cp=4, cp_kind="ulysses", micro_batch_size=2, microbatches=2, **DOCUMENTS),
 }
@@ -56,19 +57,18 @@ def test_bytes_by_hand() -> None:
     case = Experiment.canonical(**{**fields_of(experiment(**DOCUMENTS)), "micro_batch_size": 2, "global_batch_size": 6})
     # 3 micro-batches of 2 * 4,096 tokens, 24 bytes each; tables of 4,096 places, 128 columns in fp32; an index of each
     assert input_bytes(case) == 3 * 8192 * 24 + 4096 * 128 * 4 + 4096 * 4
-    # rows of the tables, the beginning of each token's document, and a list of the 2 * 17 documents that two sequences
-    # have at most
-    assert max(map(len, packed(DOCUMENTS["documents"], 4096, 6))) == MOST
-    assert packed_bytes(case) == 8192 * 128 * 4 + 8192 * 4 + 4 * (2 * MOST + 2)
-    # in fp32 lists of 32 x 32 blocks of 2 sequences
-    assert packed_bytes(case.replace(precision="fp32")) == 8192 * 128 * 4 + 8192 * 4 + 8 * 2 * (2 * 32 * 32 + 32 + 32)
+    # rows of the tables, the beginning of each token's document, and lists of 32 x 32 blocks of 2 sequences
+    assert packed_bytes(case) == 8192 * 128 * 4 + 8192 * 4 + 8 * 2 * (2 * 32 * 32 + 32 + 32)
+    # FlashAttention: a list of the 2 * 17 documents that two sequences have at most
+    assert max(map(len, packed(DOCUMENTS["documents"], 4096, 6))) == 17
+    assert packed_bytes(case.replace(attention="flash")) == 8192 * 128 * 4 + 8192 * 4 + 4 * (2 * 17 + 2)
     assert packed_bytes(case.replace(documents=None)) == 0
     # Two ranks: 5 numbers a token instead of 3, and two orders of all tokens; blocks of 2,048 queries and 4,096 keys
     gathered = case.replace(cp=2, cp_kind="allgather")
     assert input_bytes(gathered) == 3 * 4096 * 40 + 4096 * 128 * 4 + 4096 * 4
     assert packed_bytes(gathered) == 4096 * 128 * 4 + 4096 * 8 + 2 * 8192 * 8 + 8 * 2 * (2 * 16 * 32 + 16 + 32)
-    # Ulysses: tables of own tokens, the list of whole sequences
-    assert packed_bytes(case.replace(cp=2, cp_kind="ulysses")) == 4096 * 128 * 4 + 8192 * 4 + 4 * (2 * MOST + 2)
+    # Ulysses: tables of own tokens, the mask of whole sequences
+    assert packed_bytes(case.replace(cp=2, cp_kind="ulysses")) == 4096 * 128 * 4 + 8192 * 4 + 8 * 2 * 2112
 
 
 def fields_of(case: Experiment) -> dict[str, Any]:
