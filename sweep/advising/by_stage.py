@@ -13,7 +13,7 @@ from sweep.advising.question import Question
 from sweep.advising.ranked import RankedLayout
 from sweep.advising.times import Times
 from sweep.grids.step_time import StepTime
-from sweep.planning.auto_recompute import choose
+from sweep.planning.auto_recompute import Asked, choose
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import Experiment
 
@@ -33,7 +33,7 @@ def by_stage(
     again = [at for at, one in enumerate(best) if one.experiment.recompute != "none"]
     plain = [best[at].experiment.replace(recompute="none", recompute_every=1) for at in again]
     found = list(best)
-    chosen = choose([(one, None) for one in plain], times.forecast)
+    chosen = choose([Asked(one) for one in plain], times.forecast)
     for at, e, choice in zip(again, plain, chosen, strict=True):
         if choice is None or not choice.fits:
             continue

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from results.text.numbers import plural
-from sweep.grids.axes import AUTO, BUDGET
+from sweep.grids.axes import AUTO, BUDGET, CHOSEN
 from sweep.grids.columns import field_of, shape_of
 from sweep.grids.grid import CHECKED_FIELDS, GridAxis, GridSpec
 from sweep.grids.walk import MISTAKES, PROGRESS_EVERY, Progress, Values, Walk, silent
@@ -45,8 +45,8 @@ class GridPoint:
     experiment: Experiment
     budget_gib: float | None = None
     """Memory of a device that it may take, with what is reserved on it, in GiB; None: all of it."""
-    is_auto: bool = False
-    """Whether the planner is to choose the recomputation, for which the experiment has none until then
+    autos: tuple[str, ...] = ()
+    """Axes of `CHOSEN` that the planner is to choose; until then the experiment has ``none``
     (`sweep.planning.auto_recompute`)."""
     chosen: str | None = None
     """What was chosen and why; None: nothing was."""
@@ -59,7 +59,7 @@ class _Wanted(NamedTuple):
 
     experiment: Experiment
     budget_gib: float | None
-    is_auto: bool
+    autos: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec], pr
         combinations += expansion.combinations
         dropped.update(expansion.dropped)
         for point in expansion.points:
-            wanted = _Wanted(point.experiment, point.budget_gib, point.is_auto)
+            wanted = _Wanted(point.experiment, point.budget_gib, point.autos)
             duplicates += wanted in seen
             seen.setdefault(wanted, point)
     return Expansion(
@@ -219,9 +219,8 @@ def _experiments(
         fields = dict(zip(names, values, strict=True))
         given = {name: fields[name] for name in checked}
         fields["model"] = models[fields["model"]]
-        budget, is_auto = fields.pop(BUDGET, None), fields.get("recompute") == AUTO
-        if is_auto:
-            fields["recompute"] = "none"
+        budget, autos = fields.pop(BUDGET, None), tuple(name for name in CHOSEN if fields.get(name) == AUTO)
+        fields |= dict.fromkeys(autos, "none")
         if "engine_version" not in fields and (version := version_here(fields.get("engine", ENGINE))) is not None:
             fields["engine_version"] = version
         try:
@@ -231,4 +230,4 @@ def _experiments(
         for name, value in given.items():
             if value != getattr(experiment, name):
                 raise InvalidSweep(f"grid {grid.name}: {_contradiction(name, value, experiment)}")
-        yield position, _Wanted(experiment, budget if budget is None else float(budget), is_auto)
+        yield position, _Wanted(experiment, budget if budget is None else float(budget), autos)

@@ -134,9 +134,9 @@ class Forecast:
 
     def host_update(self, experiment: Experiment) -> HostUpdate | None:
         """The part of the optimizer on the host; None if there is none, or if its rates are not known."""
-        return host_update(experiment, self._with_rates()) if experiment.optimizer_offload else None
+        return host_update(experiment, self.with_rates()) if experiment.optimizer_offload else None
 
-    def _with_rates(self) -> ClusterSpec:
+    def with_rates(self) -> ClusterSpec:
         """The cluster with the newest rates of its hosts."""
         return self.cluster if self.host is None else dataclasses.replace(self.cluster, host=self.host)
 
@@ -144,7 +144,7 @@ class Forecast:
         """``time`` with what the part of the optimizer on the host and copies of activations add; None if that is not
         known."""
         if time is not None and experiment.activation_offload != "none":
-            waits = added_by_offload(experiment, self._with_rates())
+            waits = added_by_offload(experiment, self.with_rates())
             time = _later(time, waits, HOST_SPREAD) if waits is not None else None
         if time is None or not experiment.optimizer_offload:
             return time

@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.planted.checks_of_budgets import budgets as budgets
+from tests.planted.checks_of_budgets import hosts as hosts
 from tests.planted.checks_of_budgets import stage_words as stage_words
 from tests.planted.checks_of_choices import advice as advice
 from tests.planted.checks_of_choices import searches as searches

@@ -63,6 +63,26 @@ CHOICES: list[Fault] = [
     *faults_of(
         "choices",
         (
+            "host_without_end",
+            "what is chosen for the host is not compared with its memory",
+            "workloads.predict.fitting_offload:FittingOffload.host_holds",
+            "limit is None or",
+            "limit is not None or",
+            {},
+        ),
+        (
+            "host_never_used",
+            "nothing waits on the host wherever recomputation fits",
+            "sweep.planning.auto_offload:OffloadSearch.found",
+            "best_s <= (1 + ALIKE) * least_s",
+            "best_s < float('inf')",
+            {},
+        ),
+        check="hosts",
+    ),
+    *faults_of(
+        "choices",
+        (
             "search_never_doubts",
             "a search ends with its first batch",
             CHOICE + "beaten",

@@ -7,7 +7,8 @@ rank by itself is the least of all. A rank of several chunks first gets the leas
 each chunk, the earliest first, gets the least with which the rank still fits, which need not be the best of all.
 
 Choices of a stage: nothing; each set of operations that the model has; everything; everything in the first layers
-alone, as few as fit. No torch here.
+alone, as few as fit. With activations on the host all layers of a stage have one word, and none of what is offloaded by
+name. No torch here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from workloads.costs.shape.partition import experiment_layers, ranks_alike, with
 from workloads.costs.shape.schedule import SPLIT_BACKWARD, stage_at
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.points import Floats
+from workloads.spec.activations.offload import ALL, may_name
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
 from workloads.spec.recomputation import CHOICES, StageWord, joined_stages, operations_of
@@ -40,13 +42,16 @@ class Fit(NamedTuple):
 
 
 def words_of(e: Experiment) -> tuple[str, ...]:
-    """The words that layers of an experiment may have: sets of operations that its model has, and of these for compiled
-    blocks all cheap ones alone."""
+    """The words that layers of an experiment may have: sets of operations that its model has, of these for compiled
+    blocks all cheap ones alone, and none of tensors that it offloads by name."""
     if e.compile == "block":
         return "none", "selective", "full"
     lacks = {"mla_up"} if e.model.mla is None else set[str]()
     lacks |= {"experts"} if e.model.moe is None else set()
-    return tuple(word for word in CHOICES if not lacks & set(operations_of(word)))
+    named = [] if e.activation_offload in ("none", ALL) else e.activation_offload.split("+")
+    return tuple(
+        word for word in CHOICES if not lacks & set(operations_of(word)) and all(may_name(one, word) for one in named)
+    )
 
 
 @dataclass(slots=True)
@@ -141,6 +146,8 @@ class _Stages:
             best = next((StageWord(word, 0) for word in cheaper if fits(StageWord(word, 0))), best)
         cost, size = self._cost(stage, best), len(experiment_layers(self.e)[stage])
         low, high = least, size - 1
+        if self.e.activation_offload != "none":
+            high = 0  # one word for all layers of a stage (the rule activation_offload_mixed)
         while high > 0 and self._cost(stage, StageWord("full", high)) >= cost:
             high -= 1
         if best == NONE or low > high or not fits(StageWord("full", high)):

@@ -15,7 +15,7 @@ from rich.console import Console
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.grids.step_time import ALIKE
-from sweep.planning.auto_recompute import choose, tensor_limit, with_choices
+from sweep.planning.auto_recompute import Asked, choose, tensor_limit, with_choices
 from sweep.planning.best_layouts import print_best
 from sweep.planning.plan import Plan, make_plan
 from sweep.predicting.forecast import Forecast
@@ -95,7 +95,7 @@ def test_no_word_that_fits_the_budget_is_faster(cluster: ClusterSpec, seed: int)
         if min(peaks) >= memory:
             continue
         budget = draw.uniform(min(peaks), min(max(peaks) + 0.5, memory))
-        (chosen,) = choose([(e, budget)], Forecast.of(cluster))
+        (chosen,) = choose([Asked(e, budget)], Forecast.of(cluster))
         assert chosen is not None
         mine = Experiment.canonical(**vars_of(e), recompute=chosen.recompute)
         assert mine.recompute == chosen.recompute, "the words are written as an experiment has them"
@@ -122,7 +122,7 @@ def test_nothing_is_repeated_where_memory_is_free(cluster: ClusterSpec) -> None:
     )  # fmt: skip
     none, norm = seconds([e, with_word(e, "norm")], cluster)
     assert norm < none
-    (chosen,) = choose([(e, None)], Forecast.of(cluster))
+    (chosen,) = choose([Asked(e)], Forecast.of(cluster))
     assert chosen is not None and chosen.fits
     assert chosen.recompute == "none"
 
@@ -159,14 +159,14 @@ def test_a_budget_counts_what_is_reserved(cluster: ClusterSpec) -> None:
     search = FittingRecompute(StepTimes(cluster))
     assert search.fit(e, tensor_limit(cluster, tensors)).recompute != "none"
     assert search.fit(e, tensor_limit(cluster, peak_gib(e, cluster) + 1e-6)).recompute == "none"
-    (chosen,) = choose([(e, tensors)], Forecast.of(cluster))
+    (chosen,) = choose([Asked(e, tensors)], Forecast.of(cluster))
     assert chosen is not None
     assert peak_gib(with_word(e, chosen.recompute), cluster) <= tensors
 
 
 def test_a_layout_that_fits_with_no_choice_says_so_in_numbers(cluster: ClusterSpec) -> None:
     e = Experiment.canonical(model=LLAMA_8B, pp=2, micro_batch_size=4, seq_len=4096, global_batch_size=16)
-    (chosen,) = choose([(e, 40.0)], Forecast.of(cluster))
+    (chosen,) = choose([Asked(e, 40.0)], Forecast.of(cluster))
     assert chosen is not None
     assert not chosen.fits
     assert "fits with no recomputation" in chosen.why

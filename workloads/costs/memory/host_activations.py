@@ -12,6 +12,8 @@ The optimizer's part (`workloads.costs.memory.host`) comes on top.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workloads.costs.memory.estimate import moments_held
 from workloads.costs.memory.host import rank_optimizer_bytes
 from workloads.costs.memory.sizes import Part, Shared
@@ -37,10 +39,12 @@ def activation_bytes(experiment: Experiment) -> list[int]:
     e = as_held(experiment)
     if e.activation_offload == "none":
         return [0] * e.pp
-    return [_most(e, rank, [sum(chunk) for chunk in offloaded_of_chunks(e, rank)]) for rank in range(e.pp)]
+    return [most_held(e, rank, [sum(chunk) for chunk in offloaded_of_chunks(e, rank)]) for rank in range(e.pp)]
 
 
-def _most(e: Experiment, rank: int, of_chunks: list[int]) -> int:
+def most_held(e: Experiment, rank: int, of_chunks: Sequence[int]) -> int:
+    """Bytes that a pipeline rank holds at most, of so many for one micro-batch of each chunk. ``e``: as `as_held`
+    returns it."""
     if e.virtual_stages == 1:
         return int(max(in_flight for in_flight, _ in moments_held(e, rank))) * of_chunks[0]
     backwards = held_by_chunk(e.pp_schedule, rank, e.pp, e.num_microbatches, e.virtual_stages)

@@ -34,30 +34,52 @@ class Waits(NamedTuple):
     backward_s: float
 
 
+LayerSeconds = tuple[float, float]
+"""Seconds of one micro-batch in a layer, forward and backward, with what of messages is exposed."""
+
+
+def seconds_of_layers(experiment: Experiment, cluster: ClusterSpec) -> list[list[list[LayerSeconds]]] | None:
+    """`LayerSeconds` of the layers of each chunk of each pipeline rank, from the last layer to the first; None if the
+    rates of the device are not known."""
+    e = as_held(experiment)
+    rates = rates_of(e, cluster)
+    if rates is None:
+        return None
+    kinds, words, stages = layers_of(e.model), recompute_by_layer(e), experiment_layers(e)
+    seconds: dict[tuple[int, str], LayerSeconds] = {}
+    for kind, word in set(zip(kinds.order, words, strict=True)):
+        one = layer_times(with_word(e, word), cluster, rates, kinds.kinds[kind])
+        backward = one.backward_s + one.backward_exposed_s + one.recompute_s + one.recompute_exposed_s
+        seconds[kind, word] = one.forward_s + one.forward_exposed_s, backward
+    return [
+        [
+            [
+                seconds[kinds.order[layer], words[layer]]
+                for layer in reversed(stages[stage_at(e.pp_schedule, rank, chunk, e.pp)])
+            ]
+            for chunk in range(e.virtual_stages)
+        ]
+        for rank in range(e.pp)
+    ]
+
+
 def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[Waits]] | None:
     """By pipeline rank, the waits of its chunks; None if the rate of the link or of the device is not known."""
     e = as_held(experiment)
     if e.activation_offload == "none":
         return [[Waits(0.0, 0.0)] * e.virtual_stages] * e.pp
-    rates, link = rates_of(e, cluster), cluster.host.link_bandwidth
-    if rates is None or link is None:
+    seconds, link = seconds_of_layers(e, cluster), cluster.host.link_bandwidth
+    if seconds is None or link is None:
         return None
-    kinds, words, stages = layers_of(e.model), recompute_by_layer(e), experiment_layers(e)
-    seconds = {
-        (kind, word): layer_times(with_word(e, word), cluster, rates, kinds.kinds[kind])
-        for kind, word in set(zip(kinds.order, words, strict=True))
-    }
     found = []
     for rank in range(e.pp):
         of_rank = []
-        for chunk, offloaded in enumerate(offloaded_of_chunks(e, rank)):
-            layers = stages[stage_at(e.pp_schedule, rank, chunk, e.pp)]
+        for layers, offloaded in zip(seconds[rank], offloaded_of_chunks(e, rank), strict=True):
             forward = backward = 0.0
-            for place, (layer, size) in enumerate(zip(reversed(layers), offloaded, strict=True)):
-                one, copy = seconds[kinds.order[layer], words[layer]], size / link
-                whole = one.backward_s + one.backward_exposed_s + one.recompute_s + one.recompute_exposed_s
-                forward += max(0.0, copy - one.forward_s - one.forward_exposed_s)
-                backward += max(0.0, copy - whole) if place else copy
+            for place, ((forward_s, backward_s), size) in enumerate(zip(layers, offloaded, strict=True)):
+                copy = size / link
+                forward += max(0.0, copy - forward_s)
+                backward += max(0.0, copy - backward_s) if place else copy
             of_rank.append(Waits(forward, backward))
         found.append(of_rank)
     return found
@@ -68,5 +90,9 @@ def added_by_offload(experiment: Experiment, cluster: ClusterSpec) -> float | No
     waits = waits_of_chunks(experiment, cluster)
     if waits is None:
         return None
-    rounds = experiment.num_microbatches + (experiment.pp - 1) / experiment.virtual_stages
-    return rounds * max(sum(sum(chunk) for chunk in rank) for rank in waits)
+    return rounds_of(experiment) * max(sum(sum(chunk) for chunk in rank) for rank in waits)
+
+
+def rounds_of(experiment: Experiment) -> float:
+    """Number of micro-batches whose waits a step counts: all, and those in which the pipeline fills and drains."""
+    return experiment.num_microbatches + (experiment.pp - 1) / experiment.virtual_stages

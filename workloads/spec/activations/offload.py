@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workloads.spec.recomputation import is_by_stage, operations_of
+from workloads.spec.recomputation import is_by_stage, operations_of, stage_words
 
 WORDS = ("input", "norm", "qkv", "rope", "attention", "gate_up", "swiglu")
 """In the order in which a layer makes the tensors."""
@@ -44,6 +44,12 @@ def offloaded_words(offload: str, recompute: str) -> tuple[str, ...]:
         return ()
     named = offload.split("+")
     return tuple(word for word in kept_words(recompute) if offload == ALL or word in named)
+
+
+def may_name(word: str, recompute: str) -> bool:
+    """Whether a layout with this text of ``recompute`` may name the word: no layer of it may recompute the tensors."""
+    words = [one.word for one in stage_words(recompute)]
+    return all(word in kept_words(one) for one in words)
 
 
 def last_layer_stays(pp_schedule: str) -> bool:
