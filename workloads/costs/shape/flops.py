@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import counted_tokens, latent_up, matmul_of, playbook_params, whole_model
 from workloads.costs.shape.partition import recompute_by_layer
+from workloads.spec.documents.kernels import gathers_documents
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import FULL
 from workloads.spec.layer_kinds.mlp import DenseMLP
@@ -56,14 +57,17 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     Full recomputation repeats the forward of every recomputed block up to the last tensor that backward needs: of a
     dense block all but the down projection, of one with routed experts everything. Selective recomputation repeats no
     matrix product, except that ``mla_up`` repeats those of latents and ``experts`` two of three of routed experts.
-    GPipe keeps no gradients of the head between forward and backward, so its logits are computed twice. The scores that
-    a flash attention kernel recomputes in its backward are not counted: every run has them, and they replace memory
-    traffic.
+    GPipe keeps no gradients of the head between forward and backward, so its logits are computed twice. With packed
+    documents whose keys are gathered attention runs its forward twice. The scores that a flash attention kernel
+    recomputes in its backward are not counted: every run has them, and they replace memory traffic.
     """
     e = as_held(experiment)
     total = flops_per_token(e.model, e.attended_length, "causal")
     layers, recomputed = layers_of(e.model), Counter(zip(recompute_by_layer(e), layers_of(e.model).order, strict=True))
     total += sum(count * _repeated(e, layers.kinds[at], word) for (word, at), count in recomputed.items())
+    if gathers_documents(e):
+        counted = counted_tokens(e.model, e.attended_length)
+        total += sum(layers.kinds[at].mixing(counted).forward for at in layers.order)
     if e.pp_schedule == "gpipe":
         total += 2.0 * e.model.vocab_size * e.model.hidden_size
     return total

@@ -22,7 +22,7 @@ from workloads.costs.time.recurrent_times import Passes, kernel_passes
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.documents.kernels import by_length
+from workloads.spec.documents.kernels import by_length, gathers_documents
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
@@ -132,6 +132,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     if kernels.passes is not None:
         forward += kernels.passes.forward / rates.memory
         backward += kernels.passes.backward / rates.memory + attention  # the forward runs again
+    backward += attention if gathers_documents(e) else 0.0  # its forward runs again
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
     if shares_memory(e):

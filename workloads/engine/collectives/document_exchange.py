@@ -7,7 +7,8 @@ allgather  a rank gathers the keys and values of all ranks and puts them in the 
            see those of their own documents (`workloads.engine.kind_ops.document_attention`). The backward gathers
            again, and a reduce-scatter returns gradients. Messages and what is saved are those of the all-gather kind
            without documents. There is one block of keys instead of three, because a document may lie on any ranks, and
-           for the same reason all keys are gathered. Nothing is computed while they are on their way
+           for the same reason all keys are gathered. Nothing is computed while they are on their way. FlexAttention
+           runs its forward again in the backward, since gathered keys are not kept
 ulysses    attention to documents between the exchanges of `workloads.engine.collectives.ulysses`
 """
 
@@ -74,9 +75,9 @@ class _GatheredDocuments(torch.autograd.Function):
         order = seen.order
         assert order is not None
         whole = _in_order(wait(gather_async(_pack(k, v), cp)), order)
-        o, results, ctx.unsaved = document_forward(q, *_unpack(whole, k.shape[3]), seen)
+        o, lse = document_forward(q, *_unpack(whole, k.shape[3]), seen)
         ctx.cp, ctx.seen = cp, seen
-        ctx.save_for_backward(q, k, v, *results)
+        ctx.save_for_backward(q, k, v, o, lse)
         return o
 
     @staticmethod
@@ -85,7 +86,7 @@ class _GatheredDocuments(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         cp, order = ctx.cp, ctx.seen.order
         whole = _in_order(wait(gather_async(_pack(k, v), cp)), order)
-        dq, *parts = document_backward(grad, q, *_unpack(whole, k.shape[3]), o, lse, ctx.seen, ctx.unsaved)
+        dq, *parts = document_backward(grad, q, *_unpack(whole, k.shape[3]), o, lse, ctx.seen)
         del whole
         sums = _by_rank(_pack(*parts).to(_sum_dtype(k.dtype, cp)), order)
         del parts

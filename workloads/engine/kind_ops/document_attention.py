@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ from torch.autograd.function import once_differentiable
 
 from workloads.engine.kind_ops.document_kernels import Cuts, attention_by_length
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
-
-if TYPE_CHECKING:
-    from workloads.engine.kind_ops.flex_attention import Unsaved
 
 _SCORES = 2**22
 """Scores of a block of the plain formulas, about."""
@@ -102,49 +99,50 @@ def document_attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, seen: See
 class _DocumentAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> Tensor:
-        o, results, _ = document_forward(q, k, v, seen)
+        o, lse = document_forward(q, k, v, seen)
         ctx.seen = seen
-        ctx.save_for_backward(q, k, v, *results)
+        ctx.save_for_backward(q, k, v, o, lse)
         return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, o, lse = ctx.saved_tensors
-        return *document_backward(grad, q, k, v, o, lse, ctx.seen, None), None
+        return *document_backward(grad, q, k, v, o, lse, ctx.seen), None
 
 
-def document_forward(
-    q: Tensor, k: Tensor, v: Tensor, seen: Seen
-) -> tuple[Tensor, tuple[Tensor, Tensor], Unsaved | None]:
-    """(o [B, N, S, V], what its backward needs of o and of the log-sum-exp [B, N, S], what else it needs), for callers
-    with a backward of their own."""
+def document_forward(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+    """(o [B, N, S, V], lse [B, N, S]) without autograd, for callers with a backward of their own."""
     if backend_of(q) is Backend.TRITON:
-        from workloads.engine.kind_ops.flex_attention import Unsaved
+        from workloads.engine.kind_ops.flex_attention import masked_attention
 
-        unsaved = Unsaved(q, k, v, seen.blocks)
-        o, *results = unsaved.take_saved()
-        return o, (results[0], results[1]), unsaved
+        return masked_attention(q, k, v, seen.blocks)
     batch, heads, length, _ = q.shape
     o = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
     lse = q.new_empty(batch, heads, length, dtype=accumulation_dtype(q.dtype))
     if backend_of(q) is Backend.SHAPES:
-        return o, (o, lse), None
+        return o, lse
     for queries in _blocks(q, k):
         z_BKGST = _scores(q, k, queries, seen)
         lse_BKGS = z_BKGST.logsumexp(-1)
         p = torch.exp(z_BKGST - lse_BKGS.unsqueeze(-1))
         o[:, :, queries] = (p @ v.to(p.dtype).unsqueeze(2)).flatten(1, 2).to(o.dtype)
         lse[:, :, queries] = lse_BKGS.flatten(1, 2)
-    return o, (o, lse), None
+    return o, lse
 
 
 def document_backward(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, seen: Seen, unsaved: Unsaved | None
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, seen: Seen
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in the dtype of the inputs. Arguments are those of `document_forward` and what it returned."""
-    if unsaved is not None:
-        return unsaved.backward(grad_o, q, k, v, o, lse)
+    """(dq, dk, dv) in the dtype of the inputs. FlexAttention has no backward of its own: its forward runs again."""
+    if backend_of(q) is Backend.TRITON:
+        from workloads.engine.kind_ops.flex_attention import masked_attention
+
+        with torch.enable_grad():
+            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+            again = masked_attention(q, k, v, seen.blocks)[0]
+        dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad_o)
+        return dq, dk, dv
     dtype, groups = accumulation_dtype(q.dtype), (k.shape[1], -1)
     dq = torch.empty_like(q)
     if backend_of(q) is Backend.SHAPES:

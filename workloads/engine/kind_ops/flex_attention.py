@@ -8,14 +8,13 @@ backward: queries, keys, values, output and log-sum-exp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -57,66 +56,6 @@ def _unwatched(device: torch.device) -> AbstractContextManager[None]:
     a mode would count."""
     unwatched: AbstractContextManager[None] = nullcontext() if device.type == "cpu" else _disable_current_modes()
     return unwatched
-
-
-class Unsaved:
-    """What autograd keeps of one `masked_attention`, without the tensors that a caller saves: they are given to the
-    backward again. So keys and values that were gathered need not be kept, and the forward does not run twice."""
-
-    def __init__(self, q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, mask: BlockMask) -> None:
-        self._inputs: tuple[Tensor, ...] = q_BNSH, k_BKTH, v_BKTV
-        self._results: dict[int, Tensor] = {}
-        self._given: Sequence[Tensor] = ()
-        shape = q_BNSH.shape[:3]
-        self._result_shapes = (*shape, v_BKTV.shape[3]), tuple(shape)
-        with torch.enable_grad(), saved_tensors_hooks(self._leave_out, self._give):
-            q, k, v = _Enter.apply(torch.zeros((), requires_grad=True), *self._inputs)
-            self._into = [get_gradient_edge(x) for x in (q, k, v)]
-            self.o, _ = masked_attention(q, k, v, mask)
-            del q, k, v
-            self._out_of = get_gradient_edge(self.o)
-        self.o = self.o.detach()
-        self._inputs = ()
-
-    def take_saved(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(output, what is saved of it, statistics of its rows): the caller saves the latter two. They are not kept
-        here."""
-        o, results = self.o, self._results
-        del self.o, self._results
-        return o, results[0], results[1]
-
-    def backward(self, grad_o: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv). ``saved``: queries, keys, values and what `take_saved` returned to be saved."""
-        self._given = saved
-        dq, dk, dv = torch.autograd.grad(self._out_of, self._into, grad_o)
-        self._given = ()
-        return dq, dk, dv
-
-    def _leave_out(self, tensor: Tensor) -> Tensor | int:
-        """Index in `backward`'s ``saved`` of one of its tensors; others, those of the mask, as they are."""
-        for at, own in enumerate(self._inputs):
-            if tensor.data_ptr() == own.data_ptr() and tensor.shape == own.shape and tensor.stride() == own.stride():
-                return at
-        for at, shape in enumerate(self._result_shapes):
-            if tensor.is_floating_point() and tensor.shape == shape:
-                self._results[at] = tensor
-                return len(self._inputs) + at
-        return tensor
-
-    def _give(self, kept: Tensor | int) -> Tensor:
-        return self._given[kept] if isinstance(kept, int) else kept
-
-
-class _Enter(torch.autograd.Function):
-    """Makes tensors results of something, so that their gradients can be asked for without keeping them."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.view_as(x) for x in inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *gradients
 
 
 def _function(device: torch.device) -> Callable[..., Any]:

@@ -16,6 +16,11 @@ def by_length(e: Experiment) -> bool:
     return e.documents is not None and e.attention == "flash"
 
 
+def gathers_documents(e: Experiment) -> bool:
+    """Whether ranks gather the keys of packed documents; then attention runs its forward again in its backward."""
+    return e.documents is not None and e.cp > 1 and e.cp_kind == "allgather"
+
+
 def extremes(e: Experiment) -> tuple[int, int]:
     """(most documents in a micro-batch, most tokens in a document) of all sequences of a step."""
     assert e.documents is not None
