@@ -9,9 +9,9 @@ recomputation by stage is looked for beside a few sets of words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sweep.grids.step_time import ALIKE, StepTime
 from sweep.predicting.forecast import Forecast
@@ -25,7 +25,7 @@ from workloads.spec.activations.offload import ALL, canonical_offload
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 
-_BY_STAGE = ("input", "attention", "input+attention", ALL)
+_BY_STAGE = ("input", ALL)
 """Sets of words beside which recomputation by stage is looked for, with the two of the fastest choices."""
 
 
@@ -72,11 +72,12 @@ class OffloadSearch:
         if best_s <= (1 + ALIKE) * least_s:
             return {}
         search, found, seconds = FittingOffload(self.forecast.with_rates()), dict[Choice, int](), dict[Choice, float]()
+        sizes: dict[Hashable, Any] = {}
         for word, time in sorted(eager_times.items(), key=lambda pair: pair[1].step_time_s):
             if time.step_time_s > (1 + ALIKE) * best_s:
                 break
             of_word = with_word(e, word)
-            offloads = offloads_of(of_word, search.cluster)
+            offloads = offloads_of(of_word, search.cluster, sizes)
             for limit in limits:
                 if (one := search.least(of_word, offloads, limit)) is None:
                     break
@@ -111,9 +112,10 @@ class OffloadSearch:
         cluster = self.forecast.with_rates()
         roomy = FittingOffload(replace(cluster, host=replace(cluster.host, memory_bytes=None)))
         found: list[tuple[int, int, Choice]] = []
+        sizes: dict[Hashable, Any] = {}
         for word in words:
             of_word = with_word(e, word)
-            offloads = offloads_of(of_word, cluster)
+            offloads = offloads_of(of_word, cluster, sizes)
             one = roomy.least(of_word, offloads, limit)
             if one is not None:
                 choice, peak = Choice(word, one.text), one.peak_bytes

@@ -219,7 +219,8 @@ def _found(search: FittingRecompute, asked: Asked, cluster: ClusterSpec) -> _Fou
     found = _Found(asked, {Choice(word, e.activation_offload): peak for word, peak in peaks.items()}, fits, limits)
     if _OFFLOAD in asked.axes:
         found.forbidden = forbidden(e, cluster)
-        if found.forbidden is None:
+        has_room = peaks.get(e.recompute, limits[-1] + 1) <= limits[-1]  # nothing is faster than to keep what is kept
+        if found.forbidden is None and not has_room:
             found.words = tuple(words_beside(e, cluster)) if _RECOMPUTE in asked.axes else (e.recompute,)
     return found
 

@@ -12,6 +12,7 @@ fits is also the fastest. No torch here.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -31,6 +32,10 @@ from workloads.spec.recomputation import is_by_stage
 
 _IN_TURN = 12
 """Sets of words that are tried one after another, before those in between are halved."""
+
+
+_Sizes = dict[int, list[tuple[int, ...]]]
+"""`offloaded_of_chunks` by pipeline rank."""
 
 
 class Offloads(NamedTuple):
@@ -54,15 +59,22 @@ class Offloaded(NamedTuple):
     waits_s: float
 
 
-def offloads_of(experiment: Experiment, cluster: ClusterSpec) -> Offloads:
+def offloads_of(experiment: Experiment, cluster: ClusterSpec, known: dict[Hashable, _Sizes] | None = None) -> Offloads:
     """The sets of words beside the experiment's recomputation; none where no layer offloads anything. The rates of the
-    device and of the link must be known."""
+    device and of the link must be known. ``known``: sizes of the layout's tensors, which this adds to; other
+    recomputation of all layers has the same tensors, apart from ``full``."""
     e = as_held(experiment)
     alike = ranks_alike(e)
     first = {kind: alike.index(kind) for kind in alike}
     named = [word for word in WORDS if may_name(word, e.recompute)]
     by_stage = is_by_stage(e.recompute)
-    sizes = {word: _sizes(e, word, list(first.values())) for word in [*named, *([ALL] if by_stage else [])]}
+    known = {} if known is None else known
+    sizes: dict[str, _Sizes] = {}
+    for word in [*named, *([ALL] if by_stage else [])]:
+        key = word, e.recompute if by_stage or e.recompute == "full" else ""
+        if key not in known:
+            known[key] = _sizes(e, word, list(first.values()))
+        sizes[word] = known[key]
     named = [word for word in named if _bytes_of(sizes[word])]
     sets = [chosen for chosen in product((0, 1), repeat=len(named)) if any(chosen)]
     texts = [_text(named, chosen, by_stage=by_stage) for chosen in sets]
@@ -92,10 +104,6 @@ def _text(named: list[str], chosen: tuple[int, ...], *, by_stage: bool) -> str:
     if all(chosen) and not by_stage:
         return ALL
     return "+".join(word for word, is_in in zip(named, chosen, strict=True) if is_in)
-
-
-_Sizes = dict[int, list[tuple[int, ...]]]
-"""`offloaded_of_chunks` by pipeline rank."""
 
 
 def _sizes(e: Experiment, offload: str, ranks: list[int]) -> _Sizes:

@@ -197,7 +197,9 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
 
     1. the gathered stream (``c T h``, tp > 1) and the product's gradient;
     2. the gradient of gate_up, while the product's gradient takes the place of the product;
-    3. the gradients of gate_up, of its gathered input and of its weight, and that input; product and gate_up are free.
+    3. the gradient of gate_up, its gathered input, the sum over ranks of the input's gradient, the normed stream if it
+       is recomputed, and first the gradient of the gathered input, then that of the weight; product and gate_up are
+       free.
 
     The largest of the three counts. In fp8 see `fp8.working_bytes`.
     """
@@ -208,7 +210,10 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
         return fp8.working_bytes(one.e, stream, s.tokens, columns, of_up, s.c, recomputes_product=again, w=one.w)
     down_weight = one.w * mlp.width // s.tp * s.hidden
     up_weight = down_weight * inputs
-    return stream + down_weight + max(one.gathered + product, up, 2 * one.gathered + up_weight - product)
+    later = one.gathered + max(one.gathered, up_weight) - product
+    if s.tp > 1 and not one.compiled:  # without sequence parallelism the input is saved, and the sum is as large as it
+        later += s.own(s.hidden) * (one.e.sequence_parallel + ("norm" in one.named))
+    return stream + down_weight + max(one.gathered + product, up, later)
 
 
 def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
