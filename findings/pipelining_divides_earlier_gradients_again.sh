@@ -8,7 +8,7 @@
 # before it 1/m². However many calls there are, the sum stays below m/(m-1) times one call's: 1.33 for m = 4. The losses
 # are right. `scale_grads=False` and a division of one's own, before the optimizer's step, is right.
 # Who meets it: every loop around torch.distributed.pipelining that calls `zero_grad` less often than `step`: the global batch is
-# then in effect the last call's.
+# then in effect the last call's. torchtitan met it (pytorch/torchtitan#1733) and sets `scale_grads=False`; torch keeps its default.
 #
 # Output of 2026-11-29 (each call alone gives a gradient of 1; m = 4):
 #   ScheduleGPipe: 1.0 1.25 1.3125 1.328125

@@ -8,7 +8,8 @@
 # their place: groups of consecutive ranks (stages of a pipeline, replicas that share a switch) are spread over racks, and a job
 # on node8 to node11 starts with node10, one on node12 to node15 with node12. Numbers of equal width keep the order, and so does
 # the static rendezvous, in which `--node-rank` counts.
-# Who meets it: multi-node jobs by `torchrun --rdzv-backend=c10d` on hosts whose names or addresses have no leading zeros.
+# Who meets it: multi-node jobs by `torchrun --rdzv-backend=c10d` on hosts whose names or addresses have no leading zeros
+# (reported and open: pytorch/pytorch#191190).
 #
 # Output of 2026-11-29 (started in the order 1, 2, 10, with node ranks 0, 1, 2):
 #   rank 0: 127.0.0.1
