@@ -23,7 +23,7 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.memory.host_activations import most_held, node_host_bytes, offloaded_of_chunks
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import ranks_alike
-from workloads.costs.time.offload_times import rounds_of, seconds_of_layers
+from workloads.costs.time.offload_times import SLOWED, rounds_of, seconds_of_layers
 from workloads.predict.points import Floats
 from workloads.spec.activations.offload import ALL, WORDS, may_name
 from workloads.spec.cluster import ClusterSpec
@@ -125,7 +125,10 @@ def _waits_s(e: Experiment, cluster: ClusterSpec, chosen: Floats, sizes: list[_S
         for chunk, layers in enumerate(seconds[rank]):
             copies = chosen @ np.array([of_word[rank][chunk] for of_word in sizes], dtype=float) / link
             forward, backward = np.array(layers).T
-            waits += np.maximum(0.0, copies - forward).sum(axis=1) + copies[:, 0]
+            slowed = SLOWED * (
+                np.minimum(copies, forward).sum(axis=1) + np.minimum(copies, backward)[:, 1:].sum(axis=1)
+            )
+            waits += np.maximum(0.0, copies - forward).sum(axis=1) + copies[:, 0] + slowed
             waits += np.maximum(0.0, copies - backward)[:, 1:].sum(axis=1)
         longest = np.maximum(longest, waits)
     return rounds_of(e) * longest

@@ -83,3 +83,13 @@ OFFLOAD_CASES = (
     ),
 )
 """Name, condition that breaks the rule, and sentence of each."""
+
+OFFLOAD_CLUSTER_CASES = (
+    (
+        "activation_offload_kernels",
+        f"{_OFFLOADS} and attention not in ('math', 'flash4') and backend == 'cuda' and precision in ('fp32', 'fp64')",
+        "activation_offload={activation_offload} with precision={precision}: its attention on CUDA saves other tensors "
+        "than the words name; use precision=bf16 or fp16",
+    ),
+)
+"""The same, of rules that depend on the cluster."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from workloads.rules.activation_cases import OFFLOAD_CASES
+from workloads.rules.activation_cases import OFFLOAD_CASES, OFFLOAD_CLUSTER_CASES
 from workloads.rules.attention_kernels import ATTENTION_CASES
 from workloads.rules.captured_steps import CAPTURE_CASES
 from workloads.rules.derived_values import DERIVED, FUNCTIONS, SPLIT
@@ -297,6 +297,7 @@ _CLUSTER = _rules(
         "{devices_per_node}; at most {devices_per_node}",
     ),
     *ATTENTION_CASES,
+    *OFFLOAD_CLUSTER_CASES,
     *CAPTURE_CASES,
     (
         "precision",

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, QWEN3_30B
+from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_8B, QWEN3_30B
 from workloads.rules.captured_steps import not_captured
-from workloads.rules.layout_rules import layout_violations
+from workloads.rules.layout_rules import layout_violations, violations
 from workloads.spec.activations.offload import ALL, WORDS, canonical_offload, is_offload, kept_words, offloaded_words
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import Experiment, from_json, to_json
@@ -101,6 +101,15 @@ def test_what_it_does_not_go_with_is_refused_by_name(fields: dict[str, Any], rul
 )
 def test_what_it_goes_with_is_planned(fields: dict[str, Any]) -> None:
     assert layout_violations(case(**fields)) == []
+
+
+def test_kernels_that_save_other_tensors_are_refused_on_gpus() -> None:
+    """The words name what attention in 16 bits saves; on a CPU it saves the same in all precisions."""
+    for precision in ("fp32", "fp64"):
+        broken = {one.rule: one.message for one in violations(case(precision=precision), H200)}
+        assert broken["activation_offload_kernels"].endswith("use precision=bf16 or fp16")
+    rules = {one.rule for one in violations(case(), H200)} | {one.rule for one in layout_violations(case())}
+    assert "activation_offload_kernels" not in rules
 
 
 def test_steps_are_not_captured() -> None:

@@ -6,7 +6,8 @@ A layer has o bytes on the host and takes f seconds forward and b backward, of o
     forward    down: max(0, o / link - f), the copy of a layer beside the next one
     backward   up:   max(0, o / link - b), the copy of a layer beside the backward of the one after it
 
-Nothing of its chunk runs beside the last layer's copy back: it is exposed as a whole, unless it stays on the device.
+Copies also slow what runs beside them (`SLOWED`). Nothing of its chunk runs beside the last layer's copy back: it is
+exposed as a whole, unless it stays on the device.
 Both directions have the link's whole rate, because a rank is in a forward or in a backward. An optimizer on the host
 (`workloads.costs.time.host_update`) uses the link after the last backward, so the two do not share it. A step takes
 longer by what the rank with the longest waits waits, in each micro-batch and in the ``(pp - 1) / v`` rounds in which
@@ -15,6 +16,7 @@ the pipeline fills and drains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from workloads.costs.memory.host_activations import offloaded_of_chunks
@@ -26,9 +28,14 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
 
+SLOWED = 0.22
+"""Seconds by which a second of copies to or from the host slows the layers beside it: Llama 8B, dp 2, ZeRO 3, 4 x 4,096
+tokens, 10.4 GB a device and direction, which take 0.22 s each and fit beside the layers; the step took 1.556 s instead
+of 1.456 (two H200, results/recorded/h200x2_budgets/NOTE.md)."""
+
 
 class Waits(NamedTuple):
-    """Seconds that compute waits for copies in one micro-batch of one chunk."""
+    """Seconds that compute waits for copies, or is slowed by them, in one micro-batch of one chunk."""
 
     forward_s: float
     backward_s: float
@@ -71,18 +78,20 @@ def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[W
     seconds, link = seconds_of_layers(e, cluster), cluster.host.link_bandwidth
     if seconds is None or link is None:
         return None
-    found = []
-    for rank in range(e.pp):
-        of_rank = []
-        for layers, offloaded in zip(seconds[rank], offloaded_of_chunks(e, rank), strict=True):
-            forward = backward = 0.0
-            for place, ((forward_s, backward_s), size) in enumerate(zip(layers, offloaded, strict=True)):
-                copy = size / link
-                forward += max(0.0, copy - forward_s)
-                backward += max(0.0, copy - backward_s) if place else copy
-            of_rank.append(Waits(forward, backward))
-        found.append(of_rank)
-    return found
+    return [
+        [waits_of(*both, link) for both in zip(seconds[rank], offloaded_of_chunks(e, rank), strict=True)]
+        for rank in range(e.pp)
+    ]
+
+
+def waits_of(layers: Sequence[LayerSeconds], offloaded: Sequence[int], link: float) -> Waits:
+    """The waits of a chunk with these layers and bytes on the host, from its last layer to its first."""
+    forward = backward = 0.0
+    for place, ((forward_s, backward_s), size) in enumerate(zip(layers, offloaded, strict=True)):
+        copy = size / link
+        forward += max(0.0, copy - forward_s) + SLOWED * min(copy, forward_s)
+        backward += max(0.0, copy - backward_s) + SLOWED * min(copy, backward_s) if place else copy
+    return Waits(forward, backward)
 
 
 def added_by_offload(experiment: Experiment, cluster: ClusterSpec) -> float | None:

@@ -10,7 +10,7 @@ import pytest
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.host_activations import link_bytes, offloaded_of_chunks
 from workloads.costs.time.layer_times import layer_times, rates_of
-from workloads.costs.time.offload_times import added_by_offload, waits_of_chunks
+from workloads.costs.time.offload_times import SLOWED, added_by_offload, waits_of, waits_of_chunks
 from workloads.costs.time.timeline import estimate_time, simulate_experiment
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
@@ -38,15 +38,25 @@ def case(**fields: Any) -> Experiment:
 
 
 def test_a_fast_link_adds_only_what_nothing_hides() -> None:
-    """The last layer before the head stays, so nothing is exposed on one rank; a stage without the head waits for the
+    """The last layer before the head stays, so one rank is only slowed; a stage without the head also waits for the
     copy of its last layer."""
-    assert added_by_offload(case(), linked(1e15)) == 0.0
-    staged, rate = case(pp=2), 1e13
-    last = offloaded_of_chunks(staged, 0)[0][0]
+    rate = 1e13
+    assert added_by_offload(case(), linked(rate)) == pytest.approx(SLOWED * link_bytes(case()) / rate)
+    staged = case(pp=2)
+    of_layers = offloaded_of_chunks(staged, 0)[0]
     waits = waits_of_chunks(staged, linked(rate))
     assert waits is not None
-    assert waits[0][0] == (0.0, pytest.approx(last / rate))
-    assert added_by_offload(staged, linked(rate)) == pytest.approx((8 + 1) * last / rate)
+    down, up = SLOWED * sum(of_layers) / rate, (of_layers[0] + SLOWED * sum(of_layers[1:])) / rate
+    assert waits[0][0] == (pytest.approx(down), pytest.approx(up))
+    assert added_by_offload(staged, linked(rate)) == pytest.approx((8 + 1) * (down + up))
+
+
+def test_copies_slow_what_is_beside_them() -> None:
+    """By hand: 16 layers of 1 GB each at 50 GB/s, 20 ms down and 20 ms up, beside layers that take longer."""
+    layers = [(0.05, 0.1)] * 16
+    assert SLOWED == 0.22
+    waits = waits_of(layers, [10**9] * 16, 50e9)
+    assert waits == (pytest.approx(16 * 0.0044), pytest.approx(0.02 + 15 * 0.0044))
 
 
 def test_a_slow_link_paces_the_step() -> None:
@@ -56,7 +66,7 @@ def test_a_slow_link_paces_the_step() -> None:
     assert rates is not None and added is not None
     one = layer_times(e, CLUSTER, rates, layers_of(e.model).kinds[0])
     beside = 8 * 31 * (one.forward_s + one.backward_s)  # 31 of 32 layers, 8 micro-batches
-    assert added == pytest.approx(link_bytes(e) / slow - beside)
+    assert added == pytest.approx(link_bytes(e) / slow - beside + SLOWED * beside)
     whole, plain = estimate_time(e, linked(slow)), estimate_time(e.replace(activation_offload="none"), CLUSTER)
     assert whole is not None and plain is not None
     assert whole.step_time_s == pytest.approx(plain.step_time_s + added)
