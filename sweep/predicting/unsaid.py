@@ -69,7 +69,7 @@ def _others(
         others.append(("dense_layers", min(MOST_DENSE, int(x.layers[place]) - 1)))
     named = text_of(values["cluster"]) or text_of(values["gpu"]) in clusters
     if not named and x.gpus[place] > cluster.domain:
-        same = (one for one in clusters.values() if one.device == cluster.device and one.inter_node is not None)
+        same = (one for one in clusters.values() if one.device == cluster.device and one.outside)
         others += [("cluster", one.name) for one in same if one.name != cluster.name]
     return others
 

@@ -162,7 +162,7 @@ CLUSTER_IN_PAGE = {
     "backend": "cuda",
     "device": "card",
     "devices_per_node": 8,
-    "single_node": True,
+    "joined_devices": 8,
     "precisions": ["bf16", "fp32"],
 }
 

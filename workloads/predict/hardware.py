@@ -81,17 +81,27 @@ def cluster_of(device: str, name: str, clusters: Mapping[str, ClusterSpec], note
     return cluster
 
 
+def refuse_too_many(gpus: float, cluster: ClusterSpec) -> None:
+    """Raises `Refused` if the network does not join so many devices."""
+    most = cluster.joined_devices
+    if most is None or gpus <= most:
+        return
+    if cluster.outside:
+        raise Refused(f"the outermost tier of cluster {cluster.name} joins {most} devices, and the row has {gpus:g}")
+    raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
+
+
 def note_links(gpus: float, cluster: ClusterSpec, clusters: Mapping[str, ClusterSpec], note: list[str]) -> None:
     """Says which links between nodes were assumed for a row without a cluster."""
-    if cluster.inter_node is None or gpus <= cluster.domain:
+    if not cluster.outside or gpus <= cluster.domain:
         return
     others = [
-        f"{name} has {other.inter_node.bandwidth / 1e9:g}"
+        f"{name} has {other.outside[0].bandwidth / 1e9:g}"
         for name, other in sorted(clusters.items())
-        if other.device == cluster.device and name != cluster.name and other.inter_node is not None
+        if other.device == cluster.device and name != cluster.name and other.outside
     ]
     note.append(
-        f"cluster not given: {cluster.name}, {cluster.inter_node.bandwidth / 1e9:g} GB/s a device between nodes"
+        f"cluster not given: {cluster.name}, {cluster.outside[0].bandwidth / 1e9:g} GB/s a device between nodes"
         + (f" ({', '.join(others)})" if others else "")
     )
 

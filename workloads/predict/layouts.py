@@ -26,6 +26,7 @@ from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memo
 from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import CALIBRATED_AT
+from workloads.predict.network_terms import network_rows
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.predict.recomputed_layers import full_share, host_share, nearest_word
 from workloads.rules.captured_steps import is_captured
@@ -71,7 +72,7 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
         and (device.peak_of("bf16") is not None or not fp8_kind(precision))
         and device.memory_bandwidth is not None
         and cluster.matmul_efficiency is not None
-        and (cluster.inter_node is not None or experiment.world_size <= cluster.domain)
+        and (cluster.joined_devices is None or experiment.world_size <= cluster.joined_devices)
     )
 
 
@@ -385,11 +386,7 @@ def points_from(
         peak_matmul=scale * np.where(columns["fp8"] > 0, peaks[columns["fp8"].astype(int)], peak),
         memory_bandwidth=same(device.memory_bandwidth),
         capacity=same(device.memory_bytes),
-        node=same(float(cluster.domain)),
-        intra=same(cluster.intra_node.bandwidth),
-        inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
-        hop_inside=same(cluster.intra_node.latency_s),
-        hop_between=same((cluster.inter_node or cluster.intra_node).latency_s),
+        **network_rows(cluster, count),
         world_measured=same(figures.get("world_measured")),
         intra_measured=same(figures.get("intra_measured")),
     )

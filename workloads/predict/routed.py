@@ -148,10 +148,7 @@ def _copies_a_node(table: Table, place: int, e: Experiment, node: int) -> float:
 def _for_fewer_copies(cluster: ClusterSpec, copies: float) -> ClusterSpec:
     """A network on which all copies take as long as one of ``copies`` does on the cluster's. Other traffic, which is
     faster on it, too, is nearly the same with and without experts, and cancels in their ratio."""
-    if cluster.inter_node is None or copies == 1:
-        return cluster
-    link = dataclasses.replace(cluster.inter_node, bandwidth=copies * cluster.inter_node.bandwidth)
-    return dataclasses.replace(cluster, inter_node=link)
+    return cluster if copies == 1 else cluster.with_scaled_links(inside=1.0, outside=copies)
 
 
 def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
