@@ -115,14 +115,16 @@ class _Spanned(NamedTuple):
 def _spanned(group_size: int, stride: int, cluster: ClusterSpec) -> list[_Spanned]:
     """The tiers from the innermost to that at which the group runs. Raises the errors of `tier_of_group`."""
     spanned: list[_Spanned] = []
-    members = 1
-    for tier in cluster.tiers_by_size:
+    members, tiers = 1, cluster.tiers_by_size
+    for tier in tiers:
         inner = members
         members = group_size if tier.devices is None else members_per_node(group_size, stride, tier.devices)
+        if tier is tiers[-1] and tier.devices is not None and (group_size - 1) * stride < tier.devices:
+            members = group_size  # the whole layout is one unit, wherever its last rank lies
         spanned.append(_Spanned(tier, inner, members))
         if members >= group_size:
             return spanned
-    tier = spanned[-1].tier
+    tier = tiers[-1]
     if not cluster.tiers:
         raise InfeasibleLayout(
             f"a group of {group_size} ranks, {stride} apart, does not fit on one node of {cluster.domain} "

@@ -117,6 +117,14 @@ def test_a_better_tier_is_never_slower(place: int, field: str) -> None:
     assert fast < slow
 
 
+def test_the_outermost_tier_holds_every_group_of_its_devices() -> None:
+    """The first and the last of three or more stages: ranks 0 and 96 of 128, whose distance does not divide 128."""
+    assert tier_of_group(2, 96, THREE).name == "spine"
+    with pytest.raises(InfeasibleLayout):
+        tier_of_group(2, 128, THREE)
+    assert tier_of_group(2, 6, dataclasses.replace(H200, inter_node=None)).name == "node"
+
+
 def test_a_group_wider_than_the_outermost_tier_has_no_time() -> None:
     with pytest.raises(
         InfeasibleLayout, match="4 ranks, 64 apart, does not fit into the 128 devices of spine, the out"
