@@ -86,7 +86,7 @@ def _segments(e: Experiment, groups: list[PlacedGroup], cluster: ClusterSpec) ->
             nodes = used // cluster.devices_per_node
             lines.append(
                 f"           predicted for ranks on {used} of the {tier.devices} devices of each {tier.name}: "
-                f"segments of {plural(nodes, 'node')} (Slurm's topology/block: --segment={nodes})"
+                f"segments of {plural(nodes, 'node')} (Slurm's topology/block: +launcher.sbatch.segment={nodes})"
             )
     return lines
 

@@ -59,7 +59,7 @@ def test_lines_say_the_bandwidth_of_a_ring_and_where_groups_need_segments() -> N
     )
     assert segments.strip() == (
         "predicted for ranks on 64 of the 72 devices of each NVLink rack: segments of 16 nodes (Slurm's topology/block"
-        ": --segment=16)"
+        ": +launcher.sbatch.segment=16)"
     )
     # Groups that divide a rack, or a layout inside of one, need no segments.
     assert len(group_lines(of(tp=8, dp=128, zero_stage=1), GB200)) == 1

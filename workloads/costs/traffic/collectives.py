@@ -15,7 +15,7 @@ links as it has members there, so
 
     all-gather, reduce-scatter   a + (n-1)/n * S / B
     all-reduce                   min(2 a + 2 (n-1)/n * S / B  [ring],  2 t + 2 S / B  [double tree])
-    all-to-all                   a + max over used i of S * (m_i - l_(i-1))/n / b_i
+    all-to-all                   a + max over i up to r of S * (m_i - l_(i-1))/n / b_i
     point to point               t_r + S / b_r
 
 m_i is n for tiers of the network, whose adapter also carries what goes on outwards, and the members in the domain for
