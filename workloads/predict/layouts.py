@@ -7,7 +7,9 @@ time is
     T(e) = form(plain(e)) * structure(e) / structure(plain(e))
 
 where ``plain(e)`` is the nearest experiment that a row describes completely, and ``structure`` the sum of a step's
-parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form.
+parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form. Tiers of a network
+beyond its first one are in ``structure(e)`` alone, unless e is plain: replicas and experts cross them otherwise than
+the neighbour does, and a faster tier never makes a step longer.
 """
 
 from __future__ import annotations
@@ -196,11 +198,15 @@ class Structures:
 
     cluster: ClusterSpec
     _times: StepTimes = dataclasses.field(init=False)
+    _near_times: StepTimes = dataclasses.field(init=False)
+    """Of neighbours, on the first tier of the network alone."""
     _plain: dict[Hashable, float] = dataclasses.field(default_factory=dict)
     """Seconds of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
 
     def __post_init__(self) -> None:
-        self._times = StepTimes(self.cluster)
+        self._times = self._near_times = StepTimes(self.cluster)
+        if (nearest := self.cluster.with_nearest_network()) is not self.cluster:
+            self._near_times = StepTimes(nearest)
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
         """Step time divided by that of the `plain` neighbour, by experiment; 1 if it `is_plain`, NaN if unknown."""
@@ -219,12 +225,14 @@ class Structures:
         if len(self._plain) > _MOST_KEPT:
             self._plain.clear()
         new = {key: one for key, one in zip(keys, experiments, strict=True) if key not in self._plain}
-        self._plain |= zip(new, self._times.seconds([self._near(one) for one in new.values()]).tolist(), strict=True)
+        self._plain |= zip(
+            new, self._near_times.seconds([self._near(one) for one in new.values()]).tolist(), strict=True
+        )
         return np.array([self._plain[key] for key in keys])
 
     def least_s(self, experiments: Sequence[Experiment]) -> Floats:
         """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
-        least: Floats = self._times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
+        least: Floats = self._near_times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
         return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
@@ -287,7 +295,15 @@ def points_of(
     columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
     columns["captured"] = np.array(captured, dtype=float)
     columns["kernel"] = np.array([attention_relative(e) for e in experiments])
-    return points_from(columns, peak, versions, cluster, measured)
+    points = points_from(columns, peak, versions, cluster, measured)
+    return without_outer_tiers(points, [not is_plain(e) for e in experiments]) if points.outer.shape[1] else points
+
+
+def without_outer_tiers(points: Points, rows: Sequence[bool] | None = None) -> Points:
+    """The points, or those of a mask, with the first tier of the network alone."""
+    outer = np.array(points.outer)
+    outer[np.ones(len(points), dtype=bool) if rows is None else np.array(rows, dtype=bool)] = np.nan
+    return dataclasses.replace(points, outer=outer)
 
 
 _OF_HOSTS = ("routed", "waits", "latents")
@@ -295,9 +311,9 @@ _OF_HOSTS = ("routed", "waits", "latents")
 
 
 def without_layers(points: Points) -> Points:
-    """The points of `points_of` without ``of_layers``."""
+    """The points of `points_of` without ``of_layers``, on the first tier of the network."""
     ones, zeros = np.ones(len(points)), np.zeros(len(points))
-    return dataclasses.replace(points, scaled=ones, **dict.fromkeys(_OF_HOSTS, zeros))
+    return dataclasses.replace(without_outer_tiers(points), scaled=ones, **dict.fromkeys(_OF_HOSTS, zeros))
 
 
 def _version(e: Experiment, captured: bool) -> str:

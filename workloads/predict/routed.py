@@ -108,7 +108,7 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
             factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
         of_layers[others] = factors[others]
     points = dataclasses.replace(
-        table.points,
+        layouts.without_outer_tiers(table.points, [experts is not None for experts in table.experts]),
         routed=routed,
         waits=waits,
         latents=latents,
@@ -159,10 +159,12 @@ def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]
     """
     if not pairs:
         return np.ones(0)
-    times = StepTimes(cluster)
-    dense_s = times.seconds([near for _, near in pairs])
-    in_16_bits = [[one.replace(precision="bf16") for one in column] for column in zip(*pairs, strict=True)]
-    added_s = np.subtract(*(times.seconds(column) for column in in_16_bits))
+    times = of_near = StepTimes(cluster)
+    if (nearest := cluster.with_nearest_network()) is not cluster:
+        of_near = StepTimes(nearest)
+    dense_s = of_near.seconds([near for _, near in pairs])
+    own, near = ([one.replace(precision="bf16") for one in column] for column in zip(*pairs, strict=True))
+    added_s = times.seconds(own) - of_near.seconds(near)
     ratios = 1 + added_s / dense_s
     models = [one.model for one, _ in pairs]
     dense = np.array([model.moe.num_dense_layers / model.num_layers if model.moe else 1.0 for model in models])

@@ -172,6 +172,15 @@ class ClusterSpec:
         """Number of devices that the outermost tier joins; None: not known, so no layout is too wide."""
         return self.tiers_by_size[-1].devices
 
+    def with_nearest_network(self) -> ClusterSpec:
+        """The cluster as if the first tier of its network joined all devices; itself if it has no further tier."""
+        if len(self.outside) < 2:
+            return self
+        tiers = self.tiers[: len(self.tiers) - len(self.outside) + 1]
+        return dataclasses.replace(
+            self, tiers=(*tiers[:-1], dataclasses.replace(tiers[-1], devices=None, network=True))
+        )
+
     def with_scaled_links(self, inside: float, outside: float) -> ClusterSpec:
         """The cluster with the bandwidths inside a domain, and of the network, multiplied by these shares."""
         if self.tiers:

@@ -7,19 +7,21 @@ import random
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.forecast import Forecast
 from tests.sampling import SEED
 from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL
-from tests.workloads.predict.tables import random_rows
+from tests.workloads.predict.tables import random_rows, row
 from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.collectives import group_of
 from workloads.predict import network_terms
 from workloads.predict.parameters import TIME
 from workloads.predict.points import Points
 from workloads.predict.predictor import Predictor
+from workloads.predict.routed import routed_rows
 from workloads.predict.table import read_points
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
@@ -98,8 +100,7 @@ def test_rows_of_a_table_are_predicted_alike() -> None:
 def of_tiers(cluster: ClusterSpec, count: int) -> Points:
     """Rows on a cluster, as inputs of the closed form."""
     points = Forecast.of(cluster).points(drawn(count, 16, 2048))
-    assert len(points) == count
-    return points
+    return dataclasses.replace(points, **network_terms.network_rows(cluster, count))
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -149,6 +150,44 @@ def test_a_faster_outer_tier_is_never_slower_in_the_plan() -> None:
     assert some, "no layout felt the outer tier"
     unlimited = seconds(on(NODE, dataclasses.replace(LEAF, devices=None)), layouts)
     assert unlimited == pytest.approx(seconds(on(NODE, LEAF, dataclasses.replace(LEAF, devices=2048)), layouts))
+
+
+@pytest.mark.parametrize("codebase", ["ultrasweep", "Megatron-LM"])
+def test_rows_with_and_without_experts_are_never_slower_on_a_faster_spine(codebase: str) -> None:
+    experts = {"num_experts": 128, "experts_per_token": 8, "expert_ffn": 768, "ep": 64, "dp": 128, "tp": 1, "pp": 1}
+    rows = [row(8, gpus=128, dp=64, tp=2), row(8, gpus=128, dp=32, pp=4), row(8, gpus=128, dp=128, sharding="zero3")]
+    frame = pd.DataFrame([*rows, row(1, gpus=128, **experts)]).assign(gpu="", cluster="ours", codebase=codebase)
+    before = np.full(len(frame), np.inf)
+    for rate in (1e9, 5e9, 25e9, 50e9):
+        cluster = dataclasses.replace(on(NODE, LEAF, dataclasses.replace(SPINE, bandwidth=rate)), name="ours")
+        table = read_points(frame, {"ours": cluster}, PROFILES, PROFILES[GENERAL])
+        assert not any(table.reasons)
+        routed = routed_rows(table)
+        assert not routed.refused
+        now = routed.predict(Predictor.learn(None, PROFILES)).step_time_s
+        assert (now <= before * (1 + 1e-12)).all()
+        before = now
+    alone = {"ours": dataclasses.replace(on(NODE, dataclasses.replace(LEAF, devices=None)), name="ours")}
+    of_two = routed_rows(read_points(frame, alone, PROFILES, PROFILES[GENERAL])).predict(
+        Predictor.learn(None, PROFILES)
+    )
+    assert (before >= of_two.step_time_s * (1 - 1e-12)).all(), "hops across the spine take longer"
+    assert before == pytest.approx(of_two.step_time_s, rel=0.1)
+
+
+def test_what_crosses_a_slow_spine_takes_its_time_in_every_kind_of_layout() -> None:
+    """256 devices in eight leaves of 32. Experts of one leaf exchange nothing across the spine, those of 256 do; copies
+    of shards of a leaf send gradients across it once a step, shards over all devices for each micro-batch."""
+    dense = {"model": LLAMA_8B, "global_batch_size": 2048, "seq_len": 4096, "zero_stage": 3}
+    routed = {"model": DEEPSEEK_V3, "global_batch_size": 1024, "seq_len": 4096, "zero_stage": 1, "dp": 256}
+    pairs = (
+        (Experiment.canonical(**dense, dp_replicate=8, dp_shard=32), Experiment.canonical(**dense, dp_shard=256)),
+        (Experiment.canonical(**routed, ep=32), Experiment.canonical(**routed, ep=256)),
+    )
+    fast, slow = on(NODE, LEAF, dataclasses.replace(SPINE, bandwidth=50e9)), on(NODE, LEAF, SPINE)
+    for few, many in pairs:
+        longer = seconds(slow, [few, many]) / seconds(fast, [few, many])
+        assert 1.0 <= longer[0] < longer[1] and longer[1] > 1.3, longer
 
 
 def test_layouts_inside_of_a_leaf_do_not_feel_the_spine() -> None:
