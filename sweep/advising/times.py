@@ -16,6 +16,7 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
+from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -123,7 +124,7 @@ class Times:
         first, of_near = _distinct([*degrees, space.zero[rows]])
         near = [space.spelled(row, space.plain_group(row, kind)) for row in rows[first].tolist()]
         factors = structures.least_s(shared)[of_shared] / structures.plain_s(near)[of_near]
-        points = layouts.without_outer_tiers(self.forecast.points(shared, np.ones(len(shared))))
+        points = without_outer_tiers(self.forecast.points(shared, np.ones(len(shared))))
         least = np.empty(len(rows))
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, min(start + _CHUNK, len(rows)))

@@ -8,8 +8,7 @@ time is
 
 where ``plain(e)`` is the nearest experiment that a row describes completely, and ``structure`` the sum of a step's
 parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form. Tiers of a network
-beyond its first one are in ``structure(e)`` alone, unless e is plain: replicas and experts cross them otherwise than
-the neighbour does, and a faster tier never makes a step longer.
+beyond its first are in ``structure(e)`` alone, unless e is plain, so that a faster tier never makes a step longer.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memo
 from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import CALIBRATED_AT
-from workloads.predict.network_terms import network_rows
+from workloads.predict.network_terms import network_rows, without_outer_tiers
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.predict.recomputed_layers import full_share, host_share, nearest_word
 from workloads.rules.captured_steps import is_captured
@@ -297,13 +296,6 @@ def points_of(
     columns["kernel"] = np.array([attention_relative(e) for e in experiments])
     points = points_from(columns, peak, versions, cluster, measured)
     return without_outer_tiers(points, [not is_plain(e) for e in experiments]) if points.outer.shape[1] else points
-
-
-def without_outer_tiers(points: Points, rows: Sequence[bool] | None = None) -> Points:
-    """The points, or those of a mask, with the first tier of the network alone."""
-    outer = np.array(points.outer)
-    outer[np.ones(len(points), dtype=bool) if rows is None else np.array(rows, dtype=bool)] = np.nan
-    return dataclasses.replace(points, outer=outer)
 
 
 _OF_HOSTS = ("routed", "waits", "latents")

@@ -7,8 +7,9 @@ between domains. A cluster with more tiers also has those inside of the first, a
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +40,13 @@ def network_rows(cluster: ClusterSpec, count: int) -> dict[str, Floats]:
         name: tier_table([value] * count) if isinstance(value, list) else np.full(count, value)
         for name, value in network_columns(cluster).items()
     }
+
+
+def without_outer_tiers(points: Points, rows: Sequence[bool] | None = None) -> Points:
+    """The points, or those of a mask, with the first tier of the network alone."""
+    outer = np.array(points.outer)
+    outer[np.ones(len(points), dtype=bool) if rows is None else np.array(rows, dtype=bool)] = np.nan
+    return dataclasses.replace(points, outer=outer)
 
 
 def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, float]) -> Floats:

@@ -13,6 +13,7 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
 from workloads.predict.experts import experiment_of
+from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.table import Table
@@ -108,7 +109,7 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
             factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
         of_layers[others] = factors[others]
     points = dataclasses.replace(
-        layouts.without_outer_tiers(table.points, [experts is not None for experts in table.experts]),
+        without_outer_tiers(table.points, [experts is not None for experts in table.experts]),
         routed=routed,
         waits=waits,
         latents=latents,
