@@ -10,7 +10,7 @@ from typing import Any, Literal
 from workloads.contract.probe_figures import ProbeKind
 from workloads.contract.protocol import MeasureSpec, Method
 from workloads.spec.checks import build, flag, mapping, number, whole_number
-from workloads.spec.cluster import ClusterSpec, cluster_from_dict
+from workloads.spec.cluster import ClusterSpec, cluster_from_dict, to_dict
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
 
@@ -110,7 +110,7 @@ class LaunchSettings:
 
 def settings_to_dict(settings: LaunchSettings) -> dict[str, Any]:
     """Plain data, ready for JSON."""
-    return dataclasses.asdict(settings)
+    return dataclasses.asdict(settings) | {"cluster": to_dict(settings.cluster)}
 
 
 def settings_from_dict(fields: Mapping[str, Any]) -> LaunchSettings:

@@ -220,7 +220,7 @@ def table(text: str) -> dict[str, list[str]]:
     [
         (Experiment, "The fields of a point", {"gradient_accumulation_fusion": "null"}),
         (ModelSpec, "Model files", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
-        (ClusterSpec, "Cluster files", {"inter_node": "null", "host": "all null"}),
+        (ClusterSpec, "Cluster files", {"intra_node": "required without `tiers`", "host": "all null"}),
         (HostSpec, "Cluster files", {}),
         (LinkSpec, "Cluster files", {}),
         (DeviceSpec, "Device files", {}),

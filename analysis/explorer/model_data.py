@@ -77,7 +77,7 @@ def _described(cluster: ClusterSpec) -> dict[str, Any]:
         "device": cluster.device.name,
         "backend": cluster.backend,
         "devices_per_node": cluster.devices_per_node,
-        "single_node": cluster.inter_node is None,
+        "joined_devices": cluster.joined_devices or 0,
         "memory_bytes": cluster.device.memory_bytes,
         "usable_bytes": cluster.usable_bytes,
         "workspace_bytes": cluster.device.workspace_bytes,

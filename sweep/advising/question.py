@@ -226,7 +226,8 @@ def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
     the divisors of its number of devices."""
     node = cluster.devices_per_node
     there = node * cluster.nodes if cluster.nodes is not None else None
-    most = node if cluster.inter_node is None else there
+    known = [count for count in (there, cluster.joined_devices) if count is not None]
+    most = min(known, default=None)
     if given is None:
         if not inverse:
             raise InvalidSweep(

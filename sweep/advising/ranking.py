@@ -253,8 +253,11 @@ class Ranking:
 
     def _is_form(self, group: LayoutGroup) -> bool:
         """Whether the closed form describes the group's structure, so that its factor is 1. This project's engine adds
-        to sums in its products and shares memory between tensor-parallel ranks, which the form does not know."""
+        to sums in its products and shares memory between tensor-parallel ranks, which the form does not know, and
+        bounds know the first tier of a network alone."""
         q = self.space.question
+        if len(q.cluster.outside) > 1:
+            return False
         return q.engine != ENGINE and q.model.moe is None and group.cp_kind == "ring" and group.replicas == 1
 
     def _factor(self, here: int, group: LayoutGroup, ahead: Iterator[int]) -> float:

@@ -16,6 +16,7 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
+from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -54,6 +55,7 @@ class Times:
         include the host time of the ring.
         """
         cluster, peak = self.forecast.cluster, self._peak(space)
+        nearest = cluster.with_nearest_network()  # what further tiers add is in the structure factor
         bounds_of_rows = Bounds(*(np.empty((len(rows), len(KINDS))) for _ in Bounds._fields))
         for kind in range(len(KINDS)):
             for start in range(0, len(rows), _CHUNK):
@@ -65,7 +67,7 @@ class Times:
                 versions = np.array([version] * count, dtype=np.str_)
                 choices = {"ring": np.full(count, float(ring)), "captured": np.full(count, float(captured))}
                 columns = _columns(space, rows[part], kind) | choices
-                points = layouts.points_from(columns, np.full(count, peak), versions, cluster, self.forecast.rates)
+                points = layouts.points_from(columns, np.full(count, peak), versions, nearest, self.forecast.rates)
                 if self.engine[0] != ENGINE:
                     points = _of_engine(points, self.engine, space.question.compile != "none")
                 parts = self.forecast.predictor.seconds(points, None if context else {"context": 1e-9})
@@ -122,7 +124,7 @@ class Times:
         first, of_near = _distinct([*degrees, space.zero[rows]])
         near = [space.spelled(row, space.plain_group(row, kind)) for row in rows[first].tolist()]
         factors = structures.least_s(shared)[of_shared] / structures.plain_s(near)[of_near]
-        points = self.forecast.points(shared, np.ones(len(shared)))
+        points = without_outer_tiers(self.forecast.points(shared, np.ones(len(shared))))
         least = np.empty(len(rows))
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, min(start + _CHUNK, len(rows)))

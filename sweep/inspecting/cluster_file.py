@@ -23,8 +23,9 @@ from sweep.composing.machine import clusters_of_device, driver_names
 from sweep.inspecting.nvidia_smi import Gpus
 from sweep.inspecting.slurm_nodes import SlurmNodes
 from sweep.planning.limits import machine_memory_bytes
-from workloads.spec.cluster import UNKNOWN_HOST, ClusterSpec, HostSpec, LinkSpec
-from workloads.spec.vendors import PLANNED_ONLY, is_amd
+from workloads.spec.cluster import UNKNOWN_HOST, ClusterSpec, HostSpec
+from workloads.spec.hardware.network import LinkSpec, TierSpec
+from workloads.spec.hardware.vendors import PLANNED_ONLY, is_amd
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _WIDTH = 118
@@ -212,20 +213,33 @@ def _on_base(found: Found, name: str, base: str, others: Sequence[str], folders:
 
 def _links(found: Found, spec: ClusterSpec, as_in: str, fields: dict[str, object], known: list[str]) -> list[str]:
     """What is not known about the links on a base; a link that is known to differ from the base's is written."""
-    inter = f"inter_node: {as_in} ({spec.inter_node.source})" if spec.inter_node else f"inter_node: null, {as_in}"
-    intra = f"intra_node: {as_in} ({spec.intra_node.source})"
+    called = [(tier.network, f"{_called(tier, spec)}: {as_in} ({tier.source})") for tier in spec.tiers_by_size]
+    outer = [line for network, line in called if network]
+    outer = outer or ([] if spec.tiers else [f"inter_node: null, {as_in}"])
+    *inner, intra = [line for network, line in called if not network]
     gpus = found.gpus
     if gpus is None or gpus.count < 2:
-        return [intra, inter]
+        return [*inner, intra, *outer]
     if gpus.link is None:
-        return [f"{intra}; nvidia-smi topo -m does not show the links", inter]
+        return [*inner, f"{intra}; nvidia-smi topo -m does not show the links", *outer]
     if gpus.on_nvlink:
         known.append(f"links between GPUs: {gpus.link}")
-        return [intra, inter]
+        return [*inner, intra, *outer]
     known.append(f"links between GPUs: {gpus.link}, so no NVLink between all of them")
-    link, how = _over_pcie(gpus, spec.intra_node, as_in)
-    fields["intra_node"] = link
-    return [f"intra_node: {how}", inter]
+    fields["intra_node"], how = _over_pcie(gpus, spec.inside.link, as_in)
+    if spec.tiers:  # which join more devices by faster links than these
+        between = next((tier.link for tier in spec.outside), None)
+        fields |= {"inter_node": _given(between) if between else None, "tiers": None}
+    return [f"intra_node: {how}", *outer]
+
+
+def _called(tier: TierSpec, spec: ClusterSpec) -> str:
+    """The name that a link has in a cluster's file."""
+    return f"tiers: {tier.name}" if spec.tiers else "inter_node" if tier.network else "intra_node"
+
+
+def _given(link: LinkSpec) -> dict[str, object]:
+    return {name: value for name, value in dataclasses.asdict(link).items() if value is not None}
 
 
 def _host(found: Found, spec: HostSpec, as_in: str, fields: dict[str, object], known: list[str]) -> str:
@@ -277,15 +291,14 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
         unknown.append("device.memory_bytes: null, so no point is predicted not to fit")
     else:
         known.append(f"device.memory_bytes: {found.memory_bytes // MIB} MiB")
-    intra: dict[str, object] = {**dataclasses.asdict(other.intra_node)}
+    intra: dict[str, object] = {**dataclasses.asdict(other.inside.link)}
     how = f"not known: that of {other_name}, {_UNUSED}"
     if found.gpus is not None and found.gpus.link is not None:
         known.append(f"links between GPUs: {found.gpus.link}")
         if not found.gpus.on_nvlink:
-            intra, how = _over_pcie(found.gpus, other.intra_node, f"as in {other_name}")
+            intra, how = _over_pcie(found.gpus, other.inside.link, f"as in {other_name}")
     intra["source"] = how
-    assert other.inter_node is not None
-    inter = {**dataclasses.asdict(other.inter_node), "source": f"not known: that of {other_name}, {_UNUSED}"}
+    inter = {**_given(other.outside[0].link), "source": f"not known: that of {other_name}, {_UNUSED}"}
     unknown += [f"intra_node: {how}", f"inter_node: {inter['source']}", "reserved_bytes, matmul_efficiency: 0 and null"]
     of_host: dict[str, object] = {}
     unknown.append(_host(found, UNKNOWN_HOST, "null", of_host, known))
@@ -296,7 +309,7 @@ def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:
         "devices_per_node": found.devices_per_node,
         "nodes": found.nodes,
         "intra_node": {key: value for key, value in intra.items() if value is not None},
-        "inter_node": {key: value for key, value in inter.items() if value is not None},
+        "inter_node": inter,
         "reserved_bytes": 0,
         "matmul_efficiency": None,
         **of_host,

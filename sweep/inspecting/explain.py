@@ -15,6 +15,7 @@ from results.tables.schema import METHODS
 from results.tables.store import sweep_dirs
 from results.text.numbers import byte_unit, device_noun, format_bytes, format_percent, name_routing
 from results.text.terminal import plain_table
+from sweep.inspecting.explain_groups import group_lines
 from sweep.inspecting.explain_host import host_lines
 from sweep.inspecting.lookup import Record
 from workloads.costs.memory.estimate import MemoryEstimate, estimate_memory
@@ -54,6 +55,8 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
     console.print(f"[bold]{record.id}[/]", highlight=False)
     cluster = cluster_of(record)
     console.print(_configuration(experiment, cluster.backend if cluster is not None else "cuda"), highlight=False)
+    for line in group_lines(experiment, cluster):
+        console.print(line, highlight=False, markup=False)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
         detail = f": {escape(row['detail'])}" if row["detail"] else ""

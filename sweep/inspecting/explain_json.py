@@ -10,6 +10,7 @@ from typing import Any
 from results.tables.schema import ATTEMPT_COLUMNS, CONFIG_COLUMNS, LEDGER_COLUMNS
 from results.text.json_document import json_document
 from sweep.inspecting.explain import cluster_of, log_folder, memory_is_known, predicted_idle
+from sweep.inspecting.explain_groups import group_fields
 from sweep.inspecting.explain_host import host_fields
 from sweep.inspecting.explain_memory import peak_events
 from sweep.inspecting.lookup import Record
@@ -46,6 +47,7 @@ def explanation_json(record: Record, results: Path) -> str:
         "active_parameters": active_params_with_embedding(e.model),
         "flops_per_token_palm": flops_per_token(e.model, e.attended_length, "palm"),
         "flops_per_token_on_device": hardware_flops_per_token(e),
+        "groups": group_fields(e, cluster_of(record)),
         "verdicts": [_columns(row, _LEDGER) for row in record.ledger],
         "memory": _memory(record) if memory_is_known(record) else None,
         "host": host_fields(e, cluster_of(record)) if memory_is_known(record) else None,

@@ -363,11 +363,6 @@ def _together(parts: Sequence[Measured]) -> Measured | None:
     """Concatenates rows of several clusters and engines; None: there are none."""
     if not parts:
         return None
-    points = Points(
-        **{
-            column.name: np.concatenate([getattr(part.points, column.name) for part in parts])
-            for column in dataclasses.fields(Points)
-        }
-    )
+    points = Points.joined([part.points for part in parts])
     columns = ("step_time_s", "reserved_bytes", "out_of_memory")
     return Measured(points, *(np.concatenate([getattr(part, name) for part in parts]) for name in columns))

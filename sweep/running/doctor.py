@@ -160,7 +160,7 @@ def _expected(config: SweepConfig, settings: LaunchSettings, *, requeue: bool) -
         devices=cluster.devices_per_node if on_gpus else 0,
         driver_names=cluster.device.driver_names,
         socket_ifname=settings.environment.get("NCCL_SOCKET_IFNAME"),
-        several_nodes=cluster.inter_node is not None,
+        several_nodes=bool(cluster.outside),
         requeue=requeue,
         ranks=settings.num_devices,
     )

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from sweep.predicting.forecast import Forecast
-from workloads.spec.cluster import ClusterSpec, LinkSpec
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 
 MATMUL, COPY = "check_matmul_flops", "check_copy_bytes_per_s"
@@ -57,15 +57,7 @@ def scaled(cluster: ClusterSpec, shares: Mapping[str, float]) -> ClusterSpec:
     def times(rate: float | None, name: str) -> float | None:
         return None if rate is None else rate * shares.get(name, 1.0)
 
-    def link(spec: LinkSpec, name: str) -> LinkSpec:
-        pair = times(spec.pair_bandwidth, name)
-        return dataclasses.replace(spec, bandwidth=spec.bandwidth * shares.get(name, 1.0), pair_bandwidth=pair)
-
     device = dataclasses.replace(cluster.device, memory_bandwidth=times(cluster.device.memory_bandwidth, COPY))
-    return dataclasses.replace(
-        cluster,
-        device=device,
-        matmul_efficiency=times(cluster.matmul_efficiency, MATMUL),
-        intra_node=link(cluster.intra_node, INSIDE),
-        inter_node=None if cluster.inter_node is None else link(cluster.inter_node, BETWEEN),
-    )
+    efficiency = times(cluster.matmul_efficiency, MATMUL)
+    slower = dataclasses.replace(cluster, device=device, matmul_efficiency=efficiency)
+    return slower.with_scaled_links(inside=shares.get(INSIDE, 1.0), outside=shares.get(BETWEEN, 1.0))

@@ -162,7 +162,7 @@ CLUSTER_IN_PAGE = {
     "backend": "cuda",
     "device": "card",
     "devices_per_node": 8,
-    "single_node": True,
+    "joined_devices": 8,
     "precisions": ["bf16", "fp32"],
 }
 
@@ -345,13 +345,15 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
     for words in ("all", "input+norm+rope", "gate_up+swiglu"):
         experiments += [dataclasses.replace(one, activation_offload=words) for one in experiments[:120]]
     code = "input.experiments.map((e) => MemoryRules.violations(input.rules, e, input.cluster))"
-    given = {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE, "rules": rules_json()}
-    said = evaluate(browser, SCRIPTS, code, given)
+    rack = dataclasses.replace(CLUSTER, linked_devices=16), {**CLUSTER_IN_PAGE, "joined_devices": 16}
     rules = set()
-    for experiment, page in zip(experiments, said, strict=True):
-        found = violations(experiment, CLUSTER)
-        assert [(entry["rule"], entry["message"]) for entry in page] == found, experiment
-        rules |= {violation.rule for violation in found}
+    for (cluster, in_page), layouts_there in (((CLUSTER, CLUSTER_IN_PAGE), experiments), (rack, experiments[:300])):
+        given = {"experiments": [to_dict(e) for e in layouts_there], "cluster": in_page, "rules": rules_json()}
+        said = evaluate(browser, SCRIPTS, code, given)
+        for experiment, page in zip(layouts_there, said, strict=True):
+            found = violations(experiment, cluster)
+            assert [(entry["rule"], entry["message"]) for entry in page] == found, experiment
+            rules |= {violation.rule for violation in found}
     can_hold = {rule.name for rule in RULES if LACKING or rule.name != "engine_support"}
     of_lists = {"tp_recurrent_heads", "documents"}  # of models with a list of layers, which have no rows
     assert rules == can_hold - of_lists, "the layouts drawn visit every rule"

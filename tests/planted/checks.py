@@ -37,6 +37,7 @@ from tests.planted.checks_of_precision import loss_scaling_of_experts as loss_sc
 from tests.planted.checks_of_precision import skipped_steps as skipped_steps
 from tests.planted.checks_of_precision import stochastic_rounding as stochastic_rounding
 from tests.planted.checks_of_queues import feeds as feeds
+from tests.planted.checks_of_times import network_tiers as network_tiers
 from tests.planted.checks_of_times import step_times as step_times
 from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool

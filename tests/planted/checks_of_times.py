@@ -1,4 +1,4 @@
-"""A check of simulated step times: what small steps take by hand."""
+"""Checks of predicted times: what small steps, and collectives on three tiers of a network, take by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from unittest.mock import patch
 
 from tests.planted.plant import Fault, planted
 from tests.pool import Pool
+from tests.workloads.costs.traffic import test_tiers
 from workloads.costs.time import step_simulation
 from workloads.costs.time.step_simulation import ChunkWork, StepWork
 from workloads.costs.traffic import collectives
+
+
+def network_tiers(pool: Pool, fault: Fault | None) -> None:
+    """Three tiers of 8, 32 and 128 devices, as in the tests of the module."""
+    del pool
+    with planted(fault):
+        test_tiers.test_the_tier_of_a_group_is_the_one_that_its_members_span()
+        test_tiers.test_three_tiers_by_hand()
+        test_tiers.test_groups_that_leave_out_a_tier_by_hand()
+        test_tiers.test_a_network_adapter_carries_what_goes_on_outwards()
 
 
 def step_times(pool: Pool, fault: Fault | None) -> None:

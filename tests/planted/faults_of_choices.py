@@ -199,8 +199,8 @@ CHOICES: list[Fault] = [
             "links_mixed_up",
             "a slow link inside the node slows down what goes between nodes",
             CHECKED + "scaled",
-            "link(cluster.intra_node, INSIDE)",
-            "link(cluster.intra_node, BETWEEN)",
+            "inside=shares.get(INSIDE, 1.0)",
+            "inside=shares.get(BETWEEN, 1.0)",
             {},
         ),
         (

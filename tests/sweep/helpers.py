@@ -10,6 +10,7 @@ from typing import Any
 
 from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.tables.store import write_attempt
+from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.planning.plan import Plan, make_plan, refuse_if_nothing_can_run
@@ -39,8 +40,9 @@ def plan_of(
     finished: dict[str, FinishedAttempt] | None = None,
     device_limit: DeviceLimit | None = None,
     known: Known | None = None,
+    folders: ConfFolders | None = None,
 ) -> Plan:
-    config = compose_sweep(overrides)
+    config = compose_sweep(overrides, folders or ConfFolders())
     points = expand_all(config.grids, config.models.__getitem__)
     return make_plan(config, points, method, finished, device_limit, known=known)
 

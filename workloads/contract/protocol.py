@@ -23,6 +23,7 @@ from workloads.contract.probe_figures import Figure, ProbeKind
 from workloads.costs.traffic.sent import Traffic
 from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec, cluster_from_dict
+from workloads.spec.cluster import to_dict as cluster_to_dict
 from workloads.spec.experiment import Experiment
 
 Phase = Literal["spawn", "rendezvous", "build", "warmup", "replay", "step", "teardown", "done"]
@@ -328,7 +329,7 @@ def read_attempt_json(path: Path) -> Any:
 def write_task(folder: Path, task: Task) -> None:
     repeated(lambda: folder.mkdir(parents=True, exist_ok=True))
     plain = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    parts = {"measure": dataclasses.asdict(task.measure), "cluster": dataclasses.asdict(task.cluster)}
+    parts = {"measure": dataclasses.asdict(task.measure), "cluster": cluster_to_dict(task.cluster)}
     write_json(folder / "task.json", {**plain, **parts, "experiment": ex.to_dict(task.experiment)})
 
 

@@ -42,6 +42,15 @@ _ONE_NODE = 2**30
 """A number of devices that is more than any layout has."""
 
 
+def _in_one_node(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with any number of devices in one domain, and no network."""
+    if not cluster.tiers:
+        return dataclasses.replace(cluster, devices_per_node=_ONE_NODE, linked_devices=None, inter_node=None)
+    *inner, widest = [tier for tier in cluster.tiers_by_size if not tier.network] or [cluster.inside]
+    wider = dataclasses.replace(widest, devices=_ONE_NODE, network=False)
+    return dataclasses.replace(cluster, devices_per_node=_ONE_NODE, tiers=(*inner, wider))
+
+
 class Added(NamedTuple):
     """Seconds due to the network, by layout."""
 
@@ -80,7 +89,7 @@ class Crossing:
 
     def __post_init__(self) -> None:
         fields = {one.name: getattr(self.cluster, one.name) for one in dataclasses.fields(ClusterSpec)}
-        one_node = dataclasses.replace(self.cluster, devices_per_node=_ONE_NODE, linked_devices=None, inter_node=None)
+        one_node = _in_one_node(self.cluster)
         object.__setattr__(self, "one_node", one_node)
         object.__setattr__(self, "_timed", StepTimes(ProbedCluster(**fields, network=self.network)))
         object.__setattr__(self, "_inside", StepTimes(one_node))

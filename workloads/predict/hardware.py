@@ -5,6 +5,7 @@ A name is understood as a whole: ``GH200`` is no H200 although it holds the lett
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -81,19 +82,42 @@ def cluster_of(device: str, name: str, clusters: Mapping[str, ClusterSpec], note
     return cluster
 
 
+def refuse_too_many(gpus: float, cluster: ClusterSpec) -> None:
+    """Raises `Refused` if the network does not join so many devices."""
+    most = cluster.joined_devices
+    if most is None or gpus <= most:
+        return
+    if cluster.outside:
+        raise Refused(f"the outermost tier of cluster {cluster.name} joins {most} devices, and the row has {gpus:g}")
+    raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
+
+
 def note_links(gpus: float, cluster: ClusterSpec, clusters: Mapping[str, ClusterSpec], note: list[str]) -> None:
     """Says which links between nodes were assumed for a row without a cluster."""
-    if cluster.inter_node is None or gpus <= cluster.domain:
+    if not cluster.outside or gpus <= cluster.domain:
         return
     others = [
-        f"{name} has {other.inter_node.bandwidth / 1e9:g}"
+        f"{name} has {other.outside[0].bandwidth / 1e9:g}"
         for name, other in sorted(clusters.items())
-        if other.device == cluster.device and name != cluster.name and other.inter_node is not None
+        if is_alternative(other, cluster)
     ]
     note.append(
-        f"cluster not given: {cluster.name}, {cluster.inter_node.bandwidth / 1e9:g} GB/s a device between nodes"
+        f"cluster not given: {cluster.name}, {cluster.outside[0].bandwidth / 1e9:g} GB/s a device between nodes"
         + (f" ({', '.join(others)})" if others else "")
     )
+
+
+def is_alternative(other: ClusterSpec, cluster: ClusterSpec) -> bool:
+    """Whether ``other`` has the same device and a network with which it predicts otherwise. A list of more tiers of the
+    same rates is no other network."""
+
+    def described(one: ClusterSpec) -> tuple[object, ...]:
+        rest = dataclasses.replace(one, name="", intra_node=None, inter_node=None, linked_devices=None, tiers=())
+        inside, *outside = [(tier.bandwidth, tier.latency_s) for tier in (one.inside, *one.outside)]
+        return rest, one.domain, inside, {*outside}
+
+    alike = other.name == cluster.name or other.device != cluster.device
+    return not alike and bool(other.outside) and described(other) != described(cluster)
 
 
 def _is_of(device: str, cluster: ClusterSpec) -> bool:

@@ -7,7 +7,8 @@ time is
     T(e) = form(plain(e)) * structure(e) / structure(plain(e))
 
 where ``plain(e)`` is the nearest experiment that a row describes completely, and ``structure`` the sum of a step's
-parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form.
+parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form. Tiers of a network
+beyond its first are in ``structure(e)`` alone, unless e is plain, so that a faster tier never makes a step longer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memo
 from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import CALIBRATED_AT
+from workloads.predict.network_terms import network_rows, without_outer_tiers
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.predict.recomputed_layers import full_share, host_share, nearest_word
 from workloads.rules.captured_steps import is_captured
@@ -71,7 +73,7 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
         and (device.peak_of("bf16") is not None or not fp8_kind(precision))
         and device.memory_bandwidth is not None
         and cluster.matmul_efficiency is not None
-        and (cluster.inter_node is not None or experiment.world_size <= cluster.domain)
+        and (cluster.joined_devices is None or experiment.world_size <= cluster.joined_devices)
     )
 
 
@@ -195,11 +197,15 @@ class Structures:
 
     cluster: ClusterSpec
     _times: StepTimes = dataclasses.field(init=False)
+    _near_times: StepTimes = dataclasses.field(init=False)
+    """Of neighbours, on the first tier of the network alone."""
     _plain: dict[Hashable, float] = dataclasses.field(default_factory=dict)
     """Seconds of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
 
     def __post_init__(self) -> None:
-        self._times = StepTimes(self.cluster)
+        self._times = self._near_times = StepTimes(self.cluster)
+        if (nearest := self.cluster.with_nearest_network()) is not self.cluster:
+            self._near_times = StepTimes(nearest)
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
         """Step time divided by that of the `plain` neighbour, by experiment; 1 if it `is_plain`, NaN if unknown."""
@@ -218,12 +224,14 @@ class Structures:
         if len(self._plain) > _MOST_KEPT:
             self._plain.clear()
         new = {key: one for key, one in zip(keys, experiments, strict=True) if key not in self._plain}
-        self._plain |= zip(new, self._times.seconds([self._near(one) for one in new.values()]).tolist(), strict=True)
+        self._plain |= zip(
+            new, self._near_times.seconds([self._near(one) for one in new.values()]).tolist(), strict=True
+        )
         return np.array([self._plain[key] for key in keys])
 
     def least_s(self, experiments: Sequence[Experiment]) -> Floats:
         """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
-        least: Floats = self._times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
+        least: Floats = self._near_times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
         return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
@@ -286,7 +294,8 @@ def points_of(
     columns["compiled"] = np.array([e.engine != CODEBASE and e.compile != "none" for e in experiments], dtype=float)
     columns["captured"] = np.array(captured, dtype=float)
     columns["kernel"] = np.array([attention_relative(e) for e in experiments])
-    return points_from(columns, peak, versions, cluster, measured)
+    points = points_from(columns, peak, versions, cluster, measured)
+    return without_outer_tiers(points, [not is_plain(e) for e in experiments]) if points.outer.shape[1] else points
 
 
 _OF_HOSTS = ("routed", "waits", "latents")
@@ -294,9 +303,9 @@ _OF_HOSTS = ("routed", "waits", "latents")
 
 
 def without_layers(points: Points) -> Points:
-    """The points of `points_of` without ``of_layers``."""
+    """The points of `points_of` without ``of_layers``, on the first tier of the network."""
     ones, zeros = np.ones(len(points)), np.zeros(len(points))
-    return dataclasses.replace(points, scaled=ones, **dict.fromkeys(_OF_HOSTS, zeros))
+    return dataclasses.replace(without_outer_tiers(points), scaled=ones, **dict.fromkeys(_OF_HOSTS, zeros))
 
 
 def _version(e: Experiment, captured: bool) -> str:
@@ -385,11 +394,7 @@ def points_from(
         peak_matmul=scale * np.where(columns["fp8"] > 0, peaks[columns["fp8"].astype(int)], peak),
         memory_bandwidth=same(device.memory_bandwidth),
         capacity=same(device.memory_bytes),
-        node=same(float(cluster.domain)),
-        intra=same(cluster.intra_node.bandwidth),
-        inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
-        hop_inside=same(cluster.intra_node.latency_s),
-        hop_between=same((cluster.inter_node or cluster.intra_node).latency_s),
+        **network_rows(cluster, count),
         world_measured=same(figures.get("world_measured")),
         intra_measured=same(figures.get("intra_measured")),
     )

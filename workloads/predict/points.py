@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[Any]
@@ -126,15 +127,20 @@ class Points:
     capacity: Floats
     """Bytes that the driver reports as total."""
     node: Floats
-    """Number of devices in a node."""
+    """Number of devices in a node, or in linked nodes (`ClusterSpec.domain`)."""
     intra: Floats
     """B/s of each device inside a node."""
     inter: Floats
-    """B/s of each device between nodes; NaN: unknown."""
+    """B/s of each device between nodes, in the first tier of the network; NaN: unknown."""
     hop_inside: Floats
     hop_between: Floats
     """``hop_inside``, ``hop_between``: seconds to start one hop of a ring inside a node, and between nodes; the former
     on clusters of one node."""
+    inner: Floats
+    outer: Floats
+    """``inner``, ``outer``: further tiers of the network, inside of a node (or linked nodes) and outside of the tier of
+    ``inter``, from the innermost outwards, of shape (rows, tiers, 3): number of devices, B/s of each device, seconds of
+    a hop. The number is that of a unit, for ``outer`` of the next tier inwards; NaN: this row has fewer tiers."""
     world_measured: Floats
     """Bus bandwidth of an all-reduce over all devices in B/s; NaN: not measured."""
     intra_measured: Floats
@@ -146,6 +152,11 @@ class Points:
     def take(self, rows: Sequence[int] | NDArray[Any]) -> Points:
         """`Points` of the rows with these indices (or of this mask)."""
         return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Points]) -> Points:
+        """`Points` of all parts, one after the other."""
+        return cls(**{field.name: _joined([getattr(one, field.name) for one in parts]) for field in fields(cls)})
 
     @property
     def tokens(self) -> Floats:
@@ -167,3 +178,22 @@ class Points:
     def params(self) -> Floats:
         whole: Floats = self.layers * self.layer_params + (2 - self.tied) * self.vocabulary_params
         return whole
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Parts one after the other; tables of tiers are filled up to the most tiers."""
+    if parts[0].ndim > 1:
+        most = max(part.shape[1] for part in parts)
+        parts = [tier_table([*part], most) for part in parts]
+    return np.concatenate(parts)
+
+
+def tier_table(rows: Sequence[Any], most: int | None = None) -> Floats:
+    """`Points.inner` or `Points.outer` from the tiers of each row; ``most``: number of tiers to fill up to, None: that
+    of the row with most."""
+    most = max((len(tiers) for tiers in rows), default=0) if most is None else most
+    table = np.full((len(rows), most, 3), math.nan)
+    for row, tiers in enumerate(rows):
+        if len(tiers):
+            table[row, : len(tiers)] = tiers
+    return table

@@ -13,6 +13,7 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
 from workloads.predict.experts import experiment_of
+from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.table import Table
@@ -108,7 +109,7 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
             factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
         of_layers[others] = factors[others]
     points = dataclasses.replace(
-        table.points,
+        without_outer_tiers(table.points, [experts is not None for experts in table.experts]),
         routed=routed,
         waits=waits,
         latents=latents,
@@ -148,10 +149,7 @@ def _copies_a_node(table: Table, place: int, e: Experiment, node: int) -> float:
 def _for_fewer_copies(cluster: ClusterSpec, copies: float) -> ClusterSpec:
     """A network on which all copies take as long as one of ``copies`` does on the cluster's. Other traffic, which is
     faster on it, too, is nearly the same with and without experts, and cancels in their ratio."""
-    if cluster.inter_node is None or copies == 1:
-        return cluster
-    link = dataclasses.replace(cluster.inter_node, bandwidth=copies * cluster.inter_node.bandwidth)
-    return dataclasses.replace(cluster, inter_node=link)
+    return cluster if copies == 1 else cluster.with_scaled_links(inside=1.0, outside=copies)
 
 
 def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
@@ -162,10 +160,12 @@ def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]
     """
     if not pairs:
         return np.ones(0)
-    times = StepTimes(cluster)
-    dense_s = times.seconds([near for _, near in pairs])
-    in_16_bits = [[one.replace(precision="bf16") for one in column] for column in zip(*pairs, strict=True)]
-    added_s = np.subtract(*(times.seconds(column) for column in in_16_bits))
+    times = of_near = StepTimes(cluster)
+    if (nearest := cluster.with_nearest_network()) is not cluster:
+        of_near = StepTimes(nearest)
+    dense_s = of_near.seconds([near for _, near in pairs])
+    own, near = ([one.replace(precision="bf16") for one in column] for column in zip(*pairs, strict=True))
+    added_s = times.seconds(own) - of_near.seconds(near)
     ratios = 1 + added_s / dense_s
     models = [one.model for one, _ in pairs]
     dense = np.array([model.moe.num_dense_layers / model.num_layers if model.moe else 1.0 for model in models])

@@ -19,9 +19,10 @@ import numpy as np
 import pandas as pd
 
 from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
-from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
+from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor, refuse_too_many
+from workloads.predict.network_terms import network_columns
 from workloads.predict.parameters import TIME
-from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points
+from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points, tier_table
 from workloads.predict.profiles import Profile, find_profile
 from workloads.predict.shapes import attention_of
 from workloads.predict.words import (
@@ -106,8 +107,9 @@ def read_points(
         notes.append("; ".join(note))
     fields: dict[str, Any] = {}
     for name in Points.__dataclass_fields__:
-        texts = name in ("codebase", "version", "device")
-        fields[name] = np.array([one[name] for one in fields_of_rows], dtype=np.str_ if texts else float)
+        texts, values_of_rows = name in ("codebase", "version", "device"), [one[name] for one in fields_of_rows]
+        tiers = name in ("inner", "outer")
+        fields[name] = tier_table(values_of_rows) if tiers else np.array(values_of_rows, np.str_ if texts else float)
     return Table(
         points=Points(**fields),
         rows=np.array(rows, dtype=np.int64),
@@ -157,7 +159,6 @@ def _row(
         raise Refused(f"gpu {gpu or name!r}: its rates are not known")
     if low is None:
         raise Refused(f"gpu {gpu or name!r} has no rate for precision {text_of(values['precision'])!r}")
-    inter = cluster.inter_node.bandwidth if cluster.inter_node is not None else math.nan
     fields = {
         **model,
         **layout,
@@ -183,11 +184,7 @@ def _row(
         "peak_matmul": low,
         "memory_bandwidth": device.memory_bandwidth,
         "capacity": float(device.memory_bytes or math.nan),
-        "node": float(cluster.domain),
-        "intra": cluster.intra_node.bandwidth,
-        "inter": inter,
-        "hop_inside": cluster.intra_node.latency_s,
-        "hop_between": (cluster.inter_node or cluster.intra_node).latency_s,
+        **network_columns(cluster),
         "world_measured": 1e9 * _positive("allreduce_gb_s", values["allreduce_gb_s"], note),
         "intra_measured": 1e9 * _positive("allreduce_intra_gb_s", values["allreduce_intra_gb_s"], note),
     }
@@ -314,8 +311,7 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
             raise Refused(
                 f"dp x tp x pp x cp = {dp:g} x {tp:g} x {pp:g} x {cp:g} = {dp * tp * pp * cp:g}, gpus = {gpus:g}"
             )
-    if gpus > cluster.domain and cluster.inter_node is None:
-        raise Refused(f"{gpus:g} devices need several nodes, and cluster {cluster.name} has no link between nodes")
+    refuse_too_many(gpus, cluster)
     vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
     if vpp > 1 and pp == 1:
         note.append(f"vpp {vpp:g} without a pipeline: taken as 1")

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workloads.predict.network_terms import bandwidth, hop_s, slowest_rate
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import BUCKET_OF_RANK, Profile
 from workloads.predict.stages import Stages, stages_of
@@ -127,24 +128,6 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         fp8_hidden=array([one.fp8_hidden for one in of_rows]) * (points.fp8 > 0),
         fp8_ffn=array([one.fp8_ffn for one in of_rows]) * (points.fp8 > 0),
     )
-
-
-def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, float]) -> Floats:
-    """B/s of each member of groups of ``size`` ranks that are ``stride`` apart; NaN if the link is unknown.
-
-    A measured all-reduce over all N nodes is slower than the links, the more nodes it spans. For a group that spans n
-    nodes, the rate is interpolated between the two by log n / log N.
-    """
-    local = np.minimum(size, np.maximum(1.0, np.floor(points.node / stride)))
-    inside = np.fmin(points.intra, points.intra_measured) * p["nvlink"]
-    # An all-reduce over the world moves at the rate of all links of a node together.
-    nodes = np.maximum(1.0, points.gpus / points.node)
-    measured = np.where(nodes > 1, points.world_measured, np.nan) / points.node
-    nominal = np.where(np.isfinite(points.inter), points.inter, measured)
-    spanned = np.clip(size * stride / points.node, 1.0, nodes)
-    exponent = np.minimum(1.0, p["network_measured"] * np.log(spanned) / np.log(np.maximum(nodes, 2.0)))
-    each = nominal * np.where(np.isfinite(measured), (measured / nominal) ** exponent, 1.0) * p["network"]
-    return np.where(size <= local, inside, np.minimum(inside, local * each))
 
 
 class TimeTerms(NamedTuple):
@@ -320,7 +303,7 @@ def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Seconds of one micro-batch's messages of one direction between two stages; zero without a pipeline."""
     stride = x.gpus / x.pp
     inside = x.pp * stride <= x.node
-    link = np.where(inside, x.intra, np.where(np.isfinite(x.inter), x.inter, x.intra)) * p["p2p"]
+    link = slowest_rate(x, x.pp * stride) * p["p2p"]
     size = 2 * x.tokens * x.hidden / np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     start = np.where((facts.slow_messages > 0) & ~inside, p["slow_message"], p["message"])
     return np.where(x.pp > 1, x.vpp * (start + (1 - facts.overlaps_messages) * size / link), 0.0)
@@ -360,8 +343,7 @@ def _ring_start(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Seconds to start a ring over the data-parallel ranks: ``ring_start`` for each hop as far as rows reach
     (`Profile.fitted_ring`), and for each further one its link's latency (`workloads.costs.traffic.collectives`)."""
     ranks = x.dp * x.cp
-    local = np.minimum(ranks, np.maximum(1.0, np.floor(x.node / x.tp)))
-    hop = ((local - 1) * x.hop_inside + np.where(ranks > local, x.hop_between, x.hop_inside)) / local
     known = facts.fitted_ring
-    started: Floats = p["ring_start"] * np.minimum(ranks, known) + hop * np.maximum(0.0, ranks - known)
+    further = hop_s(x, ranks, x.tp) * np.maximum(0.0, ranks - known)
+    started: Floats = p["ring_start"] * np.minimum(ranks, known) + further
     return started

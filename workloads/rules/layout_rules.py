@@ -292,9 +292,15 @@ _CLUSTER = _rules(
     "cluster",
     (
         "single_node",
-        "single_node and world_size > devices_per_node",
+        "joined_devices == devices_per_node and world_size > devices_per_node",
         "{world_size} ranks (dp*cp*tp*pp = {dp}*{cp}*{tp}*{pp}) on cluster {cluster}, which is one node of "
         "{devices_per_node}; at most {devices_per_node}",
+    ),
+    (
+        "tiers",
+        "joined_devices > devices_per_node and world_size > joined_devices",
+        "{world_size} ranks (dp*cp*tp*pp = {dp}*{cp}*{tp}*{pp}) on cluster {cluster}, whose outermost tier joins "
+        "{joined_devices} devices; at most {joined_devices}",
     ),
     *ATTENTION_CASES,
     *OFFLOAD_CLUSTER_CASES,

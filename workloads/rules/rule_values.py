@@ -77,7 +77,7 @@ _OF_PARTS = (
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
     *("recompute_by_stage", "recompute_stages", "recompute_beyond", "recompute_one_by_one"),
 )
-CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
+CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "joined_devices", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
 LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
 
@@ -179,6 +179,6 @@ def recompute_values(e: Experiment) -> tuple[bool, int, int, bool]:
 
 def cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
     """Values that describe the cluster, in the order of `CLUSTER_NAMES`."""
-    device, single_node = cluster.device, cluster.inter_node is None
-    named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, single_node)
+    device, joined = cluster.device, cluster.joined_devices or 0  # 0: not known
+    named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, joined)
     return (*named, list(device.peak_flops))

@@ -224,14 +224,17 @@ def build(
     place: str,
     fields: Mapping[str, Any],
     *,
+    needed: Iterable[str] = (),
     noun: str = "option",
     error: type[UltrasweepError] = InvalidSweep,
 ) -> T:
-    """Makes a dataclass from plain data. Refuses unknown names, and missing names that have no default."""
+    """Makes a dataclass from plain data. Refuses unknown names, and missing names that have no default or are in
+    ``needed``."""
     declared = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
     absent = dataclasses.MISSING
-    needed = [f.name for f in declared if f.default is absent and f.default_factory is absent]
-    check_names(place, fields, [field.name for field in declared], needed, noun=noun, error=error)
+    required = {f.name for f in declared if f.default is absent and f.default_factory is absent} | {*needed}
+    names = [field.name for field in declared]
+    check_names(place, fields, names, [name for name in names if name in required], noun=noun, error=error)
     return kind(**fields)
 
 

@@ -14,22 +14,29 @@ from typing import Any
 
 from workloads.spec.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.network import (
+    BANDWIDTH,
+    RATE_CHECKS,
+    LinkSpec,
+    Range,
+    TierSpec,
+    amount,
+    check_tier_values,
+    check_tiers,
+    converted,
+    link_from_dict,
+    tier_of,
+    tiers_from_dict,
+    with_names,
+)
+from workloads.spec.hardware.vendors import BACKENDS, PLANNED_ONLY, refuse_wrong_backend
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import EXAMPLES, Unit, quantity
-from workloads.spec.vendors import BACKENDS, PLANNED_ONLY, refuse_wrong_backend
 
+SHORT_FORM = ("intra_node", "inter_node", "linked_devices")
+"""Fields that describe a network of at most two links; ``tiers`` describes any."""
 _ABSENT = object()
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-Range = tuple[float, float, str, str]
-"""Smallest and largest plausible value, their unit, and an example of how to write such a quantity."""
-_LINK: Range = (1e7, 1e13, "B/s", EXAMPLES["B/s"])
-_LATENCY: Range = (0, 0.1, "s", EXAMPLES["s"])
-_OF_LINK: Mapping[str, tuple[Unit, Range]] = {
-    "bandwidth": ("B/s", _LINK),
-    "latency_s": ("s", _LATENCY),
-    "pair_bandwidth": ("B/s", _LINK),
-    "pair_latency_s": ("s", _LATENCY),
-}
 _OF_DEVICE: Mapping[str, Unit] = {
     "memory_bytes": "B",
     "memory_bandwidth": "B/s",
@@ -73,21 +80,6 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSpec:
-    """Rate at which one device can send (and receive at the same time) over one class of link."""
-
-    bandwidth: float
-    """Bytes per second and device that a large ring collective reaches (bus bandwidth)."""
-    latency_s: float
-    """Start-up time of one hop in seconds."""
-    pair_bandwidth: float | None = None
-    pair_latency_s: float | None = None
-    """``pair_bandwidth``, ``pair_latency_s``: rates of a group of two devices inside a node, if they are known to
-    differ."""
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
     """Processors and memory of one node, and the links to its devices, as an optimizer that lives there needs them."""
 
@@ -111,16 +103,18 @@ UNKNOWN_HOST = HostSpec()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Nodes of equal devices: a fast link inside a node and a slower one between nodes."""
+    """Nodes of equal devices, and the links that join them: either one inside a node and one between nodes (the short
+    form), or a list of tiers. Formulas read `tiers_by_size`, which both forms have."""
 
     name: str
     backend: str
     """``cuda``, ``cpu``, or ``rocm``, for which points are planned and not run."""
     device: DeviceSpec
     devices_per_node: int
-    intra_node: LinkSpec
-    inter_node: LinkSpec | None
-    """None: a single node."""
+    intra_node: LinkSpec | None = None
+    """Link inside a node; None with ``tiers``."""
+    inter_node: LinkSpec | None = None
+    """Link between nodes; None: a single node, or ``tiers`` are given."""
     reserved_bytes: int = 0
     """Bytes of a device that training cannot use: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
@@ -128,6 +122,9 @@ class ClusterSpec:
     linked_devices: int | None = None
     """Number of devices that the link inside a node joins, if it joins several nodes (NVLink of a rack); None: those of
     a node."""
+    tiers: tuple[TierSpec, ...] = ()
+    """Tiers of the network from the innermost outwards, instead of ``intra_node``, ``inter_node`` and
+    ``linked_devices``."""
     nodes: int | None = None
     """Number of nodes. None: not known, so no layout is too wide."""
     price_per_device_hour: float | None = None
@@ -143,9 +140,56 @@ class ClusterSpec:
         return self.backend == PLANNED_ONLY
 
     @property
+    def tiers_by_size(self) -> tuple[TierSpec, ...]:
+        """Tiers of the network from the innermost outwards, all with a name and with ``network`` true or false."""
+        if self.tiers:
+            return with_names(self.tiers, self.devices_per_node)
+        assert self.intra_node is not None, "a cluster has links or tiers"
+        inside = tier_of(self.intra_node, self.domain, "linked nodes" if self.linked_devices else "node", False)
+        return (inside, *([tier_of(self.inter_node, None, "between nodes", True)] if self.inter_node else []))
+
+    @property
+    def inside(self) -> TierSpec:
+        """The tier that joins the devices of a domain; the innermost one if a node is one device."""
+        tiers = self.tiers_by_size
+        return next((tier for tier in reversed(tiers) if not tier.network), tiers[0])
+
+    @property
+    def outside(self) -> tuple[TierSpec, ...]:
+        """The tiers of the network between domains, from the innermost outwards; empty: there is none."""
+        return tuple(tier for tier in self.tiers_by_size if tier.network)
+
+    @property
     def domain(self) -> int:
-        """Number of devices that the link inside a node joins. Ranks fill one such domain after the other."""
+        """Number of devices that are joined without a network adapter: those of a node, or of the nodes that the link
+        inside a node joins. Ranks fill one such domain after the other."""
+        if self.tiers:
+            return max((tier.devices or 0 for tier in self.tiers_by_size if not tier.network), default=1)
         return self.linked_devices or self.devices_per_node
+
+    @property
+    def joined_devices(self) -> int | None:
+        """Number of devices that the outermost tier joins; None: not known, so no layout is too wide."""
+        return self.tiers_by_size[-1].devices
+
+    def with_nearest_network(self) -> ClusterSpec:
+        """The cluster as if the first tier of its network joined all devices; itself if it has no further tier."""
+        if len(self.outside) < 2:
+            return self
+        tiers = self.tiers[: len(self.tiers) - len(self.outside) + 1]
+        return dataclasses.replace(
+            self, tiers=(*tiers[:-1], dataclasses.replace(tiers[-1], devices=None, network=True))
+        )
+
+    def with_scaled_links(self, inside: float, outside: float) -> ClusterSpec:
+        """The cluster with the bandwidths inside a domain, and of the network, multiplied by these shares."""
+        if self.tiers:
+            shares = [outside if tier.network else inside for tier in self.tiers_by_size]
+            tiers = tuple(tier.scaled(share) for tier, share in zip(self.tiers, shares, strict=True))
+            return dataclasses.replace(self, tiers=tiers)
+        assert self.intra_node is not None
+        between = None if self.inter_node is None else self.inter_node.scaled(outside)
+        return dataclasses.replace(self, intra_node=self.intra_node.scaled(inside), inter_node=between)
 
     @property
     def usable_bytes(self) -> int | None:
@@ -166,22 +210,37 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
     if "device" in values:
         with mistakes.collected():
             values["device"] = _device(f"{place}: device", values["device"])
-    values.setdefault("inter_node", None)
-    for link in ("intra_node", "inter_node"):
-        if link in values and (values[link] is not None or link == "intra_node"):
-            with mistakes.collected():
-                values[link] = _link(f"{place}: {link}", values[link])
+    with mistakes.collected():
+        _read_network(place, values)
     if "host" in values:
         with mistakes.collected():
             values["host"] = _host(f"{place}: host", values["host"])
     with mistakes.collected():
-        _convert(f"{place}: ", values, {"reserved_bytes": "B"})
+        values = converted(f"{place}: ", values, {"reserved_bytes": "B"})
     with mistakes.collected():
         values["environment"] = environment_from_dict(values.get("environment") or {}, place)
     with mistakes.collected():
-        cluster = build(ClusterSpec, place, values)
+        cluster = build(ClusterSpec, place, values, needed=("intra_node",) if fields.get("tiers") is None else ())
     mistakes.refuse()
     return cluster
+
+
+def _read_network(place: str, values: dict[str, Any]) -> None:
+    """Replaces links, or tiers, in a cluster's plain data by their specs."""
+    given, values["tiers"], mistakes = values.get("tiers"), (), Mistakes()
+    short = [name for name in SHORT_FORM if values.get(name) is not None]
+    if given is not None and short:
+        raise InvalidSweep(
+            f"{place}: tiers and {' and '.join(short)} both describe the network; keep one form, and set what the "
+            f"file inherits of the other to null ({short[0]}: null, or tiers: null)"
+        )
+    if given is not None:
+        values["tiers"] = tiers_from_dict(f"{place}: tiers", given)
+    for link in ("intra_node", "inter_node") if given is None else ():
+        if link in values and (values[link] is not None or link == "intra_node"):
+            with mistakes.collected():
+                values[link] = link_from_dict(f"{place}: {link}", values[link])
+    mistakes.refuse()
 
 
 def _device(place: str, fields: object) -> DeviceSpec:
@@ -191,12 +250,12 @@ def _device(place: str, fields: object) -> DeviceSpec:
         names = [names] if isinstance(names, str) else sequence(f"{place}.driver_names", names)
         device["driver_names"] = tuple(names)
     with mistakes.collected():
-        _convert(f"{place}.", device, _OF_DEVICE)
+        device = converted(f"{place}.", device, _OF_DEVICE)
     if "peak_flops" in device:
         with mistakes.collected():
             peaks = mapping(f"{place}.peak_flops", device["peak_flops"])
             known_names(f"{place}.peak_flops", peaks, _PEAKS, noun="precision")
-            _convert(f"{place}.peak_flops.", peaks, dict.fromkeys(peaks, "FLOP/s"))
+            peaks = converted(f"{place}.peak_flops.", peaks, dict.fromkeys(peaks, "FLOP/s"))
             device["peak_flops"] = peaks
     with mistakes.collected():
         spec = build(DeviceSpec, place, device)
@@ -204,20 +263,11 @@ def _device(place: str, fields: object) -> DeviceSpec:
     return spec
 
 
-def _link(place: str, fields: object) -> LinkSpec:
-    rates, mistakes = mapping(place, fields), Mistakes()
-    with mistakes.collected():
-        _convert(f"{place}.", rates, {name: unit for name, (unit, _) in _OF_LINK.items()})
-    with mistakes.collected():
-        spec = build(LinkSpec, place, rates)
-    mistakes.refuse()
-    return spec
-
-
 def _host(place: str, fields: object) -> HostSpec:
     values, mistakes = mapping(place, fields if fields is not None else {}), Mistakes()
     with mistakes.collected():
-        _convert(f"{place}.", values, {name: unit for name, unit in _OF_HOST.items() if values.get(name) is not None})
+        known = {name: unit for name, unit in _OF_HOST.items() if values.get(name) is not None}
+        values = converted(f"{place}.", values, known)
     with mistakes.collected():
         spec = build(HostSpec, place, values)
     mistakes.refuse()
@@ -235,16 +285,6 @@ def read_cluster(fields: Mapping[str, Any]) -> ClusterSpec:
     raise AssertionError("the mistakes of a cluster vanished")
 
 
-def _convert(place: str, values: dict[str, Any], units: Mapping[str, Unit]) -> None:
-    """Replaces texts with units by numbers. ``place`` is the text before the name of a value in messages."""
-    mistakes = Mistakes()
-    for name, unit in units.items():
-        if name in values:
-            with mistakes.collected():
-                values[name] = quantity(f"{place}{name}", values[name], unit)
-    mistakes.refuse()
-
-
 def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     """Returns the cluster itself. Raises `InvalidSweep` for all numbers that no hardware has."""
     place, device, mistakes = f"cluster {cluster.name}", cluster.device, Mistakes()
@@ -253,7 +293,9 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
         if cluster.backend != "cpu":
             refuse_wrong_backend(place, cluster.backend, map(str, (device.name, *device.driver_names)))
     mistakes.refuse()
-    if cluster.domain % cluster.devices_per_node:
+    if cluster.tiers:
+        check_tiers(f"{place}: tiers", cluster.tiers, cluster.devices_per_node, cluster.nodes)
+    elif cluster.domain % cluster.devices_per_node:
         raise InvalidSweep(
             f"{place}: linked_devices={cluster.linked_devices} is not a multiple of devices_per_node="
             f"{cluster.devices_per_node}"
@@ -277,24 +319,22 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "linked_devices": lambda where, value: value is None or whole_number(where, value, 1),
         "nodes": lambda where, value: value is None or whole_number(where, value, 1),
         "price_per_device_hour": lambda where, value: value is None or number(where, value, above=0),
-        "device.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),
-        "device.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
-        "device.power_w": partial(_amount, unit="W", span=_POWER, optional=True),
+        "device.memory_bytes": partial(amount, unit="B", span=_MEMORY, optional=True),
+        "device.memory_bandwidth": partial(amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
+        "device.power_w": partial(amount, unit="W", span=_POWER, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
-        "host.link_bandwidth": partial(_amount, unit="B/s", span=_LINK, optional=True),
-        "host.memory_bytes": partial(_amount, unit="B", span=_MEMORY, optional=True),
-        "host.memory_bandwidth": partial(_amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
+        "host.link_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
+        "host.memory_bytes": partial(amount, unit="B", span=_MEMORY, optional=True),
+        "host.memory_bandwidth": partial(amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
         "host.adamw_rate": lambda where, value: value is None or plausible(where, number(where, value), *_UPDATES),
-        "reserved_bytes": partial(_amount, unit="B", span=_MEMORY, may_be_0=True),
+        "reserved_bytes": partial(amount, unit="B", span=_MEMORY, may_be_0=True),
         "matmul_efficiency": _share,
     }
-    for link in ("intra_node", "inter_node"):
-        for rate, (unit, span) in _OF_LINK.items():
-            checks[f"{link}.{rate}"] = partial(_amount, unit=unit, span=span, optional=rate.startswith("pair"))
+    checks |= {f"{link}.{rate}": check for link in ("intra_node", "inter_node") for rate, check in RATE_CHECKS.items()}
     device = fields.get("device")
     peaks = device.get("peak_flops") if isinstance(device, Mapping) else None
     for precision in peaks if isinstance(peaks, Mapping) else ():
-        checks[f"device.peak_flops.{precision}"] = partial(_amount, unit="FLOP/s", span=_PEAK, optional=True)
+        checks[f"device.peak_flops.{precision}"] = partial(amount, unit="FLOP/s", span=_PEAK, optional=True)
     for name, check in checks.items():
         value: Any = fields
         for part in name.split("."):
@@ -302,11 +342,7 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         if value is not _ABSENT:
             with mistakes.collected():
                 check(f"{place}: {name}", value)
-
-
-def _amount(place: str, value: Any, *, unit: Unit, span: Range, optional: bool = False, may_be_0: bool = False) -> None:
-    if not ((value is None and optional) or (value == 0 and may_be_0)):
-        plausible(place, quantity(place, value, unit), *span)
+    check_tier_values(f"{place}: tiers", fields.get("tiers"), mistakes)
 
 
 def _share(place: str, value: Any) -> None:
@@ -333,5 +369,7 @@ def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
 
 
 def to_dict(cluster: ClusterSpec) -> dict[str, Any]:
-    """Plain nested dict of every field; the inverse of `cluster_from_dict`."""
-    return dataclasses.asdict(cluster)
+    """Plain nested dict of every field of the form in which the network was given; the inverse of
+    `cluster_from_dict`."""
+    other_form = SHORT_FORM if cluster.tiers else ("tiers",)
+    return {name: value for name, value in dataclasses.asdict(cluster).items() if name not in other_form}

@@ -95,7 +95,7 @@ const Memory = (() => {
   function devices(clusters) {
     const found = new Map();
     for (const cluster of clusters) {
-      const key = `${cluster.device} ${cluster.usable_bytes} ${cluster.single_node && cluster.devices_per_node}`;
+      const key = `${cluster.device} ${cluster.usable_bytes} ${cluster.joined_devices}`;
       if (!found.has(key)) found.set(key, { ...cluster, names: [] });
       found.get(key).names.push(cluster.name);
     }

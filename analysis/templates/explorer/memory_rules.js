@@ -103,7 +103,7 @@ const MemoryRules = (() => {
       special_attention: false, kind_columns: 0, longest_window: 0, biased_outputs: 0,
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
-        devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,
+        devices_per_node: cluster.devices_per_node, joined_devices: cluster.joined_devices,
       }),
     };
     for (const [name, expression] of stated.derived) names[name] = evaluate(expression, names);

@@ -154,7 +154,8 @@ interface ClusterAbout {
   /** Workspace of matrix products, in addition to tensors. */
   workspace_bytes: number;
   devices_per_node: number;
-  single_node: boolean;
+  /** Number of devices that the outermost tier of the network joins; 0: not known. */
+  joined_devices: number;
   backend: string;
   /** Precisions for which the device's speed is known. */
   precisions: string[];

@@ -8,7 +8,7 @@ import pytest
 from sweep.advising.question import read_question
 from sweep.advising.ranking import Ranking
 from sweep.advising.simpler import departures
-from sweep.advising.space import space_of
+from sweep.advising.space import KINDS, space_of
 from sweep.advising.times import Times
 from sweep.grids.step_time import ALIKE, StepTime
 from sweep.predicting.known import Known
@@ -16,6 +16,14 @@ from workloads.rules.layout_rules import violations
 
 MIXTURE = ("model=qwen3_30b_a3b_8_layers", "cluster=h200", "gpus=16", "global_batch_size=64", "pp=[1,2]", "tp=[1,2]")
 DENSE = ("model=llama8b", "cluster=h200", "gpus=16", "global_batch_size=16", "seq_len=16384", "tp=[1,2]", "pp=[1,2]")
+
+TIERS = ("cluster=gb200_nvl72", "cluster.tiers.0.devices=8", "cluster.tiers.1.devices=16")
+"""Three tiers, of which the layouts below use all."""
+SPINE = (*TIERS, "cluster.tiers.2.bandwidth=2e9")
+ON_TIERS = (
+    (*(word for word in MIXTURE if "cluster" not in word and "gpus" not in word), *SPINE, "gpus=64"),
+    (*(word for word in DENSE if "cluster" not in word and "gpus" not in word), *SPINE, "gpus=32", "engine=torchtitan"),
+)
 
 
 def ranking_of(*words: str) -> Ranking:
@@ -25,7 +33,7 @@ def ranking_of(*words: str) -> Ranking:
     return Ranking(space_of(question), Times.of(question, Known()), usable)
 
 
-@pytest.mark.parametrize("words", [MIXTURE, (*MIXTURE, "seq_len=256", "cuda_graph=none"), DENSE])
+@pytest.mark.parametrize("words", [MIXTURE, (*MIXTURE, "seq_len=256", "cuda_graph=none"), DENSE, *ON_TIERS])
 def test_no_structure_factor_is_below_its_bound(words: tuple[str, ...]) -> None:
     ranking = ranking_of(*words)
     space, times = ranking.space, ranking.times
@@ -51,6 +59,23 @@ def test_few_structure_factors_are_computed_exactly() -> None:
     rows = sum(int(((ranking.space.cp[ranking.rows] > 1) | (kind == "ring")).sum()) for kind, _ in sets)
     assert 0 < len(ranking.factors) < 0.3 * rows
     assert all(np.isfinite(known).any() for known in ranking.least.values())
+
+
+@pytest.mark.parametrize("words", [MIXTURE, *ON_TIERS])
+def test_bounds_times_factors_are_the_times_of_a_plan(words: tuple[str, ...]) -> None:
+    """With 1F1B and on one replica, whose whole time the bounds add up to."""
+    ranking = ranking_of(*words, "cuda_graph=none")
+    space, times = ranking.space, ranking.times
+    rows = ranking.rows[:: max(1, len(ranking.rows) // 60)]
+    bounds = times.bounds(space, rows)
+    found = [space.layout(row, space.plain_group(row, "ring", 1)) for row in rows.tolist()]
+    known = [at for at, one in enumerate(found) if one is not None and not violations(one, space.question.cluster)]
+    layouts = [one for at in known if (one := found[at]) is not None]
+    kinds = [KINDS.index(one.recompute) for one in layouts]
+    whole = np.array([sum(part[at, kind] for part in bounds) for at, kind in zip(known, kinds, strict=True)])
+    planned = np.array([time.step_time_s if time else np.nan for time in times.of_layouts(layouts)])
+    assert len(known) > 15 and np.isfinite(planned).all()
+    assert whole * times.factors(layouts) == pytest.approx(planned, rel=0.02)
 
 
 SMALL = ("model=smollm3_3b", "cluster=h100_efa", "gpus=8", "tp=1", "cp=1", "pp=[1,2]", "micro_batch_size=[1,2]")

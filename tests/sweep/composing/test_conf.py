@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from sweep.composing.conffiles import ConfFolders
@@ -117,10 +119,9 @@ def test_clusters_are_complete_and_say_where_rates_come_from(name: str) -> None:
     cluster = compose_sweep(["+grid=tiny", f"cluster={name}"]).cluster
     assert cluster.name == name
     assert cluster.device.source
-    assert cluster.intra_node.source
+    assert all(tier.source for tier in cluster.tiers_by_size)
     if cluster.backend != "cpu":
-        assert cluster.inter_node is not None
-        assert cluster.inter_node.source
+        assert cluster.outside
         assert cluster.device.driver_names
         assert cluster.usable_bytes is not None
         assert 0.9 < cluster.usable_bytes / (cluster.device.memory_bytes or 0) < 1
@@ -128,8 +129,17 @@ def test_clusters_are_complete_and_say_where_rates_come_from(name: str) -> None:
         assert 0.4 < cluster.matmul_efficiency < 0.9
         assert cluster.device.power_w is not None
         assert 300 <= cluster.device.power_w <= 1400
-        assert cluster.inter_node.bandwidth < cluster.intra_node.bandwidth
+        assert all(tier.bandwidth < cluster.inside.bandwidth for tier in cluster.outside)
         assert "bf16" in cluster.device.peak_flops
+
+
+def test_gb200_is_the_same_with_two_links_and_with_its_tiers() -> None:
+    links, tiers = (compose_sweep(["+grid=tiny", f"cluster={name}"]).cluster for name in ("gb200", "gb200_nvl72"))
+    assert (links.domain, tiers.domain) == (72, 72)
+    without = {"name": "", "tiers": (), "intra_node": None, "inter_node": None, "linked_devices": None}
+    assert dataclasses.replace(links, **without) == dataclasses.replace(tiers, **without)
+    rates = [{(tier.bandwidth, tier.latency_s) for tier in one.outside} for one in (links, tiers)]
+    assert rates[0] == rates[1] and links.inside.bandwidth == tiers.inside.bandwidth
 
 
 def test_dense_peaks() -> None:

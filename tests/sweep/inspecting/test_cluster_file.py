@@ -17,6 +17,7 @@ from workloads.spec.cluster import ClusterSpec
 pytestmark = pytest.mark.drawn(one_in=3)
 
 H100, A100, L40 = "NVIDIA H100 80GB HBM3, 81559", "NVIDIA A100-SXM4-40GB, 40960", "NVIDIA L40, 46068"
+GB200 = "NVIDIA GB200, 189471"
 NODE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=56 CPUAlloc=0 CPUEfctv=112 CPUTot=112 CPULoad=0.07 "
     "AvailableFeatures=(null) ActiveFeatures=(null) Gres={gres} NodeAddr={name} NodeHostName={name} Version=23.11.4 "
@@ -132,6 +133,29 @@ def test_a_node_of_four_with_another_memory(commands: Path, capsys: pytest.Captu
     assert cluster.device.memory_bytes == 40536 * 2**20
     assert cluster.device.peak_flops == shipped("a100_40gb").device.peak_flops
     assert "device.memory_bytes: 40536 MiB" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_base_with_tiers_is_inherited_and_its_sources_are_said(
+    commands: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smi(commands, [GB200] * 4, topology(4, "NV18"))
+    assert main(["cluster", "--from-this-machine", "--base", "gb200_nvl72"]) == 0
+    assert written("gpu17").tiers == shipped("gb200_nvl72").tiers
+    said = capsys.readouterr().out
+    assert "tiers: NVLink rack: as in gb200_nvl72 (as eight B200" in said
+    assert "tiers: spine: as in gb200_nvl72 (as inside of a scalable unit" in said
+    assert "gb200 has the same GPU; --base NAME" in said
+
+
+@pytest.mark.slow
+def test_gpus_over_pcie_do_not_get_the_tiers_of_an_nvlink(commands: Path) -> None:
+    smi(commands, [GB200] * 2, topology(2, "SYS"), pcie="4, 16")
+    assert main(["cluster", "--from-this-machine", "--base", "gb200_nvl72"]) == 0
+    cluster = written("gpu17")
+    assert cluster.tiers == () and cluster.intra_node is not None and cluster.inter_node is not None
+    assert cluster.intra_node.bandwidth < 40e9
+    assert cluster.inter_node.bandwidth == shipped("gb200_nvl72").outside[0].bandwidth
 
 
 @pytest.mark.slow

@@ -84,6 +84,18 @@ def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> Non
     assert all(one.step_time_s <= measured[one.experiment.id] for one in learned)
 
 
+def test_a_probes_network_takes_the_place_of_tiers_as_of_links() -> None:
+    short = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
+    known = read_known(short, LAB / "recorded")
+    assert known.network is not None
+    tiers = tuple(dataclasses.replace(tier, network=None) for tier in short.tiers_by_size)
+    listed = dataclasses.replace(short, intra_node=None, inter_node=None, tiers=tiers)
+    experiments = [one.experiment for one in known.steps.values()]
+    one, other = (Crossing(cluster, known.network).added(experiments) for cluster in (short, listed))
+    assert one.during.tolist() == other.during.tolist() and one.after.tolist() == other.after.tolist()
+    assert Forecast.of(listed, known).times(experiments) == Forecast.of(short, known).times(experiments)
+
+
 def test_checks_of_pilots_are_other_moments_of_the_network() -> None:
     cluster = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
     probe, network = load_probe("lab_h200", LAB / "recorded"), read_known(cluster, LAB / "recorded").network

@@ -206,6 +206,17 @@ def test_one_node_is_not_enough() -> None:
     assert broken(ONE_NODE, tp=8) == {}
 
 
+def test_more_ranks_than_the_outermost_tier_joins() -> None:
+    rack = dataclasses.replace(H200, linked_devices=16, inter_node=None)
+    tiers = dataclasses.replace(rack, intra_node=None, linked_devices=None, tiers=(rack.inside,))
+    for cluster in (rack, tiers):
+        assert broken(cluster, dp_replicate=2, tp=8) == {}
+        said = broken(cluster, dp_replicate=4, tp=8)["tiers"]
+        assert said.startswith(
+            "32 ranks (dp*cp*tp*pp = 4*1*8*1) on cluster h200, whose outermost tier joins 16 devices"
+        )
+
+
 WITHOUT_GROUPS = dataclasses.replace(LLAMA_8B, num_kv_heads=32)
 PADDED = dataclasses.replace(WITHOUT_GROUPS, head_dim=20)
 WIDE = dataclasses.replace(LLAMA_8B, head_dim=264)

@@ -42,7 +42,7 @@ from workloads.costs.traffic.collectives import (
     contention_of,
     group_of,
     members_per_node,
-    slowest_link,
+    tier_of_group,
 )
 from workloads.costs.traffic.measured_network import ProbedCluster
 from workloads.spec.cluster import ClusterSpec
@@ -250,8 +250,8 @@ class StepTimes:
         """(latency in seconds, bytes per second) of a message from one stage to the next."""
         if pp == 1:
             return 0.0, np.inf
-        link = slowest_link(pp, apart, self.cluster)
-        return link.latency_s, link.bandwidth
+        tier = tier_of_group(pp, apart, self.cluster)
+        return tier.latency_s, tier.bandwidth
 
     def _hops_s(self, experiments: Sequence[Experiment], message: Floats, hop_s: Floats) -> Floats:
         """Seconds of a message between stages by layout: those that a probe has timed, else ``hop_s``."""

@@ -1,21 +1,34 @@
 """Time of a collective: start-up plus bytes over bandwidth (alpha-beta model), by the placement of its ranks.
 
-A group of ``n`` ranks that are ``stride`` apart has ``l`` members in each node and spans ``k = n / l`` nodes. One ring
-through all of them (NCCL's) crosses a node's boundary with as many links as it has members there, so
+The tiers of the network i = 1, 2, ... from the innermost outwards have d_i devices in a unit, of which the last may
+join any number, and links of b_i bytes per second and device and t_i seconds a hop. A group of ``n`` ranks that are
+``stride`` apart has ``l_i = min(n, max(1, d_i // stride))`` members in a unit of tier i, ``l_0 = 1``, and occupies
+``u_i = n / l_i`` units, rounded up. It *runs* at the first tier r with ``l_r = n``, and *uses* tiers up to r in which a
+unit has more members than in the next tier inwards. One ring through all members (NCCL's) leaves a unit with as many
+links as it has members there, so
 
-    bus bandwidth      B = min(intra, l * inter)                     (intra alone when k = 1)
-    start-up of a ring a = (n - k) * intra latency + k * inter latency   (n - 1 hops when k = 1)
+    bus bandwidth      B = min over used i of l_(i-1) b_i
+    start-up of a ring a = sum over i of (hops that leave a unit of tier i - 1, but none of tier i) t_i
+                         = (n - u_1) t_1 + (u_1 - u_2) t_2 + ... + u_(r-1) t_r
+                           (inside a domain one hop of t_r less: nothing goes from the last rank to the first)
+    depth of a tree    t = sum over i up to r of log2(l_i / l_(i-1)) t_i, each logarithm and quotient rounded up
 
     all-gather, reduce-scatter   a + (n-1)/n * S / B
-    all-reduce                   min(2 a + 2 (n-1)/n * S / B  [ring],  2 t + 2 S / B  [double tree, t by depth])
-    all-to-all                   a + max(S * (l-1)/n / intra, S * (n-l)/n / inter)
-    point to point               latency + S / bandwidth of the slowest hop of the group
+    all-reduce                   min(2 a + 2 (n-1)/n * S / B  [ring],  2 t + 2 S / B  [double tree])
+    all-to-all                   a + max over i up to r of S * (m_i - l_(i-1))/n / b_i
+    point to point               t_r + S / b_r
+
+m_i is n for tiers of the network, whose adapter also carries what goes on outwards, and the members in the domain for
+the tiers inside of it, whose links do not. With two tiers, devices of a node and the nodes, l members in each of k
+nodes: B = min(b_1, l b_2), a = (n - k) t_1 + k t_2.
 
 Sources: ring all-gather, Thakur, Rabenseifner and Gropp 2005; ring all-reduce, Patarasuk and Yuan 2009; double tree,
-Sanders, Speck and Träff 2009.
+Sanders, Speck and Träff 2009; a rate and a latency for each dimension of a network, ASTRA-sim 2.0 (arXiv:2303.14006).
+That the tiers do not add up is because they carry the parts of a large buffer at the same time: the slowest one, by
+what has to leave one of its inner units over the links of that unit's members, bounds any order of sending.
 
-For a group of two inside a node, bandwidth and latency are its ``pair_bandwidth`` and ``pair_latency_s`` if known,
-except for point to point.
+For a group of two in the innermost tier, bandwidth and latency are its ``pair_bandwidth`` and ``pair_latency_s`` if
+known, except for point to point.
 
 S is the size in bytes of the whole (gathered, or not yet scattered) buffer of one rank, and bus bandwidth is defined as
 in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n). Bandwidths are per device
@@ -31,8 +44,9 @@ from math import ceil, inf, log2
 from typing import Any, Literal, NamedTuple, get_args
 
 from workloads.costs.traffic.measured_network import ProbedCluster
-from workloads.spec.cluster import ClusterSpec, LinkSpec
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InfeasibleLayout
+from workloads.spec.hardware.network import LinkSpec, TierSpec
 
 COMPUTE_BESIDE, TRAFFIC_BESIDE = 1.27, 2.75
 """Slowdown factors of compute and of communication while both run, because NCCL's kernels need multiprocessors and
@@ -43,17 +57,24 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 
 
 def members_per_node(group_size: int, stride: int, devices_per_node: int) -> int:
-    """Maximum number of members of a group in one node, or in one domain of linked nodes (`ClusterSpec.domain`): ranks
-    fill one after the other."""
+    """Maximum number of members of a group in one node, or in one unit of any tier: ranks fill one after the other."""
     return min(group_size, max(1, devices_per_node // stride))
+
+
+def tier_of_group(group_size: int, stride: int, cluster: ClusterSpec) -> TierSpec:
+    """The tier at which a group runs: the first one with a unit that holds all of its members.
+
+    Raises `InfeasibleLayout` if no tier does.
+    """
+    return _spanned(group_size, stride, cluster)[-1].tier
 
 
 def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int, cluster: ClusterSpec) -> float:
     """Seconds of one collective over ``group_size`` ranks that are ``stride`` apart; 0 for a group of one. ``bytes``: S
     of the formulas above.
 
-    Raises `InfeasibleLayout` if the group leaves a node of a cluster without a link between nodes, ValueError for an
-    unknown ``op``.
+    Raises `InfeasibleLayout` if the group is wider than the outermost tier of the cluster, ValueError for an unknown
+    ``op``.
     """
     if isinstance(cluster, ProbedCluster):
         local = members_per_node(group_size, stride, cluster.domain)
@@ -69,15 +90,50 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
         raise ValueError(f"op={op!r}; it may be one of {', '.join(get_args(Collective))}")
     if group_size == 1:
         return 0.0
-    n, intra = group_size, _inside(cluster, group_size)
-    local = members_per_node(n, stride, cluster.domain)
-    inter = slowest_link(n, stride, cluster)
     if op == "p2p":
-        return inter.latency_s + bytes / inter.bandwidth
-    inside = bytes * (local - 1) / n / intra.bandwidth
-    outside = bytes * (n - local) / n / inter.bandwidth
-    exchanged: float = group_of(n, stride, cluster).startup_s + max(inside, outside)
+        slowest = tier_of_group(group_size, stride, cluster)
+        return slowest.latency_s + bytes / slowest.bandwidth
+    n, domain = group_size, members_per_node(group_size, stride, cluster.domain)
+    through = [
+        bytes * ((n if one.tier.network else domain) - one.inner) / n / _rates(one.tier, at, n).bandwidth
+        for at, one in enumerate(_spanned(n, stride, cluster))
+    ]
+    exchanged: float = group_of(n, stride, cluster).startup_s + max(through)
     return exchanged
+
+
+class _Spanned(NamedTuple):
+    """A tier up to that at which a group runs, with numbers of members of the group."""
+
+    tier: TierSpec
+    inner: int
+    """In a unit of the next tier inwards: l_(i-1)."""
+    members: int
+    """In a unit: l_i."""
+
+
+def _spanned(group_size: int, stride: int, cluster: ClusterSpec) -> list[_Spanned]:
+    """The tiers from the innermost to that at which the group runs. Raises the errors of `tier_of_group`."""
+    spanned: list[_Spanned] = []
+    members, tiers = 1, cluster.tiers_by_size
+    for tier in tiers:
+        inner = members
+        members = group_size if tier.devices is None else members_per_node(group_size, stride, tier.devices)
+        if tier is tiers[-1] and tier.devices is not None and (group_size - 1) * stride < tier.devices:
+            members = group_size  # the whole layout is one unit, wherever its last rank lies
+        spanned.append(_Spanned(tier, inner, members))
+        if members >= group_size:
+            return spanned
+    tier = tiers[-1]
+    if not cluster.tiers:
+        raise InfeasibleLayout(
+            f"a group of {group_size} ranks, {stride} apart, does not fit on one node of {cluster.domain} "
+            f"devices, and cluster {cluster.name} has no link between nodes"
+        )
+    raise InfeasibleLayout(
+        f"a group of {group_size} ranks, {stride} apart, does not fit into the {tier.devices} devices of {tier.name}, "
+        f"the outermost tier of cluster {cluster.name}"
+    )
 
 
 class Group(NamedTuple):
@@ -151,7 +207,7 @@ def contention_of(group_size: int, stride: int, cluster: ClusterSpec) -> Content
     rate = cluster.network.rate("all_gather", group_size, local)
     if rate is None:
         return INSIDE_NODE
-    moved = min(1.0, (group_size - 1) / group_size * rate[1] / _inside(cluster, group_size).bandwidth)
+    moved = min(1.0, (group_size - 1) / group_size * rate[1] / _rates(cluster.inside, 0, group_size).bandwidth)
     return Contention(moved, max(0.0, (TRAFFIC_BESIDE * moved - 1) / (TRAFFIC_BESIDE - 1)))
 
 
@@ -161,19 +217,21 @@ def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
     n = group_size
     if n == 1:
         return Group(0.0, 0.0, inf, 0.0, inf)
-    local = members_per_node(n, stride, cluster.domain)
-    nodes = ceil(n / local)
-    intra, share = _inside(cluster, n), (n - 1) / n
-    depth = ceil(log2(local)) * intra.latency_s
-    if nodes == 1:
-        return Group((n - 1) * intra.latency_s, share, intra.bandwidth, depth, intra.bandwidth)
-    if isinstance(cluster, ProbedCluster) and (timed := _timed(n, local, cluster)) is not None:
+    local, spanned = members_per_node(n, stride, cluster.domain), _spanned(n, stride, cluster)
+    if local < n and isinstance(cluster, ProbedCluster) and (timed := _timed(n, local, cluster)) is not None:
         return timed
-    inter = _between_nodes(cluster, n, stride)
-    startup = (n - nodes) * intra.latency_s + nodes * inter.latency_s
-    # If a node holds one member, the ring never uses the link inside a node.
-    bandwidth = min(intra.bandwidth, local * inter.bandwidth) if local > 1 else inter.bandwidth
-    return Group(startup, share, bandwidth, depth + ceil(log2(nodes)) * inter.latency_s, bandwidth)
+    startup = bandwidth = depth = 0.0
+    leaving = n  # hops of the ring that leave a unit of the next tier inwards
+    for at, one in enumerate(spanned):
+        link = _rates(one.tier, at, n)
+        farther = ceil(n / one.members) if one.members < n else int(not one.tier.network)
+        startup += (leaving - farther) * link.latency_s
+        depth += ceil(log2(ceil(one.members / one.inner))) * link.latency_s
+        leaving = farther
+        if one.members > one.inner:
+            through = one.inner * link.bandwidth
+            bandwidth = min(bandwidth, through) if bandwidth else through
+    return Group(startup, (n - 1) / n, bandwidth, depth, bandwidth)
 
 
 def _timed(n: int, local: int, cluster: ProbedCluster) -> Group | None:
@@ -189,27 +247,11 @@ def _timed(n: int, local: int, cluster: ProbedCluster) -> Group | None:
     return Group(startup, share, bandwidth, inf, 2 * share * reduce[1])
 
 
-def _inside(cluster: ClusterSpec, group_size: int) -> LinkSpec:
-    """Link between devices of a node, as a group of ``group_size`` uses it."""
-    link = cluster.intra_node
-    if group_size != 2 or (link.pair_bandwidth is None and link.pair_latency_s is None):
-        return link
+def _rates(tier: TierSpec, at: int, group_size: int) -> LinkSpec:
+    """Link of the tier with this index, as a group of ``group_size`` uses it."""
+    if at or group_size != 2 or (tier.pair_bandwidth is None and tier.pair_latency_s is None):
+        return tier
     # A pair is never faster than a larger group, even if a user changed the link's own rates.
-    bandwidth = min(link.bandwidth, link.bandwidth if link.pair_bandwidth is None else link.pair_bandwidth)
-    latency_s = max(link.latency_s, link.latency_s if link.pair_latency_s is None else link.pair_latency_s)
+    bandwidth = min(tier.bandwidth, tier.bandwidth if tier.pair_bandwidth is None else tier.pair_bandwidth)
+    latency_s = max(tier.latency_s, tier.latency_s if tier.pair_latency_s is None else tier.pair_latency_s)
     return LinkSpec(bandwidth=bandwidth, latency_s=latency_s)
-
-
-def slowest_link(group_size: int, stride: int, cluster: ClusterSpec) -> LinkSpec:
-    """Slowest link between ranks of the group. Raises the errors of `collective_time_s`."""
-    local = members_per_node(group_size, stride, cluster.domain)
-    return cluster.intra_node if local >= group_size else _between_nodes(cluster, group_size, stride)
-
-
-def _between_nodes(cluster: ClusterSpec, group_size: int, stride: int) -> LinkSpec:
-    if cluster.inter_node is None:
-        raise InfeasibleLayout(
-            f"a group of {group_size} ranks, {stride} apart, does not fit on one node of {cluster.domain} "
-            f"devices, and cluster {cluster.name} has no link between nodes"
-        )
-    return cluster.inter_node
