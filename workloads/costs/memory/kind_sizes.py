@@ -128,7 +128,7 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
         if kind.norms > 2:  # the backward of the output's norm is done by then
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
-        working = max(working, _mixer_working(one, stream, min(saved, total)))
+        working = max(working, _mixer_working(one, stream, min(saved, total)) + _exchanging(one))
     if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) and e.recurrence == "fla":
         working = max(working, _kernels_working(one, kind.mixer, stream, min(saved, total)))
     reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
@@ -232,11 +232,23 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
     return there - saved
 
 
+def _exchanging(one: _Layer) -> int:
+    """Bytes in addition to `_mixer_working` while a recurrent layer's backward exchanges heads for tokens: gradients of
+    the output, or of the inputs, exist three times (as they are, sent and received), those of the inputs without what
+    the layer saved."""
+    mixer = one.kind.mixer
+    if one.e.cp == 1 or not isinstance(mixer, GatedDeltaRule | KimiDelta | Mamba2):
+        return 0
+    along = mixer.context_parallel
+    inputs, outputs = one.s.split(along.inputs), one.s.split(along.outputs)
+    return max(0, inputs - outputs, 2 * outputs - inputs)
+
+
 def _kernels_working(one: _Layer, mixer: Kernels, stream: int, saved: int) -> int:
     """As `_mixer_working`, while the kernels of a recurrence run: what these need in place of the gradients of their
     inputs, which are made of it at the end."""
     s = one.s
-    of_kernels = working_of(mixer, Batch(one.e.micro_batch_size, one.e.seq_len), s.tp)
+    of_kernels = working_of(mixer, Batch(one.e.micro_batch_size, one.e.seq_len), s.tp * one.e.cp)
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
     return _mixer_working(one, stream, saved) - gradients + of_kernels.backward
 
