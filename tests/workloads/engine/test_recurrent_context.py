@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import DIVIDED, RECURRENT
-from tests.workloads.engine.parity import check_on, experiment, on_backends
+from tests.workloads.engine.parity import check, check_on, compiled_by, experiment, on_backends, train_rank
+from workloads.parity.training import RankTrace
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
@@ -60,3 +62,21 @@ def kinds_of(case: Experiment) -> list[str]:
 def test_shared_sequences_equal_the_recurrence(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
     """What is computed; on gloo also what every rank sends, which is what the closed form says, to the byte."""
     check_on(request, backend, case, CLIP_AT)
+
+
+COMPILED = [
+    experiment(layers=name, **LONG, cp=2, cp_kind="allgather", micro_batch_size=4, compile="block")
+    for name in ("mamba", "gated_delta", "kimi_delta")
+]
+
+
+@pytest.mark.exhaustive(seconds=40)
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.id)
+def test_compiled_blocks(case: Experiment, gloo_pool: Pool) -> None:
+    """Blocks are traced and differentiated ahead of time on both sides of exchange and recurrence."""
+    check(gloo_pool, case, body=train_compiled_rank, clip_at=CLIP_AT, counts=True)
+
+
+def train_compiled_rank(rank: int, *args: Any) -> RankTrace:
+    with compiled_by("aot_eager"):
+        return train_rank(rank, *args)
