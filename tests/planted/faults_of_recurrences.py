@@ -179,7 +179,7 @@ RECURRENCES: list[Fault] = faults_of(
     ),
     (
         "columns_exchanged_as_one",
-        "all inputs of a recurrence are cut as one, so that ranks get gates for keys",
+        "all inputs of a recurrence are cut as one: ranks get gates for keys",
         _EXCHANGE + "exchanged_recurrence",
         "columns(step)",
         "[[sum(one)] for one in columns(step)]",
