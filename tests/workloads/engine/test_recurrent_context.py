@@ -35,11 +35,14 @@ LAYOUTS: list[dict[str, Any]] = [
 """What every kind runs with."""
 OF_EXPERTS: list[dict[str, Any]] = [
     {"cp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},
+    {"cp": 2, "dp": 2, "ep": 4, "zero_stage": 3, "recompute": "full", "micro_batch_size": 2},
 ]
 OF_FOUR: list[dict[str, Any]] = [
     {"cp": 4, "cp_kind": "allgather", "micro_batch_size": 4, "seq_len": 88},
     {"cp": 2, "cp_kind": "ring", "tp": 2, "micro_batch_size": 4, "recompute": "full"},
     {"cp": 2, "cp_kind": "allgather", "tp": 2, "sequence_parallel": False, "micro_batch_size": 4},
+    {"cp": 2, "cp_kind": "ring", "tp": 2, "dp": 2, "zero_stage": 3, "micro_batch_size": 2},
+    {"cp": 2, "cp_kind": "ring", "pp": 2, "pp_schedule": "gpipe", "micro_batch_size": 2},
 ]
 """With a quarter of the heads and groups on each rank."""
 
