@@ -24,6 +24,7 @@ from workloads.rules.derived_values import divisors
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import splits_of
+from workloads.spec.recurrent_kernels import key_sizes
 from workloads.spec.updates.words import UPDATE_FIELDS
 
 Ints = NDArray[np.int64]
@@ -197,6 +198,8 @@ def space_of(question: Question) -> LayoutSpace:
     )
     keep &= ((cp == 1) | (q.seq_len % (2 * cp) == 0)) & (mbs * q.seq_len // cp % tp == 0)
     keep &= (zero == 0) | (dp * cp > 1)
+    if key_sizes(model):
+        keep &= (cp == 1) | (splits_of(model).recurrent_heads // tp % cp == 0)
     if (moe := model.moe) is not None:
         keep &= ((etp == 1) | (etp == tp)) & (moe.num_experts % ep == 0) & (moe.expert_hidden_size % etp == 0)
         keep &= dp * cp * tp // etp % ep == 0

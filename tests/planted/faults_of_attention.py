@@ -36,17 +36,17 @@ POSITIONS = faults_of(
     (
         "no_zigzag",
         "the parts of a sequence are dealt out in order",
-        CONTEXT + "local_positions",
-        "torch.cat([parts[rank], parts[2 * cp - 1 - rank]])",
-        "torch.cat([parts[2 * rank], parts[2 * rank + 1]])",
+        CONTEXT + "parts_of",
+        "(rank, 2 * cp - 1 - rank)",
+        "(2 * rank, 2 * rank + 1)",
         RING,
     ),
     (
         "zigzag_for_ulysses",
         "whole sequences are put together from zig-zag parts",
-        CONTEXT + "local_positions",
-        'if kind == "ulysses":',
-        "if False:",
+        CONTEXT + "parts_of",
+        'if kind == "ulysses"',
+        "if False",
         ULYSSES,
     ),
     (

@@ -10,6 +10,8 @@ _DELTA, _STEPS = ENGINE + "kind_ops.delta_rule:", ENGINE + "kind_ops.delta_steps
 _OF_MAMBA = {"layers": "mamba", "seq_len": 84, "micro_batch_size": 2}
 _OF_DELTA = {"layers": "gated_delta", "seq_len": 84, "micro_batch_size": 2}
 _OF_KIMI = {"layers": "kimi_delta", "seq_len": 84, "micro_batch_size": 2}
+_EXCHANGE, _SHARES = ENGINE + "collectives.head_exchange:", ENGINE + "kind_ops.head_shares:ShareOfHeads."
+_EXCHANGED = {"cp": 2, "cp_kind": "ring", "seq_len": 84, "micro_batch_size": 4}
 _SEVERAL = {"layers": "mamba", "seq_len": 84, "global_batch_size": 8, "micro_batch_size": 8}
 """Sequences in two segments."""
 
@@ -150,5 +152,53 @@ RECURRENCES: list[Fault] = faults_of(
         "weight_CK[:, at]",
         "weight_CK[:, kernel - at]",
         _OF_MAMBA,
+    ),
+    (
+        "tokens_not_put_in_order",
+        "a recurrence of exchanged heads sees tokens in the order of the ranks",
+        _EXCHANGE + "_order",
+        "parts_of(axis.size, rank, kind)",
+        "(2 * rank, 2 * rank + 1)",
+        {"layers": "mamba", **_EXCHANGED},
+    ),
+    (
+        "outputs_not_put_back",
+        "outputs of exchanged heads return in the order of the sequence",
+        _EXCHANGE + "_by_rank",
+        "x_BPhC[:, part]",
+        "x_BPhC[:, held]",
+        {"layers": "gated_delta", **_EXCHANGED},
+    ),
+    (
+        "halves_of_other_ranks",
+        "each rank gets the heads of another one",
+        _EXCHANGE + "_by_heads",
+        "permute(2, 1, 0, 3)",
+        "permute(2, 1, 0, 3).flip(0)",
+        {"layers": "kimi_delta", **_EXCHANGED},
+    ),
+    (
+        "columns_exchanged_as_one",
+        "all inputs of a recurrence are cut as one: ranks get gates for keys",
+        _EXCHANGE + "exchanged_recurrence",
+        "columns(step)",
+        "[[sum(one)] for one in columns(step)]",
+        {"layers": "mamba", **_EXCHANGED},
+    ),
+    (
+        "parameters_of_the_first_heads",
+        "every rank takes the decays and convolutions of the first rank's heads",
+        _SHARES + "own",
+        "[self.rank]",
+        "[0]",
+        {"layers": "gated_delta", **_EXCHANGED},
+    ),
+    (
+        "gradient_of_heads_twice",
+        "gradients of decays and convolutions count each rank's heads twice",
+        _SHARES + "own",
+        "parameter.split(rows)",
+        "(2 * parameter - parameter.detach()).split(rows)",
+        {"layers": "mamba", **_EXCHANGED},
     ),
 )

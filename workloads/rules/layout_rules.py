@@ -160,6 +160,13 @@ _LAYOUT = _rules(
         )
         for field, held in (("num_heads", "num_heads"), ("num_kv_heads", "held_kv_heads"))
     ),
+    (
+        "cp_recurrent_heads",
+        "cp > 1 and recurrent_key and recurrent_heads % tp == 0 and recurrent_heads // tp % cp",
+        "cp={cp} ranks exchange tokens of recurrent layers for whole heads and groups: cp does not divide the "
+        "{recurrent_heads // tp} of the {recurrent_heads} that all recurrent layers of {model} share that each of "
+        "tp={tp} ranks has; cp may be one of {divisors(recurrent_heads // tp)}",
+    ),
     ("ep_model", "ep > 1 and not has_experts", "ep={ep}, but {model} has no experts; ep must be 1"),
     (
         "ep_num_experts",
@@ -314,11 +321,6 @@ _CLUSTER = _rules(
 
 LACKING = _rules(
     "engine",
-    (
-        "cp",
-        "engine == 'ultrasweep' and recurrent_heads and kind_columns and cp > 1",
-        "cp={cp} with the recurrent layers of {model}, whose states would have to pass between ranks (cp=1 works)",
-    ),
     ("pp_stages", "modules_written", "multi-token modules (m in pp_stages={pp_stages}; {model} has none)"),
     (
         "pp_stages",

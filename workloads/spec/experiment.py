@@ -96,8 +96,8 @@ class Experiment(_WithId):
     pp_stages: str | None = None
     """The stages written out (`workloads.spec.pipeline_stages`), instead of ``pp_split``. No effect if ``pp == 1``."""
     cp_kind: ContextKind = "ring"
-    """How context-parallel ranks exchange keys and values (`workloads.engine.collectives.context_parallel`). No effect
-    if ``cp == 1``."""
+    """How context-parallel ranks exchange keys and values (`workloads.engine.collectives.context_parallel`), and which
+    tokens they have. No effect if ``cp == 1``."""
     sequence_parallel: bool = True
     """Activations between tensor-parallel regions are sharded over tokens. No effect if ``tp == 1``."""
     precision: Precision = "bf16"

@@ -132,12 +132,13 @@ def mamba(batch: Batch, *, heads: int, head_dim: int, groups: int, state: int) -
     return Working(forward, 2 * _WIDE * states + 4 * of_heads + 6 * width + (4 * _WIDE + _NARROW) * number)
 
 
-def working(mixer: Kernels, batch: Batch, tp: int) -> Working:
-    """Bytes of one layer on one of ``tp`` ranks."""
+def working(mixer: Kernels, batch: Batch, ranks: int) -> Working:
+    """Bytes of one layer on one of ``ranks`` ranks that share its heads (tp times cp). ``batch``: of whole
+    sequences."""
     if isinstance(mixer, GatedDeltaRule):
-        keys, values = mixer.key_heads // tp, mixer.value_heads // tp
+        keys, values = mixer.key_heads // ranks, mixer.value_heads // ranks
         return gated_delta(batch, key_heads=keys, value_heads=values, key_dim=mixer.key_dim, value_dim=mixer.value_dim)
     if isinstance(mixer, KimiDelta):
-        return kimi_delta(batch, heads=mixer.heads // tp, head_dim=mixer.head_dim)
-    heads, groups = mixer.heads // tp, mixer.groups // tp
+        return kimi_delta(batch, heads=mixer.heads // ranks, head_dim=mixer.head_dim)
+    heads, groups = mixer.heads // ranks, mixer.groups // ranks
     return mamba(batch, heads=heads, head_dim=mixer.head_dim, groups=groups, state=mixer.state)

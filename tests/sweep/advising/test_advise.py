@@ -27,6 +27,7 @@ from sweep.planning.plan import make_plan
 from sweep.predicting.known import Known
 from tests.sampling import sampled
 from tests.sweep.helpers import OLMO2
+from tests.workloads.costs.published import PUBLISHED
 from workloads.costs.memory.estimate import peak_stage
 from workloads.rules.layout_rules import violations
 from workloads.spec.errors import InvalidSweep
@@ -95,6 +96,17 @@ def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
         assert (1 - 1e-9) * least_s <= ranked.time.cautious_s <= (1 + ALIKE + 1e-9) * least_s
     ranking = Ranking(found.space, found.times, found.limit_bytes)
     assert ranking.bound_s(found.sizes[0].ranked.size) <= shortest_s, "which other sizes are left out by"
+
+
+def test_ranks_of_context_divide_recurrent_heads(tmp_path: Path) -> None:
+    """Nemotron-H has 8 groups of heads."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["nvidia/Nemotron-H-56B-Base-8K"]["config"]))
+    words = [f"model={tmp_path}/config.json", "cluster=h200", "gpus=64", "global_batch_size=64", "seq_len=8192", EAGER]
+    narrow = ["cp=[2,4,8]", "tp=[1,2,4]", "pp=1", "micro_batch_size=1", "zero_stage=3", "recompute=full"]
+    found = asked(*words, *narrow, "dp_replicate=1", "recompute_every=1", "cp_kind=ring")
+    layouts = every_layout(found)
+    assert {(one.tp, one.cp) for one in layouts} == {(1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)}
+    assert len(layouts) == found.space.allowed == len(found.space)
 
 
 @pytest.mark.slow

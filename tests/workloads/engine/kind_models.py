@@ -212,8 +212,19 @@ RECURRENT: dict[str, tuple[list[Part], list[int]]] = {
         [0, 1, 2, 0, 2],
     ),
 }
-"""The same with recurrent layers, which context parallelism does not divide."""
-
+"""The same with recurrent layers."""
+DIVIDED: dict[str, tuple[list[Part], list[int]]] = {
+    "divided_mamba": ([layer(mamba(groups=4, bias=True)), layer(attention(rope=None))], [0, 1, 0]),
+    "divided_gated_delta": (
+        [layer(gated_delta(key_heads=4, value_heads=8, value_dim=4)), layer(attention())],
+        [0, 0, 1],
+    ),
+    "divided_kimi_delta": (
+        [layer(kimi_delta()), layer(kimi_delta(full_rank_gate=True, kernel=3)), layer(attention())],
+        [0, 1, 2],
+    ),
+}
+"""Recurrent layers of which each of four ranks has a head and a group."""
 
 OF_ENDS: dict[str, Part] = {
     "scaled_scores": {"scaled_embedding": True},
@@ -223,9 +234,9 @@ OF_ENDS: dict[str, Part] = {
 
 
 def kind_model(named: str | tuple[list[Part], list[int]], *, tie: bool = False, **sizes: int) -> ModelSpec:
-    """A model of `MODELS` or `RECURRENT` by its name, or of other kinds and their order; ``sizes`` in place of the
-    small ones."""
-    kinds, order = (MODELS | RECURRENT)[named] if isinstance(named, str) else named
+    """A model of `MODELS`, `RECURRENT` or `DIVIDED` by its name, or of other kinds and their order; ``sizes`` in place
+    of the small ones."""
+    kinds, order = (MODELS | RECURRENT | DIVIDED)[named] if isinstance(named, str) else named
     ends = OF_ENDS.get(named, {}) if isinstance(named, str) else {}
     return model_from_dict(
         {

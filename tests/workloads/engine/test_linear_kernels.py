@@ -224,6 +224,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {"recompute": "selective"},
     {"tp": 2, "micro_batch_size": 1},
     {"dp": 2, "zero_stage": 2, "seq_len": 320},
+    {"cp": 2, "cp_kind": "ulysses"},
+    {"cp": 2, "zero_stage": 1, "recompute": "full"},
 ]
 
 

@@ -44,11 +44,7 @@ RING = {"cp": 2, "cp_kind": "ring"}
             "a window of 5 tokens in parity_sliding, which reaches past a part of seq_len/(2*cp) = 3 tokens",
         ),
         ("sliding", {"attention": "math"}, "attention=math with the windows or capped scores of parity_sliding"),
-        (
-            "mamba",
-            {"cp": 2, "cp_kind": "ulysses"},
-            "cp=2 with the recurrent layers of parity_mamba, whose states would",
-        ),
+        ("mamba", {"cp": 2, "cp_kind": "ulysses"}, None),
         ("kimi_delta", {"tp": 2, "recompute": "full"}, None),
         ("positions", RING, None),
         ("sinks", {"cp": 2, "cp_kind": "ulysses"}, None),
@@ -62,6 +58,25 @@ def test_what_is_not_built_is_named(model: str, layout: dict[str, Any], message:
     if message is not None:
         assert message in found[0]
         assert [violation.rule for violation in violations(e, H200)] == ["engine_support"]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "divisors"),
+    [
+        ("mamba", {"cp": 2}, None),  # 8 heads in 2 groups
+        ("mamba", {"cp": 4}, "cp=4 ranks exchange tokens of recurrent layers for whole heads and groups"),
+        ("mamba", {"cp": 2, "tp": 2}, "does not divide the 1 of the 2 that all recurrent layers of parity_mamba share"),
+        ("kimi_delta", {"cp": 2, "tp": 2}, None),  # 4 heads
+        ("kimi_delta", {"cp": 3}, "each of tp=1 ranks has; cp may be one of 1, 2, 4"),
+        ("gated_delta", {"cp": 4}, "does not divide the 2 of the 2"),  # 2 heads of keys
+        ("gated_delta", {"cp": 2, "cp_kind": "allgather"}, None),
+    ],
+)
+def test_ranks_of_context_have_whole_heads_and_groups(model: str, layout: dict[str, Any], divisors: str | None) -> None:
+    e = Experiment.canonical(model=kind_model(model), global_batch_size=8, seq_len=48, **layout)
+    found = violations(e, H200)
+    assert [one.rule for one in found] == ([] if divisors is None else ["cp_recurrent_heads"])
+    assert (divisors or "") in "".join(one.message for one in found)
 
 
 @pytest.mark.parametrize("kind", ["ring", "allgather", "ulysses"])

@@ -36,6 +36,8 @@ class KindBytes(NamedTuple):
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
     first_half: int
     """Extra working bytes in the input-gradient pass of a split backward."""
+    exchanging: int
+    """Working bytes in that pass while a recurrent layer exchanges heads for tokens; 0 for other layers."""
     offloaded: int
     """Held on the host until the layer's backward begins."""
     offloaded_input: int
@@ -128,14 +130,15 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
         if kind.norms > 2:  # the backward of the output's norm is done by then
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
-        working = max(working, _mixer_working(one, stream, min(saved, total)))
+        working = max(working, _mixer_working(one, stream, min(saved, total)) + _exchanging(one))
     if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) and e.recurrence == "fla":
         working = max(working, _kernels_working(one, kind.mixer, stream, min(saved, total)))
     reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
     offloaded = one.offloaded
     of_host = saved - sum(_parts(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
-    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one), of_host, of_input)
+    exchanging = _exchanging_first(one, min(saved, total))
+    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one), exchanging, of_host, of_input)
 
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
@@ -237,11 +240,35 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
     return there - saved
 
 
+def _exchanging(one: _Layer) -> int:
+    """Bytes in addition to `_mixer_working` while a recurrent layer's backward exchanges heads for tokens: gradients of
+    the output, or of the inputs, exist three times (as they are, sent and received), those of the inputs without what
+    the layer saved."""
+    mixer = one.kind.mixer
+    if one.e.cp == 1 or not isinstance(mixer, GatedDeltaRule | KimiDelta | Mamba2):
+        return 0
+    along = mixer.context_parallel
+    inputs, outputs = one.s.split(along.inputs), one.s.split(along.outputs)
+    return max(0, inputs - outputs, 2 * outputs - inputs)
+
+
+def _exchanging_first(one: _Layer, saved: int) -> int:
+    """Bytes in addition to ``saved`` in the input-gradient pass of a split backward while a recurrent layer exchanges
+    heads for tokens: all that waits for the weight-gradient pass (the gradient of the stream is part of it), two more
+    copies of the gradients of the inputs, and the layer's input. 0 for other layers."""
+    if _exchanging(one) == 0:
+        return 0
+    gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
+    entry = one.t.entry[:3] if one.kind.mlp is not None else one.t.entry
+    there = _deferred(one) + 2 * gradients + _sum(tensor for tensor in entry if not tensor.feeds)
+    return max(0, there - saved)
+
+
 def _kernels_working(one: _Layer, mixer: Kernels, stream: int, saved: int) -> int:
     """As `_mixer_working`, while the kernels of a recurrence run: what these need in place of the gradients of their
     inputs, which are made of it at the end."""
     s = one.s
-    of_kernels = working_of(mixer, Batch(one.e.micro_batch_size, one.e.seq_len), s.tp)
+    of_kernels = working_of(mixer, Batch(one.e.micro_batch_size, one.e.seq_len), s.tp * one.e.cp)
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
     return _mixer_working(one, stream, saved) - gradients + of_kernels.backward
 

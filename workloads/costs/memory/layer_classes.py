@@ -137,6 +137,7 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[Laye
         saved = kind_bytes(e, kind, c, recomputed=True, w=w)
         kept = saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w)
         working, working_kept = max(working, saved.working), max(working_kept, kept.working)
+        exchanging = saved.exchanging if splits else 0
         held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]
         of_experts = {one.name: one.parameters // (e.ep * e.etp) for one in held}
         name = kind.label if e.model.layers is not None else "layer with experts" if experts else "layer"
@@ -145,10 +146,10 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[Laye
                 name=name,
                 saved=saved.saved - saved.offloaded,
                 kept=kept.saved - kept.offloaded,
-                working=working,
-                working_kept=working_kept,
+                working=max(working, exchanging),
+                working_kept=max(working_kept, exchanging),
                 deferred=saved.deferred if splits else 0,
-                first_half=saved.first_half if splits else 0,
+                first_half=saved.first_half if splits and exchanging <= saved.working else 0,
                 block=rest if experts else block,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,

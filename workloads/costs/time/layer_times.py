@@ -18,7 +18,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_to
 from workloads.costs.shape.peer_memory import shares_memory
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
-from workloads.costs.time.recurrent_times import Passes, kernel_passes
+from workloads.costs.time.recurrent_times import Passes, exchange_copies, kernel_passes
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
@@ -129,6 +129,8 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
     forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
     backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention + 2 * memory
+    copied_s = exchange_copies(e, kind.mixer, c) / rates.memory
+    forward, backward = forward + copied_s, backward + copied_s
     if kernels.passes is not None:
         forward += kernels.passes.forward / rates.memory
         backward += kernels.passes.backward / rates.memory + attention  # the forward runs again
@@ -182,7 +184,7 @@ def _kernels(e: Experiment, kind: Layer) -> _Kernels:
         return _Kernels(None, 0)
     of_mixer = kind_tensors(kind, Sizes.of(e, COMPUTE_BYTES[e.precision])).mixer
     moved = sum(one.moved for one in of_mixer)
-    return _Kernels(kernel_passes(kind.mixer, Batch(e.micro_batch_size, e.seq_len), e.tp), moved)
+    return _Kernels(kernel_passes(kind.mixer, Batch(e.micro_batch_size, e.seq_len), e.tp * e.cp), moved)
 
 
 def _mixed_streams(hidden: int, streams: int) -> int:

@@ -1,4 +1,5 @@
-"""Bytes that the kernels of flash-linear-attention read and write in one recurrent layer (``recurrence=fla``).
+"""Bytes that the kernels of flash-linear-attention read and write in one recurrent layer (``recurrence=fla``), and that
+exchanges of context parallelism copy.
 
 Counted from the sources of ``fla-core`` 0.6.0 and `workloads.engine.kind_ops.fused_scan`: each kernel reads its inputs
 and writes its outputs once; what all heads of a group or all blocks of one kernel read again comes from the L2 cache.
@@ -13,8 +14,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.model import Mixer
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta
 from workloads.spec.recurrent_kernels import CHUNK, Batch, Kernels
+
+
+def exchange_copies(e: Experiment, mixer: Mixer | None, c: int) -> int:
+    """Bytes read and written in each pass of one layer where context-parallel ranks exchange tokens for heads: what is
+    sent is copied before and after, whatever computes the recurrence. ``c``: bytes of an activation."""
+    if e.cp == 1 or not isinstance(mixer, Kernels):
+        return 0
+    along = mixer.context_parallel
+    tokens = e.micro_batch_size * e.seq_len // e.cp
+    return 4 * c * tokens * (along.inputs + along.outputs) // e.tp
 
 
 class Passes(NamedTuple):
@@ -24,14 +37,14 @@ class Passes(NamedTuple):
     backward: int
 
 
-def kernel_passes(mixer: Kernels, batch: Batch, tp: int) -> Passes:
-    """Of one layer on one of ``tp`` ranks."""
+def kernel_passes(mixer: Kernels, batch: Batch, ranks: int) -> Passes:
+    """Of one layer on one of ``ranks`` ranks that share its heads (tp times cp). ``batch``: of whole sequences."""
     tokens, chunks = 2 * batch.tokens, 2 * batch.chunks
     if isinstance(mixer, GatedDeltaRule):
-        keys, of_values = (tokens * heads * mixer.key_dim // tp for heads in (mixer.key_heads, mixer.value_heads))
-        values = tokens * mixer.value_heads * mixer.value_dim // tp
-        states = chunks * mixer.value_heads * mixer.key_dim * mixer.value_dim // tp
-        products = tokens * mixer.value_heads * CHUNK // tp
+        keys, of_values = (tokens * heads * mixer.key_dim // ranks for heads in (mixer.key_heads, mixer.value_heads))
+        values = tokens * mixer.value_heads * mixer.value_dim // ranks
+        states = chunks * mixer.value_heads * mixer.key_dim * mixer.value_dim // ranks
+        products = tokens * mixer.value_heads * CHUNK // ranks
         # Convolutions 2 (2 J + V), lengths 4 J, inverses, solved, states, outputs, and norm with a copy of the gate.
         forward = 13 * keys + 15 * values + 2 * of_values + 2 * states + 2 * products
         # Norm 5 V; solved, states; gradients within chunks, of states, of all, of the system; of lengths, convolutions;
@@ -39,17 +52,17 @@ def kernel_passes(mixer: Kernels, batch: Batch, tp: int) -> Passes:
         backward = 35 * keys + 30 * values + 12 * of_values + 5 * states + 2 * products
         return Passes(forward, forward + backward)
     if isinstance(mixer, KimiDelta):
-        width = tokens * mixer.heads * mixer.head_dim // tp
-        states = chunks * mixer.heads * mixer.head_dim * mixer.head_dim // tp
-        products = tokens * mixer.heads * CHUNK // tp
+        width = tokens * mixer.heads * mixer.head_dim // ranks
+        states = chunks * mixer.heads * mixer.head_dim * mixer.head_dim // ranks
+        products = tokens * mixer.heads * CHUNK // ranks
         # In widths: convolutions 6, lengths 4, sums of decays 3, products 4, solved 7, states 6, outputs 5, norm 3.
         forward = 38 * width + 2 * states + 5 * products
         # In widths, fp32 counting twice: norm 5, sums 3, solved 9, states 6, products 3, gradients of states 6, of all
         # 19, within chunks 20, sums of decays 4 and gate 4, lengths 8, convolutions 18, joining 10.
         return Passes(forward, forward + 115 * width + 5 * states + 13 * products)
-    width, of_groups = (tokens * n // tp for n in (mixer.heads * mixer.head_dim, mixer.groups * mixer.state))
-    of_heads = tokens * mixer.heads * mixer.state // tp
-    states = chunks * mixer.heads * mixer.state * mixer.head_dim // tp
+    width, of_groups = (tokens * n // ranks for n in (mixer.heads * mixer.head_dim, mixer.groups * mixer.state))
+    of_heads = tokens * mixer.heads * mixer.state // ranks
+    states = chunks * mixer.heads * mixer.state * mixer.head_dim // ranks
     # Convolutions 2 (W + 2 G), copies of B and C, steps 2 W, states, outputs, skip 3 W, norm with a copy of the gate.
     forward = 11 * width + 6 * of_groups + 5 * of_heads + 2 * states
     # Norm 5 W; skip 3 W; states in fp32, gradients of them, of all, of values; sums over a group's heads; steps 4 W;

@@ -28,8 +28,12 @@ projection.
 This is attention to all earlier tokens. A window needs the keys and values of its reach alone: each of a rank's two
 pieces of a sequence gets those of the tokens before it, in one message (of a ring or not), and in the backward gives
 their gradients back: a sum of two terms, in the compute dtype. Keys of one head, entries of compressed attention and
-keys of an indexer are whole on every tensor-parallel rank. A recurrent mixer passes the state of each sequence on, in
-one all-gather of all ranks' states; its backward passes the gradients.
+keys of an indexer are whole on every tensor-parallel rank.
+
+Gated delta rule, KDA and Mamba-2 exchange tokens for heads whatever the kind is, as Ulysses does
+(`workloads.engine.collectives.head_exchange`): one all-to-all of all inputs of the recurrence, and one of its outputs.
+Lightning attention, which the engine does not run, passes the state of each sequence on, in one all-gather of all
+ranks' states; its backward passes the gradients.
 """
 
 from __future__ import annotations
@@ -65,12 +69,16 @@ def context_messages_of(
     if along.state:
         size = _STATE_BYTES * e.micro_batch_size * along.state // e.tp
         return [AttentionMessages("all_gather", 1, (e.cp - 1) * size)]
+    tokens = e.micro_batch_size * e.seq_len // e.cp
+    if along.inputs:
+        each = (e.cp - 1) * tokens * compute_bytes
+        both = [each * (numbers // (e.tp * e.cp)) for numbers in (along.inputs, along.outputs)]
+        return [AttentionMessages("all_to_all", 1, size) for size in (both[::-1] if backward else both)]
     of_rank = along._replace(split=along.split // e.tp, queries=along.queries // e.tp, outputs=along.outputs // e.tp)
     if along.reach is not None and e.cp_kind != "ulysses":
         piece = e.seq_len // (2 * e.cp)
         reached = min(along.reach, (2 * e.cp - 1) * piece // 2) * (of_rank.split + along.whole)
         return [AttentionMessages("send", 2, e.micro_batch_size * reached * compute_bytes)] if reached else []
-    tokens = e.micro_batch_size * e.seq_len // e.cp
     sizes = {"cp": e.cp, "tokens": tokens, "compute_bytes": compute_bytes, "sum_bytes": sum_bytes}
     return context_messages(e.cp_kind, of_rank, backward=backward, **sizes)
 

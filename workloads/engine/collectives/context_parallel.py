@@ -58,10 +58,12 @@ def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tens
     if cp == 1:
         return torch.arange(seq_len)
     assert seq_len % (2 * cp) == 0, (seq_len, cp)
-    parts = torch.arange(seq_len).view(2 * cp, -1)
-    if kind == "ulysses":
-        return parts[2 * rank : 2 * rank + 2].flatten()
-    return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
+    return torch.arange(seq_len).view(2 * cp, -1)[list(parts_of(cp, rank, kind))].flatten()
+
+
+def parts_of(cp: int, rank: int, kind: ContextKind) -> tuple[int, int]:
+    """Which two of the 2 cp equal parts of a sequence ``rank`` holds, in the order in which it holds them."""
+    return (2 * rank, 2 * rank + 1) if kind == "ulysses" else (rank, 2 * cp - 1 - rank)
 
 
 def context_attention(

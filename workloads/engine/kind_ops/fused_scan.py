@@ -25,17 +25,16 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from workloads.engine.kind_ops.delta_steps import GatedDeltaStep, KimiDeltaStep
+from workloads.engine.kind_ops.head_shares import AnyStep, ShareOfHeads
 from workloads.engine.kind_ops.linear_kernels import functions, kernels_chosen
 from workloads.engine.kind_ops.mamba_scan import MambaStep
 from workloads.engine.kind_ops.segments import scanned
 from workloads.engine.ops.backend import Backend, backend_of
 from workloads.spec.recurrent_kernels import Batch, Working, gated_delta, kimi_delta, mamba
 
-AnyStep = GatedDeltaStep | KimiDeltaStep | MambaStep
-
 
 @torch.compiler.disable  # one graph break, as with attention to windows
-def recurrence(step: AnyStep, sequences: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def recurrence(step: AnyStep | ShareOfHeads, sequences: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Outputs [B, S, O] of a recurrence over ``sequences`` [B, S, C], in their dtype. The inputs are saved."""
     x = sequences[0]
     if kernels_chosen(x) and (x.is_cuda or backend_of(x) is Backend.SHAPES):
@@ -45,7 +44,7 @@ def recurrence(step: AnyStep, sequences: Sequence[Tensor], parameters: Sequence[
 
 class _Kernels(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: AnyStep, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, step: AnyStep | ShareOfHeads, count: int, *tensors: Tensor) -> Tensor:
         ctx.step, ctx.count = step, count
         ctx.save_for_backward(*tensors)
         if backend_of(*tensors) is Backend.SHAPES:
@@ -80,8 +79,10 @@ def _take(like: Tensor, size: int) -> None:
     like.new_empty(size, dtype=torch.uint8)
 
 
-def working(step: AnyStep, like: Tensor) -> Working:
+def working(step: AnyStep | ShareOfHeads, like: Tensor) -> Working:
     """Memory that the kernels need besides inputs and outputs."""
+    if isinstance(step, ShareOfHeads):
+        return working(step.step, like)
     batch = Batch(*like.shape[:2])
     if isinstance(step, GatedDeltaStep):
         heads = {"key_heads": step.key_heads, "value_heads": step.value_heads}
@@ -91,8 +92,9 @@ def working(step: AnyStep, like: Tensor) -> Working:
     return mamba(batch, heads=step.heads, head_dim=step.head_dim, groups=step.groups, state=step.state)
 
 
-def _parts(step: AnyStep, sequences: Sequence[Tensor]) -> list[Tensor]:
+def _parts(step: AnyStep | ShareOfHeads, sequences: Sequence[Tensor]) -> list[Tensor]:
     """Views of the columns that are separate inputs of the kernels."""
+    step = step.step if isinstance(step, ShareOfHeads) else step
     return [part for x, widths in zip(sequences, columns(step), strict=True) for part in x.split(widths, 2)]
 
 
@@ -106,8 +108,10 @@ def columns(step: AnyStep) -> list[list[int]]:
     return [[step.outputs, step.outputs, of_groups, of_groups, step.heads]]
 
 
-def with_kernels(step: AnyStep, parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def with_kernels(step: AnyStep | ShareOfHeads, parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Outputs [B, S, O] with autograd. ``parts``: the tensors of `columns`, one after the other."""
+    if isinstance(step, ShareOfHeads):
+        return with_kernels(step.step, parts, step.own(parameters))
     of_kind: dict[type, Callable[..., Tensor]] = {
         GatedDeltaStep: _gated_delta,
         KimiDeltaStep: _kimi_delta,

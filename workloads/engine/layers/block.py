@@ -248,7 +248,7 @@ def _attention(
         found = rotation(kind)
         return KindAttention(prefix, model, kind.mixer, 0 if found is None else found[1], batch, tp, cp)
     if kind is not None and isinstance(kind.mixer, Recurrent):
-        return recurrent(prefix, model, kind.mixer, batch, tp)
+        return recurrent(prefix, model, kind.mixer, batch, tp, cp)
     return (Attention if model.mla is None else LatentAttention)(prefix, model, batch, tp, cp)
 
 

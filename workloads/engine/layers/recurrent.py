@@ -7,17 +7,19 @@ Shapes as in `workloads.engine.layers.block`; C columns of the projection, O cha
                 only, so a layer keeps the projection and the input of the output projection
     out         [T_s, D], row-parallel
 
-A rank has whole heads and groups of all tokens of its sequences, so no state leaves it.
+A rank has whole heads and groups of all tokens of its sequences, so no state leaves it. With context parallelism it
+has them for the recurrence alone: `workloads.engine.collectives.head_exchange`.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from workloads.engine.collectives.context_parallel import ContextParallel
+from workloads.engine.collectives.head_exchange import exchanged_recurrence
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear, WholeLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.kind_ops.delta_steps import GatedDeltaStep, KimiDeltaStep
-from workloads.engine.kind_ops.fused_scan import recurrence
 from workloads.engine.kind_ops.mamba_scan import MambaStep
 from workloads.engine.layers.vector import Vector
 from workloads.spec import recurrent_weights
@@ -28,9 +30,17 @@ from workloads.spec.model_spec import ModelSpec
 class Mamba(nn.Module):
     """Mamba-2 (arXiv:2405.21060), as Nemotron-H has it."""
 
-    def __init__(self, prefix: str, model: ModelSpec, mixer: Mamba2, batch: int, tp: TensorParallel) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        model: ModelSpec,
+        mixer: Mamba2,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+    ) -> None:
         super().__init__()
-        self.batch = batch
+        self.batch, self.cp = batch, cp
         held = recurrent_weights.mamba(model, mixer, prefix)
         products, convolved = recurrent_weights.MAMBA_PRODUCTS, ("x", "b", "c")
         self.projection = ColumnParallelLinear([held[name] for name in products], tp)
@@ -54,22 +64,33 @@ class Mamba(nn.Module):
         )
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
-        projected_TC = self.projection(x_TD)
-        if self.bias is not None:
-            projected_TC = projected_TC + self.bias.weight
         vectors = (self.kernel, self.kernel_bias, self.of_heads, self.norm)
         parameters = [one.weight for one in vectors if one is not None]
-        y_BSO = recurrence(self.step, [projected_TC.unflatten(0, (self.batch, -1))], parameters)
+        y_BSO = exchanged_recurrence(self.step, self._sequences(x_TD), parameters, self.cp)
         y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
         return y_TD if self.out_bias is None else y_TD + self.out_bias.weight
+
+    def _sequences(self, x_TD: Tensor) -> list[Tensor]:
+        projected_TC: Tensor = self.projection(x_TD)
+        if self.bias is not None:
+            projected_TC = projected_TC + self.bias.weight
+        return [projected_TC.unflatten(0, (self.batch, -1))]
 
 
 class GatedDelta(nn.Module):
     """Gated DeltaNet (arXiv:2412.06464), as Qwen3.5 has it."""
 
-    def __init__(self, prefix: str, model: ModelSpec, mixer: GatedDeltaRule, batch: int, tp: TensorParallel) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        model: ModelSpec,
+        mixer: GatedDeltaRule,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+    ) -> None:
         super().__init__()
-        self.batch = batch
+        self.batch, self.cp = batch, cp
         held = recurrent_weights.gated_delta(model, mixer, prefix)
         self.projection = ColumnParallelLinear([held[name] for name in recurrent_weights.DELTA_PRODUCTS], tp)
         self.kernel = Vector([held[f"{name}_kernel"] for name in "qkv"], tp)
@@ -87,7 +108,8 @@ class GatedDelta(nn.Module):
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
         parameters = [one.weight for one in (self.kernel, self.of_heads, self.norm)]
-        y_BSO = recurrence(self.step, [self.projection(x_TD).unflatten(0, (self.batch, -1))], parameters)
+        sequences = [self.projection(x_TD).unflatten(0, (self.batch, -1))]
+        y_BSO = exchanged_recurrence(self.step, sequences, parameters, self.cp)
         y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
         return y_TD
 
@@ -96,9 +118,17 @@ class KimiDeltaAttention(nn.Module):
     """KDA (arXiv:2510.26692), as Kimi Linear has it. Decays, and gates unless they have full rank, come from latents:
     every rank projects its own tokens to them, and all tokens' latents to its own heads."""
 
-    def __init__(self, prefix: str, model: ModelSpec, mixer: KimiDelta, batch: int, tp: TensorParallel) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        model: ModelSpec,
+        mixer: KimiDelta,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+    ) -> None:
         super().__init__()
-        self.batch, self.size = batch, mixer.head_dim
+        self.batch, self.cp, self.size = batch, cp, mixer.head_dim
         held = recurrent_weights.kimi_delta(model, mixer, prefix)
         products = [held[name] for name in recurrent_weights.DELTA_PRODUCTS if name in held]
         self.projection = ColumnParallelLinear(products, tp, shares_input=True)
@@ -114,6 +144,12 @@ class KimiDeltaAttention(nn.Module):
         )
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
+        parameters = [one.weight for one in (self.kernel, self.of_decays, self.norm)]
+        y_BSO = exchanged_recurrence(self.step, self._sequences(x_TD), parameters, self.cp)
+        y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
+        return y_TD
+
+    def _sequences(self, x_TD: Tensor) -> list[Tensor]:
         width = self.step.outputs
         projected_TC, latents = self.projection(x_TD), self.down(x_TD).split(self.size, 1)
         decay_TW = self.decay_up(latents[0].contiguous())
@@ -123,17 +159,16 @@ class KimiDeltaAttention(nn.Module):
         else:
             qkv, rate = projected_TC.split([3 * width, self.step.heads], 1)
             inputs = [qkv, rate, decay_TW, self.gate_up(latents[1].contiguous())]
-        parameters = [one.weight for one in (self.kernel, self.of_decays, self.norm)]
-        y_BSO = recurrence(self.step, [x.unflatten(0, (self.batch, -1)) for x in inputs], parameters)
-        y_TD: Tensor = self.out(y_BSO.flatten(0, 1))
-        return y_TD
+        return [x.unflatten(0, (self.batch, -1)) for x in inputs]
 
 
-def recurrent(prefix: str, model: ModelSpec, mixer: Recurrent, batch: int, tp: TensorParallel) -> nn.Module:
+def recurrent(
+    prefix: str, model: ModelSpec, mixer: Recurrent, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+) -> nn.Module:
     """The module of a recurrent mixer."""
     if isinstance(mixer, GatedDeltaRule):
-        return GatedDelta(prefix, model, mixer, batch, tp)
+        return GatedDelta(prefix, model, mixer, batch, tp, cp)
     if isinstance(mixer, KimiDelta):
-        return KimiDeltaAttention(prefix, model, mixer, batch, tp)
+        return KimiDeltaAttention(prefix, model, mixer, batch, tp, cp)
     assert isinstance(mixer, Mamba2), "refused by the rules"
-    return Mamba(prefix, model, mixer, batch, tp)
+    return Mamba(prefix, model, mixer, batch, tp, cp)

@@ -28,6 +28,9 @@ class ContextParallel(NamedTuple):
     """Outputs, which Ulysses sends back."""
     reach: int | None = None
     """Earlier tokens that a query sees; None: all. Only these are sent."""
+    inputs: int = 0
+    """Inputs of a recurrence, divided over tensor-parallel ranks: ranks exchange tokens for heads, whatever the kind,
+    and ``outputs`` back."""
     state: int = 0
     """Numbers of the state that a sequence passes on, divided over tensor-parallel ranks."""
 

@@ -48,7 +48,8 @@ class GatedDeltaRule:
 
     @property
     def context_parallel(self) -> ContextParallel:
-        return ContextParallel(state=self.value_heads * self.key_dim * self.value_dim)
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        return ContextParallel(inputs=2 * (keys + values + self.value_heads), outputs=values)
 
     def kernel_flops(self) -> float:
         """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
@@ -99,7 +100,9 @@ class KimiDelta:
 
     @property
     def context_parallel(self) -> ContextParallel:
-        return ContextParallel(state=self.heads * self.head_dim**2)
+        """The inputs are queries, keys, values, decays and gates of every channel, and rates."""
+        width = self.heads * self.head_dim
+        return ContextParallel(inputs=5 * width + self.heads, outputs=width)
 
     def kernel_flops(self) -> float:
         """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""
@@ -147,7 +150,8 @@ class Mamba2:
 
     @property
     def context_parallel(self) -> ContextParallel:
-        return ContextParallel(state=self.heads * self.head_dim * self.state)
+        width = self.heads * self.head_dim
+        return ContextParallel(inputs=2 * (width + self.groups * self.state) + self.heads, outputs=width)
 
     def kernel_flops(self) -> float:
         """Forward FLOPs of a token in a kernel that works in chunks, which are more than those of `mixing`."""

@@ -61,6 +61,20 @@ def test_ranks_divide_the_bytes_of_kernels() -> None:
         assert whole == (2 * half.forward, 2 * half.backward) and whole.backward > 2 * whole.forward
 
 
+@pytest.mark.parametrize("recurrence", ["torch", "fla"])
+def test_ranks_of_context_divide_the_work_and_copy_what_they_send(recurrence: str) -> None:
+    name, longer = "Qwen/Qwen3.5-27B", {"seq_len": 16384, "recurrence": recurrence}
+    alone, shared = times(name, **longer)[0], times(name, cp=4, **longer)[0]
+    e = Experiment.canonical(model=published(name), global_batch_size=16)
+    along, rates = layers_of(e.model).kinds[0].mixer, rates_of(e, H200)
+    assert along is not None and rates is not None
+    numbers = along.context_parallel.inputs + along.context_parallel.outputs
+    copied = 4 * 2 * 4096 * numbers / rates.memory
+    assert shared.forward_s == pytest.approx(alone.forward_s / 4 + copied, rel=1e-9)
+    assert shared.backward_s == pytest.approx(alone.backward_s / 4 + copied, rel=1e-9)
+    assert 0 == alone.forward_exposed_s < shared.forward_exposed_s == pytest.approx(shared.backward_exposed_s)
+
+
 def test_a_step_is_the_sum_over_the_layers_of_its_kinds() -> None:
     e = Experiment.canonical(model=published("Qwen/Qwen3.5-27B"), global_batch_size=8)
     delta, full = times("Qwen/Qwen3.5-27B")

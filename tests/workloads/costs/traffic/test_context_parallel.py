@@ -1,12 +1,14 @@
-"""Context-parallel messages of kinds: a window sends its reach, a recurrent mixer its state."""
+"""Context-parallel messages of kinds: a window sends its reach, a recurrent mixer its inputs and outputs."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tests.workloads.costs.published import published
 from workloads.costs.traffic.context_parallel import AttentionMessages, context_messages_of
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.recurrent import LightningAttention
 from workloads.spec.model_layers import layers_of
 
 
@@ -24,12 +26,22 @@ def test_a_window_sends_its_reach_once_for_each_piece() -> None:
     assert messages("openai/gpt-oss-20b", 1) == [AttentionMessages("send", 3, 8192 * numbers * 2)]
 
 
-def test_a_recurrent_mixer_passes_states_on() -> None:
-    state = 48 * 128 * 128  # Qwen3.5-27B
+def test_a_recurrent_mixer_exchanges_tokens_for_heads() -> None:
+    keys, values = 16 * 128, 48 * 128  # Qwen3.5-27B
+    columns = 2 * keys + values + values + 2 * 48  # queries and keys, values, gates, decays and rates
+    sent = [AttentionMessages("all_to_all", 1, 3 * 8192 * n // 4 // 2 * 2) for n in (columns, values)]
     for kind in ("ring", "ulysses", "allgather"):
-        assert messages("Qwen/Qwen3.5-27B", 0, cp_kind=kind, tp=2) == [
-            AttentionMessages("all_gather", 1, 3 * 4 * state // 2)
-        ]
+        assert messages("Qwen/Qwen3.5-27B", 0, cp_kind=kind, tp=2) == sent
+        assert messages("Qwen/Qwen3.5-27B", 0, cp_kind=kind, tp=2, backward=True) == sent[::-1]
+
+
+def test_lightning_attention_passes_states_on() -> None:
+    lightning = LightningAttention(heads=64, head_dim=128)
+    e = Experiment.canonical(model=published("Qwen/Qwen3.5-27B"), global_batch_size=16, cp=4, tp=2)
+    kind = dataclasses.replace(layers_of(e.model).kinds[0], mixer=lightning)
+    assert context_messages_of(e, kind, 2, 4, backward=False) == [
+        AttentionMessages("all_gather", 1, 3 * 4 * 64 * 128**2 // 2)
+    ]
 
 
 def test_keys_of_one_head_are_whole_on_every_rank() -> None:
