@@ -167,7 +167,9 @@ def test_flops_count_the_scores_within_documents() -> None:
     total = flops_per_token(LLAMA_8B, packed_case.attended_length, "causal") * packed_case.tokens_per_step
     assert total == pytest.approx(of_matmuls + of_scores, rel=1e-12)
     assert hardware_flops_per_token(packed_case) * packed_case.tokens_per_step == pytest.approx(total, rel=1e-12)
-    split = packed_case.replace(cp=2, cp_kind="allgather", document_balance="greedy")
+    split = packed_case.replace(cp=2, cp_kind="ulysses", document_balance="greedy")
     assert hardware_flops_per_token(split) == hardware_flops_per_token(packed_case), "no forward runs twice"
+    gathered = hardware_flops_per_token(split.replace(cp_kind="allgather")) * packed_case.tokens_per_step
+    assert gathered == pytest.approx(total + of_scores / 3, rel=1e-12), "attention's forward runs twice"
     whole = flops_per_token(LLAMA_8B, 4096, "palm")
     assert flops_per_token(LLAMA_8B, packed_case.attended_length, "palm") < whole
