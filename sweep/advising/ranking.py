@@ -38,6 +38,7 @@ from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.predict import layouts
+from workloads.predict.experts.overheads import EXPERTS
 from workloads.predict.points import Floats
 from workloads.predict.predictor import NORMAL_90
 from workloads.rules.engine_support import is_own
@@ -242,7 +243,7 @@ class Ranking:
 
     def _log(self, factors: Any) -> Any:
         """Logarithm of structure factors that are relative to the bounds."""
-        experts = layouts.EXPERTS if self.space.question.model.moe is not None else 1.0
+        experts = EXPERTS if self.space.question.model.moe is not None else 1.0
         return np.log(factors * experts)
 
     def _least_factors(self, here: Ints, kind: str) -> Floats:

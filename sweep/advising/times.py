@@ -16,6 +16,7 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
+from workloads.predict.experts.overheads import EXPERTS
 from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
@@ -74,7 +75,7 @@ class Times:
                 bounds_of_rows.work[part, kind] = parts.busy + parts.after
                 bounds_of_rows.fill[part, kind] = parts.pipeline - parts.busy
                 bounds_of_rows.traffic[part, kind] = parts.seen
-        factor = layouts.EXPERTS if space.question.model.moe is not None else 1.0
+        factor = EXPERTS if space.question.model.moe is not None else 1.0
         return Bounds(*(factor * one for one in bounds_of_rows))
 
     def shares(self, experiment: Experiment) -> Shares:
@@ -148,7 +149,7 @@ class Times:
         of_form = (with_structure.pipeline + with_structure.seen + with_structure.after) / (
             plain.pipeline + plain.seen + plain.after
         )
-        ratios: Floats = factors * of_form / (layouts.EXPERTS if model.moe is not None else 1.0)
+        ratios: Floats = factors * of_form / (EXPERTS if model.moe is not None else 1.0)
         return ratios
 
     def _peak(self, space: LayoutSpace) -> float:

@@ -16,7 +16,7 @@ import pandas as pd
 from results.errors import UltrasweepError
 from sweep.predicting.measured_tables import is_attempts
 from workloads.costs.memory.estimate import peak_stage
-from workloads.predict.experts import experiment_of
+from workloads.predict.experts.columns import experiment_of
 from workloads.predict.memory_terms import GIB, MEMORY
 from workloads.predict.points import Floats
 from workloads.predict.table import Table

@@ -24,9 +24,9 @@ from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.measured_tables import columns_of_attempts, has_latents, is_attempts, measured_attempts
 from sweep.predicting.predict_own_memory import own_memory, reserved_over_form
 from sweep.predicting.unsaid import cover
+from workloads.predict.experts.ratios import routed_rows
 from workloads.predict.predictor import GIB, Measured, Predictor
 from workloads.predict.profiles import Profile, find_profile
-from workloads.predict.routed import routed_rows
 from workloads.predict.table import COLUMNS, MEASURED, Table, read_points
 from workloads.predict.words import text_of
 from workloads.spec.experiment import ENGINE

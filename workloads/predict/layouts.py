@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from workloads.costs.memory.expert_activations import received_rows
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
 from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
+from workloads.predict.experts.overheads import expert_factor, host_waits_of_experts, host_work_of_experts
 from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.network_terms import network_rows, without_outer_tiers
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
-from workloads.predict.recomputed_layers import full_share, host_share, nearest_word
+from workloads.predict.recomputed_layers import host_share, nearest_word
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -46,20 +46,6 @@ PRECISIONS = ("bf16", "fp16")
 STRUCTURE_SPREAD = 0.5
 """Standard deviation of log(structure factor), relative to that logarithm, at least `LEAST_STRUCTURE_SPREAD`."""
 LEAST_STRUCTURE_SPREAD = 0.03
-EXPERTS, SHORT_EXPERTS, LEAST_ROWS = 1.16, 40.0, 160.0
-"""Factor on the step time of layers with routed experts, beyond their products and messages: tokens are sorted and
-moved, products are small and many. The factor is ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows that an expert gets
-per micro-batch, fitted to 103 recorded device-bound rows of three models, R from 160 to 16,000. Fewer rows count as
-`LEAST_ROWS`; ``EXPERTS`` is the smallest factor, on which bounds rely."""
-EXPERTS_ALONE = 40.0
-"""Number of experts on a rank whose products, launched one by one, take the host as long as the rest of a layer's
-routing: from one recorded row, DeepSeek-V2-Lite in fp16."""
-ONE_BY_ONE = ("megatron",)
-"""Engines whose grouped products launch every expert's product by itself, after the host has read how many tokens each
-has, as Transformer Engine's do."""
-EXCHANGED = 0.3
-"""Share that sending tokens to other ranks and back adds to the host's part of routing: from 33 recorded host-bound
-rows with ep > 1 and known launch times."""
 _MOST_KEPT = 100_000
 """Maximum number of plain neighbours whose times are cached."""
 _PLAIN_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")
@@ -315,14 +301,6 @@ def _version(e: Experiment, captured: bool) -> str:
     return f"engine {e.engine_version}" + compiled + (CAPTURED if captured else "")
 
 
-def expert_factor(e: Experiment) -> float:
-    """Factor on the time of a step whose layers have routed experts; 1 without experts."""
-    if e.model.moe is None:
-        return 1.0
-    rows = received_rows(e) * e.ep / e.model.moe.num_experts
-    return EXPERTS * (1 + SHORT_EXPERTS / max(rows, LEAST_ROWS))
-
-
 def with_hosts(factors: Floats, of_layers: Floats, least: Floats) -> Floats:
     """Clips each factor so that the predicted step is not below the host-bound time: a better schedule removes device
     idle time, not launch time. ``of_layers``: `Structures.of_layers`; ``least``: from
@@ -337,26 +315,6 @@ def spread_of(factors: Floats, of_layers: Floats) -> Floats:
     size = np.abs(np.log(of_layers)) + np.abs(np.log(factors / of_layers))
     spread: Floats = np.where(size > 0, np.maximum(LEAST_STRUCTURE_SPREAD, STRUCTURE_SPREAD * size), 0.0)
     return spread
-
-
-def host_work_of_experts(e: Experiment) -> float:
-    """Host work for routed experts: 1 if expert products are one grouped kernel; more if each expert's products are
-    launched separately, or if tokens go to other ranks; 0 without experts."""
-    if e.model.moe is None:
-        return 0.0
-    grouped = e.engine not in ONE_BY_ONE and (e.precision == "bf16" or fp8_kind(e.precision) > 0)
-    work = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
-    return work if grouped else work + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
-
-
-def host_waits_of_experts(e: Experiment) -> float:
-    """Number of times per layer and micro-batch that the host waits for the token counts of ranks: once per forward of
-    learned routing over several ranks without a capacity factor, and of every routing where the host divides the
-    experts' products."""
-    learned = e.routing == "learned" and e.ep > 1 and e.capacity_factor is None
-    if e.model.moe is None or not (learned or e.engine in ONE_BY_ONE):
-        return 0.0
-    return 1.0 + full_share(e)
 
 
 def points_from(

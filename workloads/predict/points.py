@@ -83,7 +83,8 @@ class Points:
     ring: Floats
     """1: with context parallelism keys and values go round a ring, in cp - 1 turns; 0: they are exchanged at once."""
     routed: Floats
-    """Host work for a layer's routed experts, relative to one grouped kernel (`workloads.predict.layouts`); 0: none."""
+    """Host work for a layer's routed experts, relative to one grouped kernel (`workloads.predict.experts.overheads`).
+    0: none."""
     waits: Floats
     """Number of times per layer and micro-batch that the host waits for the token counts of ranks."""
     latents: Floats

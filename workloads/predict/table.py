@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workloads.predict.experts import EXPERT_COLUMNS, Experts, experts_of
+from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, experts_of
 from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor, refuse_too_many
 from workloads.predict.network_terms import network_columns
 from workloads.predict.parameters import TIME

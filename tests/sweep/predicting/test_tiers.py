@@ -18,10 +18,10 @@ from tests.workloads.predict.tables import random_rows, row
 from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.collectives import group_of
 from workloads.predict import network_terms
+from workloads.predict.experts.ratios import routed_rows
 from workloads.predict.parameters import TIME
 from workloads.predict.points import Points
 from workloads.predict.predictor import Predictor
-from workloads.predict.routed import routed_rows
 from workloads.predict.table import read_points
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec

@@ -17,6 +17,7 @@ from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.flops import hardware_flops_per_token
 from workloads.costs.traffic.sent import step_traffic
 from workloads.predict import layouts, time_terms
+from workloads.predict.experts.overheads import EXPERTS_ALONE, expert_factor
 from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
@@ -330,7 +331,7 @@ def test_an_engine_that_launches_experts_one_by_one_takes_its_host_longer() -> N
     theirs = columns_of(**routed, engine="megatron", engine_version=ENGINES["megatron"], zero_stage=1)
     assert (ours["waits"], theirs["waits"]) == (0, 1)
     assert MIXTRAL.moe is not None
-    alone = MIXTRAL.moe.num_experts / 2 / layouts.EXPERTS_ALONE
+    alone = MIXTRAL.moe.num_experts / 2 / EXPERTS_ALONE
     assert theirs["routed"] == pytest.approx(ours["routed"] + alone)
 
 
@@ -381,10 +382,10 @@ def test_no_schedule_is_done_before_its_hosts_are(pp: int, schedule: str) -> Non
 
 def test_experts_with_few_rows_are_not_slower_without_end() -> None:
     """A factor was seen down to 160 rows an expert; tensor-parallel experts get the rows of all their ranks."""
-    short, least = (layouts.expert_factor(of(model=MIXTRAL, seq_len=seq)) for seq in (128, 640))
+    short, least = (expert_factor(of(model=MIXTRAL, seq_len=seq)) for seq in (128, 640))
     assert short == least == pytest.approx(1.16 * 1.25)
     split, whole = (
-        layouts.expert_factor(of(model=MIXTRAL, seq_len=8192, tp=8, etp=8, sequence_parallel=sequence))
+        expert_factor(of(model=MIXTRAL, seq_len=8192, tp=8, etp=8, sequence_parallel=sequence))
         for sequence in (True, False)
     )
     assert split == whole < least

@@ -12,7 +12,8 @@ import numpy as np
 from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
-from workloads.predict.experts import experiment_of
+from workloads.predict.experts.columns import experiment_of
+from workloads.predict.experts.overheads import expert_factor, host_waits_of_experts, host_work_of_experts
 from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
@@ -94,8 +95,8 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
         by_cluster.setdefault(cluster.name, (cluster, {}))[1][place] = experiment
         near = layouts.plain(experiment) if own else neighbours.setdefault(place, _neighbour(experiment, table, place))
         memory[place] = peak_stage(experiment).peak_bytes / peak_stage(near).peak_bytes
-        routed[place] = layouts.host_work_of_experts(experiment)
-        waits[place] = layouts.host_waits_of_experts(experiment)
+        routed[place] = host_work_of_experts(experiment)
+        waits[place] = host_waits_of_experts(experiment)
         latents[place] = experiment.model.mla is not None and not own
     for cluster, experiments in by_cluster.values():
         structures = layouts.Structures(cluster)
@@ -169,7 +170,7 @@ def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]
     ratios = 1 + added_s / dense_s
     models = [one.model for one, _ in pairs]
     dense = np.array([model.moe.num_dense_layers / model.num_layers if model.moe else 1.0 for model in models])
-    of_experts = np.array([layouts.expert_factor(one) for one, _ in pairs])
+    of_experts = np.array([expert_factor(one) for one, _ in pairs])
     scaled: Floats = ratios * (of_experts + (1 - of_experts) * dense)
     return scaled
 

@@ -1,0 +1,1 @@
+"""Routed experts in predictions: of plans, and of the rows of tables."""

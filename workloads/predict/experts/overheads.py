@@ -1,0 +1,51 @@
+"""What routed experts cost beyond their products and messages: a factor on the step, work and waits of the host."""
+
+from __future__ import annotations
+
+from workloads.costs.memory.expert_activations import received_rows
+from workloads.predict.points import fp8_kind
+from workloads.predict.recomputed_layers import full_share
+from workloads.spec.experiment import Experiment
+
+EXPERTS, SHORT_EXPERTS, LEAST_ROWS = 1.16, 40.0, 160.0
+"""Factor on the step time of layers with routed experts, beyond their products and messages: tokens are sorted and
+moved, products are small and many. The factor is ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows that an expert gets
+per micro-batch, fitted to 103 recorded device-bound rows of three models, R from 160 to 16,000. Fewer rows count as
+`LEAST_ROWS`; ``EXPERTS`` is the smallest factor, on which bounds rely."""
+EXPERTS_ALONE = 40.0
+"""Number of experts on a rank whose products, launched one by one, take the host as long as the rest of a layer's
+routing: from one recorded row, DeepSeek-V2-Lite in fp16."""
+ONE_BY_ONE = ("megatron",)
+"""Engines whose grouped products launch every expert's product by itself, after the host has read how many tokens each
+has, as Transformer Engine's do."""
+EXCHANGED = 0.3
+"""Share that sending tokens to other ranks and back adds to the host's part of routing: from 33 recorded host-bound
+rows with ep > 1 and known launch times."""
+
+
+def expert_factor(e: Experiment) -> float:
+    """Factor on the time of a step whose layers have routed experts; 1 without experts."""
+    if e.model.moe is None:
+        return 1.0
+    rows = received_rows(e) * e.ep / e.model.moe.num_experts
+    return EXPERTS * (1 + SHORT_EXPERTS / max(rows, LEAST_ROWS))
+
+
+def host_work_of_experts(e: Experiment) -> float:
+    """Host work for routed experts: 1 if expert products are one grouped kernel; more if each expert's products are
+    launched separately, or if tokens go to other ranks; 0 without experts."""
+    if e.model.moe is None:
+        return 0.0
+    grouped = e.engine not in ONE_BY_ONE and (e.precision == "bf16" or fp8_kind(e.precision) > 0)
+    work = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
+    return work if grouped else work + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
+
+
+def host_waits_of_experts(e: Experiment) -> float:
+    """Number of times per layer and micro-batch that the host waits for the token counts of ranks: once per forward of
+    learned routing over several ranks without a capacity factor, and of every routing where the host divides the
+    experts' products."""
+    learned = e.routing == "learned" and e.ep > 1 and e.capacity_factor is None
+    if e.model.moe is None or not (learned or e.engine in ONE_BY_ONE):
+        return 0.0
+    return 1.0 + full_share(e)
