@@ -53,7 +53,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     }
     if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists
         beside = shard + x.cast * part.head // x.shards if x.shards > 1 else max(x.r, x.g) * part.head
-        changes["new_shard"] = beside if x.flat else 0
+        changes["new_shard"] = beside if x.flat else x.made_of_sums(part.head, x.shards)
     else:
         changes |= _reduced(x, turn, part.head)
     return [("head, reduction", changes)]

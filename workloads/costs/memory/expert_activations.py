@@ -92,9 +92,12 @@ def expert_tensors(e: Experiment, mlp: RoutedMLP, c: int) -> ExpertTensors:
     )
 
 
-def expert_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: int, recomputed: int = 0) -> int:
+def expert_working(
+    e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: int, recomputed: int = 0, *, adds: bool = False
+) -> int:
     """Bytes needed in addition to saved tensors and the stream's gradient while backward goes through the experts.
-    ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. The largest of
+    ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. ``adds``: each weight's
+    gradient is added to an earlier one of the same dtype as soon as it exists, and freed. The largest of
 
     1. the outputs' gradients by token (``gathered``, with etp > 1) and as they are sent and received;
     2. the received gradients in both orders, before anything is recomputed; then also the gradients of the product and
@@ -109,19 +112,19 @@ def expert_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: in
        weights, when product and gate_up are free.
     """
     matrices = 3 if mlp.expert.gated else 2
-    down = t.down
+    down, held = t.down, 0 if adds else t.down
     in_fp8: tuple[int, ...] = ()
     if fp8.is_low(e):
         transposed = down // _COMPUTE_BYTES
         in_fp8 = (
             t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product,
-            t.gate_up // _COMPUTE_BYTES + (matrices - 1) * transposed + t.rows + down - t.product,
+            t.gate_up // _COMPUTE_BYTES + (matrices - 1) * transposed + t.rows + held - t.product,
         )
     received = (t.sent + t.rows, 2 * t.rows) if e.ep > 1 else ()
     products = (
         t.rows + t.product + down,
-        t.gate_up + down,
-        t.rows + t.parameters - t.product,
+        t.gate_up + held,
+        t.rows + t.parameters - down + held - t.product,
         *in_fp8,
     )
     return max(gathered + t.sent, *received, recomputed + max(products))

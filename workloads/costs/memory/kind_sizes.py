@@ -106,9 +106,12 @@ class _Layer(NamedTuple):
         return len(self.named) > 0 and self.compiled and self.s.tp > 1
 
 
-def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int | None = None) -> KindBytes:
+def kind_bytes(
+    e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int | None = None, experts_add: bool = False
+) -> KindBytes:
     """``recomputed``: whether the policy of ``e`` applies to this layer. ``w``: bytes that an element of a dense
     weight's gradient takes while the layer's backward runs, in place of c where products add to sums (`Shared.w`).
+    ``experts_add``: as in `expert_working`.
 
     Saved bytes by ``recompute`` (arXiv:2205.05198, section 5, for selective recomputation):
 
@@ -129,14 +132,14 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
         gathered = one.gathered if e.etp > 1 else 0
         if one.recompute == "full":
-            working = expert_working(e, kind.mlp, x, gathered)
+            working = expert_working(e, kind.mlp, x, gathered, adds=experts_add)
             if not one.saves_after_experts:
                 shared = s.own(s.hidden) if kind.mlp.shared is not None else 0
                 working = max(working, second_forward_working(e, kind.mlp, x, gathered + shared))
             working += again
         else:
             again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
-            working = expert_working(e, kind.mlp, x, gathered, again)
+            working = expert_working(e, kind.mlp, x, gathered, again, adds=experts_add)
         working += stream - _done_norms(one)
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:

@@ -78,15 +78,15 @@ class LayerClass(NamedTuple):
         return self.recomputed * self.size.saved + (self.layers - self.recomputed) * self.size.kept
 
 
-def layer_sizes(e: Experiment, w: int | None = None) -> tuple[LayerSizes, ...]:
-    """Sizes of every class of layers of the model, in the order in which the model has them. ``w`` as of
-    `workloads.costs.memory.kind_sizes.kind_bytes`."""
+def layer_sizes(e: Experiment, w: int | None = None, *, experts_add: bool = False) -> tuple[LayerSizes, ...]:
+    """Sizes of every class of layers of the model, in the order in which the model has them. ``w`` and
+    ``experts_add`` as of `workloads.costs.memory.kind_sizes.kind_bytes`."""
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
-    key = _OF_SIZES(e), splits, w
+    key = _OF_SIZES(e), splits, w, experts_add
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_KEPT:
             _KEPT.clear()
-        _KEPT[key] = _sizes_of_kinds(e, w, splits=splits)
+        _KEPT[key] = _sizes_of_kinds(e, w, splits=splits, experts_add=experts_add)
     return _KEPT[key]
 
 
@@ -128,14 +128,16 @@ _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
 _MOST_KEPT = 20_000
 
 
-def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool) -> tuple[LayerSizes, ...]:
+def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: bool) -> tuple[LayerSizes, ...]:
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
     elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
     block, working, working_kept = max(rest for rest, _ in elements), 0, 0
     sizes: list[LayerSizes] = []
     for kind, (rest, experts) in zip(layers.kinds, elements, strict=True):
-        saved = kind_bytes(e, kind, c, recomputed=True, w=w)
-        kept = saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w)
+        saved = kind_bytes(e, kind, c, recomputed=True, w=w, experts_add=experts_add)
+        kept = (
+            saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w, experts_add=experts_add)
+        )
         working, working_kept = max(working, saved.working), max(working_kept, kept.working)
         exchanging = saved.exchanging if splits else 0
         held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]

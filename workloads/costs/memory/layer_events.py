@@ -98,11 +98,11 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
     }
     unit = "last layer, reduction"
     if x.shards == 1:
-        changes["reducing"] = 0 if x.adds else _scaled(x, turn) * x.block
+        changes["reducing"] = x.made_of_sums(x.block, 1) if x.adds else _scaled(x, turn) * x.block
         changes["gradients"] = last_layer["gradients"] + (0 if turn.prior or x.adds else x.g * x.block)
         return [(unit, changes)]
     if x.unsharded:
-        changes["new_shard"] = (x.g + x.cast) * x.block // x.shards if x.adds else 0  # the sum stays while it is read
+        changes["new_shard"] = x.made_of_sums(x.block, x.shards) if x.adds else 0
         return [(unit, changes)]
     changes["reducing"] = each * x.block
     return [
@@ -294,6 +294,7 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
         return [{"reducing": 0, "new_shard": 0, "flat": 0, "of_experts": x.c * size + cast}]
     reduced = 0 if turn.prior else shard
     new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
+    new += x.made_of_sums(size, x.expert_shards) if x.adds else 0
     after: Live = {
         "reducing": _scaled(x, turn) * size if x.expert_shards == 1 and flat else 0,
         "new_shard": new,

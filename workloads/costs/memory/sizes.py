@@ -41,7 +41,8 @@ class Shared(NamedTuple):
     cast: int
     """Bytes per element of a reduced shard that exists beside its cast to g bytes: r, or 0 where nothing is cast."""
     kept: int
-    """The part of ``cast`` that stays until the next reduction, which is all of it if replicas are summed."""
+    """The part of ``cast`` that stays until the next reduction: all of it if replicas are summed, or if
+    with ``adds`` several ranks share master weights."""
     scaled: int
     """Bytes per element of what one shard alone takes beside its flat copy and its gradient: r, of a scaled copy, which
     comes before the gradient, so that g of them are counted with it where r is more."""
@@ -107,13 +108,15 @@ class Shared(NamedTuple):
         w = w_blocks = (r if makes_sums else 0) if e.gradient_accumulation_fusion else c
         if e.precision in ("fp8_tensorwise", "fp8_blockwise"):
             w_blocks = c
-        sizes = layer_sizes(e, w_blocks)
+        flat_sums = e.gradient_accumulation_fusion and data_degrees(e)[1] > 1
+        adds_in_place = e.gradient_accumulation_fusion and not makes_sums and r == c
+        sizes = layer_sizes(e, w_blocks, experts_add=adds_in_place)
         return cls(
             c=c,
             g=g,
             r=r,
             cast=r if r != g else 0,
-            kept=r if r != g and data_degrees(e)[0] > 1 else 0,
+            kept=r if r != g and (data_degrees(e)[0] > 1 or flat_sums) else 0,
             scaled=r + max(0, r - g),
             adds=e.gradient_accumulation_fusion,
             flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else r,
@@ -146,6 +149,11 @@ class Shared(NamedTuple):
     def after(self, unit: int) -> int:
         """Bytes that stay after the reduction of ``unit`` elements until the next one, besides the gradient."""
         return self.flat * unit + self.kept * unit // self.shards
+
+    def made_of_sums(self, unit: int, shards: int) -> int:
+        """Bytes that a reduction makes of the sums of ``unit`` elements while it reads them, with ``adds``: a shard, if
+        there are several, and its cast."""
+        return (self.g + self.cast) * unit // shards if shards > 1 else self.g * unit if self.cast else 0
 
     def shard(self, rest: int, experts: int) -> int:
         """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""

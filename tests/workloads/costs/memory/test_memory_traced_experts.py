@@ -8,7 +8,7 @@ import pytest
 
 from tests.sampling import sampled
 from tests.workloads.costs.memory.test_memory_traced import ROUTED, routed
-from tests.workloads.costs.memory.traced import shortened, traced
+from tests.workloads.costs.memory.traced import experiment, shortened, traced
 from tests.workloads.costs.shapes import QWEN3_30B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
@@ -34,6 +34,38 @@ AGAIN = {
     "shared": again(SHARED),
     "shared, etp 2": again(SHARED, tp=2, etp=2),
 }
+
+
+def sums(model: ModelSpec = QWEN, **fields: Any) -> Experiment:
+    """Sums of gradients that products add to, reduced in another dtype than that of the master weights."""
+    fields = {"microbatches": 2, "micro_batch_size": 1, **fields}
+    return routed(model, gradient_accumulation_fusion=True, **fields)
+
+
+SUMS = {
+    "the last experts' sums are cast": sums(
+        shortened(QWEN3_30B, 8), grad_reduce="bf16", precision="fp8_tensorwise", recompute="selective"
+    ),
+    "a cast shard stays, ZeRO 1": sums(dp=2, zero_stage=1, master_weights="bf16"),
+    "a cast shard stays, dense": experiment(
+        dp=2,
+        zero_stage=1,
+        microbatches=2,
+        micro_batch_size=4,
+        master_weights="bf16",
+        gradient_accumulation_fusion=True,
+    ),
+    "added at once, replicas": sums(dp=2, grad_reduce="bf16"),
+    "added at once": sums(micro_batch_size=4, microbatches=3, grad_reduce="bf16"),
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(SUMS), 2, seconds=3))
+def test_casts_of_sums_are_at_the_traced_peak(name: str) -> None:
+    """A sum exists until it has been cast, and the next reduction frees the shard that was cast. Experts' gradients in
+    the dtype of sums are added one by one."""
+    case = SUMS[name]
+    assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
 
 
 @pytest.mark.parametrize("name", sampled(list(AGAIN), 2, seconds=3))
