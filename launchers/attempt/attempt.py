@@ -18,7 +18,7 @@ from workloads.contract import protocol
 from workloads.contract.clock import SteadyClock
 from workloads.contract.protocol import RankResult, Task
 from workloads.contract.typed import typed
-from workloads.spec.experiment import shortened_id
+from workloads.spec.experiment_id import shortened_id
 
 START = "attempt.json"
 """File of every folder of an attempt that has begun; it is written after the task."""

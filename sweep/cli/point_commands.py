@@ -59,7 +59,7 @@ def _diff_arguments(parser: Parser) -> None:
 
 
 def _diff(options: Namespace) -> int:
-    from sweep.inspecting.explain import print_difference
+    from sweep.inspecting.difference import print_difference
     from sweep.inspecting.lookup import Results
 
     results = Results(options.results)

@@ -1,4 +1,4 @@
-"""``explain``: prints everything known about one point. ``diff``: prints how two points differ."""
+"""``explain``: prints everything known about one point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from results.errors import UltrasweepError
-from results.tables.schema import METHODS
 from results.tables.store import sweep_dirs
-from results.text.numbers import byte_unit, device_noun, format_bytes, format_percent, name_routing
+from results.text.numbers import byte_unit, format_bytes, format_percent, name_routing
 from results.text.terminal import plain_table
 from sweep.inspecting.explain_groups import group_lines
 from sweep.inspecting.explain_host import host_lines
 from sweep.inspecting.lookup import Record
+from sweep.inspecting.measured_values import MEASURED, formatted, named
 from workloads.costs.memory.estimate import MemoryEstimate, estimate_memory
 from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.shape.params import (
@@ -32,21 +32,10 @@ from workloads.costs.time.timeline import estimate_idle
 from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import layout_violations
-from workloads.spec import experiment as ex
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import routed_layers
 from workloads.spec.model_spec import ModelSpec
-
-_MEASURED = (
-    ("outcome", "", 1.0, "s"),
-    ("step time", "step_time_s", 1e3, ",.1f ms"),
-    ("tokens/s/GPU", "tokens_per_s_per_gpu", 1.0, ",.0f"),
-    ("MFU (PaLM)", "mfu_palm", 100.0, ".1f %"),
-    ("peak allocated", "peak_allocated_bytes", 1.0, "bytes"),
-    ("peak reserved", "peak_reserved_bytes", 1.0, "bytes"),
-)
-"""Values shown for an attempt: name, column (empty: the outcome), factor to the unit shown, and format."""
 
 
 def print_explanation(record: Record, results: Path, console: Console) -> None:
@@ -109,40 +98,6 @@ def memory_is_known(record: Record) -> bool:
 def _between(low_s: float | None, high_s: float | None) -> str:
     """Text of a prediction's interval; empty for an old ledger without intervals."""
     return f" (90 %: {low_s * 1e3:,.1f} to {high_s * 1e3:,.1f})" if low_s is not None and high_s is not None else ""
-
-
-def print_difference(first: Record, second: Record, console: Console) -> None:
-    """Print a table of the two: fields that differ, predictions, and the newest attempt of each.
-
-    Finished attempts obtained by the same method are preferred.
-    """
-    table = plain_table()
-    table.add_column("")
-    table.add_column(first.id, overflow="fold")
-    table.add_column(second.id, overflow="fold")
-    left, right = _flat(ex.to_dict(first.experiment)), _flat(ex.to_dict(second.experiment))
-    for key in [key for key in {**left, **right} if left.get(key) != right.get(key)]:
-        table.add_row(key, str(left.get(key)), str(right.get(key)))
-    if not table.row_count:
-        console.print("the same experiment")
-        return
-    derived = (
-        ("world_size", first.experiment.world_size, second.experiment.world_size),
-        ("num_microbatches", first.experiment.num_microbatches, second.experiment.num_microbatches),
-        ("predicted peak", *(_peak(record) for record in (first, second))),
-        ("predicted step", *(_predicted_step(record) for record in (first, second))),
-    )
-    for name, a, b in derived:
-        if a != b:
-            table.add_row(name, str(a), str(b))
-    rows = _compared(first, second)
-    if any(row is not None and row["method"] != "measured" for row in rows):
-        table.add_row("method", *(row["method"] if row is not None else "" for row in rows))
-    for name, column, factor, form in _MEASURED:
-        values = [_formatted(row, column, factor, form) for row in rows]
-        if any(values):
-            table.add_row(_named(name, rows[0] or rows[1]), *values)
-    console.print(table)
 
 
 def _schedule(e: Experiment) -> str:
@@ -320,9 +275,9 @@ def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> N
         highlight=False,
     )
     measured = [
-        f"{_named(name, row)} {text}"
-        for name, column, factor, form in _MEASURED
-        if column and (text := _formatted(row, column, factor, form))
+        f"{named(name, row)} {text}"
+        for name, column, factor, form in MEASURED
+        if column and (text := formatted(row, column, factor, form))
     ]
     source = row.get("peak_flops_source") or ""
     if measured and row["mfu_palm"] is None and source.startswith("none: "):
@@ -343,60 +298,3 @@ def log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
         return None
     places = (folder / row["log_dir"] for folder in sweep_dirs(results) if folder.resolve().name == row["sweep"])
     return next((place for place in places if place.is_dir()), None)
-
-
-def _named(name: str, row: Mapping[str, Any] | None) -> str:
-    """The name of a value, with GPUs replaced by the noun for the row's devices."""
-    return name.replace("GPU", device_noun(row["backend"] if row is not None else None))
-
-
-def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:
-    if row is None:
-        return ""
-    if not column:
-        return str(row["outcome"])
-    value = row[column]
-    if value is not None and form == "bytes":
-        return format_bytes(value, 2)
-    number, _, unit = form.partition(" ")
-    return f"{value * factor:{number}} {unit}".strip() if value is not None else ""
-
-
-def _compared(first: Record, second: Record) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """The newest attempt of each, obtained by the same method if possible."""
-    for outcome in ("ok", None):
-        for method in METHODS:
-            pair = _newest(first, method, outcome), _newest(second, method, outcome)
-            if all(pair):
-                return pair
-    left, right = (
-        next(filter(None, (_newest(record, method, outcome) for outcome in ("ok", None) for method in METHODS)), None)
-        for record in (first, second)
-    )
-    return left, right
-
-
-def _newest(record: Record, method: str, outcome: str | None) -> Mapping[str, Any] | None:
-    """The newest attempt of one method with this outcome; None: any outcome."""
-    rows = (row for row in reversed(record.attempts) if row["method"] == method and outcome in (None, row["outcome"]))
-    return next(rows, None)
-
-
-def _peak(record: Record) -> str:
-    peaks = {row["predicted_peak_bytes"] for row in record.ledger if row["predicted_peak_bytes"]}
-    return format_bytes(max(peaks), 2) if peaks else ""
-
-
-def _predicted_step(record: Record) -> str:
-    times = [row["predicted_step_time_s"] for row in record.ledger if row["predicted_step_time_s"]]
-    return f"{times[-1] * 1e3:,.1f} ms" if times else ""
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -56,6 +56,22 @@ UPDATES = [
             _ALONE,
         ),
         (
+            "norm_of_a_batch",
+            "matrices of a batch are divided by the norm of all of them",
+            ENGINE + "update_ops.newton_schulz:newton_schulz",
+            "dim=(-2, -1), keepdim=True",
+            "",
+            _ALONE,
+        ),
+        (
+            "direction_of_the_first",
+            "every matrix of a batch gets the update of the first one",
+            _MUON + "_stacked",
+            "place.copy_(_of_run(directions[run.parameter], run, batch.rows))",
+            "place.copy_(_of_run(directions[batch.runs[0].parameter], batch.runs[0], batch.rows)[:1])",
+            _ALONE,
+        ),
+        (
             "copies_not_told",
             "only one copy of a matrix gets its update",
             _MUON + "Muon._update_round",

@@ -12,11 +12,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from results.shared_filesystem.whole_files import shortened
 from workloads.spec.canonical_fields import canonical_fields
 from workloads.spec.checks import shown
 from workloads.spec.documents.lengths import without_path
@@ -24,8 +22,9 @@ from workloads.spec.documents.loads import Packing, imbalance, mean_length, slow
 from workloads.spec.engine_versions import ENGINE as ENGINE
 from workloads.spec.engine_versions import ENGINE_VERSION as ENGINE_VERSION
 from workloads.spec.engine_versions import ENGINES as ENGINES
-from workloads.spec.engine_versions import capture_word, fuses_by_default, fusion_word
+from workloads.spec.engine_versions import fuses_by_default, fusion_word
 from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment_id import new_id
 from workloads.spec.experiment_values import (
     FIELDS,
     Attention,
@@ -271,51 +270,13 @@ class Experiment(_WithId):
 
     @property
     def id(self) -> str:
-        """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
-        `LONGEST_ID` bytes, because file names are composed of ids."""
+        """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``
+        (`workloads.spec.experiment_id`)."""
         try:
             return self._id
         except AttributeError:
-            object.__setattr__(self, "_id", self._new_id())
+            object.__setattr__(self, "_id", new_id(_fields_by_name(self), self.fusion_word, self.hash))
             return self._id
-
-    def _new_id(self) -> str:
-        parts = [_slug(self.model.name)]
-        dp = (
-            f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
-        )
-        parts.append(f"{dp}z{self.zero_stage}")
-        axes = ("tp", "cp", "pp", "ep", "etp")
-        parts += [f"{axis}{getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
-        if self.pp > 1:
-            parts.append(self.pp_schedule + (f"v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
-        parts += [f"mbs{self.micro_batch_size}", f"gbs{self.global_batch_size}", f"s{self.seq_len}"]
-        if self.recompute != "none":
-            parts.append(f"rc{self.recompute.translate(_IN_AN_ID)}")
-            if self.recompute_every > 1:
-                parts[-1] += f".every{self.recompute_every}"
-        if self.activation_offload != "none":
-            parts.append(f"off{self.activation_offload.translate(_IN_AN_ID)}")
-        if self.documents is not None:
-            parts.append("packed" + (".greedy" if self.document_balance == "greedy" else ""))
-        if self.routing != "balanced":
-            parts.append(self.routing)
-        if self.precision != "bf16":
-            parts.append(self.precision)
-        if self.attention == "flash4":
-            parts.append(self.attention)
-        if self.recurrence != "torch":
-            parts.append(self.recurrence)
-        if self.compile != "none":
-            parts.append("compiled")
-        if word := capture_word(self.cuda_graph, self.engine, self.engine_version):
-            parts.append(word)
-        if word := self.fusion_word:
-            parts.append(word)
-        parts += [word.replace(" ", "") for word in self.update_words]
-        if self.engine != ENGINE:
-            parts.append(_slug(self.engine))
-        return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
 
     @classmethod
     def canonical(cls, *, dp: int | None = None, **fields: Any) -> Experiment:
@@ -332,25 +293,17 @@ class Experiment(_WithId):
         return dataclasses.replace(self, **changes)
 
 
-_IN_AN_ID = str.maketrans({"+": ".", "/": "_", ":": None, "*": "x"})
-"""What a label has instead of the signs of ``recompute``, because file names are made of it."""
 _NAMES = tuple(field.name for field in dataclasses.fields(Experiment))
 _values_of = attrgetter(*_NAMES)
-LONGEST_ID = 110
-"""Limit in bytes of UTF-8. The name of a queue file is composed of a point, a pilot and an attempt, and file systems
-allow 255 bytes, which are 85 Chinese characters."""
 
 
-def shortened_id(id: str, most: int) -> str:
-    """An experiment's id in at most ``most`` bytes: the beginning of its label, and its whole hash."""
-    if len(id.encode(errors="replace")) <= most:
-        return id
-    return shortened(id, most - 9).rstrip("-.") + id[-9:]
+def _fields_by_name(experiment: Experiment) -> dict[str, Any]:
+    return dict(zip(_NAMES, _values_of(experiment), strict=True))
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
     """Plain nested dict of every field, ready for JSON."""
-    plain = dict(zip(_NAMES, _values_of(experiment), strict=True))
+    plain = _fields_by_name(experiment)
     plain["model"] = model_to_dict(experiment.model)
     return plain
 
@@ -420,8 +373,3 @@ def from_json(text: str) -> Experiment:
     if not isinstance(fields, dict):
         raise InvalidExperiment(f"stored experiment is no mapping: {shown(text)}")
     return from_dict(fields)
-
-
-@lru_cache(maxsize=256)
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"

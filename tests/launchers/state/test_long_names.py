@@ -15,7 +15,8 @@ from results.shared_filesystem.whole_files import shortened, write_whole
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import attempt_record
 from tests.workloads.costs.shapes import MIXTRAL
-from workloads.spec.experiment import LONGEST_ID, Experiment
+from workloads.spec.experiment import Experiment
+from workloads.spec.experiment_id import LONGEST_ID
 
 LONGEST = Experiment.canonical(
     model=dataclasses.replace(MIXTRAL, name="a-model-of-our-own-with-a-name-that-says-all-about-it" * 4),

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 
 from results.tables.schema import METHODS
-from sweep.inspecting.explain import _MEASURED, print_difference, print_explanation
+from sweep.inspecting.difference import print_difference
+from sweep.inspecting.explain import print_explanation
 from sweep.inspecting.lookup import Record
+from sweep.inspecting.measured_values import MEASURED
 from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -31,7 +33,7 @@ OTHER = dataclasses.replace(EXPERIMENT, seed=EXPERIMENT.seed + 1)
 
 
 def attempt(method: str, rate: float | None, outcome: str = "ok") -> dict[str, Any]:
-    absent = dict.fromkeys(column for _, column, *_ in _MEASURED if column)
+    absent = dict.fromkeys(column for _, column, *_ in MEASURED if column)
     return {**absent, "method": method, "outcome": outcome, "tokens_per_s_per_gpu": rate, "backend": "cuda"}
 
 

@@ -12,7 +12,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.planning.plan import Plan
 from tests.sweep.helpers import plan_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2)]
 
 NULLS = "intra_node: null\ninter_node: null\n"
 TIERS = """

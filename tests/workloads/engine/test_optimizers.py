@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pool import Pool
 from tests.sampling import sampled
@@ -34,6 +35,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"tp": 2, "num_kv_heads": 1, "qk_norm": True},
     {"dp": 2, "tp": 2, "num_kv_heads": 1, "zero_stage": 3},
     {"dp_replicate": 2, "tp": 4, "dp_shard": 1, "zero_stage": 0},
+    {"moe": experts()},
     {"dp": 2, "ep": 2, "zero_stage": 1, "moe": experts()},
     {"dp": 2, "zero_stage": 3, "moe": experts()},
     {"dp": 4, "ep": 2, "zero_stage": 3, "moe": experts()},
@@ -132,6 +134,34 @@ def test_iterations_are_those_of_torch(shape: tuple[int, int]) -> None:
 
     theirs = _zeropower_via_newtonschulz(g.bfloat16(), (3.4445, -4.7750, 2.0315), 5, 1e-7)
     assert torch.equal(newton_schulz(g.bfloat16()), theirs)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 4), (3, 4, 6), (2, 5, 5)])
+def test_matrices_of_a_batch_are_orthogonalised_apart(shape: tuple[int, int, int]) -> None:
+    g = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    g *= torch.arange(1, 1 + len(g)).view(-1, 1, 1)
+    apart = torch.stack([orthogonalised(one) for one in g])
+    torch.testing.assert_close(newton_schulz(g), apart, rtol=1e-12, atol=1e-13)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that compute, which a device launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and func is not torch.ops.aten._unsafe_view.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 6, 4)])
+def test_a_batch_has_as_many_operations_as_a_matrix(shape: tuple[int, ...]) -> None:
+    """Norm, its bound, division, and three products in each of five iterations."""
+    with Operations() as counted:
+        newton_schulz(torch.ones(shape))
+    assert counted.count - 1 == 3 + 3 * 5  # and the one that makes the argument
 
 
 def test_the_plain_optimizers_are_torchs() -> None:

@@ -1,3 +1,5 @@
+"""What the rules of a layout refuse and say, and that the compiled rules agree with each rule by itself."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -9,7 +11,6 @@ import pytest
 
 from tests.fixed_task import fixed_tasks
 from tests.workloads.costs.shapes import (
-    DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
     H200,
     LLAMA_1B,
@@ -20,24 +21,17 @@ from tests.workloads.costs.shapes import (
     study_experiment,
     study_rows,
 )
+from tests.workloads.rules.broken_rules import broken
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.rules import layout_rules as rules
 from workloads.rules.captured_steps import not_captured
 from workloads.rules.derived_values import DERIVED, FUNCTIONS
 from workloads.rules.layout_rules import RULES, Violation, layout_violations, names_of, violations
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.experiment import ENGINE_VERSION, ENGINES, Experiment
+from workloads.spec.experiment import ENGINE_VERSION, Experiment
 from workloads.spec.experiment_values import PipelineSchedule
 
 FLASH_TO_DOCUMENTS = {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "flash"}
-
-
-def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
-    """Message of every rule that an 8B experiment with these fields breaks."""
-    experiment = Experiment(**{"model": LLAMA_8B, "global_batch_size": 256, **fields})
-    found = violations(experiment, cluster)
-    assert len(found) == len({v.rule for v in found}), "a rule reports once"
-    return {v.rule: v.message for v in found}
 
 
 @pytest.mark.parametrize(
@@ -291,71 +285,6 @@ def test_steps_that_cannot_be_captured(cluster: ClusterSpec, fields: dict[str, A
     assert "cuda_graph" not in broken(cluster, **fields, cuda_graph="auto")
 
 
-SLIM = dataclasses.replace(DEEPSEEK_V2_LITE, ffn_hidden_size=8192)
-assert DEEPSEEK_V2_LITE.mla is not None and QWEN3_30B.moe is not None
-NARROW = dataclasses.replace(SLIM, mla=dataclasses.replace(DEEPSEEK_V2_LITE.mla, qk_rope_head_dim=58))
-SHARED = dataclasses.replace(QWEN3_30B, moe=dataclasses.replace(QWEN3_30B.moe, num_shared_experts=1))
-THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"precision": "fp8_tensorwise", "seq_len": 4100}, "multiples of 16 on every rank: 4100 tokens"),
-        ({"precision": "fp8_blockwise", "seq_len": 4096 + 64}, "multiples of 128 on every rank: 4160 tokens"),
-        ({"precision": "fp8_blockwise", "tp": 8, "model": THIN}, "hidden_size=4096, and 512, 768, 1744 columns"),
-        ({"precision": "fp8_rowwise", "tp": 8, "model": SLIM, "seq_len": 64}, "of 16: 576 columns and 8 tokens of the"),
-        (
-            {"precision": "fp8_blockwise", "tp": 8, "model": DEEPSEEK_V2_LITE},
-            "2048, 384, 512 and 256 columns of queries, keys with",
-        ),
-        ({"precision": "fp8_tensorwise", "model": NARROW}, "and of 16: 570 columns and 4096 tokens of the down"),
-    ],
-)
-def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) -> None:
-    assert told in broken(**fields)["fp8_sizes"]
-    assert "fp8_sizes" not in broken(**{**fields, "precision": "bf16"})
-    assert "fp8_sizes" not in broken(precision=fields["precision"])
-
-
-def test_sizes_without_effect_refuse_nothing_and_are_not_mentioned() -> None:
-    """The feed-forward size of a mixture without dense layers, and the head size of latent attention."""
-    routed = dataclasses.replace(QWEN3_30B, ffn_hidden_size=999)
-    assert broken(model=routed, tp=2) == broken(model=routed, tp=2, precision="fp8_blockwise") == {}
-    told = broken(model=routed, precision="fp8_tensorwise", seq_len=4100)["fp8_sizes"]
-    assert "and 4096, 5120 columns of queries, of all projections; choose another" in told
-    latent = dataclasses.replace(DEEPSEEK_V3, head_dim=57)
-    assert broken(model=latent, tp=2, precision="fp8_rowwise") == {}
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"precision": "fp8_rowwise", "tp": 32, "etp": 32}, "of an expert on every rank, 24, and"),
-        (
-            {"precision": "fp8_blockwise", "tp": 4, "etp": 1, "model": SHARED},
-            "128 of shared ones, 192;",
-        ),
-    ],
-)
-def test_sizes_that_experts_cannot_have_in_fp8(fields: dict[str, Any], told: str) -> None:
-    fields = {"model": dataclasses.replace(QWEN3_30B, num_kv_heads=32), **fields}
-    assert told in broken(**fields)["fp8_experts"]
-    assert "fp8_experts" not in broken(**{**fields, "precision": "bf16"})
-
-
-def test_compiled_blocks_are_not_in_fp8() -> None:
-    assert "precision=bf16" in broken(precision="fp8_rowwise", compile="block")["compile_fp8"]
-    assert "compile_fp8" not in broken(precision="fp16", compile="block")
-    titan = {"engine": "torchtitan", "engine_version": ENGINES["torchtitan"]}
-    assert "compile_fp8" not in broken(precision="fp8_tensorwise", compile="block", **titan)
-
-
-def test_device_without_fp8() -> None:
-    device = dataclasses.replace(H200.device, peak_flops={"bf16": 312e12})
-    assert "it has bf16" in broken(dataclasses.replace(H200, device=device), precision="fp8_rowwise")["precision"]
-
-
 @pytest.fixture
 def lacks_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this engine had no fp16."""
@@ -373,12 +302,6 @@ def test_what_this_engine_cannot_run_yet() -> None:
     expected = f"engine version {ENGINE_VERSION} cannot run fp16 (deepseek_v3; use bf16) yet"
     assert found["engine_support"] == expected
     assert broken(precision="bf16") == {}
-
-
-@pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"])
-def test_latent_attention_and_experts_run_in_fp8(precision: str) -> None:
-    assert broken(model=DEEPSEEK_V3, precision=precision) == {}
-    assert broken(model=QWEN3_30B, precision=precision) == {}
 
 
 def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rules_let_through() -> None:

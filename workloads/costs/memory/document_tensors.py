@@ -12,7 +12,7 @@ block of keys, as numbers of 32 bits (`workloads.engine.kind_ops.flex_attention`
 from __future__ import annotations
 
 from workloads.costs.memory.activations import rank_tokens
-from workloads.spec.documents.kernels import by_length, extremes
+from workloads.spec.documents.kernels import by_length
 from workloads.spec.experiment import Experiment
 from workloads.spec.kind_weights import rotations
 
@@ -45,7 +45,7 @@ def packed_bytes(e: Experiment) -> int:
     # the first token of each query's document, and the query's own index where it is not the same in all sequences
     bounds = _LISTED_BYTES * queries * (2 if ordered else 1)
     if by_length(e):
-        return tables + bounds + _LISTED_BYTES * (extremes(e)[0] + 2)
+        return tables + bounds + _LISTED_BYTES * (queries + 2)
     by_query, by_key = -(-own // _BLOCK), -(-e.seq_len // _BLOCK)
     lists = 2 * _LISTED_BYTES * e.micro_batch_size * (2 * by_query * by_key + by_query + by_key)
     return tables + bounds + 2 * _INDEX_BYTES * ordered + lists

@@ -125,3 +125,12 @@ def expert_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: in
         *in_fp8,
     )
     return max(gathered + t.sent, *received, recomputed + max(products))
+
+
+def second_forward_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, beside: int) -> int:
+    """As `expert_working`, at the end of the second forward of a layer that computes everything again, if nothing
+    after its experts saves a tensor. The backward of their second products starts it, which holds the received
+    gradients, and it stops when the outputs of the same products exist, which no backward needs: ``c M h`` each.
+    In fp8 also their input in one byte an element. ``beside``: other tensors of the forward that no backward needs."""
+    outputs = t.rows // 2 if mlp.weights_inputs else t.rows
+    return beside + 2 * outputs + (t.product // _COMPUTE_BYTES if fp8.is_low(e) else 0)

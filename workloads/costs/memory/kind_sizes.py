@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors, expert_working
+from workloads.costs.memory.expert_activations import (
+    ExpertTensors,
+    expert_tensors,
+    expert_working,
+    second_forward_working,
+)
 from workloads.costs.memory.kind_tensors import ALWAYS, KindTensors, Sizes, Tensor, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.spec.activations.offload import offloaded_words
@@ -90,6 +95,12 @@ class _Layer(NamedTuple):
         return not self.kind.routed and self.e.compiles(routed=False, recomputed=self.recompute != "none")
 
     @property
+    def saves_after_experts(self) -> bool:
+        """Whether norms of outputs or the projection of latents save what routed experts return."""
+        of_outputs = self.kind.norms > (1 if self.kind.mixer is None else 2)
+        return of_outputs or (isinstance(self.kind.mlp, RoutedMLP) and self.kind.mlp.latent > 0)
+
+    @property
     def compiled_again(self) -> bool:
         """Whether a compiled block chooses what it makes again."""
         return len(self.named) > 0 and self.compiled and self.s.tp > 1
@@ -118,7 +129,11 @@ def kind_bytes(e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int |
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
         gathered = one.gathered if e.etp > 1 else 0
         if one.recompute == "full":
-            working = again + expert_working(e, kind.mlp, x, gathered)
+            working = expert_working(e, kind.mlp, x, gathered)
+            if not one.saves_after_experts:
+                shared = s.own(s.hidden) if kind.mlp.shared is not None else 0
+                working = max(working, second_forward_working(e, kind.mlp, x, gathered + shared))
+            working += again
         else:
             again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
             working = expert_working(e, kind.mlp, x, gathered, again)

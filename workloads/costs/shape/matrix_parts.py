@@ -110,6 +110,12 @@ class Matrix:
         return newton_schulz_flops(self.rows, self.columns)
 
 
+def newton_schulz_numbers(rows: int, columns: int) -> int:
+    """Numbers that orthogonalising one matrix holds at a time: the matrix, its successor and the smaller side
+    squared."""
+    return 2 * rows * columns + min(rows, columns) ** 2
+
+
 def newton_schulz_flops(rows: int, columns: int) -> int:
     """FLOPs to orthogonalise one matrix. With n the smaller and m the larger side, an iteration is X X^T (2 n n m), its
     square (2 n n n) and the product with X (2 n n m)."""
@@ -226,3 +232,50 @@ def waves(one: Sequence[Owned]) -> int:
     """Number of messages in which the results of a round are sent: in wave w, an owner in copy c sends to the members
     of copy c + w, so that no message is larger than one matrix of every member."""
     return max(owned.matrix.copies for owned in one)
+
+
+class Run(NamedTuple):
+    """Equal matrices of one parameter whose rows follow one another."""
+
+    parameter: int
+    row: int
+    """The first matrix's first row in the parameter."""
+    number: int
+
+
+class Batch(NamedTuple):
+    """Equal matrices that one rank orthogonalises together."""
+
+    rows: int
+    columns: int
+    runs: tuple[Run, ...]
+    """In the order in which they are stacked."""
+
+    @property
+    def number(self) -> int:
+        return sum(run.number for run in self.runs)
+
+
+def batches_of(matrices: Sequence[Matrix]) -> list[Batch]:
+    """What the only rank of a stage, which holds all matrices whole, orthogonalises together: as many matrices of a
+    shape as need no more memory than the one matrix that needs most. Those that take longest come first."""
+    most = max((newton_schulz_numbers(one.rows, one.columns) for one in matrices), default=0)
+    by_shape: dict[tuple[int, int], list[Matrix]] = {}
+    for one in sorted(matrices, key=lambda one: (-one.flops, one.parameter, one.parts[0].local_row)):
+        by_shape.setdefault((one.rows, one.columns), []).append(one)
+    found = []
+    for (rows, columns), alike in by_shape.items():
+        size = most // newton_schulz_numbers(rows, columns)
+        found += [Batch(rows, columns, _runs(alike[at : at + size])) for at in range(0, len(alike), size)]
+    return found
+
+
+def _runs(matrices: Sequence[Matrix]) -> tuple[Run, ...]:
+    found: list[Run] = []
+    for one in matrices:
+        row = one.parts[0].local_row
+        if found and (one.parameter, row) == (found[-1].parameter, found[-1].row + found[-1].number * one.rows):
+            found[-1] = found[-1]._replace(number=found[-1].number + 1)
+        else:
+            found.append(Run(one.parameter, row, 1))
+    return tuple(found)

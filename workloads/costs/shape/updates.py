@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from workloads.costs.shape.held_model import grouped_attention
+from workloads.costs.shape.matrix_parts import newton_schulz_numbers
 from workloads.costs.shape.partition import StageParams
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP
@@ -151,10 +152,10 @@ def temporary_bytes(e: Experiment, held: StageParams) -> int:
             rows = min(one.rows, -(-one.rows * one.together // shards_of(e, one)))
             most = max(most, kind.master_bytes * rows * one.columns)
         elif one.is_hidden:
-            least = min(one.whole_rows, one.whole_columns)
-            # Alone: a matrix, its successor and the smaller side squared. Else result, message out and message in; the
-            # last is up to half as large again where two ranks share a gate and an up projection as one parameter.
-            alone = 2 * one.numel + least * least
+            # Alone: the largest matrix; smaller ones together need no more (`batches_of`). Else result, message out and
+            # message in; the last is up to half as large again where two ranks share a gate and an up projection as one
+            # parameter.
+            alone = newton_schulz_numbers(one.whole_rows, one.whole_columns)
             most = max(most, kind.product_bytes * (alone if stage_ranks(e) == 1 else 3 * one.numel))
     return most
 

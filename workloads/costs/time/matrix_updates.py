@@ -4,6 +4,12 @@ The matrices of a stage are dealt to its ranks by rounds, those that take longes
 (`workloads.costs.shape.matrix_parts.rounds_of`). A round lasts as long as its first matrix: products at the rate of
 large ones in the dtype of the directions, one exchange of a matrix's size for every rank, and one more for each copy of
 it; experts that a shard holds whole are sent to other copies alone. Rounds follow one another.
+
+Assumed is that the device always has a product to compute. The only rank of a stage orthogonalises small matrices
+together (`workloads.costs.shape.matrix_parts.batches_of`), so its kernels are few and large. On stages of several ranks
+each matrix is orthogonalised by itself, with about twenty operations beside its messages. Where such matrices are
+thousands of small experts and the step is not captured, the host may take longer to launch them than the device to
+compute them. Files of clusters have no time of a launch, so this is left out, and the result may be too short.
 """
 
 from __future__ import annotations

@@ -31,9 +31,10 @@ class Cuts(NamedTuple):
         """``places_BS``: place of each token in its document; ``most``: of the documents in a micro-batch."""
         begins_R = (places_BS == 0).flatten()
         rows = len(begins_R)
-        bounds = torch.full((most + 2,), rows, dtype=torch.int32, device=places_BS.device)
-        # rows that begin no document are written behind the list
-        at_R = torch.where(begins_R, begins_R.cumsum(0) - 1, most + 1)
+        # As long as if each row were a document, so that its size does not depend on them; rows that begin none are
+        # written to its end.
+        bounds = torch.full((rows + 2,), rows, dtype=torch.int32, device=places_BS.device)
+        at_R = torch.where(begins_R, begins_R.cumsum(0) - 1, rows + 1)
         bounds.scatter_(0, at_R, torch.arange(rows, dtype=torch.int32, device=places_BS.device))
         return cls(bounds[: most + 1], longest)
 

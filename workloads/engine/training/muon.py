@@ -9,7 +9,9 @@ The factor gives updates the root mean square of AdamW's, so that both share a l
 ``match_rms_adamw``). Every rank keeps the momentum of its rows only. Newton-Schulz needs whole matrices: the ranks of a
 stage send the parts of each direction to the matrix's owner and get the results back
 (`workloads.costs.shape.matrix_parts.rounds_of`), one matrix of every rank at a time, in bf16 (float64 where that is the
-dtype of the weights). With replicas, each copy sends to owners of its own, and the results go to all copies.
+dtype of the weights). With replicas, each copy sends to owners of its own, and the results go to all copies. The
+only rank of a stage orthogonalises small matrices of one shape together
+(`workloads.costs.shape.matrix_parts.batches_of`), in fewer and larger products.
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.costs.shape.matrix_parts import Owned, Part, is_hidden_matrix, matrices_of, rounds_of, waves
+from workloads.costs.shape.matrix_parts import (
+    Batch,
+    Owned,
+    Part,
+    Run,
+    batches_of,
+    is_hidden_matrix,
+    matrices_of,
+    rounds_of,
+    waves,
+)
 from workloads.engine.collectives.communication import exchange_async, wait
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter
@@ -52,7 +64,9 @@ class Muon:
         self._rest = AdamW(rest, **rates)
         self.param_groups: list[dict[str, Any]] = self._rest.param_groups
         self._momenta: list[Tensor] = []
-        self._rounds = rounds_of(groups.experiment, matrices_of(groups.experiment, specs))
+        matrices = matrices_of(groups.experiment, specs)
+        self._rounds = rounds_of(groups.experiment, matrices) if self._axis is not None else []
+        self._batches = batches_of(matrices) if self._axis is None else []
 
     @property
     def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
@@ -76,6 +90,8 @@ class Muon:
         if not self._momenta:
             self._momenta = [torch.zeros_like(local) for local in self._matrices]
         directions = self._directions(factor)
+        for batch in self._batches:
+            self._update_alone(batch, directions)
         for one in self._rounds:
             self._update_round(one, directions)
 
@@ -94,21 +110,18 @@ class Muon:
 
     def _update_round(self, one: Sequence[Owned], directions: Sequence[Tensor]) -> None:
         """Orthogonalise the directions of one round's matrices, on their owners, and update this rank's parts."""
-        if self._axis is None:
-            self._update_alone(one, directions)
-            return
         owned = next((each for each in one if each.owner == self._own), None)
         gathered = [self._gathered(one, owned, directions)]
         result = newton_schulz(gathered.pop()) if owned is not None else None
         for wave in range(waves(one)):
             self._scatter(one, owned, result, wave)
 
-    def _update_alone(self, one: Sequence[Owned], directions: Sequence[Tensor]) -> None:
-        """The same on a stage of one rank, which sends nothing."""
-        (only,) = one
-        (part,) = only.matrix.parts
-        direction = _rows(directions[only.matrix.parameter], part)
-        self._apply(only, part, newton_schulz(torch.empty_like(direction, dtype=_dtype(direction)).copy_(direction)))
+    def _update_alone(self, batch: Batch, directions: Sequence[Tensor]) -> None:
+        """The same for equal matrices of a stage of one rank, which sends nothing."""
+        result = newton_schulz(_stacked(batch, directions).squeeze(0)).expand(batch.number, -1, -1)
+        for run, values in zip(batch.runs, result.split([run.number for run in batch.runs]), strict=True):
+            weights = _of_run(self._matrices[run.parameter].detach(), run, batch.rows)
+            self._apply(weights, values, (batch.rows, batch.columns))
 
     def _gathered(self, one: Sequence[Owned], owned: Owned | None, directions: Sequence[Tensor]) -> Tensor:
         """The whole direction of this rank's matrix of a round; empty if it has none."""
@@ -143,13 +156,13 @@ class Muon:
         arrives.sort(key=lambda pair: pair[0].owner)
         flat = self._exchanged(send, [(each.owner, part.numel) for each, part in arrives], self._matrices[0])
         for (each, part), values in zip(arrives, flat.split([part.numel for _, part in arrives]), strict=True):
-            self._apply(each, part, values.view(part.rows, part.columns))
+            weight = _rows(self._matrices[each.matrix.parameter].detach(), part)
+            self._apply(weight, values.view(part.rows, part.columns), (each.matrix.rows, each.matrix.columns))
 
-    def _apply(self, each: Owned, part: Part, result: Tensor) -> None:
-        """Update this rank's part of a matrix."""
+    def _apply(self, weight: Tensor, result: Tensor, whole: tuple[int, int]) -> None:
+        """Update this rank's part of a matrix, or equal matrices; ``whole``: rows and columns of a whole one."""
         (group,) = self.param_groups
-        scale = RMS_OF_ADAMW * math.sqrt(max(each.matrix.rows, each.matrix.columns))
-        weight = _rows(self._matrices[each.matrix.parameter].detach(), part)
+        scale = RMS_OF_ADAMW * math.sqrt(max(whole))
         weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(result, alpha=-group["lr"] * scale)
 
     def _part(self, each: Owned) -> Part | None:
@@ -181,6 +194,20 @@ def _dtype(values: Tensor) -> torch.dtype:
 def _rows(shard: Tensor, part: Part) -> Tensor:
     """A part of a matrix in a rank's shard of the parameter."""
     return shard[part.local_row : part.local_row + part.rows]
+
+
+def _of_run(parameter: Tensor, run: Run, rows: int) -> Tensor:
+    """The matrices of a run, which have so many rows each, of shape [number, rows, columns]."""
+    return parameter[run.row : run.row + run.number * rows].unflatten(0, (run.number, rows))
+
+
+def _stacked(batch: Batch, directions: Sequence[Tensor]) -> Tensor:
+    """Copies of the directions of a batch's matrices, of shape [number, rows, columns]."""
+    like = directions[batch.runs[0].parameter]
+    whole = like.new_empty(batch.number, batch.rows, batch.columns, dtype=_dtype(like))
+    for run, place in zip(batch.runs, whole.split([run.number for run in batch.runs]), strict=True):
+        place.copy_(_of_run(directions[run.parameter], run, batch.rows))
+    return whole
 
 
 def _block(whole: Tensor, part: Part) -> Tensor:

@@ -7,7 +7,7 @@ one computes in the dtype of its argument, so that layouts can be compared in fl
 
 from __future__ import annotations
 
-from torch import Tensor, addmm
+from torch import Tensor, addmm, baddbmm, linalg
 
 from workloads.costs.shape.matrix_parts import NEWTON_SCHULZ_STEPS
 
@@ -19,17 +19,19 @@ LEAST_NORM = 1e-7
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """Orthogonalise ``x`` [N, M], which is overwritten. Holds two matrices of its size at a time, and one of the
-    smaller side squared."""
-    is_tall = x.shape[0] > x.shape[1]
+    """Orthogonalise ``x`` [N, M], or every matrix of ``x`` [B, N, M]; it is overwritten. Holds two tensors of its size
+    at a time, and one of each matrix's smaller side squared. A batch launches as many kernels as one matrix."""
+    is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
         x = x.mT
-    x.div_(x.norm().clamp(min=LEAST_NORM))  # the spectral norm is at most the Frobenius norm
+    add_product = addmm if x.dim() == 2 else baddbmm
+    # The spectral norm is at most the Frobenius norm.
+    x.div_(linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM))
     a, b, c = COEFFICIENTS
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
-        polynomial = addmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial = add_product(gram, gram, gram, beta=b, alpha=c)
         del gram
-        x = addmm(x, polynomial, x, beta=a)
+        x = add_product(x, polynomial, x, beta=a)
         del polynomial
     return x.mT if is_tall else x

@@ -10,7 +10,6 @@ from tests.sampling import sampled
 from tests.workloads.costs.memory.traced import experiment, traced
 from workloads.costs.memory.document_tensors import input_bytes, packed_bytes
 from workloads.costs.memory.estimate import estimate_memory
-from workloads.spec.documents.lengths import packed
 from workloads.spec.experiment import Experiment
 
 pytestmark = pytest.mark.slow
@@ -59,9 +58,8 @@ def test_bytes_by_hand() -> None:
     assert input_bytes(case) == 3 * 8192 * 24 + 4096 * 128 * 4 + 4096 * 4
     # rows of the tables, the beginning of each token's document, and lists of 32 x 32 blocks of 2 sequences
     assert packed_bytes(case) == 8192 * 128 * 4 + 8192 * 4 + 8 * 2 * (2 * 32 * 32 + 32 + 32)
-    # FlashAttention: a list of the 2 * 17 documents that two sequences have at most
-    assert max(map(len, packed(DOCUMENTS["documents"], 4096, 6))) == 17
-    assert packed_bytes(case.replace(attention="flash")) == 8192 * 128 * 4 + 8192 * 4 + 4 * (2 * 17 + 2)
+    # FlashAttention: a list of as many documents as there are tokens
+    assert packed_bytes(case.replace(attention="flash")) == 8192 * 128 * 4 + 8192 * 4 + 4 * (8192 + 2)
     assert packed_bytes(case.replace(documents=None)) == 0
     # Two ranks: 5 numbers a token instead of 3, and two orders of all tokens; blocks of 2,048 queries and 4,096 keys
     gathered = case.replace(cp=2, cp_kind="allgather")
