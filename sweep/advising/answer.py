@@ -229,7 +229,8 @@ def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str
             written = [_written(value) for value in values]
             words.append(f"grid.axes.{name}={written[0] if len(written) == 1 else '[' + ','.join(written) + ']'}")
     asked = [word for one in question.where for word in ("--where", one.text)]
-    return [*words, "--where", " or ".join(f"world_size == {size}" for size in sizes), *asked]
+    conf = [word for folder in question.conf for word in ("--conf", str(folder))]
+    return [*words, *conf, "--where", " or ".join(f"world_size == {size}" for size in sizes), *asked]
 
 
 def _written(value: object) -> str:

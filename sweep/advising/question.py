@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sweep.advising.conditions import conditions_of
@@ -67,6 +68,8 @@ class Question:
     cluster_name: str
     """Name of the cluster's file; together with `cluster_changes` it selects the cluster on a command line."""
     cluster_changes: tuple[str, ...]
+    conf: tuple[Path, ...]
+    """The user's folders, which a command needs that names a file of theirs."""
     sizes: tuple[int, ...]
     """Numbers of devices, smallest first."""
     seq_len: int
@@ -140,6 +143,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         cluster=cluster,
         cluster_name=values["cluster"],
         cluster_changes=tuple(changes),
+        conf=folders.own,
         sizes=_sizes(values.get("gpus"), cluster, goal is not None),
         precision=_choice("precision", values.get("precision", "bf16")),
         routing=_choice("routing", values.get("routing", "balanced")),

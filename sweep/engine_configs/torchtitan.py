@@ -89,6 +89,9 @@ SCHEDULES: Mapping[str, Choice] = {
 }
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
 """Schedules with separate input-gradient and weight-gradient passes."""
+REPEATS = (
+    "torch's checkpoint wrapper repeats the forward of a layer once for its inputs and once for each of its weights"
+)
 CONTEXT: Mapping[str, Choice] = {
     "ring": Choice(
         options={"parallelism.context_parallel_rotate_method": "alltoall"},
@@ -237,7 +240,31 @@ def _pipeline(draft: Draft) -> None:
         draft.refuse("pp", "only its Qwen3 models have this shape, and these have no pipeline")
 
 
+def recompute_in_halves(draft: Draft) -> None:
+    """What torch's checkpoint wrapper does in backwards of two halves: repeats much, or raises if it is selective.
+
+    Measured by ``findings/zero_bubble_repeats_a_checkpointed_block_for_every_weight.sh`` (torch 2.13). DualPipeV splits
+    at most ``2 * pp - 1`` of the ``2 * num_microbatches`` backwards of a rank (``ScheduleDualPipeV.pipeline_order``).
+    """
+    e = draft.experiment
+    if e.pp == 1 or e.pp_schedule not in SPLIT_BACKWARD or e.recompute == "none":
+        return
+    if e.recompute == "selective":
+        draft.refuse(
+            "recompute", f"torch's selective one fails where {e.pp_schedule} splits the backward; none would work"
+        )
+    elif e.pp_schedule == "dualpipe_v":
+        split = f"{2 * e.pp - 1} of {2 * e.num_microbatches} backwards of a rank"
+        draft.warnings.append(f"recompute: in up to {split}, which dualpipe_v splits, {REPEATS}: slower")
+    else:
+        draft.warnings.append(
+            f"recompute: in split backwards {REPEATS}, 9 times a micro-batch instead of 2 in a Llama: much slower; "
+            "1f1b, dualpipe_v or recompute=none repeat less"
+        )
+
+
 def _recompute(draft: Draft) -> None:
+    recompute_in_halves(draft)
     e = draft.experiment
     if e.recompute == "full" and e.recompute_every > 1:
         every = {

@@ -22,7 +22,7 @@ from sweep.engine_configs.draft import (
     EngineConfig,
     Target,
 )
-from sweep.engine_configs.torchtitan import COMPILE, ROUTING, SCHEDULES, SPLIT_BACKWARD
+from sweep.engine_configs.torchtitan import COMPILE, ROUTING, SCHEDULES, SPLIT_BACKWARD, recompute_in_halves
 from sweep.engine_configs.torchtitan03_models import family_of, flavor_text, named, shape_text
 from workloads.costs.shape.partition import experiment_layers
 from workloads.rules.torchtitan_support import FLEX_BLOCK
@@ -124,6 +124,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     if e.grad_reduce == "bf16":
         draft.set({"training.mixed_precision_reduce": "bfloat16"})
     draft.choose("recompute", RECOMPUTE)
+    recompute_in_halves(draft)
     if e.recompute_every > 1:
         draft.refuse("recompute_every", "activation_checkpoint.selective_ac_option is gone: it recomputes every layer")
     if e.tp > 1:

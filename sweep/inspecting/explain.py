@@ -46,6 +46,8 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
     console.print(_configuration(experiment, cluster.backend if cluster is not None else "cuda"), highlight=False)
     for line in group_lines(experiment, cluster):
         console.print(line, highlight=False, markup=False)
+    if cluster is None and experiment.world_size > 1:
+        console.print("network    not known: the point's cluster is none that ships with the program", highlight=False)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
         detail = f": {escape(row['detail'])}" if row["detail"] else ""

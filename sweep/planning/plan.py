@@ -156,7 +156,14 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
         begin = f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id})"
         if cluster.usable_bytes is None:
             raise InvalidSweep(f"{begin}: {smallest.detail}; use a smaller model or micro-batch, or fewer processes")
-        if (smallest.peak_bytes or 0) <= cluster.usable_bytes * plan.config.plan.oom_margin:
+        margin = plan.config.plan.oom_margin
+        if (smallest.peak_bytes or 0) <= cluster.usable_bytes * margin:
+            host, on_host = cluster.host.memory_bytes, smallest.host_memory_bytes
+            if host is None or on_host is None or on_host <= host * margin:
+                raise InvalidSweep(
+                    f"{begin}: {smallest.detail}; use a larger memory_budget, more devices, tp, pp, ZeRO 3, "
+                    "smaller micro-batches or recompute=auto"
+                )
             raise InvalidSweep(
                 f"{begin}: {smallest.detail}; use a smaller optimizer_offload, "
                 "fewer words of activation_offload, or more nodes"

@@ -9,6 +9,12 @@ _NAMED = "activation_offload not in ('none', 'all')"
 _LOW = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", *PLANNED_FORMATS)
 
 OFFLOAD_CASES = (
+    (
+        "activation_offload_model",
+        f"{_OFFLOADS} and (has_layer_list or has_latent_attention)",
+        "activation_offload={activation_offload}: the words name tensors of grouped-query attention and SwiGLU; "
+        "{model} has other layers, so use activation_offload=none",
+    ),
     *(
         (
             f"activation_offload_{word}",
@@ -68,12 +74,6 @@ OFFLOAD_CASES = (
         f"{_OFFLOADS} and cp > 1 and cp_kind != 'allgather'",
         "activation_offload={activation_offload} with cp_kind={cp_kind} has not been shown to be right; use "
         "cp_kind=allgather",
-    ),
-    (
-        "activation_offload_model",
-        f"{_OFFLOADS} and (has_layer_list or has_latent_attention)",
-        "activation_offload={activation_offload}: the words name tensors of grouped-query attention and SwiGLU; "
-        "{model} has other layers, so use activation_offload=none",
     ),
     (
         "activation_offload_documents",

@@ -234,10 +234,12 @@ def _read_network(place: str, values: dict[str, Any]) -> None:
             f"{place}: tiers and {' and '.join(short)} both describe the network; keep one form, and set what the "
             f"file inherits of the other to null ({short[0]}: null, or tiers: null)"
         )
+    if given is None and "intra_node" in values and values["intra_node"] is None:
+        raise InvalidSweep(f"{place}: neither intra_node nor tiers describe the network; give one of them")
     if given is not None:
         values["tiers"] = tiers_from_dict(f"{place}: tiers", given)
     for link in ("intra_node", "inter_node") if given is None else ():
-        if link in values and (values[link] is not None or link == "intra_node"):
+        if values.get(link) is not None:
             with mistakes.collected():
                 values[link] = link_from_dict(f"{place}: {link}", values[link])
     mistakes.refuse()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,15 @@ def test_conditions_are_as_good_as_narrowed_axes(capsys: pytest.CaptureFixture[s
     assert by_conditions["where"] == ["tp > 1 and tp < 8", "recompute == 'none'"] and by_axes["where"] == []
     words = shlex.split(by_conditions["search_command"])
     assert words[-4:] == ["--where", "tp > 1 and tp < 8", "--where", "recompute == 'none'"]
+
+
+def test_the_search_that_settles_it_reads_the_users_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text("defaults: [h200, _self_]\nname: ours\n")
+    of_ours = [word.replace("h200", "ours") for word in WORDS]
+    assert main(["advise", *of_ours, "tp=2", "--conf", str(tmp_path), "--json"]) == 0
+    words = shlex.split(json.loads(capsys.readouterr().out)["search_command"])
+    assert words[words.index("--conf") + 1] == str(tmp_path)
 
 
 def test_every_layout_of_the_answer_meets_a_condition_on_several_fields(capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,6 +190,27 @@ def test_torchtitan_by_hand() -> None:
     assert not engine_config(long["allgather"], "torchtitan-0.2").warnings
 
 
+@pytest.mark.parametrize("engine", ["torchtitan", "torchtitan-0.2"])
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ("zero_bubble_v", "9 times a micro-batch instead of 2"),
+        ("interleaved_zero_bubble", "9 times a micro-batch instead of 2"),
+        ("dualpipe_v", "in up to 7 of 64 backwards of a rank"),
+        ("1f1b", None),
+    ],
+)
+def test_a_split_backward_repeats_what_torchtitan_checkpoints(engine: str, schedule: str, told: str | None) -> None:
+    def of(recompute: str) -> Experiment:
+        fields = {"pp_schedule": schedule, "recompute": recompute, "global_batch_size": 64}
+        return layout("llama8b", dp=2, zero_stage=1, pp=4, **fields)
+
+    about = [text for text in engine_config(of("full"), engine).warnings if text.startswith("recompute: ")]
+    assert len(about) == (told is not None) and all(str(told) in text for text in about)
+    assert not any(text.startswith("recompute: ") for text in engine_config(of("none"), engine).warnings)
+    assert refused(of("selective"), engine) == (["recompute"] if told else [])
+
+
 def test_torchtitan_has_graphs_where_it_can_capture() -> None:
     """Pipelines, the exchange of tokens between experts and varlen attention cannot be captured; the rest is."""
     for fields, has_graphs in (

@@ -17,7 +17,7 @@ from sweep.grids.expand import expand_all
 from sweep.grids.step_time import ALIKE
 from sweep.planning.auto_recompute import Asked, choose, tensor_limit, with_choices
 from sweep.planning.best_layouts import print_best
-from sweep.planning.plan import Plan, make_plan
+from sweep.planning.plan import Plan, make_plan, refuse_if_nothing_can_run
 from sweep.predicting.forecast import Forecast
 from tests.sampling import sampled
 from tests.workloads.costs.memory.traced import shortened
@@ -164,6 +164,9 @@ def test_a_budget_counts_what_is_reserved(cluster: ClusterSpec) -> None:
     assert peak_gib(with_word(e, chosen.recompute), cluster) <= tensors
 
 
+ONE_POINT = ("+grid=one_point", "grid.axes.model=llama8b")
+
+
 def test_a_layout_that_fits_with_no_choice_says_so_in_numbers(cluster: ClusterSpec) -> None:
     e = Experiment.canonical(model=LLAMA_8B, pp=2, micro_batch_size=4, seq_len=4096, global_batch_size=16)
     (chosen,) = choose([Asked(e, 40.0)], Forecast.of(cluster))
@@ -172,6 +175,13 @@ def test_a_layout_that_fits_with_no_choice_says_so_in_numbers(cluster: ClusterSp
     assert "fits with no recomputation" in chosen.why
     assert "40.0 GiB" in chosen.why or "40 GiB" in chosen.why
     assert "\n" not in chosen.why
+
+
+@pytest.mark.parametrize("axis", ["recompute", "activation_offload"])
+def test_a_budget_that_nothing_fits_names_what_gives_room_on_a_device(axis: str) -> None:
+    plan = planned(*ONE_POINT, f"grid.axes.{axis}=auto", "+grid.axes.memory_budget=9")
+    with pytest.raises(InvalidSweep, match=r"of 9\.0 GiB on a device.*use a larger memory_budget, more devices"):
+        refuse_if_nothing_can_run(plan)
 
 
 def planned(*overrides: str) -> Plan:

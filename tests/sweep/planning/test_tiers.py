@@ -101,3 +101,13 @@ def test_explain_names_the_tiers_of_a_planned_point(capsys: pytest.CaptureFixtur
     said = " ".join(capsys.readouterr().out.split())
     assert "network on gb200_nvl72, by rank order: tp 8 in NVLink rack (640 GB/s), dp" in said
     assert "in scalable unit (" in said
+
+
+def test_explain_says_that_it_does_not_know_the_network_of_another_cluster(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", *GRID[:2], "grid.axes.nodes=[2]", "grid.axes.tp=8", "grid.axes.pp=1", "cluster=ours"]
+    assert main([*words, "--conf", str(conf), "--out", "plan.parquet", "--show", "run", "--top", "1"]) == 0
+    (found,) = re.findall(r"\b[0-9a-f]{8}\b", capsys.readouterr().out)[:1]
+    assert main(["explain", found, "--results", "plan.parquet"]) == 0
+    assert "network not known: the point's cluster is none that ships" in " ".join(capsys.readouterr().out.split())

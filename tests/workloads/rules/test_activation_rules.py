@@ -86,6 +86,12 @@ def test_what_it_does_not_go_with_is_refused_by_name(fields: dict[str, Any], rul
     assert rule not in {one.rule for one in layout_violations(case(**fields).replace(activation_offload="none"))}
 
 
+def test_what_no_other_choice_mends_is_said_first() -> None:
+    """Another kind of context parallelism would not help latent attention."""
+    first = layout_violations(case(model=DEEPSEEK_V3, cp=2))[0]
+    assert first.rule == "activation_offload_model"
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -51,7 +51,7 @@ def test_quantities_may_have_units() -> None:
     [
         ({"node": 4}, r"cluster ours: no option 'node'; did you mean 'nodes'\? known: backend"),
         ({"nodes": 0}, "cluster ours: nodes=0 must be a whole number of at least 1"),
-        ({"intra_node": None}, "cluster ours: intra_node=None must be a mapping"),
+        ({"intra_node": None}, "cluster ours: neither intra_node nor tiers describe the network; give one of them"),
         ({"device": {"memory_bytes": 1}}, "cluster ours: device: name must be given"),
         ({"device": "h100"}, "cluster ours: device='h100' must be a mapping"),
         ({"intra_node": {"bandwith": 1.0}}, "cluster ours: intra_node: no option 'bandwith'; did you mean 'bandwidth'"),

@@ -33,6 +33,14 @@ def test_a_mapping_and_its_text_are_one_experiment() -> None:
     assert from_json(to_json(case(documents=DRAWN))) == case(documents=TEXT)
 
 
+def test_a_file_is_named_by_a_mapping_or_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("3\n9\n4\n")
+    assert canonical_documents(f"file path={file}") == canonical_documents({"kind": "file", "path": str(file)})
+    with pytest.raises(InvalidExperiment, match=r"cannot read '.*gone\.txt': No such file"):
+        canonical_documents(f"file path={tmp_path / 'gone.txt'}")
+
+
 def test_whole_sequences_keep_the_hashes_that_they_had() -> None:
     plain = case()
     assert plain.documents is None and "packed" not in plain.id

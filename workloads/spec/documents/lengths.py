@@ -30,11 +30,12 @@ from workloads.spec.errors import InvalidExperiment
 
 MUST = (
     "null, {kind: lognormal, mean: 1500, sigma: 1.2, seed: 7} or the same as text, 'lognormal mean=1500 sigma=1.2 "
-    "seed=7', or {kind: file, path: lengths.txt} with one whole number of at least 1 a line"
+    "seed=7', or {kind: file, path: lengths.txt} or 'file path=lengths.txt' with one whole number of at least 1 a line"
 )
 _LOGNORMAL = re.compile(r"lognormal mean=([0-9.e+]+) sigma=([0-9.e+-]+) seed=(-?[0-9]+)")
 _TYPED = re.compile(r"lognormal mean=([0-9.e+]+) sigma=([0-9.e+-]+)(?: seed=(-?[0-9]+))?")
 """The same as a user may type it."""
+_TYPED_FILE = "file path="
 _FILE = re.compile(r"file count=([0-9]+) digest=([0-9a-f]{16}) path=(.+)")
 _LONGEST = 2**40
 """Tokens of a document: longer ones are a mistake of units, and no sequence is longer."""
@@ -59,6 +60,8 @@ def canonical_documents(value: Any) -> str | None:
         return text
     if isinstance(value, str) and (found := _TYPED.fullmatch(value)):
         return _of_lognormal({"mean": _number(found[1]), "sigma": _number(found[2]), "seed": int(found[3] or 0)})
+    if isinstance(value, str) and value.startswith(_TYPED_FILE):
+        return _of_file(value.removeprefix(_TYPED_FILE))
     raise InvalidExperiment(f"documents={shown(value)} must be {MUST}")
 
 
