@@ -299,10 +299,10 @@ def _why(found: _Found, choice: Choice, cluster: ClusterSpec) -> str:
         chosen = " and ".join(f"{name}=auto is {getattr(layout, name)}" for name in axes)
         return f"{chosen}: stages need {each} {of_what}"
     worst = max(range(len(peaks)), key=lambda rank: peaks[rank])
-    none = " and ".join("recomputation" if name == _RECOMPUTE else name for name in axes)
+    all_of = " and ".join("recomputed" if name == _RECOMPUTE else "offloaded" for name in axes)
     with_what = f"recompute={layout.recompute}" if axes == (_RECOMPUTE,) else _told(choice)
     return (
-        f"{found.asked.label}: stage {worst} of {len(peaks)} fits with no {none}, it needs at least "
+        f"{found.asked.label}: stage {worst} of {len(peaks)} does not fit, whatever is {all_of}: it needs at least "
         f"{format_bytes(peaks[worst] + beside)} {of_what} ({with_what})"
     )
 
