@@ -41,9 +41,9 @@ def test_tiers_say_how_wide_a_domain_and_the_cluster_are() -> None:
     assert [tier.name for tier in cluster.outside] == ["tier of 256 devices", "tier of 1024 devices"]
     assert read(NODE, LEAF, BEYOND).joined_devices is None
     # pairs inside of a node, and NVLink that joins the nodes of a rack
-    pairs = {**NODE, "devices": 2}
+    pairs = {**NODE, "devices": 2, "name": "pairs"}
     assert (read(pairs, NODE, LEAF).domain, read(pairs, NODE, LEAF).inside.devices) == (8, 8)
-    rack = {**NODE, "devices": 72, "network": False}
+    rack = {**NODE, "devices": 72, "network": False, "name": "rack"}
     assert read(NODE, rack, BEYOND).domain == 72
     assert [tier.network for tier in read(NODE, {**rack, "network": None}, BEYOND).tiers_by_size] == [False, True, True]
     alone = read({**LEAF, "network": True}, devices_per_node=1)
@@ -83,6 +83,11 @@ BOTH = (
     [
         (fields(tiers=[NODE]), BOTH),
         (tiered(NODE, LEAF, linked_devices=72), "tiers and linked_devices both describe the network"),
+        (
+            {**tiered(), "tiers": NODE},
+            r"must be a list of tiers from the innermost outwards, such as \[\{dev",
+        ),
+        (tiered({**NODE, "name": "a"}, {**LEAF, "name": "a"}), r"tiers\[1\]: name=a is that of another tier"),
         (tiered(), r"cluster ours: tiers=\[\] names no tier"),
         (tiered(NODE, "leaf"), r"cluster ours: tiers\[1\]='leaf' must be a mapping"),  # type: ignore[arg-type]
         (tiered(NODE, {**LEAF, "band": 1}), r"cluster ours: tiers\[1\]: no option 'band'; did you mean 'bandwidth'"),
@@ -95,7 +100,10 @@ BOTH = (
         (tiered(BEYOND), r"tiers\[0\]: devices must be given; only the outermost of several tiers may leave it out"),
         (tiered(NODE, {**LEAF, "devices": None}, SPINE), r"tiers\[1\]: devices must be given; only the outermost"),
         (tiered(LEAF, NODE), r"tiers\[1\]: devices=8 is not more than the 256 of .*; tiers are listed from the inner"),
-        (tiered(NODE, NODE), r"tiers\[1\]: devices=8 is not more than the 8 of cluster ours: tiers\[0\]"),
+        (
+            tiered(NODE, {**NODE, "name": "again"}),
+            r"tiers\[1\]: devices=8 is not more than the 8 of cluster ours: tiers\[0\]",
+        ),
         (
             tiered(NODE, LEAF, {**SPINE, "devices": 1000}),
             r"tiers\[2\]: devices=1000 is not a multiple of the 256 of .*tiers\[1\]",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from workloads.spec.checks import build, mapping, one_of, plausible, sequence, whole_number
+from workloads.spec.checks import build, mapping, one_of, plausible, shown, whole_number
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.units import EXAMPLES, Unit, quantity
@@ -110,6 +110,8 @@ RATE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     for name, (unit, span) in RATES.items()
 }
 """Check of each rate of a link by itself."""
+_TWO = "[{devices: 8, bandwidth: 450 GB/s, latency_s: 3 us}, {bandwidth: 50 GB/s, latency_s: 10 us}]"
+"""Tiers as a file may have them, for messages."""
 
 
 def link_from_dict(place: str, fields: object, kind: type[LinkSpec] = LinkSpec) -> Any:
@@ -125,7 +127,9 @@ def link_from_dict(place: str, fields: object, kind: type[LinkSpec] = LinkSpec) 
 
 def tiers_from_dict(place: str, data: object) -> tuple[TierSpec, ...]:
     """Tiers from a list of plain data. Raises `InvalidSweep` as `link_from_dict`."""
-    listed, mistakes, tiers = sequence(place, data), Mistakes(), []
+    if not isinstance(data, (list, tuple)):
+        raise InvalidSweep(f"{place}={shown(data)} must be a list of tiers from the innermost outwards, such as {_TWO}")
+    listed, mistakes, tiers = list(data), Mistakes(), []
     if not listed:
         raise InvalidSweep(f"{place}=[] names no tier; leave it out or give the innermost one")
     for at, fields in enumerate(listed):
@@ -164,6 +168,8 @@ def check_tiers(place: str, tiers: Sequence[TierSpec], devices_per_node: int, no
         if tier.devices is not None and max(tier.devices, devices_per_node) % min(tier.devices, devices_per_node):
             word = "is not a multiple of" if tier.devices > devices_per_node else "does not divide"
             wrong.append(f"{here}: devices={tier.devices} {word} devices_per_node={devices_per_node}")
+        if tier.name and tier.name in [other.name for other in tiers[:at]]:
+            wrong.append(f"{here}: name={tier.name} is that of another tier; explain tells tiers by their names")
         if at:
             wrong += _between(here, tier, f"{place}[{at - 1}]", tiers[at - 1])
     if wrong:
