@@ -26,12 +26,12 @@ DRAWS = 200
 
 def host_sets_pace(rows: pd.DataFrame) -> Any:
     """Whether each row is host-bound by the form before any fit: a layer waits more for the host than for the device.
-
-    All rows must be predictable.
-    """
+    False for rows that no table can state, such as those with ``recompute: full:17``."""
     profiles = read_profiles()
-    points = read_points(rows.reset_index(drop=True), read_clusters(), profiles, profiles[GENERAL]).points
-    return Predictor.learn(None, profiles).host_share(points) > 0.5
+    read = read_points(rows.reset_index(drop=True), read_clusters(), profiles, profiles[GENERAL])
+    found = np.zeros(len(rows), dtype=bool)
+    found[read.rows] = Predictor.learn(None, profiles).host_share(read.points) > 0.5
+    return found
 
 
 def machines_apart(*folders: Path) -> pd.DataFrame:

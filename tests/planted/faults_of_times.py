@@ -41,7 +41,7 @@ _OF_TIERS = faults_of(
     "times",
     (
         "ring_leaves_a_unit_by_one_link",
-        "the bandwidth of outer tiers is that of one device, whatever members a unit has",
+        "outer tiers have one device's bandwidth, whatever members a unit has",
         COLLECTIVES + "group_of",
         "through = one.inner * link.bandwidth",
         "through = link.bandwidth",
@@ -64,7 +64,7 @@ _OF_TIERS = faults_of(
         {},
     ),
     (
-        "adapters_do_not_carry_what_goes_on",
+        "adapters_do_not_carry_it_on",
         "an exchange through a leaf counts only what stays below it",
         COLLECTIVES + "collective_time_s",
         "(n if one.tier.network else domain) - one.inner",
