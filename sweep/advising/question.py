@@ -178,7 +178,7 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
 
 def _refuse_unknown_rates(cluster: ClusterSpec, precision: str, on_host: float) -> None:
     """``on_host``: share of the optimizer there."""
-    absent = absent_rates(cluster, precision, updates_on_host=on_host > 0, waits_on_host=False)
+    absent = absent_rates(cluster, precision, uses_host=on_host > 0)
     absent += ["device.memory_bytes"] if cluster.usable_bytes is None else []
     if absent:
         raise InvalidSweep(

@@ -271,7 +271,7 @@ def _refuse(asked: Iterable[Asked], forecast: Forecast) -> None:
                 f"{format_bytes(cluster.reserved_bytes + cluster.device.workspace_bytes)} of it"
             )
         offloads = e.activation_offload != "none" or _OFFLOAD in one.axes
-        absent = absent_rates(cluster, e.precision, updates_on_host=e.optimizer_offload > 0, waits_on_host=offloads)
+        absent = absent_rates(cluster, e.precision, uses_host=e.optimizer_offload > 0 or offloads)
         if absent:
             words = "words such as recompute=[none,selective,full]" if _RECOMPUTE in one.axes else by_hand
             if absent == ["host.link_bandwidth"]:

@@ -14,7 +14,6 @@ from results.text.numbers import (
     device_noun,
     format_bytes,
     format_hours,
-    listed,
     name_documents,
     name_routing,
     plural,
@@ -27,7 +26,6 @@ from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
-from workloads.costs.time.host_update import unknown_rates
 from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.engine_versions import capture_word
@@ -150,11 +148,8 @@ def on_hosts(plan: Plan) -> list[str]:
         else (f"the memory of a node is not known, so it is not checked (host.memory_bytes of cluster {cluster.name})")
     )
     lines = [f"{many} with {named}: up to {most} of the host's memory on a node; {known}"]
-    names = unknown_rates(cluster)
-    if not fields["optimizer_offload"]:
-        names = [name for name in names if name == "host.link_bandwidth"]
-    if names and any(point.time is None for point in points):
-        lines.append(f"no step time with {named}: the file of cluster {cluster.name} lacks {listed(names)}")
+    if cluster.host.link_bandwidth is None and any(point.time is None for point in points):
+        lines.append(f"no step time with {named}: the file of cluster {cluster.name} lacks host.link_bandwidth")
     return lines
 
 

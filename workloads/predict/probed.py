@@ -49,20 +49,11 @@ def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
 
 
 def probed_host(rows: Sequence[Row], host: HostSpec) -> HostSpec:
-    """``host`` with the rates of a probe: its link in both directions at once, on the slowest device, and the updates
-    of each rank. Rows of CPU processes are ignored."""
+    """``host`` with the rate of a probe: its link in both directions at once, on the slowest device. Rows of CPU
+    processes are ignored."""
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
     links = [row["value"] for row in _of(rows, "copy", name="both_ways")]
-    updates = _of(rows, "optimizer", name="adamw_on_host")
-    link = min(links) if links else host.link_bandwidth
-    return replace(host, link_bandwidth=link, adamw_rate=host_adamw_rate(updates) if updates else host.adamw_rate)
-
-
-def host_adamw_rate(updates: Sequence[Row]) -> float:
-    """fp32 parameters that the processors of one device update per second, from figures ``adamw_on_host`` of ranks that
-    ran together."""
-    each: float = statistics.median(row["columns"] / row["value"] for row in updates)
-    return each
+    return replace(host, link_bandwidth=min(links)) if links else host
 
 
 def _went_wrong(name: str, factor: float) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from workloads.spec.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
+from workloads.spec.checks import build, choice, known_names, mapping, number, sequence, whole_number
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.hardware.network import (
     BANDWIDTH,
@@ -48,7 +48,6 @@ _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
 _POWER: Range = (1, 1e5, "W", EXAMPLES["W"])
-_UPDATES: Range = (1e6, 1e13, "parameters per second", "2.5e9")
 _PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "mxfp8", "nvfp4", "fp4", "tf32", "int8")
 """Precisions that data sheets list; the formulas read bf16, fp8, mxfp8, nvfp4, fp32 and fp64."""
 
@@ -81,7 +80,8 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """Processors and memory of one node, and the links to its devices, as an optimizer that lives there needs them."""
+    """Memory of one node, and the links to its devices, as optimizer states and activations that live there need
+    them."""
 
     link_bandwidth: float | None = None
     """Bytes per second that one device and the memory of its host exchange in each direction, both at once, through
@@ -89,10 +89,7 @@ class HostSpec:
     memory_bytes: int | None = None
     """Memory of one node; None: not known, so it is not checked."""
     memory_bandwidth: float | None = None
-    """Bytes per second of the memory of one node, all processors together."""
-    adamw_rate: float | None = None
-    """fp32 parameters per second that a device's share of its node's processors updates by AdamW, with all devices of
-    the node at work; None: derived from ``memory_bandwidth``."""
+    """Bytes per second of the memory of one node, which all its devices share."""
     source: str = ""
     """Source of the numbers."""
 
@@ -328,7 +325,6 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "host.link_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
         "host.memory_bytes": partial(amount, unit="B", span=_MEMORY, optional=True),
         "host.memory_bandwidth": partial(amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
-        "host.adamw_rate": lambda where, value: value is None or plausible(where, number(where, value), *_UPDATES),
         "reserved_bytes": partial(amount, unit="B", span=_MEMORY, may_be_0=True),
         "matmul_efficiency": _share,
     }

@@ -304,6 +304,14 @@ ON_GPUS: tuple[dict[str, Any], ...] = (
         {"pp": 2, "pp_schedule": schedule, "virtual_stages": 2}
         for schedule in ("interleaved_1f1b", "zero_bubble_v", "dualpipe_v")
     ),
+    {"optimizer_offload": 0.5},
+    {"optimizer_offload": 1.0, "precision": "fp16", "model": ROUTED},
+    {"optimizer_offload": 1.0, "optimizer_states": "bf16", "master_weights": "bf16", "global_batch_size": 2},
+    {"optimizer_offload": 0.5, "dp": 2, "zero_stage": 3},
+    {"activation_offload": "all"},
+    {"activation_offload": "qkv+attention", "recompute": "norm", "optimizer_offload": 0.5},
+    {"activation_offload": "all", "dp": 2, "zero_stage": 3},
+    {"activation_offload": "all", "pp": 2, "pp_schedule": "1f1b"},
     {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
     {"dp": 2, "tp": 2, "zero_stage": 3},
     {"dp": 2, "pp": 2, "zero_stage": 1},
