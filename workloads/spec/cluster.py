@@ -43,7 +43,12 @@ _OF_DEVICE: Mapping[str, Unit] = {
     "workspace_bytes": "B",
     "power_w": "W",
 }
-_OF_HOST: Mapping[str, Unit] = {"link_bandwidth": "B/s", "memory_bytes": "B", "memory_bandwidth": "B/s"}
+_OF_HOST: Mapping[str, Unit] = {
+    "link_bandwidth": "B/s",
+    "link_one_way_bandwidth": "B/s",
+    "memory_bytes": "B",
+    "memory_bandwidth": "B/s",
+}
 _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
@@ -86,12 +91,19 @@ class HostSpec:
     link_bandwidth: float | None = None
     """Bytes per second that one device and the memory of its host exchange in each direction, both at once, through
     pinned memory and with all devices of the node at work."""
+    link_one_way_bandwidth: float | None = None
+    """The same while copies go in one direction alone; None: ``link_bandwidth``."""
     memory_bytes: int | None = None
     """Memory of one node; None: not known, so it is not checked."""
     memory_bandwidth: float | None = None
     """Bytes per second of the memory of one node, which all its devices share."""
     source: str = ""
     """Source of the numbers."""
+
+    @property
+    def one_way_bandwidth(self) -> float | None:
+        """Bytes per second of copies in one direction alone; None if it is not known."""
+        return self.link_bandwidth if self.link_one_way_bandwidth is None else self.link_one_way_bandwidth
 
 
 UNKNOWN_HOST = HostSpec()
@@ -323,6 +335,7 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "device.power_w": partial(amount, unit="W", span=_POWER, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
         "host.link_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
+        "host.link_one_way_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
         "host.memory_bytes": partial(amount, unit="B", span=_MEMORY, optional=True),
         "host.memory_bandwidth": partial(amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
         "reserved_bytes": partial(amount, unit="B", span=_MEMORY, may_be_0=True),
