@@ -22,7 +22,7 @@ from sweep.grids.axes import CHOSEN
 from sweep.grids.expand import Expansion, GridPoint
 from sweep.grids.step_time import ALIKE, StepTime
 from sweep.grids.walk import Progress, silent
-from sweep.planning.auto_offload import Choice, OffloadSearch, eager, forbidden, words_beside
+from sweep.planning.auto_offload import Choice, OffloadSearch, bare, forbidden, words_beside
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
 from workloads.costs.memory.estimate import peak_stage, rank_peak_bytes
@@ -109,7 +109,7 @@ def choose(asked: Sequence[Asked], forecast: Forecast, progress: Progress = sile
     times = iter(forecast.times([e for layout in layouts for e in layout.to_predict()]))
     for layout in layouts:
         layout.seconds = {choice: _known(next(times)) for choice in layout.peaks}
-        layout.eager = {word: _known(next(times)) for word in layout.words}
+        layout.bare = {word: _known(next(times)) for word in layout.words}
     offloads = OffloadSearch(forecast, search)
     more = [layout.with_offload(offloads) if layout.words else {} for layout in layouts]
     times = iter(
@@ -151,7 +151,7 @@ class _Found:
     forbidden: str | None = None
     """Why none may be."""
     seconds: dict[Choice, StepTime] = field(default_factory=dict)
-    eager: dict[str, StepTime] = field(default_factory=dict)
+    bare: dict[str, StepTime] = field(default_factory=dict)
     """Times of steps that are not captured, by `words`."""
 
     @property
@@ -159,13 +159,13 @@ class _Found:
         return self.asked.experiment
 
     def to_predict(self) -> list[Experiment]:
-        return [*(choice.of(self.e) for choice in self.peaks), *(eager(self.e, word) for word in self.words)]
+        return [*(choice.of(self.e) for choice in self.peaks), *(bare(self.e, word) for word in self.words)]
 
     def with_offload(self, search: OffloadSearch) -> dict[Choice, int]:
         """Further choices that fit, with their peaks."""
         best_s = min(self._near_full(search.forecast).values()) if self.fits else float("inf")
         by_stage = _RECOMPUTE in self.asked.axes
-        return search.found(self.e, self.limits, self.eager, best_s, stages=by_stage)
+        return search.found(self.e, self.limits, self.bare, best_s, stages=by_stage)
 
     def take(self, peaks: dict[Choice, int], seconds: dict[Choice, StepTime]) -> None:
         """Adds choices that fit."""
