@@ -35,6 +35,10 @@ pytestmark = pytest.mark.usefixtures("machine_without_gpus")
     [
         (["plan", "+grid=nope"], "no grid called 'nope'"),
         (["plan"], "no grid given"),
+        (
+            ["search", "--replay", "t.csv", "--where", "tp == 1"],
+            "--where tp == 1: a replay looks at all rows of its tab",
+        ),
         (["pla", "+grid=tiny"], "no command 'pla'; did you mean 'plan'"),
         (["plan", "+grid=llama8b_8gpu", "grid.axes.tpp=[1]"], "no axis is called 'tpp'; did you mean 'tp'"),
         (["plan", "+grid=llama8b_8gpu", "grid.axes.world_size=7"], "no point has world_size=7: dp = "),
@@ -238,3 +242,9 @@ def test_what_the_machine_refuses_is_one_line(
         "ultrasweep: cannot use results/tiny/ledger.parquet: No space left on device; nothing is lost: free some and "
         "give the command again\n"
     )
+
+
+def test_every_command_that_reads_configuration_takes_folders() -> None:
+    """The others read what is written in a sweep's folder or a config.json, and write it."""
+    without = {name for name, one in COMMANDS.items() if "--conf" not in one.parser()._option_string_actions}
+    assert without == {"model", "grade", "diff", "export", "card", "status", "watch", "logs", "cancel", "retry"}
