@@ -232,6 +232,8 @@ def _remark(point: PlannedPoint, reasons: bool) -> str:
     parts = [] if point.verdict == "run" and not reasons else [point.verdict]
     if (imbalance := point.experiment.attention_imbalance) is not None:
         parts.append(f"attention imbalance {imbalance:.3f}")
+    if reasons and point.broken:
+        return "\n".join(("; ".join(parts), *(f"{one.rule}: {one.message}" for one in point.broken)))
     if reasons and point.detail is not None:
         parts.append(f"{point.rule}: {point.detail}" if point.rule is not None else point.detail)
     if point.verdict in CAN_RUN and may_not_fit(point) and point.peak_bytes and point.limit_bytes:

@@ -233,12 +233,14 @@ def _verdicts(plan: Plan) -> Table:
     for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
-    rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
+    rules = plan.broken_rules
     lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)] + formats_not_run(plan)
     for verdict in VERDICTS:
         if counts[verdict]:
             refused = verdict == "run" and lacking
             meaning = f"keep the rules and fit, but run refuses {', '.join(lacking)}" if refused else MEANING[verdict]
+            if verdict == "invalid" and rules.total() > counts[verdict]:
+                meaning += "; one that breaks several counts for each"
             table.add_row(verdict, f"{counts[verdict]:,}", meaning)
             if verdict == "run" and (tight := sum(map(may_not_fit, plan.to_run))):
                 margin = f"within plan.oom_margin={plan.config.plan.oom_margin:g}"

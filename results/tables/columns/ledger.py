@@ -15,9 +15,11 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column(
         "rule",
         TEXT,
-        "Rule that an invalid point breaks; audit: the point is predicted to run out of memory and is run on purpose",
+        "First rule that an invalid point breaks; audit: the point is predicted to run out of memory and is run on "
+        "purpose",
     ),
-    Column("detail", TEXT, "Reason for the verdict, with its numbers"),
+    Column("rules", TEXT, "All rules that an invalid point breaks, separated by commas"),
+    Column("detail", TEXT, "Reasons for the verdict, with their numbers: a sentence for each rule that is broken"),
     Column(
         "predicted_peak_bytes", INT, "Peak memory predicted from closed forms, of the stage with the highest peak", "B"
     ),
