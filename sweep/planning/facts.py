@@ -13,6 +13,7 @@ from sweep.planning.summary import (
     by_shape,
     eager_points,
     expected_hours,
+    fallbacks,
     formats_not_run,
     layout,
     on_hosts,
@@ -32,7 +33,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     energy = plan.power.mwh(hours) if hours is not None else Amount(None, None)
     formats = [f"{precision} matrix products" for precision in formats_not_run(plan)]
     lacking = {model.name: [*lacking_kinds(model), *formats] for model in config.models.values()}
-    notes = [reused_from(plan), *eager_points(plan), *on_hosts(plan), rehearsals_of(plan)]
+    notes = [reused_from(plan), *eager_points(plan), *fallbacks(plan), *on_hosts(plan), rehearsals_of(plan)]
     notes.append(mfu_note((p.experiment.precision for p in plan.points if p.time is not None), config.cluster))
     return {
         "name": config.name,

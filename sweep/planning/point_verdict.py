@@ -36,6 +36,8 @@ class PlannedPoint:
     """Why the point has its verdict, with all sentences of ``broken``."""
     broken: tuple[Violation, ...] = ()
     """All rules that an invalid point breaks: of its layout, its cluster and its engine, then of what it is run on."""
+    fallbacks: tuple[str, ...] = ()
+    """As of `GridPoint`."""
     peak_bytes: int | None = None
     """Predicted peak of the largest stage; None for a layout that breaks a rule, which has no prediction."""
     limit_bytes: int | None = None
@@ -105,7 +107,13 @@ def check_point(
     share = host_bytes // experiment.world_size if host_bytes is not None else None
     budget = budget_limit(cluster, point.budget_gib)
     limits = [limit for limit in (cluster.usable_bytes, share, budget) if limit is not None]
-    planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run", limit_bytes=min(limits, default=None))
+    planned = PlannedPoint(
+        grid=point.grid,
+        experiment=experiment,
+        verdict="run",
+        fallbacks=point.fallbacks,
+        limit_bytes=min(limits, default=None),
+    )
     broken = violations(experiment, cluster)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
     of_engine = [violation for violation in broken if violation.rule == "engine_support"]

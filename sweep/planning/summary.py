@@ -75,7 +75,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(reused, highlight=False, markup=False)
     for line in eager_points(plan):
         console.print(line, highlight=False, markup=False)
-    for line in on_hosts(plan):
+    for line in [*fallbacks(plan), *on_hosts(plan)]:
         console.print(line, highlight=False, markup=False)
     if (rehearsals := rehearsals_of(plan)) is not None:
         console.print(rehearsals, highlight=False, markup=False)
@@ -128,6 +128,13 @@ def eager_points(plan: Plan) -> list[str]:
     experiments = [point.experiment for point in plan.to_run if point.experiment.engine == ENGINE]
     reasons = Counter(not_captured(one, backend) for one in experiments if one.cuda_graph == "auto")
     return [f"{plural(count, 'point')} with eager steps: {why}" for why, count in reasons.most_common() if why]
+
+
+def fallbacks(plan: Plan) -> list[str]:
+    """One line for each reason why something that the planner was to choose is none, or fits with no choice, with the
+    number of points."""
+    reasons = Counter(reason for point in plan.points if not point.broken for reason in point.fallbacks)
+    return [f"{plural(count, 'point')}: {reason}" for reason, count in reasons.most_common()]
 
 
 def on_hosts(plan: Plan) -> list[str]:
