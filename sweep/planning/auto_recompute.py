@@ -304,11 +304,7 @@ def _refuse(asked: Iterable[Asked], forecast: Forecast) -> None:
                 f"{one.label} needs memory_budget: the memory of {cluster.device.name} (cluster {cluster.name}) is "
                 "not known"
             )
-        if budget is not None and tensor_limit(cluster, budget) <= 0:
-            raise InvalidSweep(
-                f"memory_budget={budget:g} GiB leaves nothing for training: cluster {cluster.name} reserves "
-                f"{format_bytes(cluster.reserved_bytes + cluster.device.workspace_bytes)} of it"
-            )
+        refuse_no_room(cluster, budget)
         offloads = e.activation_offload != "none" or _OFFLOAD in one.axes
         absent = absent_rates(cluster, e.precision, updates_on_host=e.optimizer_offload > 0, waits_on_host=offloads)
         if absent:
@@ -319,6 +315,15 @@ def _refuse(asked: Iterable[Asked], forecast: Forecast) -> None:
                 f"{one.label} compares predicted step times, and the file of cluster {cluster.name} "
                 f"({cluster.device.name}) lacks {', '.join(absent)}; give cluster.{absent[0]}=..., or choose {words}"
             )
+
+
+def refuse_no_room(cluster: ClusterSpec, budget_gib: float | None) -> None:
+    """Raises `InvalidSweep` for a budget that is not more than what is reserved on a device."""
+    if budget_gib is not None and tensor_limit(cluster, budget_gib) <= 0:
+        raise InvalidSweep(
+            f"memory_budget={budget_gib:g} GiB leaves nothing for training: cluster {cluster.name} reserves "
+            f"{format_bytes(cluster.reserved_bytes + cluster.device.workspace_bytes)} of it"
+        )
 
 
 def _budget_bytes(cluster: ClusterSpec, budget_gib: float | None) -> int:

@@ -254,6 +254,8 @@ def _also(first: Experiment, variants: Sequence[PlannedPoint]) -> str:
     if (best.recompute, best.recompute_every) != (first.recompute, first.recompute_every):
         every = f" every {best.recompute_every}" if best.recompute_every > 1 else ""
         differs.append(f"recompute {best.recompute}{every}")
+    if not differs:
+        differs.append("gradients added in products" if best.gradient_accumulation_fusion else "gradients added apart")
     count = f"+{plural(len(variants), 'variant')}"
     return f"{count}: {', '.join(differs)}" + (f" {rate:,.0f}" if rate is not None else "")
 

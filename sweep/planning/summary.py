@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -31,9 +32,10 @@ from workloads.costs.time.host_update import unknown_rates
 from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.engine_versions import capture_word
-from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 
+_USUAL_SEED = next(field.default for field in dataclasses.fields(Experiment) if field.name == "seed")
 MEANING = {
     "run": "will be run",
     "invalid": "break a rule",
@@ -175,9 +177,10 @@ def reused_from(plan: Plan) -> str | None:
 
 
 def workload(experiment: Experiment) -> str:
-    """Model, routing unless it is balanced, packed documents, and engine unless it is this project's."""
+    """Model, routing unless it is balanced, packed documents, and engine with its version unless it is this one."""
     routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
-    other = "" if experiment.engine == ENGINE else experiment.engine
+    engine = experiment.engine, experiment.engine_version
+    other = "" if engine == (ENGINE, ENGINE_VERSION) else " ".join(engine)
     parts = experiment.model.name, routing, name_documents(experiment.documents), other
     return ", ".join(part for part in parts if part)
 
@@ -185,7 +188,7 @@ def workload(experiment: Experiment) -> str:
 def layout(experiment: Experiment) -> str:
     """A layout in one cell of a table: its degrees, and its choices that differ from the defaults."""
     parts = [f"dp {experiment.dp}"]
-    if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
+    if experiment.dp_replicate > 1 and experiment.zero_stage:
         parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
     parts += [
         f"{axis} {getattr(experiment, axis)}"
@@ -194,6 +197,8 @@ def layout(experiment: Experiment) -> str:
     ]
     if experiment.cp > 1 and experiment.cp_kind != "ring":
         parts.append(experiment.cp_kind)
+    if experiment.tp > 1 and not experiment.sequence_parallel:
+        parts.append("no sequence parallelism")
     if experiment.pp > 1 and experiment.pp_split != "balanced":
         parts.append(f"{experiment.pp_split.replace('_', ' ')} split")
     if experiment.pp_stages is not None:
@@ -223,10 +228,14 @@ def layout(experiment: Experiment) -> str:
     if word := experiment.fusion_word:
         parts.append(word)
     parts += experiment.update_words
+    if experiment.pad_vocab_to is not None:
+        parts.append(f"vocabulary padded to {experiment.pad_vocab_to}")
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     if experiment.document_balance != "none":
         parts.append(f"{experiment.document_balance} documents")
+    if experiment.seed != _USUAL_SEED:
+        parts.append(f"seed {experiment.seed}")
     return ", ".join(parts)
 
 
