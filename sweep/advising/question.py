@@ -48,6 +48,7 @@ _OTHERS = (
     *UPDATE_FIELDS,
     *("activation_offload", *_WORK, BUDGET, *_GOAL, "results_dir"),
 )
+_FOLLOW = ("dp", "dp_shard", "num_microbatches")
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
 MOST_OFFLOADS = 6
 """Most combinations of ``optimizer_offload`` and ``activation_offload``: each is searched by itself."""
@@ -198,6 +199,8 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
         changes.append(text)
     elif name not in KNOWN or text.startswith(("+", "~")):
         hint = "; did you mean 'gpus'?" if same_here(name, AXES) == "world_size" else suggest(name, KNOWN)
+        if name in _FOLLOW:
+            hint = "; it follows from gpus and the other degrees, and --where 'dp <= 64' restricts it"
         raise InvalidSweep(f"advise: no option {name!r}{hint}")
     elif name in values:
         raise InvalidSweep(f"advise: {name} is given twice; give it once")
@@ -300,6 +303,8 @@ def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
         sizes = [*parts, *range(max(node, -(-low // node) * node), high + 1, node)]
     else:
         sizes = given if isinstance(given, list) else [given]
+    if given == []:
+        raise InvalidSweep("advise: gpus=[] is empty")
     for size in sizes:
         whole_number("advise: gpus", size, 1)
     if not sizes:

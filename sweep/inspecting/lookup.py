@@ -36,6 +36,8 @@ class Results:
         """Raises `InvalidResults` if there is no sweep and no ledger."""
         from results.tables.store import read_attempts, read_ledger
 
+        if path.suffix == ".csv" and path.is_file():
+            raise InvalidResults(f"{path}: points are read from a Parquet file, as plan --out plan.parquet writes it")
         self.path = path
         self._ledger = read_ledger(path)
         self._attempts = read_attempts(path) if path.is_dir() else None

@@ -75,7 +75,7 @@ class RecordedSpace:
 
 def read_recorded(path: Path) -> pd.DataFrame:
     """The rows to search in. Raises `UltrasweepError` for a table without a status or step times."""
-    if path.suffix == ".csv" and path.is_file() and RAW_STUDY in pd.read_csv(path, nrows=0).columns:
+    if path.suffix == ".csv" and path.is_file() and _begins_like_the_study(path):
         return study_regime(study_table(path))
     frame = read_table(path)
     if is_attempts(frame):
@@ -86,6 +86,12 @@ def read_recorded(path: Path) -> pd.DataFrame:
     frame["step_time_s"] = numeric(frame["step_time_s"])
     frame["candidate"] = (frame["status"] != "ok") | (frame["step_time_s"] > 0)
     return frame
+
+
+def _begins_like_the_study(path: Path) -> bool:
+    with path.open("rb") as file:
+        header = file.readline(1 << 16).decode("utf-8-sig", errors="replace")
+    return RAW_STUDY in [name.strip().strip('"') for name in header.split(",")]
 
 
 def study_regime(rows: pd.DataFrame) -> pd.DataFrame:
