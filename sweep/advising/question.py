@@ -154,10 +154,11 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
     config = compose_sweep(begin, folders)
     cluster = config.cluster
     offloads, budget = _offloads(values), _memory_budget(values, cluster)
-    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")), offloads, budget)
+    precision: Precision = _choice("precision", values.get("precision", "bf16"))
+    _refuse_unknown_rates(cluster, precision, offloads, budget)
     goal = _goal(values)
     engine = _choice("engine", values.get("engine", ENGINE))
-    _refuse_unknown_memory(engine, values, config.models[values["model"]])
+    _refuse_unknown_memory(engine, precision, config.models[values["model"]])
     price = number("advise: price", values["price"], above=0) if "price" in values else cluster.price_per_device_hour
     work: dict[str, Any] = {
         name: whole_number(f"advise: {name}", values.get(name, default), 1) for name, default in _WORK.items()
@@ -171,7 +172,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         cluster_changes=tuple(changes),
         conf=folders.own,
         sizes=_sizes(values.get("gpus"), cluster, goal is not None),
-        precision=_choice("precision", values.get("precision", "bf16")),
+        precision=precision,
         routing=_choice("routing", values.get("routing", "balanced")),
         routing_imbalance=_choice("routing_imbalance", values.get("routing_imbalance", 1.0)),
         engine=engine,
@@ -221,9 +222,8 @@ def _refuse_unknown_rates(
         )
 
 
-def _refuse_unknown_memory(engine: str, values: Mapping[str, Any], model: ModelSpec) -> None:
+def _refuse_unknown_memory(engine: str, precision: Precision, model: ModelSpec) -> None:
     """The memory of other engines is known for dense layers in 16 bits and less."""
-    precision = str(values.get("precision", "bf16"))
     if engine != ENGINE and (model.moe is not None or model.mla is not None or precision in ("fp16", "fp32", "fp64")):
         raise InvalidSweep(
             f"advise: engine={engine} is predicted for dense models in bf16 or fp8; use engine={ENGINE}, or another "

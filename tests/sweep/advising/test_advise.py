@@ -368,6 +368,7 @@ def test_what_waits_on_the_host_is_chosen_where_it_wins() -> None:
         (["optimizer_offload=0.5", "optimizer=muon"], "optimizer_offload=0.5"),
         (["optimizer_offload=0.5", "engine=torchtitan"], "keeps states on the device; use 0"),
         (["optimizer_offload=[0,0.2,0.5,1]", "activation_offload=[none,all]"], "4 x 2 combinations"),
+        (["precision=int4"], "precision='int4'; it may be "),
         (["memory_budget=[40,80]"], "give one number of GiB"),
         (["memory_budget=3"], "memory_budget=3 GiB leaves nothing for training: cluster h200 reserves 4.7 GiB of it"),
         *(([f"memory_budget={text}"], "GiB above 0") for text in ("inf", "1e306", "-1", "abc", "true")),
