@@ -193,9 +193,12 @@ def test_an_own_cluster_without_a_name_is_told_by_its_file(tmp_path: Path) -> No
 
 
 def test_a_degree_that_follows_from_the_number_of_devices_is_told() -> None:
-    assert "cp not given: 2, with which the degrees multiply to gpus = 8" in one(gpus=8, dp=4, tp=1, pp=1)["reason"]
+    assert (
+        "cp not given: 2, with which the degrees multiply to gpus = 8"
+        in one(gpus=8, dp=4, tp=1, pp=1, cp=None)["reason"]
+    )
     for known in ({"dp": 4, "cp": 2}, {"dp": 8}, {"dp": None}):
-        assert "cp not given" not in one(gpus=8, **{"tp": 1, "pp": 1, **known})["reason"]
+        assert "cp not given" not in str(one(gpus=8, **{"tp": 1, "pp": 1, "cp": None, **known})["reason"])
 
 
 LARGE = {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, "gpus": 2048, "dp": 16, "tp": 8, "pp": 16}
