@@ -31,7 +31,6 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
                 "point": number,
                 "verdict": point.verdict,
                 "rule": point.rule,
-                "rules": ", ".join(point.broken_rules) or None,
                 "detail": point.detail,
                 **{name: value(point) for name, value in PREDICTED.items()},
                 "predicted_with": plan.predicted_with if point.time is not None and plan.predicted_with else None,

@@ -18,8 +18,12 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
         "First rule that an invalid point breaks; audit: the point is predicted to run out of memory and is run on "
         "purpose",
     ),
-    Column("rules", TEXT, "All rules that an invalid point breaks, separated by commas"),
-    Column("detail", TEXT, "Reasons for the verdict, with their numbers: a sentence for each rule that is broken"),
+    Column(
+        "detail",
+        TEXT,
+        "Reasons for the verdict, with their numbers; of several broken rules the sentence of the first, then `; name: "
+        "sentence` of each other",
+    ),
     Column(
         "predicted_peak_bytes", INT, "Peak memory predicted from closed forms, of the stage with the highest peak", "B"
     ),
