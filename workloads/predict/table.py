@@ -302,6 +302,8 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
             )
         for name in missing:
             degrees[name] = rest if name == open_name else 1.0
+        if open_name is not None and open_name != "dp" and rest != 1:
+            note.append(f"{open_name} not given: {rest:g}, with which the degrees multiply to gpus = {gpus:g}")
     dp, tp, pp, cp = (_known(degrees[name]) for name in ("dp", "tp", "pp", "cp"))
     if dp * tp * pp * cp != gpus:
         if cp > 1 and dp % cp == 0 and dp * tp * pp == gpus:
