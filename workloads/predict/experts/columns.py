@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from workloads.predict.points import RECOMPUTE, Points
+from workloads.predict.points import RECOMPUTE, Points, fp8_kind
+from workloads.predict.profiles import Profile
 from workloads.predict.words import Refused
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
@@ -35,8 +36,12 @@ class Experts(NamedTuple):
     """Feed-forward size of these layers."""
     mla: MLASpec | None = None
     """Latent attention; None: as the row's heads."""
-    once_a_node: bool = False
-    """`Profile.sends_once_a_node`."""
+    groups: tuple[int, int] = (1, 1)
+    """Number of equal groups of experts, and from how many of these a token chooses."""
+    dispatched: bool = False
+    """Whether a token goes once to each rank (`Profile.dispatches`)."""
+    fused: bool = False
+    """Whether its experts are one kernel beside which tokens are exchanged (`Profile.fuses_experts`)."""
 
     def used_columns(self, layers: float) -> float:
         """Mean number of feed-forward columns that a token uses in a layer."""
@@ -76,6 +81,12 @@ def experts_of(
     if count % ep:
         raise Refused(f"ep {ep:g} does not divide num_experts {count}")
     return Experts(count, per_token, columns, shared, dense, max(1, round(model["ffn"])))
+
+
+def dispatched_by(profile: Profile, experts: Experts, fp8: float) -> Experts:
+    """The experts with what a code base does to send tokens to them. ``fp8``: `fp8_kind` of the row's products."""
+    fused = any(fp8_kind(one) == fp8 for one in profile.fuses_experts)
+    return experts._replace(dispatched=profile.dispatches, fused=fused)
 
 
 def experiment_of(points: Points, place: int, experts: Experts | None, **fields: object) -> Experiment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,14 @@ import numpy as np
 from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
-from workloads.predict.experts.columns import experiment_of
+from workloads.predict.experts.columns import Experts, experiment_of
+from workloads.predict.experts.dispatched import added_seconds
 from workloads.predict.experts.overheads import expert_factor, host_waits_of_experts, host_work_of_experts
 from workloads.predict.network_terms import without_outer_tiers
+from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
+from workloads.predict.profiles import Profile
 from workloads.predict.table import Table
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
@@ -72,8 +74,9 @@ class RoutedRows:
         return layouts.with_hosts(self.factors, self.of_layers, predictor.parts(self.points)[2])
 
 
-def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows:
-    """The ratios of every row of a table. ``stored``: the row's experiments as JSON, which say more than columns do."""
+def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[str] | None = None) -> RoutedRows:
+    """The ratios of every row of a table. ``profiles``: those of its code bases. ``stored``: the row's experiments as
+    JSON, which say more than columns do."""
     count = len(table.points)
     factors, of_layers, memory = (np.ones(count) for _ in range(3))
     routed, waits, latents = (np.zeros(count) for _ in range(3))
@@ -98,26 +101,75 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
         routed[place] = host_work_of_experts(experiment)
         waits[place] = host_waits_of_experts(experiment)
         latents[place] = experiment.model.mla is not None and not own
-    for cluster, experiments in by_cluster.values():
-        structures = layouts.Structures(cluster)
-        places = [place for place in experiments if place not in neighbours]
-        factors[places] = structures.factors([experiments[place] for place in places])
-        of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
-        others = [place for place in experiments if place in neighbours]
-        for copies in {_copies_a_node(table, at, experiments[at], cluster.domain) for at in others}:
-            same = [at for at in others if _copies_a_node(table, at, experiments[at], cluster.domain) == copies]
-            network = _for_fewer_copies(structures.cluster, copies)
-            factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
-        of_layers[others] = factors[others]
     points = dataclasses.replace(
         without_outer_tiers(table.points, [experts is not None for experts in table.experts]),
         routed=routed,
         waits=waits,
         latents=latents,
-        scaled=of_layers,
         capacity=table.points.capacity / memory,
     )
-    return RoutedRows(points, factors, of_layers, memory, refused)
+    for cluster, experiments in by_cluster.values():
+        structures = layouts.Structures(cluster)
+        places = [place for place in experiments if place not in neighbours]
+        factors[places] = structures.factors([experiments[place] for place in places])
+        of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
+        others = {at: (one, neighbours[at]) for at, one in experiments.items() if at in neighbours}
+        sent = [at for at in others if _is_dispatched(table.experts[at])]
+        copied = [at for at in others if at not in sent]
+        factors[copied] = of_layers[copied] = _against(cluster, [others[at] for at in copied])
+        factors[sent] = _with_dispatch(table, points, profiles, cluster, {at: others[at] for at in sent})
+    return RoutedRows(dataclasses.replace(points, scaled=of_layers), factors, of_layers, memory, refused)
+
+
+def _is_dispatched(experts: Experts | None) -> bool:
+    return experts is not None and experts.dispatched
+
+
+def _with_dispatch(
+    table: Table,
+    points: Points,
+    profiles: Mapping[str, Profile],
+    cluster: ClusterSpec,
+    pairs: Mapping[int, tuple[Experiment, Experiment]],
+) -> Floats:
+    """Ratios of rows whose code base sends a token once to each rank (`workloads.predict.experts.dispatched`) to their
+    dense neighbours as the form predicts these before any fit. ``pairs``: experiments and neighbours by place."""
+    if not pairs:
+        return np.ones(0)
+    places = list(pairs)
+    rows = points.take(places)
+    dense_s = Predictor.learn(None, profiles).predict(rows).step_time_s
+    added_s = np.array(_latents_s(cluster, list(pairs.values())))
+    for row, place in enumerate(places):
+        profile, experts = profiles[str(points.codebase[place])], table.experts[place]
+        assert experts is not None
+        values = {name: one.value for name, one in time_parameters(profile).items()}
+        added_s[row] += added_seconds(rows.take([row]), values, experts, cluster)
+    ratios: Floats = 1 + added_s / dense_s
+    return ratios
+
+
+def _latents_s(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
+    """Seconds of a step that latent attention takes more than the attention of each row's neighbour, in 16 bits."""
+    added_s, odd = np.zeros(len(pairs)), [at for at, (one, _) in enumerate(pairs) if one.model.mla is not None]
+    if not odd:
+        return added_s
+    times = StepTimes(cluster.with_nearest_network())
+    near = [pairs[at][1].replace(precision="bf16") for at in odd]
+    latent = [
+        dataclasses.replace(
+            of_near,
+            model=dataclasses.replace(
+                of_near.model,
+                name=f"{of_near.model.name}, latent",
+                head_dim=pairs[at][0].model.head_dim,
+                mla=pairs[at][0].model.mla,
+            ),
+        )
+        for at, of_near in zip(odd, near, strict=True)
+    ]
+    added_s[odd] = times.seconds(latent) - times.seconds(near)
+    return added_s
 
 
 def _experiment(table: Table, place: int, own: bool) -> Experiment:
@@ -134,23 +186,6 @@ def _experiment(table: Table, place: int, own: bool) -> Experiment:
     if broken:
         raise ValueError(broken[0].message)
     return experiment
-
-
-def _copies_a_node(table: Table, place: int, e: Experiment, node: int) -> float:
-    """Mean number of copies of a token that the experts of one other node get, if only one of them crosses the network;
-    1 if all of them do, or no expert is on another node. Experts are chosen evenly over N nodes: k / N copies for each,
-    and a node gets some with probability 1 - (1 - 1/N)^k."""
-    experts = table.experts[place]
-    nodes = math.ceil(e.ep / node)
-    if experts is None or not experts.once_a_node or nodes == 1:
-        return 1.0
-    return experts.per_token / nodes / (1 - (1 - 1 / nodes) ** experts.per_token)
-
-
-def _for_fewer_copies(cluster: ClusterSpec, copies: float) -> ClusterSpec:
-    """A network on which all copies take as long as one of ``copies`` does on the cluster's. Other traffic, which is
-    faster on it, too, is nearly the same with and without experts, and cancels in their ratio."""
-    return cluster if copies == 1 else cluster.with_scaled_links(inside=1.0, outside=copies)
 
 
 def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
