@@ -201,3 +201,13 @@ def kernel_of(value: Any) -> str:
         if re.fullmatch(pattern, _plain(text)):
             return kind
     raise Refused(f"attention_kernel {text!r} is not known; known: flash, flash2, flash3, cudnn, fused, unfused")
+
+
+def learned_of(value: Any) -> bool:
+    """Whether a ``routing`` cell says that the router chooses the experts of a token; an empty one does not."""
+    text = _plain(text_of(value))
+    if text in ("", "balanced", "forced", "forced balance"):
+        return False
+    if text in ("learned", "natural"):
+        return True
+    raise Refused(f"routing {text!r} is not known; known: balanced, learned")

@@ -81,16 +81,18 @@ def _layer_s(x: Points, p: Mapping[str, float], experts: Experts, cluster: Clust
     pass_s = 2 * tokens * h * reached / x.intra if x.ep[0] > 1 else np.zeros_like(tokens)
     if others:
         pass_s = np.maximum(pass_s, 2 * tokens * h * others / (OF_NETWORK * x.inter))
-    exchange = (4 + full) * pass_s * (CARRIERS if fused else 1.0)
-    permute = (4 + full) * 2 * (reached + k) * tokens * h / memory
+    uneven = experts.imbalance
+    exchange = (4 + full) * uneven * pass_s * (CARRIERS if fused else 1.0)
+    permute = (4 + full) * uneven * 2 * (reached + k) * tokens * h / memory
     copies = k if fused else k - 1  # of one, the form counts the casts
-    casts = np.where(x.fp8 > 0, 2 * 4 * copies * tokens * h / memory, 0.0)
+    casts = np.where(x.fp8 > 0, 2 * 4 * uneven * copies * tokens * h / memory, 0.0)
     rows = tokens * k * x.ep / experts.number
     slower = (1 + TILE / 2 / rows) * (1 + p["width"] / experts.columns) / (1 + p["width"] * x.tp / h)
     flops = 2 * tokens * (3 + full) * EXPERT_MATRICES * h * k * experts.columns
     products = flops / product_rate(x, p)
-    swiglu = np.zeros_like(tokens)
-    if fused:
-        slower, swiglu = slower * low_rate(x, p), 3 * 2 * 3 * k * experts.columns * tokens / memory
-    added: Floats = exchange + permute + casts - swiglu + products * (slower - 1)
+    swiglu = 3 * 2 * 3 * k * experts.columns * tokens / memory
+    slower = slower * low_rate(x, p) if fused else slower
+    added: Floats = (
+        exchange + permute + casts + swiglu * (0 if fused else uneven) - swiglu + products * (slower * uneven - 1)
+    )
     return added
