@@ -30,12 +30,14 @@ HEAD = """| published by | rows | predicted | step time | median | bias | inside
 |---|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
-CORRECTED: Mapping[str, Mapping[str, str]] = {
-    "gpt-oss-20b": {"recompute": "none"},
-    "gpt-oss-120b": {"recompute": "none", "ep": "64"},
-}
-"""Cells of NeMo AutoModel's rows that its table leaves open, by its examples/benchmark/configs
-(``activation_checkpointing``, ``ep_size``)."""
+SAID: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("NeMo AutoModel", "gpt-oss-20b", {"recompute": "none"}),
+    ("NeMo AutoModel", "gpt-oss-120b", {"recompute": "none", "ep": "64"}),
+    ("Megatron-Bridge", "gpt-oss-120b in bf16", {"dispatcher": "alltoall"}),
+)
+"""What sources say of rows whose cells do not: (source, model, cells). AutoModel's examples/benchmark/configs
+(``activation_checkpointing``, ``ep_size``); ``moe_token_dispatcher_type`` of Megatron-Bridge's GPTOSSProvider, which
+its recipes in 16 bits keep."""
 TEN, DRAWS, FEWEST = 10, 5, 16
 """Rows of a source that are drawn to predict its others, draws, and the fewest rows of a source with which this is
 done."""
@@ -66,12 +68,15 @@ def section(path: Path) -> str:
 
 def as_published(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with what their sources say and their columns do not: ``routing``, from the column ``note``, and
-    `CORRECTED`."""
+    `SAID`."""
     natural = rows["note"].astype(str).str.contains("natural")
-    rows = rows.assign(routing=np.where(natural, "learned", "balanced"))
-    for model, changes in CORRECTED.items():
-        found = rows["source"].astype(str).str.startswith("NeMo AutoModel") & (rows["model"] == model)
-        for column, value in changes.items():
+    rows = rows.assign(routing=np.where(natural, "learned", "balanced"), dispatcher="")
+    for source, model, cells in SAID:
+        name, _, precision = model.partition(" in ")
+        found = rows["source"].astype(str).str.startswith(source) & (rows["model"] == name)
+        found &= rows["precision"].str.startswith(precision)
+        assert found.any(), f"no row of {source}, {model}"
+        for column, value in cells.items():
             rows[column] = rows[column].mask(found, value)
     return rows
 

@@ -28,6 +28,7 @@ from workloads.predict.shapes import attention_of, groups_of
 from workloads.predict.words import (
     FLASH2_ON_HOPPER,
     Refused,
+    dispatched_of,
     kernel_of,
     learned_of,
     precision_of,
@@ -44,7 +45,7 @@ COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
-    "power_w", "cluster", "head_dim", "routing",
+    "power_w", "cluster", "head_dim", "routing", "dispatcher",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
@@ -152,7 +153,8 @@ def _row(
     fp8, fp16 = precision_of(values["precision"], note)
     if experts is not None:
         experts = experts._replace(mla=mla, groups=groups_of(n, model))
-        experts = dispatched_by(profile, experts, fp8, learned_of(values["routing"]))
+        sent = dispatched_of(values["dispatcher"])
+        experts = dispatched_by(profile, experts, fp8, sent, learned_of(values["routing"]))
         model["ffn"] = experts.used_columns(model["layers"])
     recomputed = recomputed_of(values["recompute"], note)
     peak = device.peak_of("bf16")

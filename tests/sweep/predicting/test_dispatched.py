@@ -67,6 +67,18 @@ def test_one_kernel_and_a_hidden_exchange_pay_in_the_format_of_the_recipes_alone
     assert of_mxfp8 < 1.12 and table.points.captured.tolist() == [0, 0, 1]
 
 
+def test_a_router_that_chooses_fills_one_rank_more_and_no_recipe_of_known_sizes_applies() -> None:
+    assert 1.1 < step_s(routing="learned") / step_s(routing="balanced") < 1.7
+    assert step_s() == step_s(routing="") == step_s(routing="forced balance")
+    assert step_s(precision="mxfp8", routing="natural") > 1.7 * step_s(precision="mxfp8")
+
+
+def test_a_copy_for_each_expert_takes_longer_than_one_for_each_rank() -> None:
+    assert step_s(dispatcher="alltoall") > 1.1 * step_s(dispatcher="DeepEP") == 1.1 * step_s()
+    megatron = {"codebase": "Megatron-LM", "gpu": "H100"}
+    assert step_s(**megatron, dispatcher="hybridep") < step_s(**megatron) == step_s(**megatron, dispatcher="all-to-all")
+
+
 def test_weights_gathered_once_a_step_are_not_gathered_in_every_micro_batch() -> None:
     row = ROW | {"gpu": "H100", "ep": 8, "sharding": "fsdp", "mbs": 1, "codebase": "AutoModel"}
     profiles = read_profiles()

@@ -91,13 +91,13 @@ def experts_of(
     return Experts(count, per_token, columns, shared, dense, max(1, round(model["ffn"])))
 
 
-def dispatched_by(profile: Profile, experts: Experts, fp8: float, learned: bool) -> Experts:
+def dispatched_by(profile: Profile, experts: Experts, fp8: float, dispatched: bool | None, learned: bool) -> Experts:
     """The experts with what a code base does to send tokens to them. ``fp8``: `fp8_kind` of the row's products;
-    ``learned``: whether the router chooses. Then sizes are not known in advance, and recipes that need them do not
-    apply."""
-    fused = not learned and any(fp8_kind(one) == fp8 for one in profile.fuses_experts)
-    imbalance = LEARNED if learned else 1.0
-    return experts._replace(dispatched=profile.dispatches, fused=fused, imbalance=imbalance)
+    ``dispatched``: what the row says, None: as the code base does; ``learned``: whether the router chooses. Then sizes
+    are not known in advance, and recipes that need them do not apply."""
+    sent = profile.dispatches if dispatched is None else dispatched
+    fused = sent and not learned and any(fp8_kind(one) == fp8 for one in profile.fuses_experts)
+    return experts._replace(dispatched=sent, fused=fused, imbalance=LEARNED if learned else 1.0)
 
 
 def experiment_of(points: Points, place: int, experts: Experts | None, **fields: object) -> Experiment:
