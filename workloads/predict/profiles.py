@@ -65,6 +65,8 @@ class Profile:
     fuses_experts: tuple[str, ...] = ()
     """Precisions in which the code base's recipes run the experts of a layer as one kernel, exchange tokens beside
     another micro-batch and capture whole passes as CUDA graphs."""
+    states: str = ""
+    """``bf16``: gradients, moments and weights have no copy in 32 bits."""
     gathers_once: bool = False
     """Whether ZeRO 3 with routed experts gathers weights and reduces gradients once a step, not in every
     micro-batch."""

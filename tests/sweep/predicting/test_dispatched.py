@@ -97,3 +97,16 @@ def test_published_runs_are_near_their_predictions() -> None:
     inside = rows["step_time_s"].between(found["step_time_low_s"], found["step_time_high_s"])
     assert len(rows) == 9 and off.abs().mean() < 0.15 and off.abs().max() < 0.3
     assert inside.mean() > 0.85
+    assert found["fits"].sum() >= 8, "all of them ran; of one the recomputation is not published"
+
+
+def test_states_in_16_bits_are_half_of_those_with_copies_in_32() -> None:
+    """AutoModel trains Qwen3-30B-A3B on eight H100 of 80 GB: 30.5 billion parameters of 8 bytes, of 16 elsewhere."""
+    row = ROW | {
+        "gpu": "H100", "gpus": 8, "dp": 8, "ep": 8, "layers": 48, "hidden": 2048, "heads": 32, "kv_heads": 4,
+        "expert_ffn": 768, "vocab": 151936, "mbs": 4, "recompute": "full", "sharding": "fsdp",
+    }  # fmt: skip
+    frame = pd.DataFrame([row | {"codebase": name} for name in ("AutoModel", "fsdp")])
+    own, other = predict_frame(frame, None).predictions["predicted_peak_allocated_bytes"].astype(float)
+    assert 8 * 30.5e9 / 8 < own < 0.85 * 80e9
+    assert other - own > 8 * 30.5e9 / 8

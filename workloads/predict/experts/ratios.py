@@ -25,6 +25,9 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import ENGINE, Experiment, from_json
 
+_FORMATS = ("grad_reduce", "optimizer_states", "master_weights")
+"""Fields of an experiment that `Profile.states` sets."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
@@ -36,7 +39,8 @@ class RoutedRows:
     """Ratio of the step times (`layouts.Structures.factors`)."""
     of_layers: Floats
     memory: Floats
-    """Ratio of the peaks."""
+    """Ratio of the peaks; of rows of other engines as many bytes more as this engine's closed form has, over the peak
+    that the form has of the dense neighbour before any fit."""
     refused: Mapping[int, str]
     """Reason why a point with experts cannot be predicted, by its place."""
 
@@ -79,7 +83,7 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
     JSON, which say more than columns do."""
     count = len(table.points)
     factors, of_layers, memory = (np.ones(count) for _ in range(3))
-    routed, waits, latents = (np.zeros(count) for _ in range(3))
+    routed, waits, latents, added = (np.zeros(count) for _ in range(4))
     refused: dict[int, str] = {}
     by_cluster: dict[str, tuple[ClusterSpec, dict[int, Experiment]]] = {}
     neighbours: dict[int, Experiment] = {}
@@ -89,7 +93,10 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
         cluster = table.clusters[place]
         own = stored is not None or table.points.codebase[place] == ENGINE
         try:
-            experiment = _experiment(table, place, own) if stored is None else from_json(stored[table.rows[place]])
+            states = profiles[str(table.points.codebase[place])].states if not own else ""
+            experiment = (
+                _experiment(table, place, own, states) if stored is None else from_json(stored[table.rows[place]])
+            )
             if not layouts.is_predicted(experiment, cluster):
                 raise ValueError(f"rates of {cluster.name} for {experiment.precision} are not known")
         except (ValueError, InvalidExperiment) as error:
@@ -97,7 +104,9 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
             continue
         by_cluster.setdefault(cluster.name, (cluster, {}))[1][place] = experiment
         near = layouts.plain(experiment) if own else neighbours.setdefault(place, _neighbour(experiment, table, place))
-        memory[place] = peak_stage(experiment).peak_bytes / peak_stage(near).peak_bytes
+        peak, of_near = (peak_stage(one).peak_bytes for one in (experiment, near))
+        memory[place] = peak / of_near
+        added[place] = peak - of_near
         routed[place] = host_work_of_experts(experiment)
         waits[place] = host_waits_of_experts(experiment)
         latents[place] = experiment.model.mla is not None and not own
@@ -106,8 +115,12 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
         routed=routed,
         waits=waits,
         latents=latents,
-        capacity=table.points.capacity / memory,
     )
+    if neighbours:
+        foreign = list(neighbours)
+        dense = Predictor.learn(None, profiles).predict(points.take(foreign))
+        memory[foreign] = 1 + added[foreign] / dense.allocated_bytes
+    points = dataclasses.replace(points, capacity=table.points.capacity / memory)
     for cluster, experiments in by_cluster.values():
         structures = layouts.Structures(cluster)
         places = [place for place in experiments if place not in neighbours]
@@ -172,11 +185,12 @@ def _latents_s(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experimen
     return added_s
 
 
-def _experiment(table: Table, place: int, own: bool) -> Experiment:
+def _experiment(table: Table, place: int, own: bool, states: str = "") -> Experiment:
     """The row's experiment, without its chunks if they cannot be built here. ``own``: whether it is a row of this
     project's engine, whose stages are balanced; others divide their layers evenly. Raises `ValueError` with a
     reason."""
-    experiment = experiment_of(table.points, place, table.experts[place])
+    formats = dict.fromkeys(_FORMATS, states) if states else {}
+    experiment = experiment_of(table.points, place, table.experts[place], **formats)
     if not own and experiment.pp > 1:
         experiment = experiment.replace(pp_split="ends_count" if table.points.ends[place] else "even")
     broken = layout_violations(experiment)
@@ -217,4 +231,5 @@ def _neighbour(experiment: Experiment, table: Table, place: int) -> Experiment:
     model = near.model
     if model.head_dim != head_dim:
         model = dataclasses.replace(model, name=f"{model.name}, heads of {head_dim}", head_dim=head_dim)
-    return dataclasses.replace(near, model=model, pp_split=experiment.pp_split)
+    formats = {name: getattr(experiment, name) for name in _FORMATS}
+    return dataclasses.replace(near, model=model, pp_split=experiment.pp_split, **formats)
