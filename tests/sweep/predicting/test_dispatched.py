@@ -71,6 +71,8 @@ def test_a_router_that_chooses_fills_one_rank_more_and_no_recipe_of_known_sizes_
     assert 1.1 < step_s(routing="learned") / step_s(routing="balanced") < 1.7
     assert step_s() == step_s(routing="") == step_s(routing="forced balance")
     assert step_s(precision="mxfp8", routing="natural") > 1.7 * step_s(precision="mxfp8")
+    for codebase in ("Megatron-LM", "ultrasweep"):
+        assert step_s(codebase=codebase, routing="learned") > 1.1 * step_s(codebase=codebase)
 
 
 def test_a_copy_for_each_expert_takes_longer_than_one_for_each_rank() -> None:

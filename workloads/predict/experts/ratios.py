@@ -189,8 +189,11 @@ def _experiment(table: Table, place: int, own: bool, states: str = "") -> Experi
     """The row's experiment, without its chunks if they cannot be built here. ``own``: whether it is a row of this
     project's engine, whose stages are balanced; others divide their layers evenly. Raises `ValueError` with a
     reason."""
-    formats = dict.fromkeys(_FORMATS, states) if states else {}
-    experiment = experiment_of(table.points, place, table.experts[place], **formats)
+    fields: dict[str, object] = dict.fromkeys(_FORMATS, states) if states else {}
+    experts = table.experts[place]
+    if experts is not None and experts.imbalance > 1 and not experts.dispatched:
+        fields |= {"routing": "learned", "routing_imbalance": experts.imbalance}
+    experiment = experiment_of(table.points, place, experts, **fields)
     if not own and experiment.pp > 1:
         experiment = experiment.replace(pp_split="ends_count" if table.points.ends[place] else "even")
     broken = layout_violations(experiment)
