@@ -187,8 +187,8 @@ def _latents_s(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experimen
 
 def _experiment(table: Table, place: int, own: bool, states: str = "") -> Experiment:
     """The row's experiment, without its chunks if they cannot be built here. ``own``: whether it is a row of this
-    project's engine, whose stages are balanced; others divide their layers evenly. Raises `ValueError` with a
-    reason."""
+    project's engine, whose stages are balanced; others divide their layers evenly. ``states``: `Profile.states`.
+    Raises `ValueError` with a reason."""
     fields: dict[str, object] = dict.fromkeys(_FORMATS, states) if states else {}
     experts = table.experts[place]
     if experts is not None and experts.imbalance > 1 and not experts.dispatched:
