@@ -248,7 +248,7 @@ GRADE = Command(
 
 
 def _predict_arguments(parser: Parser) -> None:
-    parser.add_argument("table", type=path, metavar="TABLE", help="a CSV or Parquet file; columns: docs/accuracy.md")
+    parser.add_argument("table", type=path, metavar="TABLE", help="a CSV or Parquet file; columns: docs/predict.md")
     parser.add_argument(
         "--calibrate",
         type=path,

@@ -156,7 +156,7 @@ class _Found:
     """Why none may be."""
     seconds: dict[Choice, StepTime] = field(default_factory=dict)
     bare: dict[str, StepTime] = field(default_factory=dict)
-    """Times of steps that are not captured, by `words`."""
+    """Times of steps with nothing on the host, by `words`."""
 
     @property
     def e(self) -> Experiment:

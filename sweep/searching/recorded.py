@@ -1,6 +1,6 @@
 """A table of recorded runs as a space to replay searches in: candidates, predictions and results.
 
-Any table with the columns of ``predict`` and ``status``, ``step_time_s`` will do (docs/accuracy.md). The raw table of
+Any table with the columns of ``predict`` and ``status``, ``step_time_s`` will do (docs/predict.md). The raw table of
 the study that this project reproduces is accepted as published; only its runs of one network regime are candidates.
 """
 

@@ -28,7 +28,7 @@ WIDEST = 3.0
 LAUNCH_S = 49e-6
 """Seconds to launch one operation (`workloads.measuring.host_pace`) on a host for which this engine's times hold. Over
 fourteen hosts of H100 and H200 the host's part of a step grew nearly as the square of the launch time
-(docs/accuracy.md)."""
+(docs/accuracy_details.md)."""
 IN_A_PROBE = 0.84
 """Host time of a layer in a real step divided by that in a probe: the median of five hosts. Used for probes without a
 launch figure."""
