@@ -1,7 +1,7 @@
 """Chooses what waits on the host where a grid says ``activation_offload: auto``, beside what is recomputed.
 
-Steps with activations on the host are not captured, and wait for copies that no layer hides. So a choice takes the time
-of an eager step with its recomputation, and the waits. It is looked for only where that may save more than predictions
+Steps with activations on the host wait for copies that no layer hides. So a choice takes the time of a step with its
+recomputation, and the waits. It is looked for only where that may save more than predictions
 tell apart (`sweep.grids.step_time.ALIKE`), beside every recomputation that may then be faster: the fewest bytes with
 which the layout fits (`workloads.predict.fitting_offload`). Where no choice without waits and recomputation fits,
 recomputation by stage is looked for beside a few sets of words.
