@@ -26,6 +26,8 @@ _MODEL: Mapping[str, Check] = {
     **dict.fromkeys(_SIZES, _count),
     **dict.fromkeys(("tie_embeddings", "qk_norm"), _flag),
     **dict.fromkeys(("rope_theta", "norm_eps"), _positive),
+    "mtp_modules": _count_or_0,
+    "mtp_loss_weight": _positive,
 }
 _MOE: Mapping[str, Check] = {
     **dict.fromkeys(("num_experts", "experts_per_token", "expert_hidden_size"), _count),

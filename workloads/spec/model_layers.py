@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache, reduce
 
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention, Rope
-from workloads.spec.layer_kinds.layer_list import LayerList
+from workloads.spec.layer_kinds.layer_list import MTP_LOSS_WEIGHT, LayerList
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer, Mixer
 from workloads.spec.layer_kinds.weight import Splits
@@ -23,6 +24,15 @@ def layers_of(model: ModelSpec) -> LayerList:
     if moe is not None and dense < model.num_layers:
         kinds.append(Layer(mixer=mixer, mlp=_experts(moe)))
     return LayerList(tuple(kinds), (0,) * dense + (len(kinds) - 1,) * (model.num_layers - dense))
+
+
+def with_modules(model: ModelSpec, count: int, loss_weight: float = MTP_LOSS_WEIGHT) -> ModelSpec:
+    """The model with modules of multi-token prediction after its last layer, which are more of its layers; itself for
+    none."""
+    if not count:
+        return model
+    layers = layers_of(model).with_modules(count, loss_weight)
+    return dataclasses.replace(model, layers=layers, num_layers=model.num_layers + count)
 
 
 def _mixer(model: ModelSpec) -> Mixer:

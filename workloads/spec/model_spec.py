@@ -150,6 +150,16 @@ class ModelSpec:
         return math.sqrt(self.hidden_size) if self.layers is not None and self.layers.scaled_embedding else 1.0
 
     @property
+    def mtp_modules(self) -> int:
+        """Number of modules of multi-token prediction, which are the last ones of ``num_layers``."""
+        return 0 if self.layers is None else self.layers.modules
+
+    @property
+    def mtp_loss_weight(self) -> float:
+        """Factor of the mean loss of these modules; 0 without any."""
+        return 0.0 if self.layers is None or not self.layers.modules else self.layers.mtp_loss_weight
+
+    @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward part; otherwise ``ffn_hidden_size`` has no effect."""
         return self.moe is None or self.moe.num_dense_layers > 0
@@ -200,6 +210,8 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     """Makes a canonical `ModelSpec` from user input (YAML). ``head_dim`` is hidden_size / num_heads if it is not given;
     fields without effect need not be given, nor ``num_kv_heads`` with latent attention.
 
+    ``mtp_modules`` and ``mtp_loss_weight`` add modules of multi-token prediction to its layers.
+
     Raises `InvalidExperiment` for all unknown fields, with the closest known names, all missing and wrong values, and
     then for fields that do not fit together.
     """
@@ -221,10 +233,27 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     for name in ("tie_embeddings", "qk_norm"):
         if name in fields:
             flag(f"{label}: {name}", fields[name], error=InvalidExperiment)
+    modules, loss_weight = fields.pop("mtp_modules", 0), fields.pop("mtp_loss_weight", None)
     model = canonical_model(checked_model(label, fields))
     if broken := broken_relations(model):
         raise InvalidExperiment(f"{label}: {'; '.join(broken)}")
-    return model
+    return _with_modules(label, model, modules, loss_weight)
+
+
+def _with_modules(label: str, model: ModelSpec, modules: int, loss_weight: float | None) -> ModelSpec:
+    """The model with modules of multi-token prediction. Raises `InvalidExperiment` for those of a list of layers that
+    has some, and for a weight of none."""
+    from workloads.spec.model_layers import with_modules
+
+    if loss_weight is not None and not modules:
+        raise InvalidExperiment(f"{label}: mtp_loss_weight={loss_weight:g} without mtp_modules has no effect")
+    if model.mtp_modules and modules:
+        raise InvalidExperiment(
+            f"{label}: mtp_modules={modules}, but its layers have {model.mtp_modules} (ahead); leave one of them out"
+        )
+    if model.num_layers + modules > MOST_LAYERS:
+        raise InvalidExperiment(f"{label}: mtp_modules={modules} must be at most {MOST_LAYERS - model.num_layers:,}")
+    return with_modules(model, modules, *([] if loss_weight is None else [float(loss_weight)]))
 
 
 def _of_layers(label: str, fields: Mapping[str, Any]) -> dict[str, Any]:
