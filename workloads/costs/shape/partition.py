@@ -289,7 +289,8 @@ def _chunks(
     every: int,
     words: tuple[StageWord, ...],
 ) -> tuple[tuple[StageParams, ...], ...]:
-    """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
+    """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it, and those of a
+    model with modules of multi-token prediction."""
     model_layers, at_end = layers_of(model), whole_model(model).streams
     kinds, order = range(len(model_layers.kinds)), model_layers.order
     last_norm = model.hidden_size
@@ -297,6 +298,7 @@ def _chunks(
         last_norm += sum(weight.parameters for weight in at_end.weights_at_end(model.hidden_size))
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1
+    embeds = [stage == 0 or (stage == last and model.mtp_modules > 0) for stage in range(last + 1)]
     stages = []
     for stage, held in enumerate(layers):
         of_kind = Counter(order[layer] for layer in held)
@@ -306,8 +308,8 @@ def _chunks(
         stages.append(
             StageParams(
                 layers=sum((layer_counts(model, model_layers.kinds[kind]) * of_kind[kind] for kind in kinds), Counts()),
-                embedding=vocabulary if stage == 0 else 0,
-                head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
+                embedding=vocabulary if embeds[stage] else 0,
+                head=vocabulary if stage == last and not (embeds[last] and model.tie_embeddings) else 0,
                 has_head=stage == last,
                 final_norm=last_norm if stage == last else 0,
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),

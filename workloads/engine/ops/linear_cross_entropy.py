@@ -137,6 +137,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.how, ctx.first_row, ctx.chunks, ctx.tokens_held = how, first_row, chunks, tokens_held
         gradients = _Gradients.of(ctx, inputs, weight) if how.grads_in_forward else None
         buffer = _logits_buffer(inputs[0], weight, chunks)
+        parts: list[Tensor] = []
         for at, (x, of_x, lse) in enumerate(zip(inputs, targets, lses, strict=True)):
             losses = torch.empty_like(lse)
             for chunk in chunks[at]:
@@ -150,13 +151,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                         logits, of_x[chunk], first_row, lse[chunk], how.cap, how.scales[at], how.gradient_scale
                     )
                     gradients.add(logits, at, chunk)
-            how.parts.append(losses.sum() * how.scales[at])
+            parts.append(losses.sum() * how.scales[at])
         del logits, buffer  # the gradient of the weight is copied next: do not hold all three
         if gradients is not None:
             ctx.save_for_backward(*gradients.finish())
         else:
             ctx.save_for_backward(*inputs, weight, *targets, *lses)
-        return how.parts[0].view_as(how.parts[0]) if len(how.parts) == 1 else torch.stack(how.parts).sum()
+        how.parts.extend(part.detach() for part in parts)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     @staticmethod
     @once_differentiable
