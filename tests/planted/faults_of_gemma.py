@@ -16,9 +16,9 @@ GEMMA: list[Fault] = faults_of(
     (
         "embeddings_not_scaled",
         "the scale of the embeddings is forgotten",
-        _CHUNK + "forward",
-        "x = x * self.embedding_scale",
-        "pass",
+        _CHUNK + "_scaled",
+        "x * self.embedding_scale",
+        "x",
         _GEMMA3,
     ),
     (

@@ -318,7 +318,7 @@ def _launch(engine: Engine, batches: Batches) -> Launched:
     engine.optimizer.add_tied_copies()
     with record_function(OPTIMIZER_RANGE):
         square_norm = engine.optimizer.local_square_norm()
-    if not losses or groups.axes["tp"].rank:
+    if not (losses and groups.axes["tp"].rank == 0):
         losses = [torch.zeros((), device=groups.device)] * (2 if engine.experiment.model.mtp_modules else 1)
     own_loss, *of_modules = (loss.to(square_norm.dtype) for loss in losses)
     totals = torch.stack([own_loss, square_norm, *of_modules])

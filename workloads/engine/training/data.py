@@ -66,8 +66,8 @@ def step_batches(
             parts = [parts[0], _within_documents(parts[1], places), places]
             if experiment.cp > 1:
                 others = [places.gather(1, of_rank) for of_rank in held] if experiment.cp_kind == "ulysses" else held
-        later = _later_targets(parts[1], experiment.model.mtp_modules)
-        own, later = ([part.gather(1, held[cp_rank]) for part in some] for some in (parts, later))
+        own = [part.gather(1, held[cp_rank]) for part in parts]
+        later = [part.gather(1, held[cp_rank]) for part in _later_targets(parts[1], experiment.model.mtp_modules)]
         batches.append(tuple(part.reshape(-1).to(device) for part in [*own, *others, *later]))
     return batches
 
