@@ -91,8 +91,10 @@ class _Layer(NamedTuple):
 
     @property
     def compiled(self) -> bool:
-        """Whether it is compiled as one block. Compilation is assumed to change nothing in layers with experts."""
-        return not self.kind.routed and self.e.compiles(routed=False, recomputed=self.recompute != "none")
+        """Whether it is compiled as one block. Compilation is assumed to change nothing in layers with experts; modules
+        of multi-token prediction are not compiled."""
+        alike = not self.kind.routed and not self.kind.ahead
+        return alike and self.e.compiles(routed=False, recomputed=self.recompute != "none")
 
     @property
     def saves_after_experts(self) -> bool:
