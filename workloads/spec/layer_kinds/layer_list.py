@@ -71,7 +71,12 @@ class LayerList:
     @property
     def modules(self) -> int:
         """Number of modules of multi-token prediction, which are the last layers."""
-        return sum(self.kinds[at].ahead for at in self.order)
+        count = 0
+        for at in reversed(self.order):
+            if not self.kinds[at].ahead:
+                break
+            count += 1
+        return count
 
     @classmethod
     def of(cls, model: LayeredModel) -> LayerList:
