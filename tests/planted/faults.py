@@ -27,6 +27,7 @@ HEAD = ENGINE + "layers.transformer:Head.__init__"
 TENSOR = ENGINE + "collectives.tensor_parallel:"
 EXCHANGE = ENGINE + "collectives.tensor_products:Exchange."
 CROSS_ENTROPY = ENGINE + "ops.linear_cross_entropy:"
+LOGITS = ENGINE + "ops.chunked_logits:"
 CONTEXT = ENGINE + "collectives.context_parallel:"
 PIPELINE = ENGINE + "training.pipeline:_Step."
 SCALE = "1.0 / experiment.tokens_per_step"
@@ -326,7 +327,7 @@ LOSS = faults_of(
     (
         "own_maximum",
         "each rank subtracts its own largest logit",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)",
         "pass",
         TP,
@@ -334,7 +335,7 @@ LOSS = faults_of(
     (
         "maximum_not_applied",
         "sums of exponentials keep their own largest logits",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "total.mul_(local.sub_(largest).exp_())",
         "pass",
         TP,
@@ -342,7 +343,7 @@ LOSS = faults_of(
     (
         "exponentials_not_summed",
         "sums of exponentials are each rank's own",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "dist.all_reduce(statistics[1:], group=group)",
         "dist.all_reduce(statistics[2:], group=group)",
         TP,
@@ -350,7 +351,7 @@ LOSS = faults_of(
     (
         "target_logit_not_summed",
         "the target's logit is known on one rank",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "dist.all_reduce(statistics[1:], group=group)",
         "dist.all_reduce(statistics[1:2], group=group)",
         TP,
@@ -358,7 +359,7 @@ LOSS = faults_of(
     (
         "log_tp",
         "the vocabulary counts once for each rank: the loss is too large by log(tp)",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "largest + total.log()",
         "largest + (total * (1 if group is None else dist.get_world_size(group))).log()",
         TP,

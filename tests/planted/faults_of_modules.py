@@ -71,7 +71,7 @@ MODULES: list[Fault] = faults_of(
     (
         "ahead_no_target_has_gradient",
         "a token without a target moves the logits",
-        ENGINE + "ops.linear_cross_entropy:_leave_out",
+        ENGINE + "ops.chunked_logits:leave_out",
         "lse.masked_fill_(none, torch.inf)",
         "lse",
         _ONE,

@@ -10,6 +10,7 @@ Embedding and head are those of the model. Shapes as in `workloads.engine.layers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,3 +43,9 @@ class AheadBlock(nn.Module):
         both_TE = torch.cat([self.hidden_norm(x_TD), self.embedding_norm(later_TD)], 1)
         x_TD = self.block(self.projection(both_TE), *tables)
         return x_TD, self.norm(x_TD)
+
+
+def with_modules(blocks: Sequence[AnyBlock], layers: Sequence[int], model: ModelSpec, count: int) -> list[nn.Module]:
+    """The blocks of a stage, the last ``count`` of which are the layers of modules. ``layers``: their indices."""
+    first = len(blocks) - count
+    return [block if place < first else AheadBlock(layers[place], model, block) for place, block in enumerate(blocks)]

@@ -29,7 +29,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
-from workloads.engine.layers.ahead import AheadBlock
+from workloads.engine.layers.ahead import with_modules
 from workloads.engine.layers.block import AnyBlock, block_of
 from workloads.engine.layers.experts import ExpertParallel
 from workloads.engine.layers.norm import RMSNorm
@@ -132,13 +132,11 @@ class Chunk(nn.Module):
         self.embedding_scale = model.embedding_scale
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
-        blocks: list[nn.Module] = []
-        for layer in layers:
-            of_layer = experts if routed(model, layer) else None
-            block = block_of(layer, model, experiment.micro_batch_size, tp, cp, of_layer)
-            kind = kind_of(model, layer)
-            blocks.append(AheadBlock(layer, model, block) if kind is not None and kind.ahead else block)
-        self.blocks = nn.ModuleList(blocks)
+        blocks = [
+            block_of(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
+            for layer in layers
+        ]
+        self.blocks = nn.ModuleList(with_modules(blocks, layers, model, self.modules_ahead))
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight

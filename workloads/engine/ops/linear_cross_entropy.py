@@ -19,7 +19,7 @@ arXiv:1909.08053, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.engine.ops.backend import ROW_ALIGNMENT, Backend, accumulation_dtype, backend_of, row_blocks
+from workloads.engine.ops import chunked_logits
+from workloads.engine.ops.backend import accumulation_dtype
 from workloads.engine.ops.linear import GradientSum, SumOf, accumulate
 
 
@@ -131,23 +132,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         inputs, targets = _halves(tensors)
         first_row = 0 if how.group is None else dist.get_rank(how.group) * weight.shape[0]
         tokens_held = None if how.vocabulary is None else max(0, how.vocabulary - first_row)
-        chunks = [list(_chunks(x.shape[0], how.chunk_tokens)) for x in inputs]
+        chunks = [list(chunked_logits.chunks_of(x.shape[0], how.chunk_tokens)) for x in inputs]
         lses = [x.new_empty(x.shape[0], dtype=accumulation_dtype(x.dtype)) for x in inputs]
         ctx.parameter = weight if how.sum_of is not None else None
         ctx.how, ctx.first_row, ctx.chunks, ctx.tokens_held = how, first_row, chunks, tokens_held
         gradients = _Gradients.of(ctx, inputs, weight) if how.grads_in_forward else None
-        buffer = _logits_buffer(inputs[0], weight, chunks)
+        buffer = chunked_logits.logits_buffer(inputs[0], weight, chunks)
         parts: list[Tensor] = []
         for at, (x, of_x, lse) in enumerate(zip(inputs, targets, lses, strict=True)):
             losses = torch.empty_like(lse)
             for chunk in chunks[at]:
-                logits = _logits(x, weight, chunk, buffer, tokens_held)
-                lse[chunk], target_logits = _log_sum_exp(logits, of_x[chunk], first_row, how.cap, how.group)
+                logits = chunked_logits.logits_of(x, weight, chunk, buffer, tokens_held)
+                lse[chunk], target_logits = chunked_logits.log_sum_exp(
+                    logits, of_x[chunk], first_row, how.cap, how.group
+                )
                 torch.sub(lse[chunk], target_logits, out=losses[chunk])
                 if at:
-                    _leave_out(of_x[chunk], lse[chunk], losses[chunk])
+                    chunked_logits.leave_out(of_x[chunk], lse[chunk], losses[chunk])
                 if gradients is not None:
-                    _logits_to_gradient(
+                    chunked_logits.logits_to_gradient(
                         logits, of_x[chunk], first_row, lse[chunk], how.cap, how.scales[at], how.gradient_scale
                     )
                     gradients.add(logits, at, chunk)
@@ -171,18 +174,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
             tensors = ctx.saved_tensors
             inputs, weight, (targets, lses) = tensors[:count], tensors[count], _halves(tensors[count + 1 :])
             gradients = _Gradients.of(ctx, inputs, weight)
-            buffer = _logits_buffer(inputs[0], weight, ctx.chunks)
+            buffer = chunked_logits.logits_buffer(inputs[0], weight, ctx.chunks)
             for at, (x, of_x, lse) in enumerate(zip(inputs, targets, lses, strict=True)):
                 for chunk in ctx.chunks[at]:
-                    logits = _logits(x, weight, chunk, buffer, ctx.tokens_held)
+                    logits = chunked_logits.logits_of(x, weight, chunk, buffer, ctx.tokens_held)
                     of_chunk = logits, of_x[chunk], ctx.first_row, lse[chunk]
-                    _logits_to_gradient(*of_chunk, how.cap, how.scales[at], how.gradient_scale)
+                    chunked_logits.logits_to_gradient(*of_chunk, how.cap, how.scales[at], how.gradient_scale)
                     gradients.add(logits, at, chunk)
             del logits, buffer  # before the gradient of the weight is copied, as in forward
             *dx, dweight = gradients.finish()
         for gradient in (*dx, dweight):
             if gradient is not None:
-                _multiply_(gradient, grad)
+                chunked_logits.multiply_(gradient, grad)
         return dweight, None, *dx, *[None] * count
 
 
@@ -236,119 +239,3 @@ class _Gradients:
 def _halves(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     count = len(tensors) // 2
     return tensors[:count], tensors[count:]
-
-
-def _leave_out(targets: Tensor, lse: Tensor, losses: Tensor) -> None:
-    """Take tokens without a target out, in place: with an infinite sum of exponentials every gradient is 0."""
-    none = targets < 0
-    lse.masked_fill_(none, torch.inf)
-    losses.masked_fill_(none, 0.0)
-
-
-def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
-    """Split into as few chunks of at most ``chunk_tokens`` as possible, of nearly equal size: a matmul of a few rows is
-    slow."""
-    count = -(-tokens // chunk_tokens)
-    size = -(-tokens // count)
-    for start in range(0, tokens, size):
-        yield slice(start, min(start + size, tokens))
-
-
-def _logits_buffer(x: Tensor, weight: Tensor, chunks: list[list[slice]]) -> Tensor:
-    """One allocation for the logits of every chunk of every input: [longest chunk, V], rows aligned."""
-    columns = weight.shape[0]
-    padded = -(-columns // ROW_ALIGNMENT) * ROW_ALIGNMENT
-    longest = max(chunk.stop - chunk.start for of_input in chunks for chunk in of_input)
-    return x.new_empty(longest, padded)[:, :columns]
-
-
-def _logits(x: Tensor, weight: Tensor, chunk: slice, buffer: Tensor, tokens_held: int | None) -> Tensor:
-    """Logits of a chunk. Those of rows after the first ``tokens_held``, which stand for no token, are the lowest
-    number, whose exponential beside any other logit is exactly 0. (Differences of infinities would not be numbers.)"""
-    logits = torch.mm(x[chunk], weight.t(), out=buffer[: chunk.stop - chunk.start])
-    if tokens_held is not None and tokens_held < weight.shape[0]:
-        logits[:, tokens_held:] = torch.finfo(logits.dtype).min
-    return logits
-
-
-def _log_sum_exp(
-    logits: Tensor, targets: Tensor, first_row: int, cap: float, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """(log-sum-exp, target's logit) of every token over the full vocabulary."""
-    statistics = logits.new_empty(3, logits.shape[0], dtype=accumulation_dtype(logits.dtype))
-    backend = backend_of(logits)
-    if backend is Backend.TRITON:
-        from workloads.engine.ops import triton_cross_entropy
-
-        triton_cross_entropy.statistics(logits, targets, first_row, statistics, cap)
-    elif backend is Backend.TORCH:
-        _statistics(logits, targets, first_row, cap, statistics)
-    largest, total, target_logits = statistics
-    if group is not None:
-        local = largest.clone()
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        total.mul_(local.sub_(largest).exp_())
-        dist.all_reduce(statistics[1:], group=group)
-    return largest + total.log(), target_logits
-
-
-def _statistics(logits: Tensor, targets: Tensor, first_row: int, cap: float, statistics: Tensor) -> None:
-    """Rows of ``statistics`` [3, C]: largest logit, sum of ``exp(z - largest)``, target's logit (0 on other ranks)."""
-    largest, total, target_logits = statistics
-    for rows in row_blocks(*logits.shape):
-        wide = _capped(logits[rows].to(statistics.dtype), logits.dtype, cap)
-        largest[rows] = wide.amax(dim=-1)
-        total[rows] = (wide - largest[rows, None]).exp_().sum(dim=-1)
-        column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
-        target_logits[rows] = wide.gather(1, column[:, None]).squeeze(1) * mine
-
-
-def _logits_to_gradient(
-    logits: Tensor,
-    targets: Tensor,
-    first_row: int,
-    lse: Tensor,
-    cap: float,
-    scale: float,
-    gradient_scale: Tensor | None,
-) -> None:
-    """``logits <- scale * gradient_scale * (exp(logits - lse) - onehot(targets))``, in place; with a cap from those
-    before it, and times its derivative."""
-    backend = backend_of(logits)
-    if backend is Backend.TRITON:
-        from workloads.engine.ops import triton_cross_entropy
-
-        triton_cross_entropy.logits_to_gradient(logits, targets, first_row, lse, scale, gradient_scale, cap)
-    elif backend is Backend.TORCH:
-        for rows in row_blocks(*logits.shape):
-            wide = logits[rows].to(lse.dtype)
-            gradient = (_capped(wide, logits.dtype, cap) - lse[rows, None]).exp_()
-            column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
-            gradient.scatter_add_(1, column[:, None], -mine[:, None].to(lse.dtype))
-            if cap:
-                gradient.mul_(1 - torch.tanh(wide / cap).square())
-            logits[rows] = gradient.mul_(scale if gradient_scale is None else gradient_scale * scale)
-
-
-def _capped(wide: Tensor, dtype: torch.dtype, cap: float) -> Tensor:
-    """The cap of logits, but not of those that stand for no token: the lowest number of ``dtype``."""
-    if not cap:
-        return wide
-    lowest = torch.finfo(dtype).min
-    return torch.where(wide == lowest, lowest, cap * torch.tanh(wide / cap))
-
-
-def _local_targets(targets: Tensor, first_row: int, columns: int) -> tuple[Tensor, Tensor]:
-    """(column in this rank's vocabulary, clamped into it; whether the target is in it)."""
-    column = targets - first_row
-    return column.clamp(0, columns - 1), (column >= 0) & (column < columns)
-
-
-def _multiply_(tensor: Tensor, factor: Tensor) -> None:
-    """``tensor *= factor`` (0-dim). On CUDA nothing is read or written if the factor is 1, as in training."""
-    if backend_of(tensor) is Backend.TRITON:
-        from workloads.engine.ops import triton_cross_entropy
-
-        triton_cross_entropy.multiply_(tensor, factor)
-    else:
-        tensor.mul_(factor)
