@@ -146,9 +146,11 @@ def print_search(search: Search, result: SearchOutcome, console: Console) -> Non
         ties = now.session.ties(cell)
         for place in ties[:_MOST_TIES]:
             seconds = exp(float(now.session.seen.log_time[place]))
-            runs = len(now.times_s[place])
+            times_s = now.times_s[place]
+            between = f" from {min(times_s):.4g} to {max(times_s):.4g} s" if len(times_s) > 1 else ""
             console.print(
-                f"  {layout(search.planned.points[place].experiment)}: {seconds:.4g} s a step, {plural(runs, 'run')}",
+                f"  {layout(search.planned.points[place].experiment)}: {seconds:.4g} s a step, "
+                f"{plural(len(times_s), 'run')}{between}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -30,20 +30,23 @@ def test_noise_comes_from_repeats_by_hand() -> None:
     assert exp(seen.log_time[0]) == pytest.approx(3**0.5), "the median of its runs"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_stated_probability_follows_the_noise(seed: int) -> None:
+def test_the_stated_probability_follows_the_noise() -> None:
     """Twelve layouts within 30 %, of which two runs differ by a factor of up to three: the winner is a guess."""
     space, _ = some_space(count=12, cells=1, spread=0.1)
     space = dataclasses.replace(space, log_time=np.zeros(12))
-    random, session = np.random.default_rng(seed), Session(space, Settings(repeats=6))
-    truth, runs = np.linspace(0.0, 0.3, 12), Counter[int]()
-    while session.end(0) is None:
-        for one in session.ask(0):
-            runs[one] += 1
-            session.tell(one, "ok", exp(truth[one] + 0.4 * random.standard_normal()))
-    assert 2 <= sum(runs.values()) - len(runs) <= 6, "as many repeats as are allowed, or as help"
-    assert session.probability(0) > 0.3 and len(session.ties(0)) > 2
-    assert session.end(0) in ("tied", "exhausted")
+    truth, stated, ties = np.linspace(0.0, 0.3, 12), list[float](), list[int]()
+    for seed in range(8):
+        random, session = np.random.default_rng(seed), Session(space, Settings(repeats=6))
+        runs = Counter[int]()
+        while session.end(0) is None:
+            for one in session.ask(0):
+                runs[one] += 1
+                session.tell(one, "ok", exp(truth[one] + 0.4 * random.standard_normal()))
+        assert 2 <= sum(runs.values()) - len(runs) <= 6, "as many repeats as are allowed, or as help"
+        stated.append(session.probability(0))
+        ties.append(len(session.ties(0)))
+    # A single search can be misled: its few repeats may agree by chance.
+    assert np.mean(stated) > 0.4 and np.median(ties) > 5
     # The same runs without noise: two repeats show that, and the winner is certain.
     quiet = Session(space, Settings(repeats=6))
     while quiet.end(0) is None:
