@@ -93,6 +93,8 @@ class AdamW(torch.optim.AdamW):
         count_step([tensors[-1] for tensors in each], skip)
         rates = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
         for weight, *tensors, step in each:
+            if backend_of(weight) is Backend.SHAPES:
+                continue
             segments = self._segments.get(weight, ())  # type: ignore[call-overload]
             w, g, m, v = (one.view(-1) for one in (weight, *tensors))
             update_flat(w, g, m, v, step, factor, skip, rates, segments)
