@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from analysis.memory.peak_split import categories
 from workloads.costs.memory.activations import head_bytes, rank_tokens
 from workloads.costs.memory.estimate import estimate_memory, parameter_shard_bytes, saved_bytes
-from workloads.costs.memory.host import offloaded
+from workloads.costs.memory.host import device_state_bytes
 from workloads.costs.memory.sizes import accumulates_unsharded
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, local_params
@@ -28,7 +28,7 @@ from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.costs.shape.updates import shard_numbers
 from workloads.spec.experiment import Experiment
-from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, reduced_bytes
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")
@@ -116,7 +116,7 @@ class _Held:
             shard=shard,
             copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
             accumulated=reduced_bytes(e) * everything if accumulates_unsharded(e) else shard,
-            optimizer=optimizer_of(e).state_bytes(shard // g - offloaded(e, shard // g), *shard_numbers(e, held)),
+            optimizer=device_state_bytes(e, shard // g, *shard_numbers(e, held)),
             saved=saved,
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * e.model.rope_dim,
         )

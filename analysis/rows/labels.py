@@ -43,7 +43,7 @@ DOCUMENTS = "documents"
 """Column of the documents that are packed into sequences; rows with other documents form workloads of their own."""
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
-    *("cp_kind", "pp_split", "pp_stages"),
+    *("cp_kind", "pp_split", "pp_stages", "attention"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "cuda_graph", "precision"),
     *(
         "gradient_accumulation_fusion",
@@ -57,6 +57,10 @@ _LABELLED_BY = (
 )
 
 
+_LABELLED_IF_SEVERAL = ("sequence_parallel", "pad_vocab_to")
+"""Columns that a label names only in a frame whose rows differ in them: rows of other tools have one unusual value."""
+
+
 def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     """Copy of the frame with the text columns ``workload``, ``degrees``, ``batching``, ``layout`` and ``accumulation``,
     which is empty for gradients that are added in the usual way of the layout.
@@ -65,7 +69,8 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     its documents if sequences are packed with several.
     """
     frame = attempts.assign(workload=workloads(attempts, lengths_of=attempts))
-    number, rows = _kinds(frame, [*_LABELLED_BY])
+    several = [name for name in _LABELLED_IF_SEVERAL if name in frame and frame[name].nunique(dropna=False) > 1]
+    number, rows = _kinds(frame, [*_LABELLED_BY, *several])
     texts = pd.DataFrame({"degrees": [degrees(row) for row in rows], "batching": [batching(row) for row in rows]})
     texts["accumulation"] = [_fusion(row) for row in rows]
     texts["layout"] = texts["degrees"] + " · " + texts["batching"]
@@ -138,13 +143,15 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def degrees(row: Mapping[str, Any]) -> str:
     """Parallel degrees and ZeRO stage, e.g. ``dp4 z3 tp2 pp2``; degrees of 1 are omitted except dp."""
     dp_replicate, dp_shard, dp = _int(row, "dp_replicate"), _int(row, "dp_shard"), _int(row, "dp")
-    hybrid = (dp_replicate or 1) > 1 and (dp_shard or 1) > 1
+    hybrid = (dp_replicate or 1) > 1 and ((dp_shard or 1) > 1 or bool(_int(row, "zero_stage") and dp_shard))
     parts = [f"dp{dp_replicate}×{dp_shard}" if hybrid else f"dp{'?' if dp is None else dp}"]
     if (dp or 1) > 1 and _int(row, "zero_stage") is not None:
         parts[0] += f" z{_int(row, 'zero_stage')}"
     parts += [f"{axis}{value}" for axis in ("tp", "cp", "pp", "ep", "etp") if (value := _int(row, axis) or 1) > 1]
     if (_int(row, "cp") or 1) > 1 and row.get("cp_kind") in ("allgather", "ulysses"):
         parts.append(str(row["cp_kind"]))
+    if (_int(row, "tp") or 1) > 1 and _flag(row, "sequence_parallel") is False:
+        parts.append("no sequence parallelism")
     if (_int(row, "pp") or 1) > 1 and row.get("pp_split") in ("even", "ends_count"):
         parts.append("even split" if row["pp_split"] == "even" else "even split with ends")
     if isinstance(row.get("pp_stages"), str):
@@ -178,6 +185,8 @@ def batching(row: Mapping[str, Any]) -> str:
     if word := _fusion(row):
         parts.append(f"{word} accumulation")
     parts += update_words(row)
+    if (padded := _int(row, "pad_vocab_to")) is not None:
+        parts.append(f"vocabulary padded to {padded}")
     if row.get("document_balance") == "greedy":
         parts.append("greedy documents")
     return ", ".join(parts)
@@ -185,7 +194,7 @@ def batching(row: Mapping[str, Any]) -> str:
 
 def _fusion(row: Mapping[str, Any]) -> str:
     """Word for how a row accumulated gradients, if it is not the usual way; empty where the row does not say it."""
-    fusion = {"True": True, "False": False}.get(str(row.get("gradient_accumulation_fusion")))  # of Python or NumPy
+    fusion = _flag(row, "gradient_accumulation_fusion")
     by_default = fuses_by_default(
         engine=row.get("engine"),
         version=row.get("engine_version"),
@@ -255,6 +264,11 @@ def devices(size: float, noun: str) -> str:
 
 def rate_unit(frame: pd.DataFrame) -> str:
     return "tokens/s/process" if device_noun(frame) != "GPUs" else "tokens/s/GPU"
+
+
+def _flag(row: Mapping[str, Any], name: str) -> bool | None:
+    """A flag of Python or NumPy; None: the row does not say it."""
+    return {"True": True, "False": False}.get(str(row.get(name)))
 
 
 def _int(row: Mapping[str, Any], name: str) -> int | None:

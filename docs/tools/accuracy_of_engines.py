@@ -1,6 +1,6 @@
 """Grades predictions of other engines: each from nothing, from ten of its own rows, and from rows of other models.
 
-``python -m docs.tools.accuracy_of_engines`` prints the table of docs/accuracy.md.
+``python -m docs.tools.accuracy_of_engines`` prints the table of docs/accuracy_details.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The table of docs/accuracy.md on hosts: slowdown of each host against the usual one, and the slowdown by its launch
-time."""
+"""The table of docs/accuracy_details.md on hosts: slowdown of each host against the usual one, and the slowdown by its
+launch time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/accuracy.md on the predictions of plans: as recorded before the runs, and as predicted now."""
+"""The tables of docs/accuracy_details.md on predictions of plans: as recorded before the runs, and as predicted now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of docs/accuracy.md on runs that other teams published: errors by source, nothing fitted.
+"""The section of docs/accuracy.md on runs that other teams published: errors by source, also from ten of its rows.
 
 The table of rows does not ship. It has the columns of ``predict``, and ``source``, ``step_time_s`` and ``mem_gib``
 (allocated memory; a ``mem_kind`` that names anything else is not compared).
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from docs.tools.accuracy_scores import GIB, percent
@@ -29,23 +30,89 @@ HEAD = """| published by | rows | predicted | step time | median | bias | inside
 |---|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
+SAID: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("NeMo AutoModel", "gpt-oss-20b", {"recompute": "none"}),
+    ("NeMo AutoModel", "gpt-oss-120b", {"recompute": "none", "ep": "64"}),
+    ("Megatron-Bridge", "gpt-oss-120b in bf16", {"dispatcher": "alltoall"}),
+)
+"""What sources say of rows whose cells do not: (source, model, cells). AutoModel's examples/benchmark/configs
+(``activation_checkpointing``, ``ep_size``); ``moe_token_dispatcher_type`` of Megatron-Bridge's GPTOSSProvider, which
+its recipes in 16 bits keep."""
+TEN, DRAWS, FEWEST = 10, 5, 16
+"""Rows of a source that are drawn to predict its others, draws, and the fewest rows of a source with which this is
+done."""
+
+
 def section(path: Path) -> str:
-    """Errors by source, with dense models, context parallelism and experts apart."""
-    rows = read_table(path).reset_index(drop=True)
-    told = rows.drop(columns=[name for name in ("status", "step_time_s", "tok_s_gpu", "mem_gib") if name in rows])
-    predicted = predict_frame(told, None).predictions
-    rows = rows.join(predicted.add_prefix("of_"))
-    groups = _group(rows)
-    lines = [_line("all rows, nothing fitted", rows)]
-    lines += [_line(name, rows[groups == name]) for name in sorted(set(groups))]
+    """Errors by source, with dense models, context parallelism and experts apart; of sources with `FEWEST` rows also
+    from ten of them."""
+    rows = as_published(read_table(path).reset_index(drop=True))
+    rows = rows.join(predict_frame(_told(rows), None).predictions.add_prefix("of_"))
+    groups, experts = _group(rows), numeric(rows["num_experts"]) > 0
+    lines = [
+        _line("all rows, nothing fitted", rows),
+        _line("dense models, nothing fitted", rows[~experts]),
+        _line("mixtures of experts, nothing fitted", rows[experts]),
+    ]
+    for source, own in rows.groupby(_source(rows), sort=True):
+        kinds = groups[own.index]
+        lines += [_line(name, own[kinds == name]) for name in sorted(set(kinds))]
+        if len(own) >= FEWEST:
+            of_ten = _from_ten(own)
+            lines.append(_line(f"{source}: from ten of its rows, {DRAWS} draws", of_ten))
+            mixed = of_ten[numeric(of_ten["num_experts"]) > 0]
+            if 0 < len(mixed) < len(of_ten):
+                lines.append(_line(f"{source}: of these, experts", mixed))
     return "\n".join([HEAD, *lines])
 
 
+def as_published(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with what their sources say and their columns do not: ``routing``, from the column ``note``, and
+    `SAID`."""
+    natural = rows["note"].astype(str).str.contains("natural")
+    rows = rows.assign(routing=np.where(natural, "learned", "balanced"), dispatcher="")
+    for source, model, cells in SAID:
+        name, _, precision = model.partition(" in ")
+        found = rows["source"].astype(str).str.startswith(source) & (rows["model"] == name)
+        found &= rows["precision"].str.startswith(precision)
+        assert found.any(), f"no row of {source}, {model}"
+        for column, value in cells.items():
+            rows[column] = rows[column].mask(found, value)
+    return rows
+
+
+def _told(rows: pd.DataFrame) -> pd.DataFrame:
+    """What a row says before it runs."""
+    measured = ("status", "step_time_s", "tok_s_gpu", "mem_gib")
+    return rows.drop(columns=[name for name in rows if name in measured or str(name).startswith("of_")])
+
+
+def _from_ten(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a source predicted from ten others, for each draw."""
+    parts = []
+    for seed in range(DRAWS):
+        given = rows.sample(TEN, random_state=seed)
+        asked = rows.drop(given.index).reset_index(drop=True)
+        known = given.reset_index(drop=True)
+        known = known.drop(columns=[name for name in known if str(name).startswith("of_")])
+        found = predict_frame(_told(asked), known).predictions
+        parts.append(
+            asked.drop(columns=[name for name in asked if str(name).startswith("of_")]).join(found.add_prefix("of_"))
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def _source(rows: pd.DataFrame) -> pd.Series[str]:
+    named: pd.Series[str] = rows["source"].map(
+        lambda text: next((name for key, name in NAMES.items() if text.startswith(key)), text)
+    )
+    return named
+
+
 def _group(rows: pd.DataFrame) -> pd.Series[str]:
-    source = rows["source"].map(lambda text: next((name for key, name in NAMES.items() if text.startswith(key)), text))
     experts, context = numeric(rows["num_experts"]) > 0, numeric(rows["cp"]) > 1
     kind = pd.Series("dense", index=rows.index).mask(context, "dense, cp").mask(experts, "experts")
-    grouped: pd.Series[str] = source + ": " + kind
+    grouped: pd.Series[str] = _source(rows) + ": " + kind
     return grouped
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/accuracy.md on rehearsals: steps put together from ranks that ran alone, beside real steps.
+"""The table of docs/accuracy_details.md on rehearsals: steps put together from ranks that ran alone, beside real steps.
 
 Rows of `results/recorded` and `docs/tools/rows_of_other_hosts` that were rehearsed, without a pipeline, on the machine
 of the real run or on one like it. They keep the compute that was measured (`compute_time_s`), so that today's way of

@@ -1,4 +1,4 @@
-"""Identifies the host of each row and its launch time, for the tables of docs/accuracy.md."""
+"""Identifies the host of each row and its launch time, for the tables of docs/accuracy_details.md."""
 
 from __future__ import annotations
 

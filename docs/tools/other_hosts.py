@@ -1,4 +1,4 @@
-"""Rows that were measured again on other devices and hosts, for docs/accuracy.md."""
+"""Rows that were measured again on other devices and hosts, for docs/accuracy_details.md."""
 
 from pathlib import Path
 

@@ -1,8 +1,9 @@
-"""Writes docs/accuracy.md: errors of predicted tables, measured on rows that were left out of the fit.
+"""Writes the tables of docs/accuracy.md and docs/accuracy_details.md: errors of predictions on rows left out of fits.
 
 ``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv] [--public public_rows.csv]
 [--only SECTION]`` computes every number from rows. The shipped rows are read from results/recorded; the files of the
 study, of the A100 runs and of published runs do not ship, and a section whose file is not given is kept as it stands.
+The section ``summary`` has lines of the others as they then stand.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import pandas as pd
 
 from docs.tools import (
     accuracy_limits,
+    accuracy_of_advice,
     accuracy_of_engines,
     accuracy_of_hosts,
     accuracy_of_plans,
     accuracy_of_public,
     accuracy_of_rehearsals,
+    accuracy_summary,
 )
 from docs.tools.accuracy_limits import host_sets_pace
 from docs.tools.accuracy_scores import by_value, percent, scores, table, verdicts
@@ -30,7 +33,7 @@ from docs.tools.other_hosts import ON_OTHER_HOSTS
 from sweep.predicting.measured_tables import a100_table, recorded_table, study_table
 from sweep.predicting.predict_table import predict_frame
 
-PAGE = Path(__file__).parents[1] / "accuracy.md"
+PAGES = tuple(Path(__file__).parents[1] / name for name in ("accuracy.md", "accuracy_details.md"))
 DEVICE = "NVIDIA H200"
 """Device of most shipped rows."""
 FAST = 20.0
@@ -178,14 +181,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "study": (lambda: study_section(options.study)) if options.study else None,
         "public": (lambda: accuracy_of_public.section(options.public)) if options.public else None,
         "a100": (lambda: a100_section(options.a100)) if options.a100 else None,
+        "advice": accuracy_of_advice.section,
+        "summary": lambda: accuracy_summary.section("\n".join(page.read_text() for page in PAGES)),
     }
-    text = PAGE.read_text()
     for name, make in makers.items():
         if make is not None and name in (options.only or makers):
-            text = put_section(text, name, make())
-    PAGE.write_text(text)
-    print(PAGE)
+            page = page_of(name)
+            page.write_text(put_section(page.read_text(), name, make()))
+            print(f"{page}: {name}")
     return 0
+
+
+def page_of(section: str) -> Path:
+    """The page with a section's marks."""
+    return next(page for page in PAGES if f"<!-- {section}: begin -->" in page.read_text())
 
 
 def put_section(text: str, name: str, contents: str) -> str:

@@ -178,7 +178,7 @@ def read(path: Path) -> Reference:
         content = path.read_bytes()
     except OSError as error:
         raise InvalidResults(f"{path} cannot be read: {error.strerror or error}") from None
-    _check_header(path, content)
+    check_header(path, content)
     cells = _cells(path, content)
     digest = hashlib.sha256(content).hexdigest()
     records = [_record(path, number, row) for number, row in enumerate(cells.to_pylist(), start=1)]
@@ -209,7 +209,8 @@ def network_regime(nodes: int, all_reduce_bytes_per_s: float | None) -> str | No
     return "fast" if all_reduce_bytes_per_s >= REGIME_BYTES_PER_S else "slow"
 
 
-def _check_header(path: Path, content: bytes) -> None:
+def check_header(path: Path, content: bytes) -> None:
+    """Raises `InvalidResults` if the first bytes of a file are not those of the study's table."""
     try:
         header = next(csv.reader(io.StringIO(content[: 1 << 16].decode("utf-8-sig", errors="strict"))), [])
     except (UnicodeDecodeError, csv.Error):

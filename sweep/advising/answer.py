@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweep.advising.offloads import Rankings
 from sweep.advising.published import PublishedLayout, published
 from sweep.advising.question import OBJECTIVES, Goal, Question
 from sweep.advising.ranked import Peak, Ranked, RankedLayout
-from sweep.advising.ranking import Ranking
-from sweep.advising.space import LayoutSpace, space_of
 from sweep.advising.times import Times
 from sweep.predicting.known import Known, known_of
 from sweep.predicting.power import Power
@@ -61,9 +60,7 @@ class GoalAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     question: Question
-    space: LayoutSpace
-    may_fit: int
-    """Number of rows of the space that may fit in memory."""
+    rankings: Rankings
     limit_bytes: int
     """Limit for the closed form of memory: usable bytes without the workspace of matrix products."""
     times: Times
@@ -115,30 +112,26 @@ def answer(question: Question, top: int = TOP, known: Known | None = None, optim
     power = Power.of(question.cluster, known.power)
     if optimise is not None:
         _check_objective(optimise, question, power)
-    usable, workspace = question.cluster.usable_bytes, question.cluster.device.workspace_bytes
-    assert usable is not None
-    space, times = space_of(question), Times.of(question, known)
-    ranking = Ranking(space, times, usable - workspace)
+    times = Times.of(question, known)
+    rankings = Rankings.of(question, times)
     goal, sizes = None, []
     if question.goal is not None:
-        goal = _for_goal(ranking, question.goal, soonest=optimise == "time")
+        goal = _for_goal(rankings, question.goal, soonest=optimise == "time")
     else:
-        there = {int(size) for size in space.size}
-        for size in (size for size in question.sizes if size in there):
-            ranked = ranking.best(size, top)
-            sizes.append(SizeAnswer(ranked=ranked, smallest=None if ranked.best else ranking.smallest(size)))
+        for size in rankings.sizes:
+            ranked = rankings.best(size, top)
+            sizes.append(SizeAnswer(ranked=ranked, smallest=None if ranked.best else rankings.smallest(size)))
     return Advice(
         question=question,
-        space=space,
-        may_fit=len(ranking.rows),
-        limit_bytes=usable - workspace,
+        rankings=rankings,
+        limit_bytes=question.usable_bytes - question.cluster.device.workspace_bytes,
         times=times,
         power=power,
         optimise=optimise,
         top=top,
         sizes=tuple(sizes),
         goal=goal,
-        published=published(question, ranking) if goal is None else (),
+        published=published(question, rankings.each[0]) if goal is None else (),
     )
 
 
@@ -163,24 +156,24 @@ def _check_objective(optimise: str, question: Question, power: Power) -> None:
         )
 
 
-def _for_goal(ranking: Ranking, goal: Goal, *, soonest: bool) -> GoalAnswer:
+def _for_goal(rankings: Rankings, goal: Goal, *, soonest: bool) -> GoalAnswer:
     """Tries sizes from the smallest on, and skips those that cannot reach the goal by their bound.
 
     More devices cost more device-hours in nearly all cases, but not always: a larger cluster may do without
     recomputation. So every size is tried whose bound is below the cheapest so far.
     """
-    sizes = tuple(sorted({int(size) for size in ranking.space.size}))
-    per_step = ranking.space.question.tokens_per_step
+    sizes = rankings.sizes
+    per_step = rankings.question.tokens_per_step
     steps = goal.tokens / per_step
     longest_s = goal.days * DAY_S / steps
     fewest = surely = cheapest = None
     for size in sizes:
-        bound_s = ranking.bound_s(size)
+        bound_s = rankings.bound_s(size)
         if not bound_s <= longest_s:
             continue
         if surely is not None and cheapest is not None and bound_s * steps * size / HOUR_S >= cheapest.device_hours:
             continue
-        for layout in ranking.best(size, 1).best:
+        for layout in rankings.best(size, 1).best:
             one = costed(layout, goal)
             if one.days > goal.days:
                 continue
@@ -193,19 +186,19 @@ def _for_goal(ranking: Ranking, goal: Goal, *, soonest: bool) -> GoalAnswer:
         fewest=fewest,
         surely=surely,
         cheapest=cheapest,
-        soonest=_soonest(ranking, goal, sizes) if soonest and fewest is not None else None,
+        soonest=_soonest(rankings, goal, sizes) if soonest and fewest is not None else None,
         sizes=sizes,
     )
 
 
-def _soonest(ranking: Ranking, goal: Goal, sizes: Sequence[int]) -> Costed | None:
+def _soonest(rankings: Rankings, goal: Goal, sizes: Sequence[int]) -> Costed | None:
     """The layout with the fewest days. Sizes are tried in the order of their bounds, until none is left that may be
     faster."""
     best: Costed | None = None
-    for bound_s, size in sorted((ranking.bound_s(size), size) for size in sizes):
+    for bound_s, size in sorted((rankings.bound_s(size), size) for size in sizes):
         if best is not None and bound_s >= best.ranked_layout.time.step_time_s:
             break
-        for layout in ranking.best(size, 1).best:
+        for layout in rankings.best(size, 1).best:
             one = costed(layout, goal)
             best = one if best is None or one.days < best.days else best
     return best
@@ -222,6 +215,7 @@ def settling_words(question: Question, best: Sequence[RankedLayout]) -> list[str
     words = ["+grid=one_point", f"model={question.model_given}", f"cluster={question.cluster_name}"]
     words += question.cluster_changes
     words += [f"+grid.axes.engine={question.engine}"] if question.engine != ENGINE else []
+    words += [f"+grid.axes.memory_budget={question.memory_budget:g}"] if question.memory_budget is not None else []
     sizes = dict.fromkeys(one.experiment.world_size for one in best)
     for name in _AXES:
         values = list(dict.fromkeys(getattr(one.experiment, name) for one in best))

@@ -13,6 +13,7 @@ from sweep.advising.question import Question
 from sweep.advising.ranked import RankedLayout
 from sweep.advising.times import Times
 from sweep.grids.step_time import StepTime
+from sweep.planning.auto_offload import Choice
 from sweep.planning.auto_recompute import Asked, choose
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import Experiment
@@ -31,13 +32,14 @@ def by_stage(
     """The layouts, each with the recomputation that is predicted to be fastest. ``fitting``: as in
     `sweep.advising.simpler`."""
     again = [at for at, one in enumerate(best) if one.experiment.recompute != "none"]
-    plain = [best[at].experiment.replace(recompute="none", recompute_every=1) for at in again]
+    words = question.activation_offload
+    plain = [Choice("none", words).of(best[at].experiment.replace(recompute_every=1)) for at in again]
     found = list(best)
-    chosen = choose([Asked(one) for one in plain], times.forecast)
+    chosen = choose([Asked(one, question.memory_budget) for one in plain], times.forecast)
     for at, e, choice in zip(again, plain, chosen, strict=True):
         if choice is None or not choice.fits:
             continue
-        other = e.replace(recompute=choice.recompute)
+        other = Choice(choice.recompute, words).of(e)
         if violations(other, question.cluster) or not meets(other, question.where):
             continue
         (time,) = times.of_layouts([other])

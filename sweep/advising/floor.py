@@ -86,6 +86,7 @@ def _saved_by(q: Question, kind: str, tp: int, cp: int, mbs: int, ep: int, etp: 
         global_batch_size=dp * mbs,
         seq_len=q.seq_len,
         recompute=kind,
+        activation_offload=q.activation_offload,
         precision=q.precision,
         routing=q.routing,
         routing_imbalance=q.routing_imbalance,

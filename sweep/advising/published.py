@@ -63,6 +63,7 @@ def _predicted(fields: dict[str, Any], q: Question, ranking: Ranking) -> Publish
         routing_imbalance=q.routing_imbalance,
         compile=q.compile,
         cuda_graph=q.cuda_graph,
+        activation_offload=q.activation_offload,
         **{name: getattr(q, name) for name in UPDATE_FIELDS},
     )
     broken, ranked = violations(e, q.cluster), None

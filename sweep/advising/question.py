@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from sweep.advising.conditions import conditions_of
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.overrides import parse_overrides
-from sweep.grids.axes import AUTO, AXES
+from sweep.grids.axes import AUTO, AXES, BUDGET
+from sweep.planning.auto_recompute import budget_limit, refuse_no_room
 from workloads.costs.time.known_rates import absent_rates
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
@@ -43,9 +46,13 @@ _GOAL = ("tokens", "days", "price")
 _OTHERS = (
     *("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", "engine", "compile", "cuda_graph"),
     *UPDATE_FIELDS,
-    *(*_WORK, *_GOAL, "results_dir"),
+    *("activation_offload", *_WORK, BUDGET, *_GOAL, "results_dir"),
 )
+_FOLLOW = ("dp", "dp_shard", "num_microbatches")
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
+MOST_OFFLOADS = 6
+"""Most combinations of ``optimizer_offload`` and ``activation_offload``: each is searched by itself."""
+_SHARE, _WORDS = "optimizer_offload", "activation_offload"
 _SPAN = re.compile(r"(\d+)-(\d+)")
 
 
@@ -86,6 +93,11 @@ class Question:
     optimizer_states: StoredIn
     master_weights: StoredIn
     optimizer_offload: float
+    activation_offload: str
+    offloads: tuple[tuple[float, str], ...]
+    """All pairs of `optimizer_offload` and `activation_offload` that are asked for; the question's own is the first."""
+    memory_budget: float | None
+    """GiB of a device, with everything on it; None: its memory."""
     axes: Mapping[str, tuple[Any, ...]]
     """Axes of `LAYOUT_AXES` that the user restricted, with their values."""
     where: tuple[Expression, ...]
@@ -98,6 +110,20 @@ class Question:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.seq_len
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of a device that training may take, with the workspace of matrix products."""
+        limits = (self.cluster.usable_bytes, budget_limit(self.cluster, self.memory_budget))
+        return min(limit for limit in limits if limit is not None)
+
+    @property
+    def each_offload(self) -> tuple[Question, ...]:
+        """The question for each of `offloads` alone."""
+        return tuple(
+            dataclasses.replace(self, optimizer_offload=share, activation_offload=words, offloads=((share, words),))
+            for share, words in self.offloads
+        )
 
     @property
     def chooses_by_stage(self) -> bool:
@@ -127,11 +153,12 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
     begin += [f"results_dir={values['results_dir']}"] if "results_dir" in values else []
     config = compose_sweep(begin, folders)
     cluster = config.cluster
-    updates = _updates(values)
-    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")), updates["optimizer_offload"])
+    offloads, budget = _offloads(values), _memory_budget(values, cluster)
+    precision: Precision = _choice("precision", values.get("precision", "bf16"))
+    _refuse_unknown_rates(cluster, precision, offloads, budget)
     goal = _goal(values)
     engine = _choice("engine", values.get("engine", ENGINE))
-    _refuse_unknown_memory(engine, values, config.models[values["model"]])
+    _refuse_unknown_memory(engine, precision, config.models[values["model"]])
     price = number("advise: price", values["price"], above=0) if "price" in values else cluster.price_per_device_hour
     work: dict[str, Any] = {
         name: whole_number(f"advise: {name}", values.get(name, default), 1) for name, default in _WORK.items()
@@ -145,7 +172,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         cluster_changes=tuple(changes),
         conf=folders.own,
         sizes=_sizes(values.get("gpus"), cluster, goal is not None),
-        precision=_choice("precision", values.get("precision", "bf16")),
+        precision=precision,
         routing=_choice("routing", values.get("routing", "balanced")),
         routing_imbalance=_choice("routing_imbalance", values.get("routing_imbalance", 1.0)),
         engine=engine,
@@ -157,7 +184,11 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         goal=goal,
         price=price,
         price_source="price=" if "price" in values else f"cluster file {cluster.name}",
-        **updates,
+        offloads=offloads,
+        optimizer_offload=offloads[0][0],
+        activation_offload=offloads[0][1],
+        memory_budget=budget,
+        **{name: _choice(name, values.get(name, usual)) for name, usual in UPDATE_FIELDS.items() if name != _SHARE},
         **work,
     )
 
@@ -169,6 +200,8 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
         changes.append(text)
     elif name not in KNOWN or text.startswith(("+", "~")):
         hint = "; did you mean 'gpus'?" if same_here(name, AXES) == "world_size" else suggest(name, KNOWN)
+        if name in _FOLLOW:
+            hint = "; it follows from gpus and the other degrees, and --where 'dp <= 64' restricts it"
         raise InvalidSweep(f"advise: no option {name!r}{hint}")
     elif name in values:
         raise InvalidSweep(f"advise: {name} is given twice; give it once")
@@ -176,10 +209,12 @@ def _read_word(text: str, override: Any, values: dict[str, Any], changes: list[s
         values[name] = override.value()
 
 
-def _refuse_unknown_rates(cluster: ClusterSpec, precision: str, on_host: float) -> None:
-    """``on_host``: share of the optimizer there."""
-    absent = absent_rates(cluster, precision, updates_on_host=on_host > 0, waits_on_host=False)
-    absent += ["device.memory_bytes"] if cluster.usable_bytes is None else []
+def _refuse_unknown_rates(
+    cluster: ClusterSpec, precision: str, offloads: Sequence[tuple[float, str]], budget: float | None
+) -> None:
+    uses_host = any(share > 0 or words != "none" for share, words in offloads)
+    absent = absent_rates(cluster, precision, uses_host=uses_host)
+    absent += ["device.memory_bytes"] if cluster.usable_bytes is None and budget is None else []
     if absent:
         raise InvalidSweep(
             f"advise: the file of cluster {cluster.name} ({cluster.device.name}) lacks {', '.join(absent)}, so "
@@ -187,9 +222,8 @@ def _refuse_unknown_rates(cluster: ClusterSpec, precision: str, on_host: float) 
         )
 
 
-def _refuse_unknown_memory(engine: str, values: Mapping[str, Any], model: ModelSpec) -> None:
+def _refuse_unknown_memory(engine: str, precision: Precision, model: ModelSpec) -> None:
     """The memory of other engines is known for dense layers in 16 bits and less."""
-    precision = str(values.get("precision", "bf16"))
     if engine != ENGINE and (model.moe is not None or model.mla is not None or precision in ("fp16", "fp32", "fp64")):
         raise InvalidSweep(
             f"advise: engine={engine} is predicted for dense models in bf16 or fp8; use engine={ENGINE}, or another "
@@ -209,9 +243,29 @@ def _goal(values: Mapping[str, Any]) -> Goal | None:
     return Goal(tokens=float(tokens), days=float(days))
 
 
-def _updates(values: Mapping[str, Any]) -> dict[str, Any]:
-    """How weights are updated."""
-    return {name: _choice(name, values.get(name, usual)) for name, usual in UPDATE_FIELDS.items()}
+def _offloads(values: Mapping[str, Any]) -> tuple[tuple[float, str], ...]:
+    """The pairs of shares of the optimizer and words of activations on the host that are asked for."""
+    given = values.get(_WORDS, "none")
+    if AUTO in (given if isinstance(given, list) else [given]):
+        raise InvalidSweep(
+            f"advise: {_WORDS}=auto: name what to compare, such as {_WORDS}=[none,input,all]; a plan takes auto"
+        )
+    shares, words = (_narrowed(name, values.get(name, usual)) for name, usual in ((_SHARE, 0.0), (_WORDS, "none")))
+    if len(shares) * len(words) > MOST_OFFLOADS:
+        raise InvalidSweep(
+            f"advise: {_SHARE} and {_WORDS} have {len(shares)} x {len(words)} combinations, each of which is searched "
+            f"by itself; at most {MOST_OFFLOADS}: name fewer values"
+        )
+    return tuple(product(shares, words))
+
+
+def _memory_budget(values: Mapping[str, Any], cluster: ClusterSpec) -> float | None:
+    budget = values.get(BUDGET)
+    if isinstance(budget, list):
+        raise InvalidSweep(f"advise: {BUDGET}: give one number of GiB, and the command again for another")
+    budget = _choice(BUDGET, budget)
+    refuse_no_room(cluster, budget)
+    return float(budget) if budget is not None else None
 
 
 def _choice(name: str, value: Any) -> Any:
@@ -249,6 +303,8 @@ def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
         sizes = [*parts, *range(max(node, -(-low // node) * node), high + 1, node)]
     else:
         sizes = given if isinstance(given, list) else [given]
+    if given == []:
+        raise InvalidSweep("advise: gpus=[] is empty")
     for size in sizes:
         whole_number("advise: gpus", size, 1)
     if not sizes:

@@ -72,14 +72,14 @@ class _Search:
     kept: dict[Family, RankedLayout] = field(default_factory=dict)
     timed: int = 0
     worst_s: float = math.inf
-    """Cautious step time that a layout must beat to be among the best."""
+    """Cautious step time that a layout must beat to be among the best; at first that of the ones found elsewhere."""
 
     def keep(self, faster: RankedLayout) -> None:
         """Replace the layout kept of its family by a ``faster`` one."""
         self.kept[family_of(faster.experiment)] = faster
         if len(self.kept) >= self.top:
             times = (one.time.cautious_s for one in self.kept.values())
-            self.worst_s = heapq.nsmallest(self.top, times)[-1]
+            self.worst_s = min(self.worst_s, heapq.nsmallest(self.top, times)[-1])
 
 
 class _Promising(NamedTuple):
@@ -160,10 +160,10 @@ class Ranking:
         fits = self._lowest(self.floors[1], self.space.pp[self.rows])[mine] <= self.limit_bytes
         return MARGIN * float(np.where(fits, self.without_ring.work[mine], np.inf).min(initial=np.inf))
 
-    def best(self, size: int, top: int) -> Ranked:
-        """The ``top`` families of one number of devices."""
+    def best(self, size: int, top: int, beat_s: float = math.inf) -> Ranked:
+        """The ``top`` families of one number of devices, of those that may have a cautious time below ``beat_s``."""
         is_auto = self.space.question.chooses_by_stage
-        search = _Search(MORE * top if is_auto else top)
+        search = _Search(MORE * top, worst_s=math.inf) if is_auto else _Search(top, worst_s=beat_s)
         # Plain layouts first: their bound is nearly exact, and a good layout early prunes the others.
         self._walk(size, search, [group for group in self.space.groups if group.is_plain], PLAIN * top)
         given_up = self._walk(size, search, self.space.groups, self.most_timed)

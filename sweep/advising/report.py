@@ -41,17 +41,16 @@ def print_answer(answer: Advice, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    q, space = answer.question, answer.space
+    q, found = answer.question, answer.rankings
     say(
         f"{q.model.name} on {q.cluster.name}{_engine(q)}, {q.precision}: steps of {q.global_batch_size:,} sequences of "
         f"{q.seq_len:,} tokens, {q.tokens_per_step:,} tokens in all"
     )
-    usable = q.cluster.usable_bytes
-    assert usable is not None
+    budget = f" (memory_budget={q.memory_budget:g} GiB)" if q.memory_budget is not None else ""
     say(
-        f"fit: {space.allowed:,} layouts obey the rules, in {len(space):,} families of degrees, micro-batch and ZeRO "
-        f"stage; {answer.may_fit:,} of these may fit in the {format_bytes(usable)} that training can have of "
-        f"{q.cluster.device.name}"
+        f"fit: {found.allowed:,} layouts obey the rules, in {found.families:,} families of degrees, micro-batch and "
+        f"ZeRO stage; {found.may_fit:,} of these may fit in the {format_bytes(q.usable_bytes)} that training can have "
+        f"of {q.cluster.device.name}{budget}"
     )
     if q.where:
         say(f"only layouts with {' and '.join(one.text for one in q.where)}")

@@ -16,6 +16,7 @@ from sweep.advising.space import KINDS, LayoutSpace
 from sweep.advising.times import Times
 from sweep.grids.step_time import ALIKE, StepTime
 from workloads.rules.layout_rules import violations
+from workloads.spec.activations.offload import canonical_offload
 from workloads.spec.experiment import Experiment
 
 Fitting = Callable[[Experiment, StepTime], RankedLayout | None]
@@ -47,7 +48,9 @@ def _recomputing_less(e: Experiment, space: LayoutSpace) -> Iterator[Experiment]
     amounts = sorted((KINDS.index(kind), -every) for kind, every in space.recomputations)
     for kind, every in amounts:
         if (kind, every) < (KINDS.index(e.recompute), -e.recompute_every):
-            yield e.replace(recompute=KINDS[kind], recompute_every=-every if kind else 1)
+            less = e.replace(recompute=KINDS[kind], recompute_every=-every if kind else 1)
+            offload = canonical_offload(space.question.activation_offload, less.recompute)
+            yield less.replace(activation_offload=offload)
 
 
 def _departing_less(e: Experiment, space: LayoutSpace) -> Iterator[Experiment]:

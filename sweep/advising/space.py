@@ -21,6 +21,7 @@ from sweep.grids.columns import field_of
 from workloads.costs.shape.held_model import kv_heads_fit
 from workloads.costs.shape.schedule import V_SHAPED
 from workloads.rules.derived_values import divisors
+from workloads.rules.layout_rules import layout_violations, violations
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.model_layers import splits_of
@@ -220,13 +221,8 @@ def space_of(question: Question) -> LayoutSpace:
             strict=True,
         )
     }
-    recomputations = tuple(
-        (kind, every)
-        for kind in axes["recompute"]
-        for every in axes["recompute_every"]
-        if kind != "none" or every == axes["recompute_every"][0]
-    )
-    schedules, replicas, kinds = _schedules(question), axes["dp_replicate"], axes["cp_kind"]
+    recomputations, schedules, kinds = _beside_offload(question, axes)
+    replicas = axes["dp_replicate"]
     inner = len(recomputations) * max(1, len(schedules)) * len(replicas) * len(kinds)
     return LayoutSpace(
         question=question,
@@ -238,6 +234,47 @@ def space_of(question: Question) -> LayoutSpace:
         combinations=len(q.sizes) * int(np.prod([len(one) for one in degrees])) * inner,
         allowed=_allowed(question, rows, schedules, replicas, kinds) * len(recomputations),
     )
+
+
+def _beside_offload(
+    q: Question, axes: Mapping[str, tuple[Any, ...]]
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Recomputations, schedules and kinds of context parallelism, of the axes' values those that go with the question's
+    activations on the host. Raises `InvalidSweep` with the rule if no recomputation does."""
+    recomputations = tuple(
+        (kind, every)
+        for kind in axes["recompute"]
+        for every in axes["recompute_every"]
+        if kind != "none" or every == axes["recompute_every"][0]
+    )
+    schedules, kinds = _schedules(q), axes["cp_kind"]
+    if q.activation_offload == "none":
+        return recomputations, schedules, kinds
+
+    def refused(**fields: Any) -> str | None:
+        e = _one(q, **{"recompute": recomputations[0][0], **fields})
+        broken = (one for one in layout_violations(e) if one.rule.startswith("activation_offload"))
+        return next((one.message for one in broken), None)
+
+    why = [refused(recompute=kind, recompute_every=every) for kind, every in recomputations]
+    allowed = tuple(one for one, reason in zip(recomputations, why, strict=True) if reason is None)
+    if not allowed:
+        raise InvalidSweep(f"advise: {why[0]}")
+    recomputations = allowed
+    schedules = tuple((name, v) for name, v in schedules if refused(pp=2, pp_schedule=name, virtual_stages=v) is None)
+    return recomputations, schedules, tuple(one for one in kinds if refused(cp=2, cp_kind=one) is None)
+
+
+def refuse_what_no_layout_may(q: Question) -> None:
+    """Raises `InvalidSweep` with the rule if what all layouts of a question share breaks one on a single device."""
+    if broken := violations(_one(q), q.cluster):
+        raise InvalidSweep(*(f"advise: {one.message}" for one in broken))
+
+
+def _one(q: Question, **fields: Any) -> Experiment:
+    """A layout with what all layouts of a question share, else on one device as plain as can be."""
+    same = {name: getattr(q, name) for name in _SAME}
+    return Experiment.canonical(model=q.model, global_batch_size=q.global_batch_size, **{**same, **fields})
 
 
 def _meets(q: Question, tp: Ints, cp: Ints, pp: Ints, ep: Ints, etp: Ints, mbs: Ints, zero: Ints, dp: Ints) -> Any:
@@ -263,17 +300,12 @@ def _meets(q: Question, tp: Ints, cp: Ints, pp: Ints, ep: Ints, etp: Ints, mbs: 
 
 def _same(q: Question, name: str) -> Any:
     """The value of a field that is equal in all layouts of a question."""
-    one = Experiment.canonical(
-        model=q.model,
-        global_batch_size=q.global_batch_size,
-        **{field: getattr(q, field) for field in _SAME},
-    )
-    return field_of(one, name)
+    return field_of(_one(q), name)
 
 
 _SAME = (
     *("seq_len", "precision", "routing", "routing_imbalance", "compile", "cuda_graph", "engine", "engine_version"),
-    *UPDATE_FIELDS,
+    *("activation_offload", *UPDATE_FIELDS),
 )
 
 

@@ -22,12 +22,16 @@ CodeRunner = Callable[[Path, Card], Mapping[str, Any] | None]
 """Runs a card with the code in a folder. Returns its row, or None if that code cannot run it."""
 
 
-def run_code(root: Path, card: Card, overrides: Sequence[str], results: Path) -> Mapping[str, Any] | None:
-    """Runs the card with the code of ``root`` in a separate process. The row is read by this program's code."""
+def run_code(
+    root: Path, card: Card, overrides: Sequence[str], results: Path, conf: Sequence[Path] = ()
+) -> Mapping[str, Any] | None:
+    """Runs the card with the code of ``root``, and the user's folders ``conf``, in a separate process. The row is read
+    by this program's code."""
     from results.tables.store import read_attempts
 
     name = f"bisect-{len(list(results.iterdir())) if results.is_dir() else 0}"
     words = ["run", "--plain", *arguments_of(card, overrides), f"results_dir={results}", f"name={name}"]
+    words += [word for folder in conf for word in ("--conf", str(folder.resolve()))]
     # The code's folder comes first, before anything installed or named by the user.
     environment = {
         **os.environ,

@@ -53,14 +53,13 @@ def add_overrides_of_a_sweep(parser: Parser) -> None:
         help="one more condition: on axes and fields of a point (tp <= 4), or on its predictions "
         "(predicted_peak_bytes < 60e9)",
     )
-    parser.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        type=path,
-        metavar="DIR",
-        help="folder with your own grid/, model/, cluster/ ... files",
-    )
+    add_conf(parser, "grid/, model/, cluster/ ...")
+
+
+def add_conf(parser: Parser, groups: str) -> None:
+    """``groups``: the files that the command reads from it."""
+    help_text = f"folder with your own {groups} files"
+    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help=help_text)
 
 
 def add_results(

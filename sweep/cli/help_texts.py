@@ -61,6 +61,9 @@ overrides:
   global_batch_size=1024       sequences per step; seq_len=4096 tokens per sequence
   precision=bf16 routing=...   other fields, as in a grid
   tp=[1,2,4] recompute=none    restricts an axis of the layout; recompute=auto: by stage
+  memory_budget=60             GiB that a device may take, with what is reserved on it (default: its memory)
+  optimizer_offload=[0,1] activation_offload=[none,input,all]
+                               what is on the host: one value, or several to compare
   results_dir=DIR              folder with measured rows and probes of the cluster (default: results)
 """
 MODEL_EXAMPLES = """\

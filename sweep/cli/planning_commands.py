@@ -9,7 +9,7 @@ from results.text.command_line import Parser, names, path
 from results.text.numbers import listed, plural
 from results.text.printable import printable
 from results.text.terminal import open_console
-from sweep.cli.command import RESULTS, Command, add_json, add_overrides_of_a_sweep, positive
+from sweep.cli.command import RESULTS, Command, add_conf, add_json, add_overrides_of_a_sweep, positive
 from sweep.cli.help_texts import ADVISE_EXAMPLES, ADVISE_OVERRIDES, MODEL_EXAMPLES, OVERRIDES, PREDICT_EXAMPLES
 
 
@@ -31,9 +31,7 @@ def _advise_arguments(parser: Parser) -> None:
         metavar="EXPR",
         help="a condition on the fields of a layout that it must meet: 'tp * cp <= 8'",
     )
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
-    )
+    add_conf(parser, "model/")
     add_json(parser)
 
 
@@ -250,7 +248,7 @@ GRADE = Command(
 
 
 def _predict_arguments(parser: Parser) -> None:
-    parser.add_argument("table", type=path, metavar="TABLE", help="a CSV or Parquet file; columns: docs/accuracy.md")
+    parser.add_argument("table", type=path, metavar="TABLE", help="a CSV or Parquet file; columns: docs/predict.md")
     parser.add_argument(
         "--calibrate",
         type=path,
@@ -258,9 +256,7 @@ def _predict_arguments(parser: Parser) -> None:
         help="rows with the same columns and status, step_time_s, reserved_gib: the prediction is fitted only on these",
     )
     parser.add_argument("--out", type=path, metavar="FILE", required=True, help="FILE.parquet or FILE.csv")
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own cluster/ files"
-    )
+    add_conf(parser, "cluster/")
 
 
 def _predict(options: Namespace) -> int:

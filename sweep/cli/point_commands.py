@@ -10,7 +10,7 @@ from results.text.command_line import Parser, path
 from results.text.numbers import plural
 from results.text.printable import printable
 from results.text.terminal import open_console
-from sweep.cli.command import EXPERIMENT_ID, Command, add_json, add_results
+from sweep.cli.command import EXPERIMENT_ID, Command, add_conf, add_json, add_results
 from sweep.cli.help_texts import CARD_EXAMPLES, EXPORT_EXAMPLES, VERIFY_EXAMPLES
 
 ENGINES = ("torchtitan", "torchtitan-0.2", "megatron", "nanotron", "deepspeed", "transformers")
@@ -22,25 +22,28 @@ def _explain_arguments(parser: Parser) -> None:
         "--memory", action="store_true", help="show the allocations and frees that lead to the predicted peak instead"
     )
     add_results(parser)
+    add_conf(parser, "cluster/ and grid/")
     add_json(parser)
 
 
 def _explain(options: Namespace) -> int:
+    from sweep.composing.conffiles import ConfFolders
     from sweep.inspecting.explain import print_explanation
     from sweep.inspecting.lookup import Results
 
+    folders = ConfFolders(tuple(options.conf))
     if options.json:
         from sweep.inspecting.explain_json import explanation_json, memory_json
 
         record = Results(options.results).find(options.id)
-        print(memory_json(record) if options.memory else explanation_json(record, options.results))
+        print(memory_json(record) if options.memory else explanation_json(record, options.results, folders))
         return 0
     if options.memory:
         from sweep.inspecting.explain_memory import print_memory
 
         print_memory(Results(options.results).find(options.id), open_console())
         return 0
-    print_explanation(Results(options.results).find(options.id), options.results, open_console())
+    print_explanation(Results(options.results).find(options.id), options.results, folders, open_console())
     return 0
 
 
@@ -168,9 +171,7 @@ def _verify_arguments(parser: Parser) -> None:
         "--bisect", metavar="GOOD..BAD", help="find the first commit between these two that fails the card"
     )
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
-    )
+    add_conf(parser, "model/")
 
 
 def _verify(options: Namespace) -> int:
@@ -194,6 +195,8 @@ def _verify(options: Namespace) -> int:
 
     from sweep.cards.bisect import first_slower, run_code
 
+    if options.write:
+        raise UltrasweepError("--bisect records nothing in the card; leave out --write, or --bisect")
     if any(word.lower() == "launcher.dry=true" for word in overrides):
         raise UltrasweepError("--bisect runs the card with several commits; leave out launcher.dry=true, or --bisect")
     if len(cards) != 1:
@@ -204,7 +207,7 @@ def _verify(options: Namespace) -> int:
             Path(__file__).resolve().parents[2],
             options.bisect,
             cards[0][1],
-            lambda root, card: run_code(root, card, overrides, Path(results)),
+            lambda root, card: run_code(root, card, overrides, Path(results), options.conf),
         )
     print(printable(f"first commit that fails the card: {first}"))
     return 0

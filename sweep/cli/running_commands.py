@@ -8,7 +8,7 @@ from collections.abc import Callable
 from results.errors import UltrasweepError
 from results.text.command_line import Parser, path
 from results.text.terminal import open_console
-from sweep.cli.command import Command, add_overrides_of_a_sweep, positive
+from sweep.cli.command import Command, add_conf, add_overrides_of_a_sweep, positive
 from sweep.cli.help_texts import OVERRIDES, PARITY_EXAMPLES, PROBE_EXAMPLES, SEARCH_EXAMPLES
 
 
@@ -97,13 +97,16 @@ def _search(options: Namespace) -> int:
 
 
 def _replay(options: Namespace) -> int:
+    from sweep.composing.conffiles import ConfFolders
     from sweep.composing.config import compose_search
     from sweep.predicting.predict_table import write_predictions
     from sweep.searching.search_replay import check_replay, print_replay, replay_table, rows
 
+    if options.where:
+        raise UltrasweepError(f"--where {options.where[0]}: a replay looks at all rows of its table; leave it out")
     check_replay(options.overrides, options.out)
     settings = compose_search(options.overrides)
-    replayed = replay_table(options.replay, settings)
+    replayed = replay_table(options.replay, settings, ConfFolders(tuple(options.conf)))
     console = open_console(soft_wrap=True)
     print_replay(replayed, settings, console)
     if options.out is not None:
@@ -139,9 +142,7 @@ def _parity_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="CPU processes or GPUs (default: GPUs if there are any)"
     )
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own model/ files"
-    )
+    add_conf(parser, "model/")
 
 
 def _parity(options: Namespace) -> int:
@@ -181,9 +182,7 @@ def _probe_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes to measure at once (default: 1)")
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own cluster/ files"
-    )
+    add_conf(parser, "cluster/")
 
 
 def _probe(options: Namespace) -> int:

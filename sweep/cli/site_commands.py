@@ -8,7 +8,7 @@ from results.errors import UltrasweepError
 from results.text.command_line import Parser, path
 from results.text.printable import printable
 from results.text.terminal import open_console
-from sweep.cli.command import Command, positive
+from sweep.cli.command import Command, add_conf, positive
 from sweep.cli.help_texts import CLUSTER_EXAMPLES, DOCTOR_EXAMPLES
 
 
@@ -25,9 +25,7 @@ def _cluster_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=path, metavar="FILE", help="default: conf/cluster/NAME.yaml, named like the partition or host"
     )
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own cluster/ files"
-    )
+    add_conf(parser, "cluster/")
 
 
 def _cluster(options: Namespace) -> int:
@@ -78,9 +76,7 @@ def _doctor_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--wait", type=positive, default=600, metavar="SECONDS", help="longest time for the job (default: 600)"
     )
-    parser.add_argument(
-        "--conf", action="append", default=[], type=path, metavar="DIR", help="folder with your own cluster/ files"
-    )
+    add_conf(parser, "cluster/")
 
 
 def _doctor(options: Namespace) -> int:

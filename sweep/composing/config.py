@@ -10,7 +10,7 @@ from typing import Any
 
 from sweep.composing.composition import compose, unknown_section
 from sweep.composing.conffiles import BuiltFile, ConfFolders
-from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, parse_overrides, sort_overrides
+from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, cluster_changes, parse_overrides, sort_overrides
 from sweep.composing.search_settings import Settings, settings_from
 from sweep.grids.grid import GridSpec, grid_from_dict
 from workloads.contract.protocol import MeasureSpec
@@ -158,20 +158,25 @@ def _models_of(grid: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(str(name) for name in names if isinstance(name, (str, int))))
 
 
-def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None = None) -> ClusterSpec | None:
+def cluster_for(
+    grid: str, name: str | None = None, folders: ConfFolders | None = None, changes: Sequence[str] = ()
+) -> ClusterSpec | None:
     """The cluster called ``name``, or the cluster of the grid, as its file describes it now; None if the grid has none.
 
-    Raises `InvalidSweep` (or another `UltrasweepError`) for names that do not exist in these folders.
+    ``changes``: overrides such as ``cluster.nodes=4``. Raises `InvalidSweep` (or another `UltrasweepError`) for names
+    that do not exist in these folders.
     """
     folders = folders or ConfFolders()
     chosen = name or _cluster_of_grids((grid,), folders)
-    return cluster_named(chosen, folders) if chosen is not None else None
+    return cluster_named(chosen, folders, changes) if chosen is not None else None
 
 
-def cluster_named(name: str, folders: ConfFolders) -> ClusterSpec:
-    """The cluster called ``name``. Raises `InvalidSweep` if no file describes it, or for mistakes in the file."""
+def cluster_named(name: str, folders: ConfFolders, changes: Sequence[str] = ()) -> ClusterSpec:
+    """The cluster called ``name``, with the ``changes`` of a command line. Raises `InvalidSweep` if no file describes
+    it, or for mistakes in the file or the changes."""
     folders.refuse_mistakes([("cluster", name)])
-    data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": name}, folders)
+    given = Overrides(grids=(), models=None, groups={}, hydra=cluster_changes(changes))
+    data = compose(given, {"cluster": name}, folders)
     return read_cluster(_mapping(data, "cluster"))
 
 

@@ -70,11 +70,20 @@ def _sort(override: Any, grids: Sequence[str], folders: ConfFolders, groups: dic
         raise InvalidSweep(f"{override.input_line}: write launcher=slurm and launcher.OPTION=..., without hydra")
     elif key.partition(".")[0] in ("grids", "hydra"):
         raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
-    elif key.startswith(_OPEN) and not override.is_delete():
-        # Also names that the file leaves out; a field that no cluster has is refused when the cluster is read.
-        hydra.append(f"++{override.input_line.lstrip('+')}")
     else:
-        hydra.append(override.input_line)
+        hydra.append(_for_hydra(override))
+
+
+def cluster_changes(words: Sequence[str]) -> tuple[str, ...]:
+    """Overrides of a cluster's fields as Hydra reads them. Raises `InvalidSweep` as `parse_overrides` does."""
+    return tuple(map(_for_hydra, parse_overrides(words)))
+
+
+def _for_hydra(override: Any) -> str:
+    """An override that may also set names that the file leaves out; a field that no cluster has is refused when the
+    cluster is read."""
+    text: str = override.input_line
+    return f"++{text.lstrip('+')}" if override.key_or_group.startswith(_OPEN) and not override.is_delete() else text
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Any]:

@@ -163,7 +163,10 @@ def _offload(draft: Draft) -> None:
         draft.refuse("optimizer_offload", "only ZeRO 3 can keep a part on the device; 1.0 would work, or zero_stage=3")
     ratio = {"ratio": e.optimizer_offload} if e.zero_stage == 3 else {}
     draft.set({"zero_optimization.offload_optimizer": {"device": "cpu", "pin_memory": True, **ratio}})
-    draft.warnings.append("optimizer_offload: master weights are on the host, too: the device needs less memory")
+    draft.warnings.append(
+        "optimizer_offload: master weights are on the host, too: the device needs less memory; the host's processors "
+        "update them, which takes longer than is predicted here"
+    )
 
 
 def _recompute(draft: Draft) -> None:

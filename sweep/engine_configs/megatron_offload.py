@@ -29,7 +29,8 @@ def offload_optimizer(draft: Draft) -> None:
         }
     )
     draft.warnings.append(
-        "optimizer_offload: it moves whole parameters, and their fp32 master weights too: the device needs less memory"
+        "optimizer_offload: it moves whole parameters, and their fp32 master weights too: the device needs less "
+        "memory; the host's processors update them, which takes longer than is predicted here"
     )
 
 

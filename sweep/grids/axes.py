@@ -32,7 +32,8 @@ AXES: Mapping[str, Values] = {
         must=f"auto, {FIELDS['activation_offload'].must}",
     ),
     BUDGET: Values(
-        accepts=lambda value: value is None or is_number(value, 0.001), must="a number of GiB above 0, or null"
+        accepts=lambda value: value is None or is_number(value, 0.001),
+        must="a number of GiB above 0, or null",
     ),
     "gradient_accumulation_fusion": Values(
         accepts=lambda value: value is None or isinstance(value, bool), must="true, false or null (as usual)"

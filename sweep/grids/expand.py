@@ -52,6 +52,8 @@ class GridPoint:
     """What was chosen and why; None: nothing was."""
     fits: bool = True
     """False if no choice fits the budget; ``chosen`` says it in numbers."""
+    fallbacks: tuple[str, ...] = ()
+    """Why something was to be chosen and is none, or fits with no choice; without numbers of this point."""
 
 
 class _Wanted(NamedTuple):

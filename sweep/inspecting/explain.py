@@ -14,10 +14,12 @@ from results.errors import UltrasweepError
 from results.tables.store import sweep_dirs
 from results.text.numbers import byte_unit, format_bytes, format_percent, name_routing
 from results.text.terminal import plain_table
+from sweep.composing.conffiles import ConfFolders
 from sweep.inspecting.explain_groups import group_lines
 from sweep.inspecting.explain_host import host_lines
 from sweep.inspecting.lookup import Record
 from sweep.inspecting.measured_values import MEASURED, formatted, named
+from sweep.inspecting.planned_cluster import find_cluster
 from workloads.costs.memory.estimate import MemoryEstimate, estimate_memory
 from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.shape.params import (
@@ -38,16 +40,17 @@ from workloads.spec.model_layers import routed_layers
 from workloads.spec.model_spec import ModelSpec
 
 
-def print_explanation(record: Record, results: Path, console: Console) -> None:
-    """Print configuration, verdicts, predicted memory by stage, and every attempt. ``results``: the folder searched."""
+def print_explanation(record: Record, results: Path, folders: ConfFolders, console: Console) -> None:
+    """Print configuration, verdicts, predicted memory by stage, and every attempt. ``results``: the folder searched.
+    ``folders``: with files of the user's own clusters."""
     experiment = record.experiment
     console.print(f"[bold]{record.id}[/]", highlight=False)
-    cluster = cluster_of(record)
+    cluster, why_not = find_cluster(record, folders)
     console.print(_configuration(experiment, cluster.backend if cluster is not None else "cuda"), highlight=False)
     for line in group_lines(experiment, cluster):
         console.print(line, highlight=False, markup=False)
-    if cluster is None and experiment.world_size > 1:
-        console.print("network    not known: the point's cluster is none that ships with the program", highlight=False)
+    if why_not is not None:
+        console.print(f"cluster    not known: {why_not}", highlight=False, markup=False, soft_wrap=True)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
         detail = f": {escape(row['detail'])}" if row["detail"] else ""
@@ -81,7 +84,7 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             )
         for line in host_lines(experiment, cluster):
             console.print(line, highlight=False, markup=False)
-        if experiment.pp > 1 and (text := _predicted_idle(record)):
+        if text := _idle_text(experiment, cluster):
             console.print(text, highlight=False)
     if not record.attempts:
         cached = any(row["verdict"] == "cached" for row in record.ledger)
@@ -218,35 +221,21 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     return table
 
 
-def cluster_of(record: Record) -> ClusterSpec | None:
-    """The cluster of the newest attempt; without one that of the plan file's command, or else of the grid. None if it
-    is not available here."""
-    from sweep.composing.config import cluster_for
-
-    grid = next((row["grid"] for row in record.ledger), "")
-    name = next((row["cluster"] for row in reversed(record.attempts) if row["cluster"]), record.planned_for)
+def predicted_idle(e: Experiment, cluster: ClusterSpec | None) -> Sequence[float] | None:
+    """The share of a step that each pipeline rank is predicted to wait; None on a cluster that is not known or whose
+    speed is not known, and for a layout that breaks a rule."""
+    if cluster is None or e.pp == 1 or layout_violations(e):
+        return None
     try:
-        return cluster_for(grid, name)
+        return estimate_idle(e, cluster)
     except UltrasweepError:
         return None
 
 
-def predicted_idle(record: Record) -> tuple[ClusterSpec, Sequence[float]] | None:
-    """The cluster of the newest attempt or else of the grid, and the share of a step that each pipeline rank is
-    predicted to wait there. None if that cluster or its speed is unknown here."""
-    cluster = cluster_of(record)
-    try:
-        shares = estimate_idle(record.experiment, cluster) if cluster is not None else None
-    except UltrasweepError:
-        return None
-    return (cluster, shares) if cluster is not None and shares is not None else None
-
-
-def _predicted_idle(record: Record) -> str | None:
+def _idle_text(e: Experiment, cluster: ClusterSpec | None) -> str | None:
     """Text of `predicted_idle`."""
-    if (found := predicted_idle(record)) is None:
+    if (shares := predicted_idle(e, cluster)) is None or cluster is None:
         return None
-    cluster, shares = found
     mean = format_percent(sum(shares) / len(shares))
     return f"predicted waiting for other stages, share of a step on {cluster.name}: {mean}; {_by_rank(shares)}"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from results.text.numbers import format_bytes, listed
+from results.text.numbers import format_bytes
 from workloads.costs.memory.host_activations import activation_bytes, link_bytes, node_host_bytes, rank_host_bytes
-from workloads.costs.time.host_update import host_update, unknown_rates
+from workloads.costs.time.host_update import host_update
 from workloads.costs.time.offload_times import added_by_offload
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -45,18 +45,14 @@ def _of_optimizer(e: Experiment, cluster: ClusterSpec | None) -> list[str]:
     known = f"of {format_bytes(has)}" if has is not None else "(not checked: host.memory_bytes is not known)"
     node = f"{format_bytes(node_host_bytes(e, cluster.devices_per_node))} {known} on a node of {cluster.name}"
     if (update := host_update(e, cluster)) is None:
-        lacks = listed(unknown_rates(cluster) or ["device.memory_bandwidth"])
+        lacks = "device.memory_bandwidth" if cluster.host.link_bandwidth is not None else "host.link_bandwidth"
         return [f"{rank}, {node}", f"the time of its update is not known: {lacks} of {cluster.name} is null"]
-    parts = {
-        "gradients down": update.down_s,
-        "AdamW on the processors": update.update_s,
-        "weights up": update.up_s,
-    }
-    steps = ", ".join(f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in parts.items())
     return [
         f"{rank}, {node}",
-        f"its update, predicted with the rates of {cluster.name}: {steps}; overlapped {1e3 * update.host_s:,.1f} ms, "
-        f"beside {1e3 * update.device_s:,.1f} ms of the rest on the device: {1e3 * update.added_s:+,.1f} ms a step",
+        f"its update, predicted with the rates of {cluster.name}: moments to the device and back "
+        f"{1e3 * update.link_s:,.1f} ms, kernels {1e3 * update.update_s:,.1f} ms; overlapped "
+        f"{1e3 * update.streamed_s:,.1f} ms, beside {1e3 * update.device_s:,.1f} ms of the rest: "
+        f"{1e3 * update.added_s:+,.1f} ms a step",
     ]
 
 

@@ -9,16 +9,18 @@ from typing import Any
 
 from results.tables.schema import ATTEMPT_COLUMNS, CONFIG_COLUMNS, LEDGER_COLUMNS
 from results.text.json_document import json_document
-from sweep.inspecting.explain import cluster_of, log_folder, memory_is_known, predicted_idle
+from sweep.composing.conffiles import ConfFolders
+from sweep.inspecting.explain import log_folder, memory_is_known, predicted_idle
 from sweep.inspecting.explain_groups import group_fields
 from sweep.inspecting.explain_host import host_fields
 from sweep.inspecting.explain_memory import peak_events
 from sweep.inspecting.lookup import Record
+from sweep.inspecting.planned_cluster import find_cluster
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.memory.events import TENSORS
 from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.shape.params import active_params_with_embedding, num_params
-from workloads.rules.layout_rules import layout_violations
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import to_dict
 
 VERSION = 1
@@ -28,13 +30,14 @@ _LEDGER = [column.name for column in LEDGER_COLUMNS if column.name not in _CONFI
 _ATTEMPT = [column.name for column in ATTEMPT_COLUMNS if column.name not in _CONFIG]
 
 
-def explanation_json(record: Record, results: Path) -> str:
+def explanation_json(record: Record, results: Path, folders: ConfFolders) -> str:
     """Configuration, verdicts, predicted memory by stage and attempts as JSON text; what is unknown is null.
 
-    ``results``: the folder searched.
+    ``results``: the folder searched. ``folders``: with files of the user's own clusters.
     """
     e = record.experiment
-    idle = predicted_idle(record) if e.pp > 1 and not layout_violations(e) else None
+    cluster, why_not = find_cluster(record, folders)
+    idle = predicted_idle(e, cluster)
     fields = {
         "experiment_id": record.id,
         "experiment": to_dict(e),
@@ -47,12 +50,14 @@ def explanation_json(record: Record, results: Path) -> str:
         "active_parameters": active_params_with_embedding(e.model),
         "flops_per_token_palm": flops_per_token(e.model, e.attended_length, "palm"),
         "flops_per_token_on_device": hardware_flops_per_token(e),
-        "groups": group_fields(e, cluster_of(record)),
+        "cluster": cluster.name if cluster is not None else None,
+        "cluster_unknown": why_not,
+        "groups": group_fields(e, cluster),
         "verdicts": [_columns(row, _LEDGER) for row in record.ledger],
-        "memory": _memory(record) if memory_is_known(record) else None,
-        "host": host_fields(e, cluster_of(record)) if memory_is_known(record) else None,
-        "idle_cluster": idle[0].name if idle is not None else None,
-        "idle_shares": list(idle[1]) if idle is not None else None,
+        "memory": _memory(record, cluster) if memory_is_known(record) else None,
+        "host": host_fields(e, cluster) if memory_is_known(record) else None,
+        "idle_cluster": cluster.name if cluster is not None and idle is not None else None,
+        "idle_shares": list(idle) if idle is not None else None,
         "attempts": [
             {**_columns(row, _ATTEMPT), "logs": str(folder) if (folder := log_folder(row, results)) else None}
             for row in record.attempts
@@ -90,9 +95,9 @@ def _columns(row: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: row.get(name) for name in names}
 
 
-def _memory(record: Record) -> dict[str, Any]:
+def _memory(record: Record, cluster: ClusterSpec | None) -> dict[str, Any]:
     """Bytes of one device: each stage at its peak, and the whole with the workspace of matrix products."""
-    memory, cluster = estimate_memory(record.experiment), cluster_of(record)
+    memory = estimate_memory(record.experiment)
     workspace_bytes = cluster.device.workspace_bytes if cluster is not None else None
     return {
         "stages": [{**dataclasses.asdict(one), "peak_bytes": one.peak_bytes} for one in memory.stages],

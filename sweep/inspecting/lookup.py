@@ -25,8 +25,8 @@ class Record:
     ledger: tuple[Mapping[str, Any], ...]
     attempts: tuple[Mapping[str, Any], ...]
     """Oldest first."""
-    planned_for: str | None = None
-    """Name of the cluster for which the command of a plan file asked; None: the grid's, or not known."""
+    command: tuple[str, ...] = ()
+    """Words of the command that ran the newest attempt or, without one, planned the point; empty: not known."""
 
 
 class Results:
@@ -36,10 +36,11 @@ class Results:
         """Raises `InvalidResults` if there is no sweep and no ledger."""
         from results.tables.store import read_attempts, read_ledger
 
+        if path.suffix == ".csv" and path.is_file():
+            raise InvalidResults(f"{path}: points are read from a Parquet file, as plan --out plan.parquet writes it")
         self.path = path
         self._ledger = read_ledger(path)
         self._attempts = read_attempts(path) if path.is_dir() else None
-        self._planned_for = None if path.is_dir() else _cluster_of_plan(path)
 
     def ids(self) -> list[str]:
         experiment_ids = set(self._ledger["experiment_id"].to_pylist())
@@ -77,8 +78,18 @@ class Results:
             experiment=experiment,
             ledger=tuple(ledger),
             attempts=tuple(attempts),
-            planned_for=self._planned_for,
+            command=self._command(ledger, attempts),
         )
+
+    def _command(self, ledger: Sequence[Mapping[str, Any]], attempts: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        if attempts:
+            return _words(attempts[-1]["command"])
+        if not self.path.is_dir():
+            return _command_of_plan(self.path)
+        from results.tables.store import sweep_dirs
+
+        sweeps = {row["sweep"] for row in ledger}
+        return next((_command_of_sweep(one) for one in sweep_dirs(self.path) if one.resolve().name in sweeps), ())
 
     def _stored_under(self, id_part: str) -> list[str]:
         """Ids of stored experiments that a new run would store under an id with ``id_part``."""
@@ -112,18 +123,35 @@ class Results:
         return list(table.filter(pc.equal(table["experiment_id"], experiment_id)).to_pylist())
 
 
-def _cluster_of_plan(path: Path) -> str | None:
-    """The cluster that the command of a plan file names; None: none, or the file does not have its command."""
+def _command_of_plan(path: Path) -> tuple[str, ...]:
+    """The words that a plan file keeps of its command; none if it does not have them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from results.tables.store import RUN_WORDS
 
     try:
-        words = shlex.split(((pq.read_schema(path).metadata or {}).get(RUN_WORDS) or b"").decode())
+        return _words(((pq.read_schema(path).metadata or {}).get(RUN_WORDS) or b"").decode())
     except (OSError, pa.ArrowException, ValueError):
-        return None
-    return next((word.partition("=")[2] for word in reversed(words) if word.startswith("cluster=")), None)
+        return ()
+
+
+def _command_of_sweep(path: Path) -> tuple[str, ...]:
+    """The words of the command that made a sweep; none if its file does not have them."""
+    from launchers.state.sweep_dir import SweepDir
+
+    try:
+        words = SweepDir(path).settings().get("command")
+    except (OSError, InvalidResults):
+        return ()
+    return tuple(map(str, words)) if isinstance(words, list) else ()
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError:
+        return ()
 
 
 def _new_id(config_json: str) -> str:

@@ -1,7 +1,7 @@
 """Chooses what waits on the host where a grid says ``activation_offload: auto``, beside what is recomputed.
 
-Steps with activations on the host are not captured, and wait for copies that no layer hides. So a choice takes the time
-of an eager step with its recomputation, and the waits. It is looked for only where that may save more than predictions
+Steps with activations on the host wait for copies that no layer hides. So a choice takes the time of a step with its
+recomputation, and the waits. It is looked for only where that may save more than predictions
 tell apart (`sweep.grids.step_time.ALIKE`), beside every recomputation that may then be faster: the fewest bytes with
 which the layout fits (`workloads.predict.fitting_offload`). Where no choice without waits and recomputation fits,
 recomputation by stage is looked for beside a few sets of words.
@@ -47,9 +47,9 @@ def forbidden(e: Experiment, cluster: ClusterSpec) -> str | None:
     return broken[0].message if broken else None
 
 
-def eager(e: Experiment, word: str) -> Experiment:
-    """The layout with one recomputation, whose steps are not captured."""
-    return with_word(e, word).replace(cuda_graph="none", activation_offload="none")
+def bare(e: Experiment, word: str) -> Experiment:
+    """The layout with one recomputation and nothing on the host."""
+    return with_word(e, word).replace(activation_offload="none")
 
 
 @dataclass(slots=True)
@@ -60,20 +60,20 @@ class OffloadSearch:
     by_stage: FittingRecompute
 
     def found(
-        self, e: Experiment, limits: Sequence[int], eager_times: Mapping[str, StepTime], best_s: float, *, stages: bool
+        self, e: Experiment, limits: Sequence[int], bare_times: Mapping[str, StepTime], best_s: float, *, stages: bool
     ) -> dict[Choice, int]:
         """Bytes of tensors on the fullest device by choice that fits the first of the ``limits``, and its node's host.
 
-        ``limits``: bytes of tensors that a rank may have, the least last. ``eager_times``: those of eager steps without
-        waits, by the recomputations to consider. ``best_s``: the fastest step without activations on the host that
+        ``limits``: bytes of tensors that a rank may have, the least last. ``bare_times``: those of steps without waits,
+        by the recomputations to consider. ``best_s``: the fastest step without activations on the host that
         fits. ``stages``: whether the recomputation may differ by stage.
         """
-        least_s = min(time.step_time_s for time in eager_times.values())
+        least_s = min(time.step_time_s for time in bare_times.values())
         if best_s <= (1 + ALIKE) * least_s:
             return {}
         search, found, seconds = FittingOffload(self.forecast.with_rates()), dict[Choice, int](), dict[Choice, float]()
         sizes: dict[Hashable, Any] = {}
-        for word, time in sorted(eager_times.items(), key=lambda pair: pair[1].step_time_s):
+        for word, time in sorted(bare_times.items(), key=lambda pair: pair[1].step_time_s):
             if time.step_time_s > (1 + ALIKE) * best_s:
                 break
             of_word = with_word(e, word)

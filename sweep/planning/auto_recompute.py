@@ -22,7 +22,7 @@ from sweep.grids.axes import CHOSEN
 from sweep.grids.expand import Expansion, GridPoint
 from sweep.grids.step_time import ALIKE, StepTime
 from sweep.grids.walk import Progress, silent
-from sweep.planning.auto_offload import Choice, OffloadSearch, eager, forbidden, words_beside
+from sweep.planning.auto_offload import Choice, OffloadSearch, bare, forbidden, words_beside
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
 from workloads.costs.memory.estimate import peak_stage, rank_peak_bytes
@@ -65,6 +65,8 @@ class Chosen(NamedTuple):
     fits: bool
     why: str
     """One line with the peaks of the stages and the budget."""
+    fallbacks: tuple[str, ...] = ()
+    """Why a choice is none, one phrase for each that is; or that nothing fits the budget."""
 
     @property
     def recompute(self) -> str:
@@ -86,7 +88,9 @@ def with_choices(
     for point in expansion.points:
         if point.autos and (one := next(chosen)) is not None:
             experiment = one.choice.of(point.experiment)
-            point = dataclasses.replace(point, experiment=experiment, chosen=one.why, fits=one.fits)
+            point = dataclasses.replace(
+                point, experiment=experiment, chosen=one.why, fits=one.fits, fallbacks=one.fallbacks
+            )
         other = points.get(point.experiment)
         duplicates += other is not None
         if other is None or _is_larger(point, other):
@@ -109,7 +113,7 @@ def choose(asked: Sequence[Asked], forecast: Forecast, progress: Progress = sile
     times = iter(forecast.times([e for layout in layouts for e in layout.to_predict()]))
     for layout in layouts:
         layout.seconds = {choice: _known(next(times)) for choice in layout.peaks}
-        layout.eager = {word: _known(next(times)) for word in layout.words}
+        layout.bare = {word: _known(next(times)) for word in layout.words}
     offloads = OffloadSearch(forecast, search)
     more = [layout.with_offload(offloads) if layout.words else {} for layout in layouts]
     times = iter(
@@ -151,21 +155,21 @@ class _Found:
     forbidden: str | None = None
     """Why none may be."""
     seconds: dict[Choice, StepTime] = field(default_factory=dict)
-    eager: dict[str, StepTime] = field(default_factory=dict)
-    """Times of steps that are not captured, by `words`."""
+    bare: dict[str, StepTime] = field(default_factory=dict)
+    """Times of steps with nothing on the host, by `words`."""
 
     @property
     def e(self) -> Experiment:
         return self.asked.experiment
 
     def to_predict(self) -> list[Experiment]:
-        return [*(choice.of(self.e) for choice in self.peaks), *(eager(self.e, word) for word in self.words)]
+        return [*(choice.of(self.e) for choice in self.peaks), *(bare(self.e, word) for word in self.words)]
 
     def with_offload(self, search: OffloadSearch) -> dict[Choice, int]:
         """Further choices that fit, with their peaks."""
         best_s = min(self._near_full(search.forecast).values()) if self.fits else float("inf")
         by_stage = _RECOMPUTE in self.asked.axes
-        return search.found(self.e, self.limits, self.eager, best_s, stages=by_stage)
+        return search.found(self.e, self.limits, self.bare, best_s, stages=by_stage)
 
     def take(self, peaks: dict[Choice, int], seconds: dict[Choice, StepTime]) -> None:
         """Adds choices that fit."""
@@ -185,7 +189,42 @@ class _Found:
             host = f"; {_of_host(choice.of(self.e), forecast)}"
         elif self.forbidden is not None:
             host = f"; {self.forbidden}"
-        return Chosen(choice, self.fits, _why(self, choice, forecast.cluster) + host)
+        return Chosen(
+            choice,
+            self.fits,
+            _why(self, choice, forecast.cluster) + host,
+            self._fallbacks(choice, forecast.cluster, on_nodes=least is not None and least[1] <= self.limits[0]),
+        )
+
+    def _fallbacks(self, choice: Choice, cluster: ClusterSpec, *, on_nodes: bool) -> tuple[str, ...]:
+        """``on_nodes``: whether devices would have room, and hosts have not."""
+        budget, layout = _budget_text(cluster, self.asked.budget_gib), choice.of(self.e)
+        if not self.fits:
+            why = ", since no host holds what devices have no room for" if on_nodes else self._whatever
+            return (f"{self.asked.label} does not fit {budget}{why}",)
+        kept = self.peaks.get(Choice("none", "none"), self.limits[0] + 1) <= self.limits[-1]
+        phrases = []
+        for name in self.asked.axes:
+            if getattr(layout, name) != "none":
+                continue
+            if kept:
+                why = f"what a step keeps fits {budget}"
+            elif name == _OFFLOAD and self.forbidden is not None:
+                why = self.forbidden
+            else:
+                other = _OFFLOAD if name == _RECOMPUTE else _RECOMPUTE
+                value = getattr(layout, other)
+                why = f"{other}={value} fits {budget}" if value != "none" else f"what a step keeps fits {budget}"
+                why += " and is predicted to be no slower"
+            phrases.append(f"{name}=auto is none: {why}")
+        return tuple(phrases)
+
+    @property
+    def _whatever(self) -> str:
+        """What was tried without any fitting."""
+        tried = [name for name in self.asked.axes if name == _RECOMPUTE or self.forbidden is None]
+        words = " and ".join("recomputed" if name == _RECOMPUTE else "offloaded" for name in tried)
+        return f", whatever is {words}" if words else f": {self.forbidden}"
 
     def _near_full(self, forecast: Forecast) -> dict[Choice, float]:
         """Seconds of the choices, with what the allocator takes."""
@@ -265,13 +304,9 @@ def _refuse(asked: Iterable[Asked], forecast: Forecast) -> None:
                 f"{one.label} needs memory_budget: the memory of {cluster.device.name} (cluster {cluster.name}) is "
                 "not known"
             )
-        if budget is not None and tensor_limit(cluster, budget) <= 0:
-            raise InvalidSweep(
-                f"memory_budget={budget:g} GiB leaves nothing for training: cluster {cluster.name} reserves "
-                f"{format_bytes(cluster.reserved_bytes + cluster.device.workspace_bytes)} of it"
-            )
+        refuse_no_room(cluster, budget)
         offloads = e.activation_offload != "none" or _OFFLOAD in one.axes
-        absent = absent_rates(cluster, e.precision, updates_on_host=e.optimizer_offload > 0, waits_on_host=offloads)
+        absent = absent_rates(cluster, e.precision, uses_host=e.optimizer_offload > 0 or offloads)
         if absent:
             words = "words such as recompute=[none,selective,full]" if _RECOMPUTE in one.axes else by_hand
             if absent == ["host.link_bandwidth"]:
@@ -282,27 +317,46 @@ def _refuse(asked: Iterable[Asked], forecast: Forecast) -> None:
             )
 
 
+def refuse_no_room(cluster: ClusterSpec, budget_gib: float | None) -> None:
+    """Raises `InvalidSweep` for a budget that is not more than what is reserved on a device."""
+    if budget_gib is not None and tensor_limit(cluster, budget_gib) <= 0:
+        raise InvalidSweep(
+            f"memory_budget={budget_gib:g} GiB leaves nothing for training: cluster {cluster.name} reserves "
+            f"{format_bytes(cluster.reserved_bytes + cluster.device.workspace_bytes)} of it"
+        )
+
+
 def _budget_bytes(cluster: ClusterSpec, budget_gib: float | None) -> int:
     memory = cluster.device.memory_bytes
     limits = [] if budget_gib is None else [int(budget_gib * GIB)]
     return min([*limits, *([] if memory is None else [memory])])
 
 
+def _budget_text(cluster: ClusterSpec, budget_gib: float | None) -> str:
+    """The budget with its name: the option, or the memory of the device where that is less."""
+    limit, memory = _budget_bytes(cluster, budget_gib), cluster.device.memory_bytes
+    named = f"memory_budget={budget_gib:g} GiB" if budget_gib is not None else ""
+    if budget_gib is None or (memory is not None and memory < budget_gib * GIB):
+        device = f"the {format_bytes(limit)} of a device"
+        return f"{device} ({named} is more)" if named else device
+    return named
+
+
 def _why(found: _Found, choice: Choice, cluster: ClusterSpec) -> str:
     layout, axes = choice.of(found.e), found.asked.axes
     peaks = [rank_peak_bytes(layout, rank) for rank in range(layout.pp)]
     beside = cluster.reserved_bytes + cluster.device.workspace_bytes
-    budget = format_bytes(_budget_bytes(cluster, found.asked.budget_gib))
+    budget = _budget_text(cluster, found.asked.budget_gib)
     each = ", ".join(format_bytes(peak + beside) for peak in peaks)
-    of_what = f"of {budget} on a device, of which {format_bytes(beside)} are reserved or workspace"
+    of_what = f"of {budget}, of which {format_bytes(beside)} are reserved or workspace"
     if found.fits:
         chosen = " and ".join(f"{name}=auto is {getattr(layout, name)}" for name in axes)
         return f"{chosen}: stages need {each} {of_what}"
     worst = max(range(len(peaks)), key=lambda rank: peaks[rank])
-    all_of = " and ".join("recomputed" if name == _RECOMPUTE else "offloaded" for name in axes)
+    whatever = found._whatever if found.forbidden is None else ""
     with_what = f"recompute={layout.recompute}" if axes == (_RECOMPUTE,) else _told(choice)
     return (
-        f"{found.asked.label}: stage {worst} of {len(peaks)} does not fit, whatever is {all_of}: it needs at least "
+        f"{found.asked.label}: stage {worst} of {len(peaks)} does not fit{whatever}: it needs at least "
         f"{format_bytes(peaks[worst] + beside)} {of_what} ({with_what})"
     )
 

@@ -232,6 +232,8 @@ def _remark(point: PlannedPoint, reasons: bool) -> str:
     parts = [] if point.verdict == "run" and not reasons else [point.verdict]
     if (imbalance := point.experiment.attention_imbalance) is not None:
         parts.append(f"attention imbalance {imbalance:.3f}")
+    if reasons and point.broken:
+        return "\n".join(("; ".join(parts), *(f"{one.rule}: {one.message}" for one in point.broken)))
     if reasons and point.detail is not None:
         parts.append(f"{point.rule}: {point.detail}" if point.rule is not None else point.detail)
     if point.verdict in CAN_RUN and may_not_fit(point) and point.peak_bytes and point.limit_bytes:
@@ -252,6 +254,8 @@ def _also(first: Experiment, variants: Sequence[PlannedPoint]) -> str:
     if (best.recompute, best.recompute_every) != (first.recompute, first.recompute_every):
         every = f" every {best.recompute_every}" if best.recompute_every > 1 else ""
         differs.append(f"recompute {best.recompute}{every}")
+    if not differs:
+        differs.append("gradients added in products" if best.gradient_accumulation_fusion else "gradients added apart")
     count = f"+{plural(len(variants), 'variant')}"
     return f"{count}: {', '.join(differs)}" + (f" {rate:,.0f}" if rate is not None else "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from results.tables.schema import VERDICTS
@@ -14,6 +13,7 @@ from sweep.planning.summary import (
     by_shape,
     eager_points,
     expected_hours,
+    fallbacks,
     formats_not_run,
     layout,
     on_hosts,
@@ -29,12 +29,11 @@ from workloads.rules.engine_kinds import lacking_kinds
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """What holds for the whole plan: its points by verdict and rule, its jobs and its price. None: unknown."""
     config = plan.config
-    rules = Counter(point.rule for point in plan.points if point.verdict == "invalid")
     hours = expected_hours(plan.to_run)
     energy = plan.power.mwh(hours) if hours is not None else Amount(None, None)
     formats = [f"{precision} matrix products" for precision in formats_not_run(plan)]
     lacking = {model.name: [*lacking_kinds(model), *formats] for model in config.models.values()}
-    notes = [reused_from(plan), *eager_points(plan), *on_hosts(plan), rehearsals_of(plan)]
+    notes = [reused_from(plan), *eager_points(plan), *fallbacks(plan), *on_hosts(plan), rehearsals_of(plan)]
     notes.append(mfu_note((p.experiment.precision for p in plan.points if p.time is not None), config.cluster))
     return {
         "name": config.name,
@@ -51,7 +50,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "not_sampled": plan.not_sampled,
         "points": len(plan.points),
         "verdicts": {verdict: plan.counts[verdict] for verdict in VERDICTS},
-        "rules": {rule: count for rule, count in rules.most_common() if rule is not None},
+        "rules": dict(plan.broken_rules.most_common()),
         "may_not_fit": sum(map(may_not_fit, plan.to_run)),
         "engine_lacks": {model: kinds for model, kinds in lacking.items() if kinds},
         "predicted_with": plan.predicted_with or None,
@@ -106,6 +105,7 @@ def point_facts(point: PlannedPoint, plan: Plan) -> dict[str, Any]:
         "verdict": point.verdict,
         "rule": point.rule,
         "detail": point.detail,
+        "broken": [{"rule": one.rule, "message": one.message} for one in point.broken],
         "may_not_fit": may_not_fit(point) if point.peak_bytes is not None and point.limit_bytes else None,
         **{name: value(point) for name, value in PREDICTED.items()},
         "predicted_mfu": predicted_mfu(

@@ -68,6 +68,11 @@ class Plan:
     def counts(self) -> Counter[str]:
         return Counter(point.verdict for point in self.points)
 
+    @property
+    def broken_rules(self) -> Counter[str]:
+        """Number of points that break each rule; a point counts for every rule that it breaks."""
+        return Counter(rule for point in self.points for rule in point.broken_rules)
+
 
 def make_plan(
     config: SweepConfig,
@@ -174,10 +179,11 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
             f"on a device, {cluster.device.name} has {limit} for training; use more devices, tp, pp, "
             "ZeRO 3 or recompute, or set plan.run_predicted_oom=true to run it anyway"
         )
-    rules = Counter(point.rule for point in plan.points)
-    first = next(point for point in plan.points if point.rule == rules.most_common(1)[0][0])
+    rules = plan.broken_rules
+    most = rules.most_common(1)[0][0]
+    first = next(one.message for point in plan.points for one in point.broken if one.rule == most)
     broken = ", ".join(f"{rule} ({count:,})" for rule, count in rules.most_common(4))
-    raise InvalidSweep(f"no point can run; rules broken: {broken}; e.g. {first.detail}")
+    raise InvalidSweep(f"no point can run; rules broken: {broken}; e.g. {first}")
 
 
 @dataclass(frozen=True, slots=True)

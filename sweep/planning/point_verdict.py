@@ -31,7 +31,13 @@ class PlannedPoint:
     experiment: Experiment
     verdict: str
     rule: str | None = None
+    """The first of ``broken``; or the rule by which a point is run on purpose."""
     detail: str | None = None
+    """Why the point has its verdict, with all sentences of ``broken``."""
+    broken: tuple[Violation, ...] = ()
+    """All rules that an invalid point breaks: of its layout, its cluster and its engine, then of what it is run on."""
+    fallbacks: tuple[str, ...] = ()
+    """As of `GridPoint`."""
     peak_bytes: int | None = None
     """Predicted peak of the largest stage; None for a layout that breaks a rule, which has no prediction."""
     limit_bytes: int | None = None
@@ -46,6 +52,11 @@ class PlannedPoint:
     cached_attempt: str | None = None
     cached_sweep: str | None = None
     """The attempt whose row is used instead of a run, and the sweep that it belongs to."""
+
+    @property
+    def broken_rules(self) -> tuple[str, ...]:
+        """Names of ``broken``, each once."""
+        return tuple(dict.fromkeys(one.rule for one in self.broken))
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -96,17 +107,25 @@ def check_point(
     share = host_bytes // experiment.world_size if host_bytes is not None else None
     budget = budget_limit(cluster, point.budget_gib)
     limits = [limit for limit in (cluster.usable_bytes, share, budget) if limit is not None]
-    planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run", limit_bytes=min(limits, default=None))
+    planned = PlannedPoint(
+        grid=point.grid,
+        experiment=experiment,
+        verdict="run",
+        fallbacks=point.fallbacks,
+        limit_bytes=min(limits, default=None),
+    )
     broken = violations(experiment, cluster)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
-    too_wide = [] if structural else _too_wide(experiment, cluster, device_limit)
+    of_engine = [violation for violation in broken if violation.rule == "engine_support"]
+    too_wide = _too_wide(experiment, cluster, device_limit)
     if method != "measured" and not is_own(experiment):
         too_wide.append(Violation("engine_support", f"engine={experiment.engine} runs, but cannot be rehearsed"))
     if (unusable := unusable_here(experiment)) is not None:
         too_wide.append(Violation("engine_support", unusable))
-    refused = (*structural, *broken, *too_wide)
+    refused = (*structural, *of_engine, *too_wide)
     if refused:
-        planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
+        detail = "; ".join((refused[0].message, *(f"{one.rule}: {one.message}" for one in refused[1:])))
+        planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=detail, broken=refused)
     elif point.chosen is not None and point.fits:
         planned = dataclasses.replace(planned, detail=point.chosen)
     predicted = not structural and (is_own(experiment) or not refused)
@@ -160,16 +179,16 @@ def with_verdict(
             cached_attempt=attempt.attempt_id,
             cached_sweep=attempt.sweep,
         )
+    if config.plan.run_predicted_oom:
+        return planned
+    of_device, on_nodes = _over_budget(point.point, planned, stage, cluster), None
     # No run of another engine is refused by its structure alone.
-    may_refuse = forecast.has_rows_of(experiment)
-    if (why := _over_budget(point.point, planned, stage, cluster)) is not None and not config.plan.run_predicted_oom:
+    if tensor_bytes is not None and forecast.has_rows_of(experiment):
+        margin = config.plan.oom_margin
+        of_device = of_device or _too_big(planned, stage, cluster.usable_bytes, host_bytes, margin)
+        on_nodes = too_big_for_host(of_host, experiment, cluster, margin)
+    if why := "; ".join(filter(None, (of_device, on_nodes))):
         return dataclasses.replace(planned, verdict="predicted_oom", detail=why)
-    if tensor_bytes is not None and may_refuse and not config.plan.run_predicted_oom:
-        detail = _too_big(planned, stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
-        if detail is None:
-            detail = too_big_for_host(of_host, experiment, cluster, config.plan.oom_margin)
-        if detail is not None:
-            return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -14,7 +15,6 @@ from results.text.numbers import (
     device_noun,
     format_bytes,
     format_hours,
-    listed,
     name_documents,
     name_routing,
     plural,
@@ -27,13 +27,13 @@ from sweep.planning.point_verdict import PlannedPoint, may_not_fit
 from sweep.planning.price import JobShape, shape
 from workloads.contract.stages import rehearsed_ranks
 from workloads.costs.shape.schedule import INTERLEAVED
-from workloads.costs.time.host_update import unknown_rates
 from workloads.rules.captured_steps import not_captured
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.engine_versions import capture_word
-from workloads.spec.experiment import ENGINE, Experiment
+from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 
+_USUAL_SEED = next(field.default for field in dataclasses.fields(Experiment) if field.name == "seed")
 MEANING = {
     "run": "will be run",
     "invalid": "break a rule",
@@ -75,7 +75,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(reused, highlight=False, markup=False)
     for line in eager_points(plan):
         console.print(line, highlight=False, markup=False)
-    for line in on_hosts(plan):
+    for line in [*fallbacks(plan), *on_hosts(plan)]:
         console.print(line, highlight=False, markup=False)
     if (rehearsals := rehearsals_of(plan)) is not None:
         console.print(rehearsals, highlight=False, markup=False)
@@ -130,6 +130,13 @@ def eager_points(plan: Plan) -> list[str]:
     return [f"{plural(count, 'point')} with eager steps: {why}" for why, count in reasons.most_common() if why]
 
 
+def fallbacks(plan: Plan) -> list[str]:
+    """One line for each reason why something that the planner was to choose is none, or fits with no choice, with the
+    number of points."""
+    reasons = Counter(reason for point in plan.points if not point.broken for reason in point.fallbacks)
+    return [f"{plural(count, 'point')}: {reason}" for reason, count in reasons.most_common()]
+
+
 def on_hosts(plan: Plan) -> list[str]:
     """Lines on optimizers and activations on the host: the memory of a node that they need and what it has, and rates
     without which their steps have no predicted time."""
@@ -150,11 +157,8 @@ def on_hosts(plan: Plan) -> list[str]:
         else (f"the memory of a node is not known, so it is not checked (host.memory_bytes of cluster {cluster.name})")
     )
     lines = [f"{many} with {named}: up to {most} of the host's memory on a node; {known}"]
-    names = unknown_rates(cluster)
-    if not fields["optimizer_offload"]:
-        names = [name for name in names if name == "host.link_bandwidth"]
-    if names and any(point.time is None for point in points):
-        lines.append(f"no step time with {named}: the file of cluster {cluster.name} lacks {listed(names)}")
+    if cluster.host.link_bandwidth is None and any(point.time is None for point in points):
+        lines.append(f"no step time with {named}: the file of cluster {cluster.name} lacks host.link_bandwidth")
     return lines
 
 
@@ -168,9 +172,10 @@ def reused_from(plan: Plan) -> str | None:
 
 
 def workload(experiment: Experiment) -> str:
-    """Model, routing unless it is balanced, packed documents, and engine unless it is this project's."""
+    """Model, routing unless it is balanced, packed documents, and engine with its version unless it is this one."""
     routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
-    other = "" if experiment.engine == ENGINE else experiment.engine
+    engine = experiment.engine, experiment.engine_version
+    other = "" if engine == (ENGINE, ENGINE_VERSION) else " ".join(engine)
     parts = experiment.model.name, routing, name_documents(experiment.documents), other
     return ", ".join(part for part in parts if part)
 
@@ -178,7 +183,7 @@ def workload(experiment: Experiment) -> str:
 def layout(experiment: Experiment) -> str:
     """A layout in one cell of a table: its degrees, and its choices that differ from the defaults."""
     parts = [f"dp {experiment.dp}"]
-    if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
+    if experiment.dp_replicate > 1 and experiment.zero_stage:
         parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
     parts += [
         f"{axis} {getattr(experiment, axis)}"
@@ -187,6 +192,8 @@ def layout(experiment: Experiment) -> str:
     ]
     if experiment.cp > 1 and experiment.cp_kind != "ring":
         parts.append(experiment.cp_kind)
+    if experiment.tp > 1 and not experiment.sequence_parallel:
+        parts.append("no sequence parallelism")
     if experiment.pp > 1 and experiment.pp_split != "balanced":
         parts.append(f"{experiment.pp_split.replace('_', ' ')} split")
     if experiment.pp_stages is not None:
@@ -216,10 +223,14 @@ def layout(experiment: Experiment) -> str:
     if word := experiment.fusion_word:
         parts.append(word)
     parts += experiment.update_words
+    if experiment.pad_vocab_to is not None:
+        parts.append(f"vocabulary padded to {experiment.pad_vocab_to}")
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     if experiment.document_balance != "none":
         parts.append(f"{experiment.document_balance} documents")
+    if experiment.seed != _USUAL_SEED:
+        parts.append(f"seed {experiment.seed}")
     return ", ".join(parts)
 
 
@@ -233,12 +244,14 @@ def _verdicts(plan: Plan) -> Table:
     for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
-    rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
+    rules = plan.broken_rules
     lacking = [model.name for model in plan.config.models.values() if lacking_kinds(model)] + formats_not_run(plan)
     for verdict in VERDICTS:
         if counts[verdict]:
             refused = verdict == "run" and lacking
             meaning = f"keep the rules and fit, but run refuses {', '.join(lacking)}" if refused else MEANING[verdict]
+            if verdict == "invalid" and rules.total() > counts[verdict]:
+                meaning += "; one that breaks several counts for each"
             table.add_row(verdict, f"{counts[verdict]:,}", meaning)
             if verdict == "run" and (tight := sum(map(may_not_fit, plan.to_run))):
                 margin = f"within plan.oom_margin={plan.config.plan.oom_margin:g}"

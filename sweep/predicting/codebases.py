@@ -13,12 +13,13 @@ from workloads.predict.layouts import CODEBASE
 from workloads.predict.profiles import ANY_ENGINE, Profile
 from workloads.spec.checks import build
 from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE
 
 FOLDER = PACKAGED / "codebase"
 GENERAL = "general"
 """Name of the profile used for unknown code bases."""
-_LISTS = ("also", "slow_message_versions")
+_LISTS = ("also", "slow_message_versions", "fuses_experts")
 
 
 @lru_cache(maxsize=1)
@@ -69,5 +70,7 @@ def read_clusters(folders: ConfFolders | None = None) -> dict[str, ClusterSpec]:
                 fields["device"] = file.fields
             else:
                 fields.update(file.fields)
+        if "name" not in fields:
+            raise InvalidSweep(f"{folders.find('cluster', name)}: name must be given; write for example name: {name}")
         clusters[name] = check_cluster(cluster_from_dict(fields))
     return clusters

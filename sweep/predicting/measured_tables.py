@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from results.errors import UltrasweepError
 from results.tables.load import load
+from results.tables.reference import check_header
 from workloads.predict.points import CAPTURED
 from workloads.predict.table import COLUMNS, MEASURED
 from workloads.spec.experiment import ENGINE
@@ -139,8 +141,18 @@ def study_table(path: Path) -> pd.DataFrame:
     """Rows of ``bench_final2_mfu2.csv``, with the study's ``mfu``.
 
     Feed-forward sizes follow from the study's models by hidden size; the step time follows from tokens per second.
+    Raises `UltrasweepError` if it is another table, or a value is no number.
     """
-    raw = pd.read_csv(path, low_memory=False)
+    with path.open("rb") as file:
+        check_header(path, file.read(1 << 16))
+    try:
+        return _of_study(pd.read_csv(path, low_memory=False))
+    except (ValueError, TypeError, KeyError) as error:  # pandas' errors are ValueErrors
+        reason = " ".join(str(error).split())[:200]
+        raise UltrasweepError(f"{path} cannot be read as the study's table: {reason}") from None
+
+
+def _of_study(raw: pd.DataFrame) -> pd.DataFrame:
     sequences = raw["dp"] * raw["mbs"] * raw["batch_accum"]
     gpus = (8 * raw["nodes"]).astype(int)
     return pd.DataFrame(

@@ -103,14 +103,14 @@ def predict_frame(
     frame, calibration = _in_columns(frame), None if rows is None else _in_columns(rows)
     wide = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
     table = read_points(frame, clusters, profiles, general, routed=wide)
-    routed = routed_rows(table, None if attempts is None else attempts["config_json"].tolist())
+    routed = routed_rows(table, profiles, None if attempts is None else attempts["config_json"].tolist())
     mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
     measured, cached = None, 1.0
     if calibration is not None and rows is not None:
         given = read_points(calibration, clusters, profiles, general)
         mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
         mistakes += _unread_measurements(calibration)
-        of_rows, as_measured = routed_rows(given), measured_of(calibration, given)
+        of_rows, as_measured = routed_rows(given, profiles), measured_of(calibration, given)
         measured = of_rows.without_experts(as_measured, Predictor.learn(None, profiles))
         cached = reserved_over_form(own_memory(rows, given), as_measured.reserved_bytes)
         mistakes += [f"calibration row {given.rows[place] + 1}: {why}" for place, why in of_rows.refused.items()]

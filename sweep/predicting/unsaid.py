@@ -93,7 +93,7 @@ def cover(
             for one, before in zip(readings, rows.get(column, [None] * len(rows)), strict=True)
         ]
     other = read_points(rows, clusters, predictor.profiles, general)
-    routed = routed_rows(other)
+    routed = routed_rows(other, predictor.profiles)
     predicted = routed.predict(predictor)
     words: dict[int, list[str]] = defaultdict(list)
     for at, row in enumerate(other.rows.tolist()):

@@ -24,7 +24,6 @@ from sweep.composing.planned_only import refuse_planned_only
 from sweep.running.run import Prepared, prepare
 from workloads.contract import protocol
 from workloads.contract.protocol import RankResult
-from workloads.predict.probed import host_adamw_rate
 
 _DEADLINE_S = 900.0
 _ON_CPU = ("cluster=cpu", "model=tiny", "grid.axes.seq_len=64", "+grid.axes.precision=fp32")
@@ -180,9 +179,6 @@ def headlines(probe: Probe) -> list[str]:
     if both := probe.select("copy", "both_ways"):
         rates = [row["value"] / 1e9 for row in both]
         lines.append(f"host link: {min(rates):,.1f} to {max(rates):,.1f} GB/s in each direction at once, by device")
-    if updates := probe.select("optimizer", "adamw_on_host"):
-        each = host_adamw_rate(updates)
-        lines.append(f"AdamW on the host: {each / 1e9:,.2f} billion parameters per second for each device")
     for placement in ("inside_node", "between_nodes", "mixed"):
         all_reduces = probe.select("collective", "all_reduce", placement=placement)
         if all_reduces:

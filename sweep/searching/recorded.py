@@ -1,11 +1,12 @@
 """A table of recorded runs as a space to replay searches in: candidates, predictions and results.
 
-Any table with the columns of ``predict`` and ``status``, ``step_time_s`` will do (docs/accuracy.md). The raw table of
+Any table with the columns of ``predict`` and ``status``, ``step_time_s`` will do (docs/predict.md). The raw table of
 the study that this project reproduces is accepted as published; only its runs of one network regime are candidates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from results.errors import UltrasweepError
+from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from sweep.predicting.measured_tables import is_attempts, study_table, table_of_attempts
 from sweep.predicting.predict_table import measured_of, numeric, read_table
@@ -22,6 +24,9 @@ from sweep.searching.space import Floats, SearchSpace, Texts
 from workloads.predict.points import Points
 from workloads.predict.predictor import Measured, Predictor
 from workloads.predict.table import read_points
+from workloads.spec.cluster import ClusterSpec
+
+Clusters = Mapping[str, ClusterSpec]
 
 RAW_STUDY = "tok/s/gpu"
 """A column that only the study's raw table has."""
@@ -70,7 +75,7 @@ class RecordedSpace:
 
 def read_recorded(path: Path) -> pd.DataFrame:
     """The rows to search in. Raises `UltrasweepError` for a table without a status or step times."""
-    if path.suffix == ".csv" and path.is_file() and RAW_STUDY in pd.read_csv(path, nrows=0).columns:
+    if path.suffix == ".csv" and path.is_file() and _begins_like_the_study(path):
         return study_regime(study_table(path))
     frame = read_table(path)
     if is_attempts(frame):
@@ -81,6 +86,12 @@ def read_recorded(path: Path) -> pd.DataFrame:
     frame["step_time_s"] = numeric(frame["step_time_s"])
     frame["candidate"] = (frame["status"] != "ok") | (frame["step_time_s"] > 0)
     return frame
+
+
+def _begins_like_the_study(path: Path) -> bool:
+    with path.open("rb") as file:
+        header = file.readline(1 << 16).decode("utf-8-sig", errors="replace")
+    return RAW_STUDY in [name.strip().strip('"') for name in header.split(",")]
 
 
 def study_regime(rows: pd.DataFrame) -> pd.DataFrame:
@@ -102,16 +113,18 @@ def study_regime(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(code_version=version, candidate=~ran | (slow & (version == REWRITTEN)))
 
 
-def recorded_space(frame: pd.DataFrame, calibrated: bool) -> RecordedSpace:
+def recorded_space(frame: pd.DataFrame, calibrated: bool, folders: ConfFolders | None = None) -> RecordedSpace:
     """Builds the space. ``calibrated``: predict each model from the rows of all other models; otherwise without rows.
+    ``folders``: with files of clusters that the table names.
 
     Predictions before a run use the median bandwidths for its number of devices. A layout with several runs counts
     once, with its last successful run. Raises `UltrasweepError` if no cell has `LEAST_RUNS` successful runs.
     """
-    rows = _candidates(frame)
+    clusters = read_clusters(folders)
+    rows = _candidates(frame, clusters)
     usual = rows.assign(**{name: _usual(rows, name) for name in COVARIATES if name in rows})
-    predictors = _predictors(rows, frame, calibrated)
-    before, for_this_run = _predicted(usual, predictors), _predicted(rows, predictors)
+    predictors = _predictors(rows, frame, calibrated, clusters)
+    before, for_this_run = _predicted(usual, predictors, clusters), _predicted(rows, predictors, clusters)
     known = np.isfinite(before.log_time) & np.isfinite(for_this_run.log_time)
     rows, before, for_this_run = rows[known].reset_index(drop=True), before.take(known), for_this_run.take(known)
     cell_of = rows.groupby([name for name in CELL if name in rows], sort=True, dropna=False).ngroup()
@@ -142,12 +155,12 @@ def recorded_space(frame: pd.DataFrame, calibrated: bool) -> RecordedSpace:
     )
 
 
-def _candidates(frame: pd.DataFrame) -> pd.DataFrame:
+def _candidates(frame: pd.DataFrame, clusters: Clusters) -> pd.DataFrame:
     """One row per layout, in cells with enough runs."""
     rows = frame[frame["candidate"]].copy()
     profiles = read_profiles()
     # Drop layouts that no planner would choose, such as stages without a layer.
-    rows = rows.iloc[read_points(rows, read_clusters(), profiles, profiles[GENERAL]).rows]
+    rows = rows.iloc[read_points(rows, clusters, profiles, profiles[GENERAL]).rows]
     rank = rows["status"].map({"other": 0, "oom": 1, "ok": 2}).fillna(0)
     rows["status"] = rows["status"].where(rows["status"].isin(["ok", "oom"]), "other")
     key = [name for name in (*CELL, *LAYOUT) if name in rows]
@@ -177,9 +190,9 @@ class _Predicted:
         return _Predicted(self.points.take(rows), self.log_time[rows], self.spread[rows], self.log_load[rows])
 
 
-def _predictors(rows: pd.DataFrame, frame: pd.DataFrame, calibrated: bool) -> dict[Any, Predictor]:
+def _predictors(rows: pd.DataFrame, frame: pd.DataFrame, calibrated: bool, clusters: Clusters) -> dict[Any, Predictor]:
     """One predictor per model, fitted on all rows of the other models, or not fitted."""
-    clusters, profiles = read_clusters(), read_profiles()
+    profiles = read_profiles()
     keys = [key for key, _ in rows.groupby(_SIZES, sort=True)]
     if not calibrated:
         return {key: Predictor.learn(None, profiles) for key in keys}
@@ -198,8 +211,8 @@ def _predictors(rows: pd.DataFrame, frame: pd.DataFrame, calibrated: bool) -> di
     return predictors
 
 
-def _predicted(rows: pd.DataFrame, predictors: dict[Any, Predictor]) -> _Predicted:
-    clusters, profiles = read_clusters(), read_profiles()
+def _predicted(rows: pd.DataFrame, predictors: dict[Any, Predictor], clusters: Clusters) -> _Predicted:
+    profiles = read_profiles()
     table = read_points(rows, clusters, profiles, profiles[GENERAL])
     points, count = table.points, len(table.rows)
     log_time, spread, log_load = np.empty(count), np.empty(count), np.empty(count)

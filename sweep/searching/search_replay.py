@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from results.errors import UltrasweepError
 from results.text.numbers import plural
+from sweep.composing.conffiles import ConfFolders
 from sweep.composing.search_settings import Settings
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
 from sweep.searching.recorded import RecordedSpace, read_recorded, recorded_space
@@ -46,10 +47,11 @@ class Replayed:
 
 # The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-def replay_table(path: Path, settings: Settings) -> Replayed:
-    """Replays every strategy on one table. Raises `UltrasweepError` for a table on which no search can be replayed."""
+def replay_table(path: Path, settings: Settings, folders: ConfFolders | None = None) -> Replayed:
+    """Replays every strategy on one table. ``folders``: with files of clusters that the table names. Raises
+    `UltrasweepError` for a table on which no search can be replayed."""
     frame = read_recorded(path)
-    spaces = {CALIBRATED: recorded_space(frame, True), COLD: recorded_space(frame, False)}
+    spaces = {CALIBRATED: recorded_space(frame, True, folders), COLD: recorded_space(frame, False, folders)}
     strategies = []
     for fitted_on, recorded in spaces.items():
         strategy = functools.partial(Strategy, fitted_on)

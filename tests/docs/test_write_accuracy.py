@@ -6,10 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
+from docs.tools import (
+    accuracy_limits,
+    accuracy_of_hosts,
+    accuracy_of_plans,
+    accuracy_of_rehearsals,
+    accuracy_summary,
+)
 from docs.tools.accuracy_scores import scores, spearman, verdicts
 from docs.tools.other_hosts import ON_OTHER_HOSTS
-from docs.tools.write_accuracy import CUTS, PAGE, put_section
+from docs.tools.write_accuracy import CUTS, PAGES, page_of, put_section
 from results.statistics import grade
 from results.statistics.grade import grade_of
 from results.tables.load import load
@@ -144,12 +150,24 @@ def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says()
     assert min(h200["coverage"], h100["coverage"]) > 0.93
 
 
-def test_sections_of_the_page_can_be_filled() -> None:
-    text = PAGE.read_text()
-    for name in ("plans", "recorded", "rehearsals", "study", "a100"):
-        assert "\nnew\n" in put_section(text, name, "new")
+def test_sections_of_the_pages_can_be_filled() -> None:
+    names = ("summary", "public", "advice", "plans", "engines", "recorded", "hosts", "rehearsals", "study", "a100")
+    assert {page_of(name) for name in names} == set(PAGES)
+    for name in names:
+        assert "\nnew\n" in put_section(page_of(name).read_text(), name, "new")
     with pytest.raises(AssertionError, match="no section"):
-        put_section(text, "nothing", "new")
+        put_section(PAGES[0].read_text(), "nothing", "new")
+
+
+def test_the_summary_has_what_the_other_tables_say() -> None:
+    pages = "\n".join(page.read_text() for page in PAGES)
+    for one in accuracy_summary.LINES:
+        cells = accuracy_summary.cells_of(accuracy_summary.section_of(pages, one.section), one.first)
+        error = cells.get("MAPE") or cells["step time"]
+        (line,) = [line for line in page_of("summary").read_text().splitlines() if line.startswith(f"| {one.name} |")]
+        assert line.split(" | ")[2] == error, f"{one.name}: run python -m docs.tools.write_accuracy --only summary"
+    with pytest.raises(ValueError, match="no row"):
+        accuracy_summary.cells_of("| one | two |\n|---|---|\n| 1 | 2 |", "3")
 
 
 def test_paces_are_those_of_a_probe() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.planted.faults import CLIPPED, DP, ENGINE, faults_of
 
-_HOST = ENGINE + "training.host_optimizer:"
-_UPDATE = _HOST + "HostAdamW.update"
+_HOST = ENGINE + "training.streamed_moments:"
+_UPDATE = _HOST + "StreamedAdamW.launch"
 _STORE = ENGINE + "training.activation_offload:"
 _AWAY = {**DP, "zero_stage": 3, "activation_offload": "all"}
 _HALF = {**DP, "zero_stage": 1, "optimizer_offload": 0.5}
@@ -13,38 +13,39 @@ HOSTS = [
     *faults_of(
         "host",
         (
-            "weight_not_copied_back",
-            "weights of the host never come back",
+            "moments_not_copied_back",
+            "moments never go back to the host",
             _UPDATE,
-            "self.up.launch(piece.weight, self._weights[piece.at])",
+            "self.down.launch(self._on_host(number), self._room(number))",
             "pass",
             _HALF,
         ),
         (
             "host_counts_twice",
-            "the host counts its updates twice",
+            "the streamed part counts its updates twice",
             _UPDATE,
-            "self._step.add_(1.0 - skip)",
-            "self._step.add_(2.0 - skip)",
+            "count_step([self._step], skip)",
+            "count_step([self._step, self._step], skip)",
             _HALF,
         ),
         (
-            "host_gradient_elsewhere",
-            "the host gets gradients of other elements",
-            _HOST + "HostAdamW.start_copies",
-            "[piece.first : piece.first + piece.weight.numel()]",
-            "[: piece.weight.numel()]",
+            "streamed_gradient_elsewhere",
+            "the streamed part gets gradients of other elements",
+            _UPDATE,
+            "flat[run.shard][of_shard]",
+            "flat[run.shard][: run.size]",
             _HALF,
         ),
+        steps=3,
     ),
     *faults_of(
         "host",
         (
-            "host_does_not_clip",
-            "the host does not clip gradients",
-            _HOST + "update_on_host",
-            "gradient.mul_(factor)",
-            "pass",
+            "streamed_is_not_clipped",
+            "gradients of the streamed part are not clipped",
+            _UPDATE,
+            "self._step, factor, skip, numbers",
+            "self._step, torch.ones_like(factor), skip, numbers",
             {**CLIPPED, "optimizer_offload": 1.0},
         ),
         scale=1000.0,
@@ -53,26 +54,18 @@ HOSTS = [
     *faults_of(
         "copies",
         (
-            "gradient_before_its_copy",
-            "a gradient is read before its copy",
+            "moments_before_their_copy",
+            "moments are read before their copy",
             _UPDATE,
-            "self.down.wait(number)",
+            "self.up.join(number)",
             "pass",
             _HALF,
         ),
         (
-            "factor_before_its_copy",
-            "the factor is read before its copy",
+            "room_before_it_is_free",
+            "moments come where others have not left yet",
             _UPDATE,
-            "self.control.wait(self._last)",
-            "pass",
-            _HALF,
-        ),
-        (
-            "weights_before_their_copy",
-            "weights are used before their copy",
-            _UPDATE,
-            "self.up.join()",
+            "self.up.follow(self.down)",
             "pass",
             _HALF,
         ),

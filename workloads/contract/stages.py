@@ -38,8 +38,8 @@ standard deviation 0.14."""
 RANKS_TOGETHER = 1.045
 """Ratio of real step times to those computed from one rank alone, in device-bound steps whose layers have collectives,
 probably because each collective begins with the last rank that reaches it. 22 pairs with tp, cp or ep on two H200: mean
-1.048, median 1.042, standard deviation 0.04; six pairs with data parallelism only: 1.01 (docs/accuracy.md). No pair has
-a pipeline or more than two devices."""
+1.048, median 1.042, standard deviation 0.04; six pairs with data parallelism only: 1.01 (docs/accuracy_details.md). No
+pair has a pipeline or more than two devices."""
 
 _SAME_FIELDS = (
     *(

@@ -192,7 +192,7 @@ def _measure(
         captured.release()
     ran_as: Literal["none", "step"] = "step" if captures else "none"
     shares = engine.peers.is_open if engine.peers is not None else None
-    on_host = [one.host_bytes() for one in (engine.optimizer.on_host, engine.store) if one is not None]
+    on_host = [one.host_bytes() for one in (engine.optimizer.streamed, engine.store) if one is not None]
     of_host = sum(on_host) if on_host else None
     return Measurements(
         records, at_peak, forward, backward, wall_s, spans, routing, lead, ran_as, reason, shares, of_host

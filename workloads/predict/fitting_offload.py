@@ -117,7 +117,7 @@ def _bytes_of(sizes: _Sizes) -> int:
 
 def _waits_s(e: Experiment, cluster: ClusterSpec, chosen: Floats, sizes: list[_Sizes]) -> Floats:
     """`workloads.costs.time.offload_times.added_by_offload` of each set. ``chosen``: of shape (sets, words)."""
-    seconds, link = seconds_of_layers(e, cluster), cluster.host.link_bandwidth
+    seconds, link = seconds_of_layers(e, cluster), cluster.host.one_way_bandwidth
     assert seconds is not None and link is not None  # else there is nothing to compare
     longest = np.zeros(len(chosen))
     for rank in sizes[0]:

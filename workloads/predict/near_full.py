@@ -4,10 +4,10 @@ PyTorch's allocator caches freed blocks separately for each stream, and keeps pa
 use them. So no block is left before the tensors alone fill a device. Then every rank waits for the device, returns
 cached blocks and allocates new ones, a few times in every step (``allocator_retries``).
 
-The numbers are from recorded runs of one to four H200 and two H100 (docs/accuracy.md). While gathered weights and
-reduced gradients had memory of their own streams, none of 481 runs whose tensors needed less than 0.75 of the device's
-memory stopped, and 31 of 36 that needed 0.8 and more did, one to four times per step and rank; half of them lost 30 ms
-and more each time on H200, 60 on H100. Since gradients reuse the memory of freed activations
+The numbers are from recorded runs of one to four H200 and two H100 (docs/accuracy_details.md). While gathered weights
+and reduced gradients had memory of their own streams, none of 481 runs whose tensors needed less than 0.75 of the
+device's memory stopped, and 31 of 36 that needed 0.8 and more did, one to four times per step and rank; half of them
+lost 30 ms and more each time on H200, 60 on H100. Since gradients reuse the memory of freed activations
 (`workloads/engine/training/gradient_memory.py`; most of these runs with a variant of it that also reduces on the
 compute stream), two of seventeen runs of H100 between 0.74 and 0.94 stopped in their steps, those that needed 0.89 and
 0.935, and one of 0.82 stopped once; of the 29 of a sample with the released version, up to 0.91, none did.

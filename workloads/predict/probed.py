@@ -28,7 +28,7 @@ WIDEST = 3.0
 LAUNCH_S = 49e-6
 """Seconds to launch one operation (`workloads.measuring.host_pace`) on a host for which this engine's times hold. Over
 fourteen hosts of H100 and H200 the host's part of a step grew nearly as the square of the launch time
-(docs/accuracy.md)."""
+(docs/accuracy_details.md)."""
 IN_A_PROBE = 0.84
 """Host time of a layer in a real step divided by that in a probe: the median of five hosts. Used for probes without a
 launch figure."""
@@ -49,20 +49,12 @@ def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
 
 
 def probed_host(rows: Sequence[Row], host: HostSpec) -> HostSpec:
-    """``host`` with the rates of a probe: its link in both directions at once, on the slowest device, and the updates
-    of each rank. Rows of CPU processes are ignored."""
+    """``host`` with the rates of a probe: its link in both directions at once and in one alone, on the slowest device.
+    Rows of CPU processes are ignored."""
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
-    links = [row["value"] for row in _of(rows, "copy", name="both_ways")]
-    updates = _of(rows, "optimizer", name="adamw_on_host")
-    link = min(links) if links else host.link_bandwidth
-    return replace(host, link_bandwidth=link, adamw_rate=host_adamw_rate(updates) if updates else host.adamw_rate)
-
-
-def host_adamw_rate(updates: Sequence[Row]) -> float:
-    """fp32 parameters that the processors of one device update per second, from figures ``adamw_on_host`` of ranks that
-    ran together."""
-    each: float = statistics.median(row["columns"] / row["value"] for row in updates)
-    return each
+    both, alone = ([row["value"] for row in _of(rows, "copy", name=name)] for name in ("both_ways", "to_host"))
+    one_way = min(alone) if alone else host.link_one_way_bandwidth
+    return replace(host, link_bandwidth=min(both), link_one_way_bandwidth=one_way) if both else host
 
 
 def _went_wrong(name: str, factor: float) -> bool:

@@ -59,8 +59,17 @@ class Profile:
     time: Mapping[str, float] = field(default_factory=dict)
     """Values of `workloads.predict.parameters.TIME` that differ from the general ones."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    sends_once_a_node: bool = False
-    """Whether a token goes once to every node that has some of its experts, and there to all of these."""
+    dispatches: bool = False
+    """Whether a token goes once to every rank that has some of its experts (`workloads.predict.experts.dispatched`),
+    rather than once to each of them."""
+    fuses_experts: tuple[str, ...] = ()
+    """Precisions in which the code base's recipes run the experts of a layer as one kernel, exchange tokens beside
+    another micro-batch and capture whole passes as CUDA graphs."""
+    states: str = ""
+    """``bf16``: gradients, moments and weights have no copy in 32 bits."""
+    gathers_once: bool = False
+    """Whether ZeRO 3 with routed experts gathers weights and reduces gradients once a step, not in every
+    micro-batch."""
     overlaps_messages: bool = False
     """Whether the bytes of messages travel beside the compute of other chunks under an interleaved schedule."""
     bucket: float = 0.0

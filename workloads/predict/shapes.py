@@ -26,6 +26,8 @@ class Shape(NamedTuple):
     mla: MLASpec | None = None
     dense_layers: int = 0
     """First layers without experts."""
+    groups: tuple[int, int] = (1, 1)
+    """Equal groups of experts, and from how many a token chooses (n_group, topk_group)."""
 
 
 def _latent(q_lora_rank: int) -> MLASpec:
@@ -34,8 +36,8 @@ def _latent(q_lora_rank: int) -> MLASpec:
 
 SHAPES = (
     Shape("DeepSeek-V2-Lite", 2048, 16, 16, 64, 1408, 192, _latent(0), 1),
-    Shape("DeepSeek-V2", 5120, 128, 128, 160, 1536, 192, _latent(1536), 1),
-    Shape("DeepSeek-V3", 7168, 128, 128, 256, 2048, 192, _latent(1536), 3),
+    Shape("DeepSeek-V2", 5120, 128, 128, 160, 1536, 192, _latent(1536), 1, (8, 3)),
+    Shape("DeepSeek-V3", 7168, 128, 128, 256, 2048, 192, _latent(1536), 3, (8, 4)),
     Shape("Kimi-K2", 7168, 64, 64, 384, 2048, 192, _latent(1536), 1),
     Shape("Qwen3-30B-A3B", 2048, 32, 4, 128, 768, 128),
     Shape("Qwen3-235B-A22B", 4096, 64, 4, 128, 1536, 128),
@@ -69,6 +71,12 @@ def attention_of(
         n["dense_layers"] = float(first)
         note.append(f"dense_layers not given: {first}, as {known.name} has such layers")
     return (model["hidden"], known.mla) if known.mla is not None else (known.head_dim * model["heads"], None)
+
+
+def groups_of(n: Mapping[str, float | None], model: Mapping[str, float]) -> tuple[int, int]:
+    """Equal groups of experts, and from how many a token chooses, of a published model; one group of others."""
+    known = _shape_of(n, model)
+    return (1, 1) if known is None else known.groups
 
 
 def _shape_of(n: Mapping[str, float | None], model: Mapping[str, float]) -> Shape | None:

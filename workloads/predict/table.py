@@ -18,17 +18,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, experts_of
+from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, dispatched_by, experts_of
 from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor, refuse_too_many
 from workloads.predict.network_terms import network_columns
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points, tier_table
 from workloads.predict.profiles import Profile, find_profile
-from workloads.predict.shapes import attention_of
+from workloads.predict.shapes import attention_of, groups_of
 from workloads.predict.words import (
     FLASH2_ON_HOPPER,
     Refused,
+    dispatched_of,
     kernel_of,
+    learned_of,
     precision_of,
     recomputed_of,
     text_of,
@@ -43,7 +45,7 @@ COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
-    "power_w", "cluster", "head_dim",
+    "power_w", "cluster", "head_dim", "routing", "dispatcher",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
@@ -148,11 +150,13 @@ def _row(
     model = _model(values, n, layout, profile, note)
     model["queries"], mla = attention_of(n, model, profile.name != ENGINE, note)
     experts = experts_of(n, model, layout["ep"], routed, note)
+    fp8, fp16 = precision_of(values["precision"], note)
     if experts is not None:
-        experts = experts._replace(mla=mla, once_a_node=profile.sends_once_a_node)
+        experts = experts._replace(mla=mla, groups=groups_of(n, model))
+        sent = dispatched_of(values["dispatcher"])
+        experts = dispatched_by(profile, experts, fp8, sent, learned_of(values["routing"]))
         model["ffn"] = experts.used_columns(model["layers"])
     recomputed = recomputed_of(values["recompute"], note)
-    fp8, fp16 = precision_of(values["precision"], note)
     peak = device.peak_of("bf16")
     low = device.peak_of(RATE_NAMES[int(fp8)])
     if peak is None or device.memory_bandwidth is None:
@@ -169,7 +173,9 @@ def _row(
         "fp8": fp8,
         "fp16": fp16,
         **UNLIKE,
-        "captured": float(text_of(values["code_version"]).endswith(CAPTURED)),
+        "captured": float(
+            text_of(values["code_version"]).endswith(CAPTURED) or (experts is not None and experts.fused)
+        ),
         "again": recomputed.again,
         "recomputed": recomputed.share,
         "ends": _ends(model["layers"], layout, profile, note),
@@ -302,6 +308,8 @@ def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]
             )
         for name in missing:
             degrees[name] = rest if name == open_name else 1.0
+        if open_name is not None and open_name != "dp" and rest != 1:
+            note.append(f"{open_name} not given: {rest:g}, with which the degrees multiply to gpus = {gpus:g}")
     dp, tp, pp, cp = (_known(degrees[name]) for name in ("dp", "tp", "pp", "cp"))
     if dp * tp * pp * cp != gpus:
         if cp > 1 and dp % cp == 0 and dp * tp * pp == gpus:

@@ -87,6 +87,8 @@ class Facts:
     bucket: Floats
     fitted_ring: Floats
     """``bucket``, ``fitted_ring``: as in `Profile`."""
+    gathers: Floats
+    """1: weights are gathered, and gradients reduced, in every micro-batch of ZeRO 3; 0: once a step."""
     fp8_hidden: Floats
     fp8_ffn: Floats
     """Values of 2 bytes that a layer in fp8 keeps less (`Profile`); 0 for rows in 16 bits."""
@@ -125,6 +127,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         overlaps_messages=array([one.overlaps_messages for one in of_rows]) * (points.vpp > 1),
         bucket=array([one.bucket for one in of_rows]),
         fitted_ring=array([one.fitted_ring for one in of_rows]),
+        gathers=(points.zero == 3) * (1 - array([one.gathers_once for one in of_rows]) * (points.routed > 0)),
         fp8_hidden=array([one.fp8_hidden for one in of_rows]) * (points.fp8 > 0),
         fp8_ffn=array([one.fp8_ffn for one in of_rows]) * (points.fp8 > 0),
     )
@@ -183,7 +186,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
         accumulated = accumulated + (p["cast"] * facts.autocasts / x.memory_bandwidth)[:, None] * sizes
     per_stage = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
-    chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
+    chunked = fill_share(x)
 
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
         """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others."""
@@ -223,6 +226,25 @@ def _scaled(x: Points, p: Mapping[str, float]) -> Floats:
     return scaled
 
 
+def low_rate(x: Points, p: Mapping[str, float]) -> Floats:
+    """Rate of products below 16 bits with their casts, over that of the products alone; 1 for rows in 16 bits."""
+    with_casts: Floats = np.where(x.fp8 > 0, p["fp8"] * _scaled(x, p), 1.0)
+    return with_casts
+
+
+def product_rate(x: Points, p: Mapping[str, float]) -> Floats:
+    """FLOP/s of large products in the row's precision, with their casts."""
+    low = x.peak_matmul / x.peak * low_rate(x, p)
+    rate: Floats = x.clock * x.peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
+    return rate
+
+
+def fill_share(x: Points) -> Floats:
+    """Share of a pipeline's fill that remains with its chunks."""
+    share: Floats = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (x.micro_batches - 1) / np.maximum(x.pp - 1, 1))
+    return share
+
+
 def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats, Floats]:
     """Seconds of a layer and micro-batch, forward and backward: (device including exposed communication, its matrix
     products and attention alone, host)."""
@@ -234,9 +256,8 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     spared = whole * facts.stops_early * x.hidden * x.ffn
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
-    low = p["fp8"] * x.peak_matmul / x.peak * _scaled(x, p)
     peak = x.clock * x.peak
-    rate = peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
+    rate = product_rate(x, p)
     matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower
     head_dim = x.queries / x.heads
     attention_rate = x.kernel * peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
@@ -318,17 +339,18 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     reduce = share * facts.gradient_bytes * largest / rate * np.where(sharded, p["sharded"], 2.0)
     gather = np.where(sharded, share * 2 * largest / rate * p["sharded"], 0.0)
     m = x.micro_batches
-    reduce = reduce * np.where(x.zero >= 2, m, 1.0)
+    often = np.where(x.zero == 3, facts.gathers, x.zero >= 2) > 0
+    reduce = reduce * np.where(often, m, 1.0)
     ring = _ring_start(x, facts, p) * _reductions(x, facts, largest)
     doublings = np.log2(np.maximum(ranks, 1.0))
     reduce = reduce + np.where(sharded, ring, p["dp_start"] * doublings * _reductions(x, facts, largest))
     gather = gather + np.where(sharded, ring, 0.0)
-    hidable = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
+    hidable = p["hidable"] * slowest * 2 / 3 * np.where(often, m, 1.0)
     # ZeRO 3 gathers in both directions of every micro-batch, overlapping with the previous layers.
-    ahead = gather * 2 * m * (x.zero == 3)
-    over = np.maximum(0.0, reduce + ahead - hidable * np.where(x.zero == 3, 1.5, 1.0))
+    ahead = gather * 2 * m * facts.gathers
+    over = np.maximum(0.0, reduce + ahead - hidable * np.where(facts.gathers > 0, 1.5, 1.0))
     hidden = reduce + ahead - over
-    once = np.where(x.zero == 3, 0.0, gather * p["gather_exposed"])
+    once = np.where(facts.gathers > 0, 0.0, gather * p["gather_exposed"])
     return np.where(ranks > 1, over + once + hidden * (p["dp_exposed"] + p["slow_down"]), 0.0)
 
 

@@ -201,3 +201,26 @@ def kernel_of(value: Any) -> str:
         if re.fullmatch(pattern, _plain(text)):
             return kind
     raise Refused(f"attention_kernel {text!r} is not known; known: flash, flash2, flash3, cudnn, fused, unfused")
+
+
+def learned_of(value: Any) -> bool:
+    """Whether a ``routing`` cell says that the router chooses the experts of a token; an empty one does not."""
+    text = _plain(text_of(value))
+    if text in ("", "balanced", "forced", "forced balance"):
+        return False
+    if text in ("learned", "natural"):
+        return True
+    raise Refused(f"routing {text!r} is not known; known: balanced, learned")
+
+
+def dispatched_of(value: Any) -> bool | None:
+    """Whether a ``dispatcher`` cell says that a token goes once to each rank, not once to each expert; None if it is
+    empty."""
+    text = _plain(text_of(value))
+    if text in ("deepep", "hybridep", "deep ep", "hybrid ep", "flex"):
+        return True
+    if text in ("alltoall", "all to all", "a2a", "nccl"):
+        return False
+    if text:
+        raise Refused(f"dispatcher {text!r} is not known; known: alltoall, deepep, hybridep")
+    return None

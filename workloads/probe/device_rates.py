@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -16,15 +14,12 @@ from torch import Tensor, nn
 from workloads.contract.probe_figures import Figure, Sizes
 from workloads.costs.shape.held_model import kv_heads_fit
 from workloads.engine.ops.attention import attention
-from workloads.engine.training.host_optimizer import PIECE, host_threads, threads, update_on_host
 from workloads.engine.update_ops.adamw import AdamW
 from workloads.probe.stopwatch import Stopwatch
 from workloads.spec.model_spec import ModelSpec
 
 DEGREES = (1, 2, 4, 8)
 """Degrees of tensor parallelism whose shapes are measured, even if the node has fewer devices."""
-_HOST_REPEATS = 6
-"""Number of updates on the host; the first warms up."""
 Beat = Callable[[], None]
 """Function called before each test, to show that the rank works."""
 
@@ -118,10 +113,9 @@ def optimizer_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Fi
     yield watch.time(norm, sizes.seconds).figure("optimizer", "norm", columns=sizes.optimizer_params)
 
 
-def host_figures(watch: Stopwatch, sizes: Sizes, ranks_of_host: int, beat: Beat) -> Iterator[Figure]:
-    """What an optimizer on the host needs: bytes per second of pinned copies, down, and down and up at once (of each
-    direction), and seconds of AdamW on the host's processors for ``columns`` fp32 parameters, with the share of them
-    that each of ``ranks_of_host`` ranks has."""
+def link_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Figure]:
+    """What optimizer states and activations on the host need: bytes per second of pinned copies, down, and down and up
+    at once (of each direction)."""
     beat()
     cuda = watch.device.type == "cuda"
     count = sizes.copy_bytes // 16
@@ -143,33 +137,6 @@ def host_figures(watch: Stopwatch, sizes: Sizes, ranks_of_host: int, beat: Beat)
 
     for name, call in (("to_host", down), ("both_ways", both)):
         yield rate(watch.time(call, sizes.seconds).figure("copy", name, bytes=4 * count), 4 * count, "B/s")
-
-    weight, gradient, first, second = (torch.zeros(count) for _ in range(4))
-    gradient.normal_()
-    step, factor = torch.ones(()), torch.full((), 0.5)  # gradients are clipped
-    rates = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-
-    def update() -> None:
-        for start in range(0, count, PIECE):
-            at = slice(start, start + PIECE)
-            update_on_host(weight[at], gradient[at], first[at], second[at], step, factor, None, rates)
-
-    spans = []
-    with threads(host_threads(ranks_of_host) if cuda else None):
-        for _ in range(_HOST_REPEATS):
-            beat()
-            started = time.perf_counter()
-            update()
-            spans.append(time.perf_counter() - started)
-    yield Figure(
-        kind="optimizer",
-        name="adamw_on_host",
-        value=statistics.median(spans[1:]),
-        unit="s",
-        spread=statistics.stdev(spans[1:]) / statistics.fmean(spans[1:]),
-        repeats=_HOST_REPEATS - 1,
-        columns=count,
-    )
 
 
 def rate(figure: Figure, amount: float, unit: str) -> Figure:

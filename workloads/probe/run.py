@@ -43,7 +43,6 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
     choose_attention(task.experiment)
     hosts = layers.host_cases(task.experiment, sizes)[share]
     launches = [host_pace.launch_s(device)]
-    ranks_of_host = min(task.experiment.world_size, task.devices_per_node or task.experiment.world_size)
 
     def with_launch_time(figures: Iterable[Figure]) -> list[Figure]:
         """Runs the tests that yield ``figures``, then measures how fast the host launches at that moment."""
@@ -57,7 +56,7 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
         *with_launch_time(device_rates.matmul_figures(watch, model, sizes, share, beat)),
         *with_launch_time(device_rates.attention_figures(watch, model, sizes, share, beat)),
         *with_launch_time(device_rates.optimizer_figures(watch, sizes, beat)),
-        *with_launch_time(device_rates.host_figures(watch, sizes, ranks_of_host, beat)),
+        *with_launch_time(device_rates.link_figures(watch, sizes, beat)),
         *with_launch_time(layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat)),
     ]
     of_host = layers.lower_of([*at_first, *with_launch_time(layers.host_figures(watch, hosts, sizes, beat))])

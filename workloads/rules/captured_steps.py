@@ -16,14 +16,6 @@ from workloads.spec.expressions import Expression, Template, parse, parse_templa
 _NOT_CAPTURED = (
     ("backend != 'cuda'", "CUDA graphs need CUDA devices, not backend={backend}"),
     (
-        "optimizer_offload > 0",
-        "with optimizer_offload the host waits for the gradient norm and updates weights itself",
-    ),
-    (
-        "activation_offload != 'none'",
-        "with activation_offload copies to and from the host run beside the step, which no capture was shown to keep",
-    ),
-    (
         "routing == 'learned' and not has_capacity and ep > 1",
         "with routing=learned the host waits in every layer for the sizes of the messages to experts; capacity_factor "
         "would fix them",

@@ -49,14 +49,8 @@ UPDATES_LACKING = (
     (
         "optimizer_offload_of",
         "engine == 'ultrasweep' and optimizer_offload > 0 and optimizer != 'adamw'",
-        "optimizer_offload={optimizer_offload} with optimizer={optimizer} (adamw can be on the host; or "
+        "optimizer_offload={optimizer_offload} with optimizer={optimizer} (those of adamw can be on the host; or "
         "optimizer_offload=0)",
-    ),
-    (
-        "optimizer_offload_formats",
-        "engine == 'ultrasweep' and optimizer_offload > 0 and (optimizer_states != 'fp32' or master_weights != 'fp32')",
-        "optimizer_offload={optimizer_offload} with optimizer_states={optimizer_states} and "
-        "master_weights={master_weights} (the host updates in fp32: use fp32 for both, or optimizer_offload=0)",
     ),
 )
 """The same of what this project's engine cannot run yet."""

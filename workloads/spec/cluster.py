@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from workloads.spec.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
+from workloads.spec.checks import build, choice, known_names, mapping, number, sequence, whole_number
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.hardware.network import (
     BANDWIDTH,
@@ -43,12 +43,16 @@ _OF_DEVICE: Mapping[str, Unit] = {
     "workspace_bytes": "B",
     "power_w": "W",
 }
-_OF_HOST: Mapping[str, Unit] = {"link_bandwidth": "B/s", "memory_bytes": "B", "memory_bandwidth": "B/s"}
+_OF_HOST: Mapping[str, Unit] = {
+    "link_bandwidth": "B/s",
+    "link_one_way_bandwidth": "B/s",
+    "memory_bytes": "B",
+    "memory_bandwidth": "B/s",
+}
 _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
 _POWER: Range = (1, 1e5, "W", EXAMPLES["W"])
-_UPDATES: Range = (1e6, 1e13, "parameters per second", "2.5e9")
 _PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "mxfp8", "nvfp4", "fp4", "tf32", "int8")
 """Precisions that data sheets list; the formulas read bf16, fp8, mxfp8, nvfp4, fp32 and fp64."""
 
@@ -81,20 +85,25 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """Processors and memory of one node, and the links to its devices, as an optimizer that lives there needs them."""
+    """Memory of one node, and the links to its devices, as optimizer states and activations that live there need
+    them."""
 
     link_bandwidth: float | None = None
     """Bytes per second that one device and the memory of its host exchange in each direction, both at once, through
     pinned memory and with all devices of the node at work."""
+    link_one_way_bandwidth: float | None = None
+    """The same while copies go in one direction alone; None: ``link_bandwidth``."""
     memory_bytes: int | None = None
     """Memory of one node; None: not known, so it is not checked."""
     memory_bandwidth: float | None = None
-    """Bytes per second of the memory of one node, all processors together."""
-    adamw_rate: float | None = None
-    """fp32 parameters per second that a device's share of its node's processors updates by AdamW, with all devices of
-    the node at work; None: derived from ``memory_bandwidth``."""
+    """Bytes per second of the memory of one node, which all its devices share."""
     source: str = ""
     """Source of the numbers."""
+
+    @property
+    def one_way_bandwidth(self) -> float | None:
+        """Bytes per second of copies in one direction alone; None if it is not known."""
+        return self.link_bandwidth if self.link_one_way_bandwidth is None else self.link_one_way_bandwidth
 
 
 UNKNOWN_HOST = HostSpec()
@@ -326,9 +335,9 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "device.power_w": partial(amount, unit="W", span=_POWER, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
         "host.link_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
+        "host.link_one_way_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
         "host.memory_bytes": partial(amount, unit="B", span=_MEMORY, optional=True),
         "host.memory_bandwidth": partial(amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),
-        "host.adamw_rate": lambda where, value: value is None or plausible(where, number(where, value), *_UPDATES),
         "reserved_bytes": partial(amount, unit="B", span=_MEMORY, may_be_0=True),
         "matmul_efficiency": _share,
     }

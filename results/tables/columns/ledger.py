@@ -15,9 +15,15 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column(
         "rule",
         TEXT,
-        "Rule that an invalid point breaks; audit: the point is predicted to run out of memory and is run on purpose",
+        "First rule that an invalid point breaks; audit: the point is predicted to run out of memory and is run on "
+        "purpose",
     ),
-    Column("detail", TEXT, "Reason for the verdict, with its numbers"),
+    Column(
+        "detail",
+        TEXT,
+        "Reasons for the verdict, with their numbers; of several broken rules the sentence of the first, then `; name: "
+        "sentence` of each other",
+    ),
     Column(
         "predicted_peak_bytes", INT, "Peak memory predicted from closed forms, of the stage with the highest peak", "B"
     ),

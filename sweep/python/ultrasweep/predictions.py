@@ -32,7 +32,7 @@ def predict(
 ) -> Predictions:
     """Predicts step time, memory and whether it fits, for every row of a frame of training configurations.
 
-    ``frame``: a frame, or the path of a CSV or Parquet file, with the columns of docs/accuracy.md, or rows of
+    ``frame``: a frame, or the path of a CSV or Parquet file, with the columns of docs/predict.md, or rows of
     `load(...).attempts`. ``calibrate``: rows with the same columns and ``status``, ``step_time_s``, ``reserved_gib``;
     the prediction is fitted on these alone. ``conf``: folders with your own cluster/ files. Raises `UltrasweepError`
     with one line if the frame has none of the columns, or no row of ``calibrate`` can be used.

@@ -109,8 +109,10 @@ def test_the_code_of_the_folder_is_what_runs(tmp_path: Path, card: Card, monkeyp
     """Another ``sweep`` stands first on the path of this process, and this program is installed: neither is taken."""
     for name in ("asked", "other"):
         (tmp_path / name / "sweep").mkdir(parents=True)
-        (tmp_path / name / "sweep" / "__main__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name}')")
+        (tmp_path / name / "sweep" / "__main__.py").write_text(
+            f"import sys; open({str(tmp_path / 'ran')!r}, 'a').write(' '.join(['{name}', *sys.argv[-2:]]))"
+        )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    assert run_code(tmp_path / "asked", card, [], tmp_path / "results") is None  # it writes no row
-    assert (tmp_path / "ran").read_text() == "asked"
+    assert run_code(tmp_path / "asked", card, [], tmp_path / "results", [tmp_path]) is None  # it writes no row
+    assert (tmp_path / "ran").read_text() == f"asked --conf {tmp_path}", "the user's folders are read there, too"

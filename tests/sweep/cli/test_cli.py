@@ -35,6 +35,15 @@ pytestmark = pytest.mark.usefixtures("machine_without_gpus")
     [
         (["plan", "+grid=nope"], "no grid called 'nope'"),
         (["plan"], "no grid given"),
+        (
+            ["search", "--replay", "t.csv", "--where", "tp == 1"],
+            "--where tp == 1: a replay looks at all rows of its tab",
+        ),
+        (
+            ["advise", "model=llama8b", "cluster=h200", "gpus=8", "dp=8"],
+            "no option 'dp'; it follows from gpus and the ot",
+        ),
+        (["advise", "model=llama8b", "cluster=h200", "gpus=[]"], r"advise: gpus=\[\] is empty"),
         (["pla", "+grid=tiny"], "no command 'pla'; did you mean 'plan'"),
         (["plan", "+grid=llama8b_8gpu", "grid.axes.tpp=[1]"], "no axis is called 'tpp'; did you mean 'tp'"),
         (["plan", "+grid=llama8b_8gpu", "grid.axes.world_size=7"], "no point has world_size=7: dp = "),
@@ -238,3 +247,21 @@ def test_what_the_machine_refuses_is_one_line(
         "ultrasweep: cannot use results/tiny/ledger.parquet: No space left on device; nothing is lost: free some and "
         "give the command again\n"
     )
+
+
+@pytest.mark.parametrize(
+    "command", [["explain", "a"], ["diff", "a", "b"], ["export", "a", "--to", "megatron"], ["card"]]
+)
+def test_points_of_a_plan_in_csv_are_refused_with_what_works(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.csv").write_text("experiment_id\na\n")
+    more = ["--all"] if command == ["card"] else []
+    assert main([*command, *more, "--results", str(tmp_path / "plan.csv")]) == 2
+    assert "plan.csv: points are read from a Parquet file, as plan --out plan.parquet writes" in capsys.readouterr().err
+
+
+def test_every_command_that_reads_configuration_takes_folders() -> None:
+    """The others read what is written in a sweep's folder or a config.json, and write it."""
+    without = {name for name, one in COMMANDS.items() if "--conf" not in one.parser()._option_string_actions}
+    assert without == {"model", "grade", "diff", "export", "card", "status", "watch", "logs", "cancel", "retry"}

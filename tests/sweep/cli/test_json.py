@@ -47,7 +47,11 @@ def test_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["points"] == len(ledger)
     counted = ledger["verdict"].value_counts().to_dict()
     assert {name: count for name, count in document["verdicts"].items() if count} == counted
-    assert sum(document["rules"].values()) == document["verdicts"]["invalid"] > 0
+    invalid = ledger[ledger["verdict"] == "invalid"]
+    for rule, count in document["rules"].items():
+        told = invalid["detail"].str.contains(f"; {rule}: ", regex=False)
+        assert ((invalid["rule"] == rule) | told).sum() == count
+    assert sum(document["rules"].values()) > len(invalid) == document["verdicts"]["invalid"] > 0
     for verdict, count in counted.items():
         assert f"{verdict} {count:,}" in shown
     for rule, count in document["rules"].items():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from sweep.composing.conffiles import ConfFolders
 from sweep.inspecting import explain
 from sweep.inspecting.lookup import Record
+from sweep.inspecting.planned_cluster import find_cluster
 from sweep.planning import summary
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.spec.experiment import Experiment
@@ -50,23 +53,22 @@ def test_explain_says_how_the_model_is_cut_and_what_equal_ranks_would_idle() -> 
 def test_explain_says_what_every_pipeline_rank_is_predicted_to_wait() -> None:
     experiment = pipeline(pp_split="even")
     known = Record(id=experiment.id, experiment=experiment, ledger=({"grid": "playbook"},), attempts=())
-    text = str(explain._predicted_idle(known))
+    text = idle_text(known)
     assert text.startswith("predicted waiting for other stages, share of a step on h100_efa: ")
     # 8, 8, 8 and 8 layers; the last rank has the head besides, so it waits least.
     assert [part.split(" %")[0].rpartition(" ")[0] for part in text.partition("; ")[2].split(", ")][-1] == "rank 3"
     waits = [float(part.split()[-2]) for part in text.partition("; ")[2].split(", ")]
     assert waits[-1] == min(waits) > 0
-    on_h200 = Record(id=known.id, experiment=known.experiment, ledger=(), attempts=({"cluster": "h200"},))
-    assert "on h200: " in str(explain._predicted_idle(on_h200))
+    on_h200 = dataclasses.replace(known, ledger=(), attempts=({"cluster": "h200"},))
+    assert "on h200: " in idle_text(on_h200)
+    assert "on b200: " in idle_text(dataclasses.replace(on_h200, command=("run", "cluster=b200")))
     for cluster in ("cpu", "of another folder"):
-        unknown = Record(id=known.id, experiment=known.experiment, ledger=(), attempts=({"cluster": cluster},))
-        assert explain._predicted_idle(unknown) is None
-    assert (
-        explain._predicted_idle(
-            Record(id=known.id, experiment=known.experiment, ledger=({"grid": "gone"},), attempts=())
-        )
-        is None
-    )
+        assert idle_text(dataclasses.replace(on_h200, attempts=({"cluster": cluster},))) == "None"
+    assert idle_text(dataclasses.replace(known, ledger=({"grid": "gone"},))) == "None"
+
+
+def idle_text(record: Record) -> str:
+    return str(explain._idle_text(record.experiment, find_cluster(record, ConfFolders()).cluster))
 
 
 def test_neighbours_that_wait_alike_share_a_text() -> None:

@@ -154,6 +154,10 @@ def test_a_host_without_room_gets_nothing() -> None:
     )
     needed = re.search(r"but the host of a node needs ([0-9.]+) GiB of 100\.0 GiB$", point.detail)
     assert needed is not None and 100 < float(needed[1]) < 1131
+    no_host = (
+        "activation_offload=auto does not fit memory_budget=60 GiB, since no host holds what devices have no room for"
+    )
+    assert point.fallbacks == (no_host,)
 
 
 def test_recomputation_that_is_given_stays() -> None:
@@ -163,6 +167,10 @@ def test_recomputation_that_is_given_stays() -> None:
     assert point.detail is not None and point.detail.startswith("activation_offload=auto is input+attention: stages")
     (point,) = planned(*fields, "grid.axes.recompute=full").points
     assert (point.experiment.recompute, point.experiment.activation_offload) == ("full", "none")
+    slower = (
+        "activation_offload=auto is none: recompute=full fits memory_budget=100 GiB and is predicted to be no slower"
+    )
+    assert point.fallbacks == (slower,)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +193,7 @@ def test_a_layout_that_may_not_offload_gets_none_and_why(field: str, told: str) 
     assert point.experiment == alone.experiment and point.experiment.activation_offload == "none"
     assert point.detail is not None and alone.detail is not None
     assert told in point.detail and told not in alone.detail
+    assert any(told in reason and reason.startswith("activation_offload=auto is none: ") for reason in point.fallbacks)
 
 
 def test_what_cannot_be_chosen_is_refused_in_one_line() -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from results.text.numbers import format_bytes
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.grids.expand import expand_all
 from sweep.grids.step_time import ALIKE
 from sweep.planning.auto_recompute import Asked, choose, tensor_limit, with_choices
 from sweep.planning.best_layouts import print_best
+from sweep.planning.facts import plan_facts
 from sweep.planning.plan import Plan, make_plan, refuse_if_nothing_can_run
+from sweep.planning.summary import fallbacks, print_plan
 from sweep.predicting.forecast import Forecast
 from tests.sampling import sampled
 from tests.workloads.costs.memory.traced import shortened
@@ -173,14 +176,17 @@ def test_a_layout_that_fits_with_no_choice_says_so_in_numbers(cluster: ClusterSp
     assert chosen is not None
     assert not chosen.fits
     assert "does not fit, whatever is recomputed" in chosen.why
-    assert "40.0 GiB" in chosen.why or "40 GiB" in chosen.why
+    assert "GiB of memory_budget=40 GiB, of which" in chosen.why
+    assert chosen.fallbacks == ("recompute=auto does not fit memory_budget=40 GiB, whatever is recomputed",)
     assert "\n" not in chosen.why
 
 
 @pytest.mark.parametrize("axis", ["recompute", "activation_offload"])
 def test_a_budget_that_nothing_fits_names_what_gives_room_on_a_device(axis: str) -> None:
     plan = planned(*ONE_POINT, f"grid.axes.{axis}=auto", "+grid.axes.memory_budget=9")
-    with pytest.raises(InvalidSweep, match=r"of 9\.0 GiB on a device.*use a larger memory_budget, more devices"):
+    with pytest.raises(
+        InvalidSweep, match=r"of memory_budget=9 GiB, of which .*use a larger memory_budget, more devices"
+    ):
         refuse_if_nothing_can_run(plan)
 
 
@@ -188,6 +194,21 @@ def planned(*overrides: str) -> Plan:
     one = config(*overrides)
     expansion = with_choices(expand_all(one.grids, one.models.__getitem__), one.cluster)
     return make_plan(one, expansion, "measured")
+
+
+def test_the_summary_counts_points_where_nothing_is_recomputed_by_reason_and_budget() -> None:
+    fixed = [f"grid.axes.{one}" for one in ("tp=[1,2]", "pp=1", "zero_stage=3", "recompute=auto")]
+    plan = planned(*fixed, "grid.axes.micro_batch_size=1", "+grid.axes.memory_budget=[12,70,500]")
+    device = format_bytes(plan.config.cluster.device.memory_bytes)
+    assert sorted(fallbacks(plan)) == [
+        "2 points: recompute=auto does not fit memory_budget=12 GiB, whatever is recomputed",
+        f"2 points: recompute=auto is none: what a step keeps fits the {device} of a device (memory_budget=500 GiB is "
+        "more)",
+    ]
+    assert set(fallbacks(plan)) <= set(plan_facts(plan)["notes"])
+    file = io.StringIO()
+    print_plan(plan, Console(file=file, width=200))
+    assert all(line in file.getvalue() for line in fallbacks(plan))
 
 
 def test_a_plan_has_the_words_and_says_why() -> None:

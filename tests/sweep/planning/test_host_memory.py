@@ -111,3 +111,12 @@ def test_activations_count_for_the_memory_of_the_host() -> None:
     (point,) = (point for point in plan.points if point.experiment.activation_offload != "none")
     assert point.verdict == "predicted_oom" and point.detail is not None
     assert point.detail.startswith("activation_offload=all needs ")
+
+
+def test_a_point_too_big_for_devices_and_hosts_says_both() -> None:
+    words = [*EIGHT, "grid.axes.optimizer_offload=0.5", "cluster.host.memory_bytes='40 GiB'"]
+    (host,) = plan_of(words).points
+    (both,) = plan_of([*words, "+grid.axes.memory_budget=20"]).points
+    (device,) = plan_of([*EIGHT, "grid.axes.optimizer_offload=0.5", "+grid.axes.memory_budget=20"]).points
+    assert both.verdict == "predicted_oom" and "memory_budget=20 GiB" in str(device.detail)
+    assert both.detail == f"{device.detail}; {host.detail}"

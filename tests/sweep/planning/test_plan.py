@@ -16,8 +16,10 @@ from results.tables.schema import LEDGER, MEASUREMENT_VERSION
 from results.tables.store import read_ledger
 from results.text.numbers import GIB
 from sweep.composing.config import compose_sweep
+from sweep.planning.best_layouts import print_best
 from sweep.planning.ledger import ledger_rows, write_ledger_file
 from sweep.planning.plan import Plan, refuse_if_nothing_can_run
+from sweep.planning.plan_json import plan_json
 from sweep.planning.point_verdict import DeviceLimit, PlannedPoint
 from sweep.planning.reuse import FinishedAttempt, find_finished
 from sweep.planning.summary import eager_points, print_plan, reused_from
@@ -45,6 +47,37 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
             assert (point.peak_bytes > limit) == (point.verdict == "predicted_oom")
             assert point.price is not None
             assert point.time is not None
+
+
+def test_a_plan_names_every_rule_that_a_point_breaks(tmp_path: Path) -> None:
+    """In the order of the rules, the same for all points; the counts by rule count a point for each."""
+    axes = ["tp=[3,2]", "pp=[33,1]", "pp_schedule=1f1b", "global_batch_size=3", "cuda_graph=none", "micro_batch_size=2"]
+    words = ["+grid=one_point", "model=llama8b", "cluster=h200", *(f"grid.axes.{one}" for one in axes)]
+    plan = plan_of(words, device_limit=DeviceLimit(2, "this machine gives 2"))
+    found = {(point.experiment.tp, point.experiment.pp): point for point in plan.points}
+    tp, wide = ("tp_num_heads", "tp_ffn_hidden_size", "tp_num_kv_heads", "sequence_parallel"), ("launcher_devices",)
+    assert found[2, 1].broken_rules == ("global_batch",)
+    assert found[2, 33].broken_rules == ("global_batch", "pp_layers", *wide)
+    assert found[3, 1].broken_rules == ("global_batch", *tp, *wide)
+    assert found[3, 33].broken_rules == ("global_batch", "pp_layers", *tp, *wide)
+    assert plan.broken_rules["global_batch"] == 4 and plan.broken_rules["pp_layers"] == 2
+    rows = {(row["tp"], row["pp"]): row for row in ledger_rows(plan)}
+    assert rows[2, 33]["rule"] == "global_batch"
+    first, _, rest = rows[2, 33]["detail"].partition("; pp_layers: ")
+    assert first == found[2, 33].broken[0].message == rows[2, 1]["detail"]
+    assert rest.startswith("pp=33 stages") and rest.endswith(
+        "; launcher_devices: needs 66 devices, this machine gives 2"
+    )
+    facts = {one["experiment_id"]: one for one in json.loads(plan_json(plan, 0, verdicts=["invalid"]))["listed"]}
+    assert facts[found[2, 33].experiment.id]["broken"] == [
+        {"rule": one.rule, "message": one.message} for one in found[2, 33].broken
+    ]
+    file = io.StringIO()
+    print_plan(plan, Console(file=file, width=200))
+    assert "invalid       4  break a rule; one that breaks several counts for each" in file.getvalue()
+    file = io.StringIO()
+    print_best(plan, Console(file=file, width=400), verdicts=["invalid"])
+    assert "global_batch: " in file.getvalue() and "  pp_layers: pp=33 stages need" in file.getvalue()
 
 
 def test_a_model_that_run_refuses_is_not_said_to_be_run(tmp_path: Path) -> None:
@@ -191,7 +224,9 @@ def test_plans_of_which_nothing_can_run_are_refused_with_the_numbers() -> None:
         InvalidSweep, match=r"no point fits in memory: .* needs [\d.]+ GiB on a device, NVIDIA H200 has 135\.8"
     ):
         refuse_if_nothing_can_run(plan_of(["+grid=one_gpu", "model=llama405b"]))
-    with pytest.raises(InvalidSweep, match=r"no point can run; rules broken: tp_num_heads \(\d+\); e\.g\. tp=3"):
+    with pytest.raises(
+        InvalidSweep, match=r"no point can run; rules broken: tp_num_heads \((\d+)\), .*; e\.g\. tp=3 does"
+    ):
         refuse_if_nothing_can_run(
             plan_of([*EIGHT, "grid.axes.tp=3", "grid.axes.world_size=24", "grid.axes.global_batch_size=384"])
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from sweep.__main__ import main
@@ -103,11 +106,39 @@ def test_explain_names_the_tiers_of_a_planned_point(capsys: pytest.CaptureFixtur
     assert "in scalable unit (" in said
 
 
-def test_explain_says_that_it_does_not_know_the_network_of_another_cluster(
-    conf: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["plan", *GRID[:2], "grid.axes.nodes=[2]", "grid.axes.tp=8", "grid.axes.pp=1", "cluster=ours"]
-    assert main([*words, "--conf", str(conf), "--out", "plan.parquet", "--show", "run", "--top", "1"]) == 0
+def explained(capsys: pytest.CaptureFixture[str], planned: Sequence[str], *words: str) -> str:
+    """What explain says of a point of a plan, on one line."""
+    grid = [*GRID[:2], "grid.axes.nodes=[2]", "grid.axes.tp=8", "grid.axes.pp=1", "cluster=ours"]
+    assert main(["plan", *grid, *planned, "--out", "plan.parquet", "--show", "run", "--top", "1"]) == 0
     (found,) = re.findall(r"\b[0-9a-f]{8}\b", capsys.readouterr().out)[:1]
-    assert main(["explain", found, "--results", "plan.parquet"]) == 0
-    assert "network not known: the point's cluster is none that ships" in " ".join(capsys.readouterr().out.split())
+    assert main(["explain", found, "--results", "plan.parquet", *words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_explain_knows_an_own_cluster_by_its_folder(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is given with --conf or, where that folder still exists, was when the point was planned; the command's changes
+    of the cluster count too."""
+    planned, moved = ("--conf", str(conf)), Path("elsewhere")
+    network = "network on ours, by rank order: tp 8 in node (360 GB/s), dp shards 2 in leaf ("
+    assert f"{network}50 GB/s)" in explained(capsys, planned)
+    assert f"{network}40 GB/s)" in explained(capsys, [*planned, "cluster.tiers.1.bandwidth=40 GB/s"])
+    explained(capsys, planned)
+    conf.rename(moved)
+    for words, said in (
+        ([], "cluster not known: no cluster called 'ours'; known: "),
+        (["--conf", str(moved)], f"{network}50 GB/s)"),
+    ):
+        found = next(row for row in pq.read_table("plan.parquet").to_pylist() if row["verdict"] == "run")[
+            "experiment_id"
+        ]
+        assert main(["explain", found, "--results", "plan.parquet", *words]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+        assert main(["explain", found, "--results", "plan.parquet", "--json", *words]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["groups"] is not None) == (document["cluster"] == "ours") == bool(words)
+        assert (document["cluster_unknown"] is None) == bool(words)
+
+
+def test_explain_refuses_a_folder_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "0" * 8, "--conf", "nowhere"]) == 2
+    assert capsys.readouterr().err == "ultrasweep: --conf nowhere: no such folder\n"

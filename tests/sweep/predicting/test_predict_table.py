@@ -185,6 +185,22 @@ def test_a_cluster_of_the_users_own_describes_a_device_that_does_not_ship(tmp_pa
     assert said["step_time_s"].iloc[0] > one(gpu="H200")["step_time_s"]
 
 
+def test_an_own_cluster_without_a_name_is_told_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "quad.yaml").write_text("")
+    with pytest.raises(UltrasweepError, match=r"cluster/quad\.yaml: name must be given; write for example name: quad"):
+        predict_frame(pd.DataFrame([row()]), None, ConfFolders((tmp_path,)))
+
+
+def test_a_degree_that_follows_from_the_number_of_devices_is_told() -> None:
+    assert (
+        "cp not given: 2, with which the degrees multiply to gpus = 8"
+        in one(gpus=8, dp=4, tp=1, pp=1, cp=None)["reason"]
+    )
+    for known in ({"dp": 4, "cp": 2}, {"dp": 8}, {"dp": None}):
+        assert "cp not given" not in str(one(gpus=8, **{"tp": 1, "pp": 1, "cp": None, **known})["reason"])
+
+
 LARGE = {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, "gpus": 2048, "dp": 16, "tp": 8, "pp": 16}
 
 

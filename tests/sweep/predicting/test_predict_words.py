@@ -55,6 +55,8 @@ def test_a_word_says_what_the_host_does_again() -> None:
         ({"precision": "nvfp4", "gpu": "H200"}, "gpu 'H200' has no rate for precision 'nvfp4'"),
         ({"precision": "mxfp8", "gpu": "H200"}, "gpu 'H200' has no rate for precision 'mxfp8'"),
         ({"attention_kernel": "warp"}, "attention_kernel 'warp' is not known; known: flash, flash2"),
+        ({**EXPERTS, "routing": "skewed"}, "routing 'skewed' is not known; known: balanced, learned"),
+        ({**EXPERTS, "dispatcher": "pigeon"}, "dispatcher 'pigeon' is not known; known: alltoall, deepep, hybridep"),
         ({"gated_mlp": "maybe"}, "gated_mlp = 'maybe' is neither true nor false"),
         ({"tie_embeddings": "perhaps"}, "tie_embeddings = 'perhaps' is neither true nor false"),
         ({"gpu": "GH200"}, "a GH200 has 96 or 144 GB; write GH200 96GB or GH200 144GB"),

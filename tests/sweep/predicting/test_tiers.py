@@ -162,13 +162,13 @@ def test_rows_with_and_without_experts_are_never_slower_on_a_faster_spine(codeba
         cluster = dataclasses.replace(on(NODE, LEAF, dataclasses.replace(SPINE, bandwidth=rate)), name="ours")
         table = read_points(frame, {"ours": cluster}, PROFILES, PROFILES[GENERAL])
         assert not any(table.reasons)
-        routed = routed_rows(table)
+        routed = routed_rows(table, PROFILES)
         assert not routed.refused
         now = routed.predict(Predictor.learn(None, PROFILES)).step_time_s
         assert (now <= before * (1 + 1e-12)).all()
         before = now
     alone = {"ours": dataclasses.replace(on(NODE, dataclasses.replace(LEAF, devices=None)), name="ours")}
-    of_two = routed_rows(read_points(frame, alone, PROFILES, PROFILES[GENERAL])).predict(
+    of_two = routed_rows(read_points(frame, alone, PROFILES, PROFILES[GENERAL]), PROFILES).predict(
         Predictor.learn(None, PROFILES)
     )
     assert (before >= of_two.step_time_s * (1 - 1e-12)).all(), "hops across the spine take longer"

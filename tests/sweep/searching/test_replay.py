@@ -12,6 +12,8 @@ import pytest
 
 from docs.tools import draw_search_regret as search_regret
 from docs.tools import search_under_noise
+from results.errors import UltrasweepError
+from results.tables import reference
 from sweep.__main__ import main
 from sweep.composing.search_settings import Settings
 from sweep.predicting.measured_tables import RECORDED
@@ -190,3 +192,29 @@ def test_the_study_needs_two_hundred_runs() -> None:
         stopped = [one.decisions[-1] for one in found]
         wrong = np.mean([was for _, was in stopped])
         assert wrong <= 0.1, "the rule keeps what it says"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "cannot be read as a table: No columns"),
+        (b"\xff\xfe\x00junk", "cannot be read as a table: 'utf-8' codec"),
+        (b"a,b\n1,2\n", "has none of the columns gpu, gpus"),
+        (b"gpu,gpus\nH100,8\n", "lacks the columns status, step_time_s, which --replay needs"),
+        (b"tok/s/gpu,nodes\n1,2\n", "is not the study's table: it has no column job_id"),
+    ],
+)
+def test_what_is_no_table_of_runs_is_refused_in_one_line(
+    content: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    assert main(["search", "--replay", str(tmp_path / "t.csv")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ultrasweep: {tmp_path}/t.csv ") and told in line
+
+
+def test_the_studys_table_with_text_for_a_number_is_refused(tmp_path: Path) -> None:
+    header = ",".join(reference._READ)
+    (tmp_path / "t.csv").write_text(f"{header}\n{','.join('x' for _ in reference._READ)}\n")
+    with pytest.raises(UltrasweepError, match=r"t\.csv cannot be read as the study's table: "):
+        read_recorded(tmp_path / "t.csv")

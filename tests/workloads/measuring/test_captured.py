@@ -304,11 +304,23 @@ ON_GPUS: tuple[dict[str, Any], ...] = (
         {"pp": 2, "pp_schedule": schedule, "virtual_stages": 2}
         for schedule in ("interleaved_1f1b", "zero_bubble_v", "dualpipe_v")
     ),
+    {"optimizer_offload": 0.5},
+    {"optimizer_offload": 1.0, "precision": "fp16", "model": ROUTED},
+    {"optimizer_offload": 1.0, "optimizer_states": "bf16", "master_weights": "bf16", "global_batch_size": 2},
+    {"optimizer_offload": 0.5, "dp": 2, "zero_stage": 3},
+    {"activation_offload": "all", "attention": "flash"},
+    {"activation_offload": "qkv+attention", "attention": "flash", "recompute": "norm", "optimizer_offload": 0.5},
+    {"activation_offload": "all", "attention": "flash", "dp": 2, "zero_stage": 3},
+    {"activation_offload": "all", "attention": "flash", "pp": 2, "pp_schedule": "1f1b"},
     {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
     {"dp": 2, "tp": 2, "zero_stage": 3},
     {"dp": 2, "pp": 2, "zero_stage": 1},
 )
 """About three seconds each; most with a kernel of attention whose backward repeats itself to the bit."""
+
+
+def _ranks(layout: dict[str, Any]) -> int:
+    return math.prod(layout.get(axis, 1) for axis in ("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp"))
 
 
 def built_on_a_gpu(rank: int, layout: dict[str, Any], graph: str) -> Engine:
@@ -333,13 +345,12 @@ def on_gpus(rank: int, layout: dict[str, Any], fault: Fault | None = None) -> tu
     return tuple(found)
 
 
-def _ranks(layout: dict[str, Any]) -> int:
-    return math.prod(layout.get(axis, 1) for axis in ("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp"))
-
-
 @pytest.mark.gpu
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize("layout", ON_GPUS, ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(one, marks=[pytest.mark.multi_gpu] if _ranks(one) > 1 else []) for one in ON_GPUS],
+    ids=str,
+)
 def test_captured_steps_equal_eager_ones_to_the_bit(nccl_pool: Pool, layout: dict[str, Any]) -> None:
     if _ranks(layout) > nccl_pool.size:
         pytest.skip(f"needs {_ranks(layout)} devices")

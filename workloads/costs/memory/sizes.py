@@ -10,7 +10,7 @@ from typing import NamedTuple
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
 from workloads.costs.memory.document_tensors import input_bytes, packed_bytes
 from workloads.costs.memory.events import Live
-from workloads.costs.memory.host import offloaded
+from workloads.costs.memory.host import device_state_bytes
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, local_params
@@ -20,7 +20,7 @@ from workloads.costs.shape.updates import shard_numbers, temporary_bytes
 from workloads.spec.activations.offload import last_layer_stays
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
-from workloads.spec.updates.optimizer import master_bytes, optimizer_of, reduced_bytes
+from workloads.spec.updates.optimizer import master_bytes, reduced_bytes
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -241,7 +241,7 @@ class Part(NamedTuple):
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
             master=master,
-            optimizer=optimizer_of(e).state_bytes(own - offloaded(e, own), *shard_numbers(e, held)),
+            optimizer=device_state_bytes(e, own, *shard_numbers(e, held)),
             updating=temporary_bytes(e, held),
             shard=shard,
             accumulated=x.r * params if x.unsharded else shard,

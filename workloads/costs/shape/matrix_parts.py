@@ -123,6 +123,14 @@ def newton_schulz_flops(rows: int, columns: int) -> int:
     return NEWTON_SCHULZ_STEPS * (4 * n * n * m + 2 * n**3)
 
 
+def newton_schulz_traffic(rows: int, columns: int) -> int:
+    """Numbers that the products of one matrix read and write. With n the smaller and m the larger side, an iteration
+    reads X and writes X X^T (n m + n n), makes its polynomial (4 n n: the factor, what is added, and the result, with
+    the factor read once more) and then X anew (3 n m + n n)."""
+    n, m = min(rows, columns), max(rows, columns)
+    return NEWTON_SCHULZ_STEPS * (4 * n * m + 6 * n * n)
+
+
 def matrices_of(experiment: Experiment, parameters: Sequence[Sequence[Weight]]) -> list[Matrix]:
     """Every matrix of the parameters of a stage, in order; a vector counts as a matrix of one column. ``parameters``:
     weights that are one parameter each, as the engine makes them

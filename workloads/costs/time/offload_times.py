@@ -8,10 +8,10 @@ A layer has o bytes on the host and takes f seconds forward and b backward, of o
 
 Copies also slow what runs beside them (`SLOWED`). Nothing of its chunk runs beside the last layer's copy back: it is
 exposed as a whole, unless it stays on the device.
-Both directions have the link's whole rate, because a rank is in a forward or in a backward. An optimizer on the host
-(`workloads.costs.time.host_update`) uses the link after the last backward, so the two do not share it. A step takes
-longer by what the rank with the longest waits waits, in each micro-batch and in the ``(pp - 1) / v`` rounds in which
-the pipeline fills and drains.
+Copies have the link's rate in one direction alone, because a rank is in a forward or in a backward. An optimizer on
+the host (`workloads.costs.time.host_update`) uses the link after the last backward, so the two do not share it. A step
+takes longer by what the rank with the longest waits waits, in each micro-batch and in the ``(pp - 1) / v`` rounds in
+which the pipeline fills and drains.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
 
-SLOWED = 0.22
+SLOWED = 0.26
 """Seconds by which a second of copies to or from the host slows the layers beside it: Llama 8B, dp 2, ZeRO 3, 4 x 4,096
-tokens, 10.4 GB a device and direction, which take 0.22 s each and fit beside the layers; the step took 1.556 s instead
+tokens, 10.4 GB a device and direction, which take 0.19 s each and fit beside the layers; the step took 1.556 s instead
 of 1.456 (two H200, results/recorded/h200x2_budgets/NOTE.md)."""
 
 
@@ -75,7 +75,7 @@ def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[W
     e = as_held(experiment)
     if e.activation_offload == "none":
         return [[Waits(0.0, 0.0)] * e.virtual_stages] * e.pp
-    seconds, link = seconds_of_layers(e, cluster), cluster.host.link_bandwidth
+    seconds, link = seconds_of_layers(e, cluster), cluster.host.one_way_bandwidth
     if seconds is None or link is None:
         return None
     return [

@@ -18,12 +18,13 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
 from workloads.engine.training.adafactor import Adafactor
 from workloads.engine.training.data_parallel import initialise_shards
-from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
 from workloads.engine.training.loss_scale import LossScale
 from workloads.engine.training.muon import Muon
 from workloads.engine.training.rounding_indices import segments_of
+from workloads.engine.training.streamed_moments import StreamedAdamW, kept_elements
 from workloads.engine.update_ops.adamw import AdamW
 from workloads.engine.update_ops.sgd import SGD
+from workloads.engine.update_ops.stochastic_rounding import Segment, cut
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
@@ -55,7 +56,7 @@ class Updates(Protocol):
 
 def make_updates(named: Sequence[NamedParameter], locals_: Sequence[nn.Parameter], groups: Groups) -> Updates:
     """The optimizer of an experiment over the local shards of parameters."""
-    e, name = groups.experiment, groups.experiment.optimizer
+    name = groups.experiment.optimizer
     common: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
     if name == "sgd":
         return SGD(locals_, **common, momentum=SGD_MOMENTUM, fused=True)
@@ -64,10 +65,20 @@ def make_updates(named: Sequence[NamedParameter], locals_: Sequence[nn.Parameter
     of_adamw: dict[str, Any] = {**common, "betas": BETAS, "eps": EPSILON, "fused": True}
     if name == "muon":
         return Muon(named, locals_, groups, **of_adamw)
-    if "bf16" in (e.optimizer_states, e.master_weights):
-        of_adamw["state_dtype"] = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
-        of_adamw["segments"] = [segments_of(one, groups) for one in named]
-    return AdamW(locals_, **of_adamw)
+    state_dtype, segments = stored_as(named, groups)
+    kept = [cut(one, slice(0, len(local.view(-1)))) for one, local in zip(segments, locals_, strict=False)]
+    return AdamW(locals_, **of_adamw, state_dtype=state_dtype, segments=kept)
+
+
+def stored_as(
+    named: Sequence[NamedParameter], groups: Groups
+) -> tuple[torch.dtype | None, Sequence[Sequence[Segment]]]:
+    """Dtype of AdamW's moments, and the indices of each shard's elements; (None, ()) if nothing is kept in bf16."""
+    e = groups.experiment
+    if "bf16" not in (e.optimizer_states, e.master_weights):
+        return None, ()
+    dtype = torch.bfloat16 if e.optimizer_states == "bf16" else torch.float32
+    return dtype, [segments_of(one, groups) for one in named]
 
 
 class ShardedOptimizer:
@@ -84,8 +95,8 @@ class ShardedOptimizer:
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
         self.optimizer: Updates | None = None
-        self.on_host: HostAdamW | None = None
-        """Updates the share of every shard that ``optimizer_offload`` gives to the host."""
+        self.streamed: StreamedAdamW | None = None
+        """Updates the share of every shard whose moments ``optimizer_offload`` gives to the host."""
         fp16 = groups.experiment.precision == "fp16"
         self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
         """Factor on the gradients until `step` divides by it."""
@@ -118,8 +129,8 @@ class ShardedOptimizer:
         """This rank's share of the squared gradient norm, without the loss scale. The sum over all ranks counts every
         element once."""
         gradients = [p.gradient for p in self.parameters]
-        if self.on_host is not None:  # the gradients are final
-            self.on_host.start_copies(gradients)
+        if self.streamed is not None:
+            self.streamed.begin()
         wide = torch.float32 if gradients[0].dtype == torch.bfloat16 else None
         pieces: list[Tensor] = []
         for gradient, apart in zip(gradients, self._rows, strict=True):
@@ -142,8 +153,8 @@ class ShardedOptimizer:
         """
         if self.optimizer is None:
             self.optimizer = self._made()
-            if self.on_host is not None:
-                self.on_host.start_copies([p.gradient for p in self.parameters])
+            if self.streamed is not None:
+                self.streamed.begin()
         if self._rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rate(self._updates())
@@ -155,13 +166,13 @@ class ShardedOptimizer:
             factor = factor / self.loss_scale.value
             overflowed = self.loss_scale.overflowed(norm)
         for parameter, gradient in zip(self._locals, gradients, strict=True):
-            gradient = gradient if self.on_host is None else gradient.view(-1)[: parameter.numel()]
+            gradient = gradient if self.streamed is None else gradient.view(-1)[: parameter.numel()]
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
-        if self.on_host is not None:
-            self.on_host.announce(factor, overflowed)
+        if self.streamed is not None:
+            self.streamed.launch(gradients, factor, overflowed, self.optimizer.param_groups[0])
         self.optimizer.update(factor, overflowed)
-        if self.on_host is not None:
-            self.on_host.update(self.optimizer.param_groups[0])
+        if self.streamed is not None:
+            self.streamed.finish()
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
         if self.loss_scale is not None and overflowed is not None:
@@ -182,7 +193,7 @@ class ShardedOptimizer:
         e = self.groups.experiment
         shards = [local_shard(p.current) for p in self.parameters]
         if e.optimizer_offload:
-            self.on_host = HostAdamW(shards, e.optimizer_offload, e.world_size)
+            self.streamed = StreamedAdamW(shards, e.optimizer_offload, *stored_as(self.parameters, self.groups))
             shards = [shard.view(-1)[: kept_elements(shard.numel(), e.optimizer_offload)] for shard in shards]
         self._locals = [nn.Parameter(shard) for shard in shards]
         return make_updates(self.parameters, self._locals, self.groups)
@@ -198,19 +209,20 @@ class ShardedOptimizer:
         host waits for it; a sweep's runs have one rate and never ask."""
         if self.loss_scale is None or self.optimizer is None:
             return self._steps
-        if self.on_host is not None:
-            return self.on_host.updates
+        if self.streamed is not None:
+            return self.streamed.updates
         return int(next((state["step"].item() for state in self.optimizer.state.values()), 0))
 
     def state_tensors(self) -> list[Tensor]:
         """Optimizer state on the device; empty before the first step."""
         if self.optimizer is None:
             return []
-        return [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        of_states = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return of_states + (self.streamed.device_tensors() if self.streamed is not None else [])
 
     def host_tensors(self) -> list[Tensor]:
         """What the optimizer keeps on the host beside its state on the device, which no device holds."""
-        return self.on_host.tensors() if self.on_host is not None else []
+        return self.streamed.host_tensors() if self.streamed is not None else []
 
     def state_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())

@@ -90,25 +90,66 @@ class AdamW(torch.optim.AdamW):
 
     def _in_one_pass(self, group: dict[str, Any], factor: Tensor, skip: Tensor | None) -> None:
         each = self._tensors(group)
-        steps = [tensors[-1] for tensors in each]
-        if skip is None:
-            torch._foreach_add_(steps, 1.0)
-        else:  # by its name: torch._foreach_add_ would read the scalar on the host, which waits for the device
-            torch.ops.aten._foreach_add_.Tensor(steps, 1.0 - skip)
+        count_step([tensors[-1] for tensors in each], skip)
         rates = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
-        for *tensors, step in each:
-            backend = backend_of(tensors[0])
-            if backend is Backend.SHAPES:
-                continue
-            for segment in self._segments.get(tensors[0], (None,)):  # type: ignore[call-overload]
-                run = slice(None) if segment is None else slice(segment.start, segment.stop)
-                given: list[Any] = [*(one.view(-1)[run] for one in tensors), step, factor]
-                if segment is None or backend is Backend.TRITON:
-                    from workloads.engine.update_ops import triton_adamw
+        for weight, *tensors, step in each:
+            segments = self._segments.get(weight, ())  # type: ignore[call-overload]
+            w, g, m, v = (one.view(-1) for one in (weight, *tensors))
+            update_flat(w, g, m, v, step, factor, skip, rates, segments)
 
-                    triton_adamw.update(*[*given, skip, *rates, segment])
-                elif skip is None or not skip:
-                    _update_in_blocks(*[*given, *rates, segment])
+
+def count_step(steps: list[Tensor], skip: Tensor | None) -> None:
+    """Add 1 to every number of steps (0-dim), or nothing if ``skip`` (0-dim) is 1."""
+    if skip is None:
+        torch._foreach_add_(steps, 1.0)
+    else:  # by its name: torch._foreach_add_ would read the scalar on the host, which waits for the device
+        torch.ops.aten._foreach_add_.Tensor(steps, 1.0 - skip)
+
+
+Rates = tuple[float, float, float, float, float]
+"""Learning rate, both betas, epsilon and weight decay."""
+
+
+def update_flat(
+    weight: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    factor: Tensor,
+    skip: Tensor | None,
+    rates: Rates,
+    segments: Sequence[Segment],
+) -> None:
+    """Update flat tensors of one size in place, in one pass on a GPU. ``step`` counts this update. ``segments``: where
+    the elements stand in the whole parameter, if anything is bf16. Invalidates the gradient."""
+    backend = backend_of(weight)
+    if backend is Backend.SHAPES:
+        return
+    if backend is Backend.TRITON:
+        from workloads.engine.update_ops import triton_adamw
+
+        for segment in segments or (None,):
+            run = slice(None) if segment is None else slice(segment.start, segment.stop)
+            w, g, m, v = (one[run] for one in (weight, gradient, first, second))
+            triton_adamw.update(w, g, m, v, step, factor, skip, *rates, segment)
+    elif not segments:
+        _update_by_torch(weight, gradient.mul_(factor), first, second, step, skip, rates)
+    elif skip is None or not skip:
+        for segment in segments:
+            w, g, m, v = (one[segment.start : segment.stop] for one in (weight, gradient, first, second))
+            _update_in_blocks(w, g, m, v, step, factor, *rates, segment)
+
+
+def _update_by_torch(
+    weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, skip: Tensor | None, rates: Rates
+) -> None:
+    rate, beta1, beta2, epsilon, decay = rates
+    torch._fused_adamw_(
+        [weight], [gradient], [first], [second], [], [step],
+        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=epsilon, amsgrad=False, maximize=False,
+        found_inf=skip,
+    )  # fmt: skip
 
 
 def _update_in_blocks(

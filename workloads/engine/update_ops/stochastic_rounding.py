@@ -11,6 +11,7 @@ update. `workloads.engine.update_ops.triton_adamw` computes the same bits by Tri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ _ROUNDS = 10
 
 class Segment(NamedTuple):
     """A run of elements of a local tensor, flattened, and their indices in the whole parameter: element ``i`` of the
-    run is ``base + i // columns * whole_columns + i % columns`` there."""
+    run is ``base + j // columns * whole_columns + j % columns`` there, with ``j = offset + i``."""
 
     start: int
     stop: int
@@ -33,11 +34,24 @@ class Segment(NamedTuple):
     base: int
     columns: int
     whole_columns: int
+    offset: int = 0
+    """Elements of the run that were cut off before its first one."""
 
     def indices(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Indices in the whole parameter of elements ``start`` to ``stop`` of the run, int64."""
-        i = torch.arange(start, stop, device=device)
-        return self.base + i // self.columns * self.whole_columns + i % self.columns
+        j = torch.arange(self.offset + start, self.offset + stop, device=device)
+        return self.base + j // self.columns * self.whole_columns + j % self.columns
+
+
+def cut(segments: Sequence[Segment], part: slice) -> list[Segment]:
+    """The runs of a part of a flattened tensor, which begin at 0 there."""
+    found = []
+    for one in segments:
+        start, stop = max(one.start, part.start), min(one.stop, part.stop)
+        if start < stop:
+            at, offset = start - part.start, one.offset + start - one.start
+            found.append(one._replace(start=at, stop=at + stop - start, offset=offset))
+    return found
 
 
 def philox(key: int, index: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

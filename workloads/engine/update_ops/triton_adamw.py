@@ -35,7 +35,7 @@ def update(
     assert weight.is_contiguous() and gradient.is_contiguous() and first.is_contiguous() and second.is_contiguous()
     _update_kernel[(triton.cdiv(size, _BLOCK),)](
         weight, gradient, first, second, step, factor, skip, size, rate, beta1, beta2, epsilon, decay,
-        *(segment[2:] if segment is not None else (0, 0, 1, 1)), ROUNDS=segment is not None,
+        *(segment[2:] if segment is not None else (0, 0, 1, 1, 0)), ROUNDS=segment is not None,
         BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
 
@@ -59,6 +59,7 @@ def _update_kernel(
     base,
     columns,
     whole_columns,
+    cut_off,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -78,7 +79,8 @@ def _update_kernel(
     deviation = tl.sqrt(second) / tl.sqrt(correction2) + epsilon
     weight = weight * (1.0 - rate * decay) - rate / correction1 * first / deviation
     if ROUNDS:
-        index = base + offset // columns * whole_columns + offset % columns
+        place = cut_off + offset
+        index = base + place // columns * whole_columns + place % columns
         zero = tl.zeros_like(index).to(tl.uint32)
         counted = zero + step.to(tl.uint32)
         of_weight, of_first, of_second, _ = tl.philox(

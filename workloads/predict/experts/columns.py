@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from workloads.predict.points import RECOMPUTE, Points
+from workloads.predict.points import RECOMPUTE, Points, fp8_kind
+from workloads.predict.profiles import Profile
 from workloads.predict.words import Refused
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
+
+LEARNED = 1.7
+"""Tokens of the fullest rank over the mean if the router chooses the experts: explains how much longer four steps of
+Qwen3-235B-A22B on 256 H100 take without forced balance, 1.25 to 1.09 times from 16,384 to 131,072 tokens a sequence
+(yanring/Megatron-MoE-ModelZoo, best_practice/Qwen3): 1.64, 1.71, 1.74 and 1.74. One of this project's mixtures of two
+ranks had 1.68 (docs/experts.md)."""
 
 EXPERT_COLUMNS = ("num_experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 
@@ -35,8 +42,14 @@ class Experts(NamedTuple):
     """Feed-forward size of these layers."""
     mla: MLASpec | None = None
     """Latent attention; None: as the row's heads."""
-    once_a_node: bool = False
-    """`Profile.sends_once_a_node`."""
+    groups: tuple[int, int] = (1, 1)
+    """Number of equal groups of experts, and from how many of these a token chooses."""
+    dispatched: bool = False
+    """Whether a token goes once to each rank (`Profile.dispatches`)."""
+    imbalance: float = 1.0
+    """Tokens of the fullest rank over the mean."""
+    fused: bool = False
+    """Whether its experts are one kernel beside which tokens are exchanged (`Profile.fuses_experts`)."""
 
     def used_columns(self, layers: float) -> float:
         """Mean number of feed-forward columns that a token uses in a layer."""
@@ -76,6 +89,15 @@ def experts_of(
     if count % ep:
         raise Refused(f"ep {ep:g} does not divide num_experts {count}")
     return Experts(count, per_token, columns, shared, dense, max(1, round(model["ffn"])))
+
+
+def dispatched_by(profile: Profile, experts: Experts, fp8: float, dispatched: bool | None, learned: bool) -> Experts:
+    """The experts with what a code base does to send tokens to them. ``fp8``: `fp8_kind` of the row's products;
+    ``dispatched``: what the row says, None: as the code base does; ``learned``: whether the router chooses. Then sizes
+    are not known in advance, and recipes that need them do not apply."""
+    sent = profile.dispatches if dispatched is None else dispatched
+    fused = sent and not learned and any(fp8_kind(one) == fp8 for one in profile.fuses_experts)
+    return experts._replace(dispatched=sent, fused=fused, imbalance=LEARNED if learned else 1.0)
 
 
 def experiment_of(points: Points, place: int, experts: Experts | None, **fields: object) -> Experiment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,16 +11,22 @@ import numpy as np
 from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict import layouts
-from workloads.predict.experts.columns import experiment_of
+from workloads.predict.experts.columns import Experts, experiment_of
+from workloads.predict.experts.dispatched import added_seconds
 from workloads.predict.experts.overheads import expert_factor, host_waits_of_experts, host_work_of_experts
 from workloads.predict.network_terms import without_outer_tiers
+from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
+from workloads.predict.profiles import Profile
 from workloads.predict.table import Table
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment import ENGINE, Experiment, from_json
+
+_FORMATS = ("grad_reduce", "optimizer_states", "master_weights")
+"""Fields of an experiment that `Profile.states` sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class RoutedRows:
     """Ratio of the step times (`layouts.Structures.factors`)."""
     of_layers: Floats
     memory: Floats
-    """Ratio of the peaks."""
+    """Ratio of the peaks; of rows of other engines as many bytes more as this engine's closed form has, over the peak
+    that the form has of the dense neighbour before any fit."""
     refused: Mapping[int, str]
     """Reason why a point with experts cannot be predicted, by its place."""
 
@@ -72,11 +78,12 @@ class RoutedRows:
         return layouts.with_hosts(self.factors, self.of_layers, predictor.parts(self.points)[2])
 
 
-def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows:
-    """The ratios of every row of a table. ``stored``: the row's experiments as JSON, which say more than columns do."""
+def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[str] | None = None) -> RoutedRows:
+    """The ratios of every row of a table. ``profiles``: those of its code bases. ``stored``: the row's experiments as
+    JSON, which say more than columns do."""
     count = len(table.points)
     factors, of_layers, memory = (np.ones(count) for _ in range(3))
-    routed, waits, latents = (np.zeros(count) for _ in range(3))
+    routed, waits, latents, added = (np.zeros(count) for _ in range(4))
     refused: dict[int, str] = {}
     by_cluster: dict[str, tuple[ClusterSpec, dict[int, Experiment]]] = {}
     neighbours: dict[int, Experiment] = {}
@@ -86,7 +93,10 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
         cluster = table.clusters[place]
         own = stored is not None or table.points.codebase[place] == ENGINE
         try:
-            experiment = _experiment(table, place, own) if stored is None else from_json(stored[table.rows[place]])
+            states = profiles[str(table.points.codebase[place])].states if not own else ""
+            experiment = (
+                _experiment(table, place, own, states) if stored is None else from_json(stored[table.rows[place]])
+            )
             if not layouts.is_predicted(experiment, cluster):
                 raise ValueError(f"rates of {cluster.name} for {experiment.precision} are not known")
         except (ValueError, InvalidExperiment) as error:
@@ -94,37 +104,96 @@ def routed_rows(table: Table, stored: Sequence[str] | None = None) -> RoutedRows
             continue
         by_cluster.setdefault(cluster.name, (cluster, {}))[1][place] = experiment
         near = layouts.plain(experiment) if own else neighbours.setdefault(place, _neighbour(experiment, table, place))
-        memory[place] = peak_stage(experiment).peak_bytes / peak_stage(near).peak_bytes
+        peak, of_near = (peak_stage(one).peak_bytes for one in (experiment, near))
+        memory[place] = peak / of_near
+        added[place] = peak - of_near
         routed[place] = host_work_of_experts(experiment)
         waits[place] = host_waits_of_experts(experiment)
         latents[place] = experiment.model.mla is not None and not own
-    for cluster, experiments in by_cluster.values():
-        structures = layouts.Structures(cluster)
-        places = [place for place in experiments if place not in neighbours]
-        factors[places] = structures.factors([experiments[place] for place in places])
-        of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
-        others = [place for place in experiments if place in neighbours]
-        for copies in {_copies_a_node(table, at, experiments[at], cluster.domain) for at in others}:
-            same = [at for at in others if _copies_a_node(table, at, experiments[at], cluster.domain) == copies]
-            network = _for_fewer_copies(structures.cluster, copies)
-            factors[same] = _against(network, [(experiments[at], neighbours[at]) for at in same])
-        of_layers[others] = factors[others]
     points = dataclasses.replace(
         without_outer_tiers(table.points, [experts is not None for experts in table.experts]),
         routed=routed,
         waits=waits,
         latents=latents,
-        scaled=of_layers,
-        capacity=table.points.capacity / memory,
     )
-    return RoutedRows(points, factors, of_layers, memory, refused)
+    if neighbours:
+        foreign = list(neighbours)
+        dense = Predictor.learn(None, profiles).predict(points.take(foreign))
+        memory[foreign] = 1 + added[foreign] / dense.allocated_bytes
+    points = dataclasses.replace(points, capacity=table.points.capacity / memory)
+    for cluster, experiments in by_cluster.values():
+        structures = layouts.Structures(cluster)
+        places = [place for place in experiments if place not in neighbours]
+        factors[places] = structures.factors([experiments[place] for place in places])
+        of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
+        others = {at: (one, neighbours[at]) for at, one in experiments.items() if at in neighbours}
+        sent = [at for at in others if _is_dispatched(table.experts[at])]
+        copied = [at for at in others if at not in sent]
+        factors[copied] = of_layers[copied] = _against(cluster, [others[at] for at in copied])
+        factors[sent] = _with_dispatch(table, points, profiles, cluster, {at: others[at] for at in sent})
+    return RoutedRows(dataclasses.replace(points, scaled=of_layers), factors, of_layers, memory, refused)
 
 
-def _experiment(table: Table, place: int, own: bool) -> Experiment:
+def _is_dispatched(experts: Experts | None) -> bool:
+    return experts is not None and experts.dispatched
+
+
+def _with_dispatch(
+    table: Table,
+    points: Points,
+    profiles: Mapping[str, Profile],
+    cluster: ClusterSpec,
+    pairs: Mapping[int, tuple[Experiment, Experiment]],
+) -> Floats:
+    """Ratios of rows whose code base sends a token once to each rank (`workloads.predict.experts.dispatched`) to their
+    dense neighbours as the form predicts these before any fit. ``pairs``: experiments and neighbours by place."""
+    if not pairs:
+        return np.ones(0)
+    places = list(pairs)
+    rows = points.take(places)
+    dense_s = Predictor.learn(None, profiles).predict(rows).step_time_s
+    added_s = np.array(_latents_s(cluster, list(pairs.values())))
+    for row, place in enumerate(places):
+        profile, experts = profiles[str(points.codebase[place])], table.experts[place]
+        assert experts is not None
+        values = {name: one.value for name, one in time_parameters(profile).items()}
+        added_s[row] += added_seconds(rows.take([row]), values, experts, cluster)
+    ratios: Floats = 1 + added_s / dense_s
+    return ratios
+
+
+def _latents_s(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
+    """Seconds of a step that latent attention takes more than the attention of each row's neighbour, in 16 bits."""
+    added_s, odd = np.zeros(len(pairs)), [at for at, (one, _) in enumerate(pairs) if one.model.mla is not None]
+    if not odd:
+        return added_s
+    times = StepTimes(cluster.with_nearest_network())
+    near = [pairs[at][1].replace(precision="bf16") for at in odd]
+    latent = [
+        dataclasses.replace(
+            of_near,
+            model=dataclasses.replace(
+                of_near.model,
+                name=f"{of_near.model.name}, latent",
+                head_dim=pairs[at][0].model.head_dim,
+                mla=pairs[at][0].model.mla,
+            ),
+        )
+        for at, of_near in zip(odd, near, strict=True)
+    ]
+    added_s[odd] = times.seconds(latent) - times.seconds(near)
+    return added_s
+
+
+def _experiment(table: Table, place: int, own: bool, states: str = "") -> Experiment:
     """The row's experiment, without its chunks if they cannot be built here. ``own``: whether it is a row of this
-    project's engine, whose stages are balanced; others divide their layers evenly. Raises `ValueError` with a
-    reason."""
-    experiment = experiment_of(table.points, place, table.experts[place])
+    project's engine, whose stages are balanced; others divide their layers evenly. ``states``: `Profile.states`.
+    Raises `ValueError` with a reason."""
+    fields: dict[str, object] = dict.fromkeys(_FORMATS, states) if states else {}
+    experts = table.experts[place]
+    if experts is not None and experts.imbalance > 1 and not experts.dispatched:
+        fields |= {"routing": "learned", "routing_imbalance": experts.imbalance}
+    experiment = experiment_of(table.points, place, experts, **fields)
     if not own and experiment.pp > 1:
         experiment = experiment.replace(pp_split="ends_count" if table.points.ends[place] else "even")
     broken = layout_violations(experiment)
@@ -134,23 +203,6 @@ def _experiment(table: Table, place: int, own: bool) -> Experiment:
     if broken:
         raise ValueError(broken[0].message)
     return experiment
-
-
-def _copies_a_node(table: Table, place: int, e: Experiment, node: int) -> float:
-    """Mean number of copies of a token that the experts of one other node get, if only one of them crosses the network;
-    1 if all of them do, or no expert is on another node. Experts are chosen evenly over N nodes: k / N copies for each,
-    and a node gets some with probability 1 - (1 - 1/N)^k."""
-    experts = table.experts[place]
-    nodes = math.ceil(e.ep / node)
-    if experts is None or not experts.once_a_node or nodes == 1:
-        return 1.0
-    return experts.per_token / nodes / (1 - (1 - 1 / nodes) ** experts.per_token)
-
-
-def _for_fewer_copies(cluster: ClusterSpec, copies: float) -> ClusterSpec:
-    """A network on which all copies take as long as one of ``copies`` does on the cluster's. Other traffic, which is
-    faster on it, too, is nearly the same with and without experts, and cancels in their ratio."""
-    return cluster if copies == 1 else cluster.with_scaled_links(inside=1.0, outside=copies)
 
 
 def _against(cluster: ClusterSpec, pairs: Sequence[tuple[Experiment, Experiment]]) -> Floats:
@@ -182,4 +234,5 @@ def _neighbour(experiment: Experiment, table: Table, place: int) -> Experiment:
     model = near.model
     if model.head_dim != head_dim:
         model = dataclasses.replace(model, name=f"{model.name}, heads of {head_dim}", head_dim=head_dim)
-    return dataclasses.replace(near, model=model, pp_split=experiment.pp_split)
+    formats = {name: getattr(experiment, name) for name in _FORMATS}
+    return dataclasses.replace(near, model=model, pp_split=experiment.pp_split, **formats)

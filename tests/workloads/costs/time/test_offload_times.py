@@ -54,9 +54,15 @@ def test_a_fast_link_adds_only_what_nothing_hides() -> None:
 def test_copies_slow_what_is_beside_them() -> None:
     """By hand: 16 layers of 1 GB each at 50 GB/s, 20 ms down and 20 ms up, beside layers that take longer."""
     layers = [(0.05, 0.1)] * 16
-    assert SLOWED == 0.22
+    assert SLOWED == 0.26
     waits = waits_of(layers, [10**9] * 16, 50e9)
-    assert waits == (pytest.approx(16 * 0.0044), pytest.approx(0.02 + 15 * 0.0044))
+    assert waits == (pytest.approx(16 * 0.0052), pytest.approx(0.02 + 15 * 0.0052))
+
+
+def test_copies_in_one_direction_have_its_rate() -> None:
+    host = HostSpec(link_bandwidth=1e9, link_one_way_bandwidth=2e9)
+    alone = waits_of_chunks(case(), dataclasses.replace(CLUSTER, host=host))
+    assert alone == waits_of_chunks(case(), linked(2e9)) != waits_of_chunks(case(), linked(1e9))
 
 
 def test_a_slow_link_paces_the_step() -> None:

@@ -1,8 +1,9 @@
-"""An optimizer on the host: it trains as one on the device does, in every layout, and keeps what was given to it."""
+"""Moments on the host: layouts train as with moments on the device, and the host holds the share it was given."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from tests.workloads.engine.test_memory import alone, total
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.memory.host_activations import rank_host_bytes
 from workloads.engine.collectives.parameters import local_shard
-from workloads.engine.training import host_optimizer
-from workloads.engine.training.host_copies import PlainCopies
-from workloads.engine.training.host_optimizer import HostAdamW, kept_elements
+from workloads.engine.training import streamed_moments
+from workloads.engine.training.host_copies import Copies
+from workloads.engine.training.streamed_moments import StreamedAdamW, kept_elements
 from workloads.engine.update_ops.adamw import AdamW
+from workloads.engine.update_ops.stochastic_rounding import Segment, cut
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
 
@@ -45,7 +47,7 @@ CASES = [
 
 @pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 5, seconds=3), CASES))
 def test_layouts_train_as_on_the_device(request: pytest.FixtureRequest, backend: str, case: Experiment) -> None:
-    """``clip_at``: below the gradient norms of these cases, so that the host applies the factor of clipping."""
+    """``clip_at``: below the gradient norms of these cases, so that the factor of clipping is not 1."""
     pool: Pool = request.getfixturevalue(f"{backend}_pool")
     check(pool, case, "cpu" if backend == "gloo" else "cuda", clip_at=0.3)
 
@@ -55,17 +57,23 @@ def shards() -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64) for shape in ((5, 6), (3,), (0, 4), (11, 2))]
 
 
+def take_steps(streamed: StreamedAdamW, gradients: list[Tensor], factor: float, skip: float = 0.0) -> None:
+    streamed.begin()
+    streamed.launch(gradients, torch.tensor(factor, dtype=torch.float64), torch.tensor(skip), RATES)
+    streamed.finish()
+
+
 @pytest.mark.parametrize("share", [0.3, 0.5, 1.0])
-@pytest.mark.parametrize("piece", [7, 2**22])
+@pytest.mark.parametrize("piece", [3, 7, 2**21])
 def test_a_part_on_the_host_is_updated_as_the_rest(share: float, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside torch's own AdamW over whole tensors, with a factor and a skipped step."""
-    monkeypatch.setattr(host_optimizer, "PIECE", piece)
+    monkeypatch.setattr(streamed_moments, "PIECE", piece)
     weights = shards()
     expected = [nn.Parameter(weight.clone()) for weight in weights]
     plain = torch.optim.AdamW(expected, **RATES)
     parts = [weight.view(-1)[: kept_elements(weight.numel(), share)] for weight in weights]
     on_device = AdamW([nn.Parameter(part) for part in parts], **RATES, fused=True)
-    on_host = HostAdamW(weights, share)
+    streamed = StreamedAdamW(weights, share)
     for step in range(4):
         gradients = [torch.randn_like(weight) for weight in weights]
         factor, skip = torch.tensor(0.7, dtype=torch.float64), torch.tensor(float(step == 2))
@@ -73,79 +81,165 @@ def test_a_part_on_the_host_is_updated_as_the_rest(share: float, piece: int, mon
             for parameter, gradient in zip(expected, gradients, strict=True):
                 parameter.grad = factor * gradient
             plain.step()
-        on_host.start_copies(gradients)
-        on_host.announce(factor, skip)
         (group,) = on_device.param_groups
         for parameter, gradient in zip(group["params"], gradients, strict=True):
             kept = gradient.view(-1)[: parameter.numel()].clone()
             parameter.grad = kept if kept.numel() else None
+        take_steps(streamed, gradients, 0.7, float(step == 2))
         on_device.update(factor, skip)
-        on_host.update(RATES)
         for weight, parameter in zip(weights, expected, strict=True):
             torch.testing.assert_close(weight, parameter.detach(), rtol=1e-14, atol=0)
-    assert on_host.updates == 3
+    assert streamed.updates == 3
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_the_host_holds_the_share_that_it_was_given(share: float) -> None:
     weights = shards()
-    on_host = HostAdamW(weights, share)
     elements = sum(weight.numel() for weight in weights)
-    of_elements = on_host.host_bytes() - sum(t.nbytes for t in on_host.tensors()[-2:])  # two numbers and the step
-    assert abs(of_elements - 4 * 8 * share * elements) <= 4 * 8 * len(weights)
+    assert abs(StreamedAdamW(weights, share).host_bytes() - 2 * 8 * share * elements) <= 2 * 8 * len(weights)
 
 
-def test_the_steps_of_an_update_come_in_their_order() -> None:
-    on_host = HostAdamW(shards(), 1.0)
-    with pytest.raises(AssertionError, match="no gradients were copied"):
-        on_host.update(RATES)
-    on_host.start_copies(shards())
-    with pytest.raises(AssertionError, match="are copied once"):
-        on_host.start_copies(shards())
+def test_a_share_of_nothing_has_no_pieces() -> None:
+    streamed = StreamedAdamW([torch.empty(0, 4)], 1.0)
+    take_steps(streamed, [torch.empty(0, 4)], 1.0)
+    assert streamed.host_bytes() == 0
 
 
-class LateCopies(PlainCopies):
-    """Copies that come as late as they may: when somebody waits for them."""
+def test_the_calls_of_a_step_come_in_their_order() -> None:
+    streamed = StreamedAdamW(shards(), 1.0)
+    with pytest.raises(AssertionError, match="no step was begun"):
+        streamed.launch(shards(), torch.tensor(1.0), None, RATES)
+    streamed.begin()
+    with pytest.raises(AssertionError, match="begins once"):
+        streamed.begin()
+
+
+class LateCopies:
+    """Copies that come as late as they may: when something waits for them."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._open: list[tuple[Tensor, Tensor]] = []
+        self._launched = 0
 
-    def launch(self, target: Tensor, source: Tensor) -> int:
+    def follow(self, other: Copies | None = None) -> None:
+        if other is not None:
+            other.join()
+
+    def launch(self, target: Tensor, source: Tensor) -> None:
         self._open.append((target, source))
         self._launched += 1
-        return self._launched - 1
 
-    def wait(self, number: int) -> None:
-        while self._launched - len(self._open) <= number:
+    def join(self, number: int | None = None) -> None:
+        last = self._launched - 1 if number is None else number
+        while self._launched - len(self._open) <= last:
             target, source = self._open.pop(0)
             target.copy_(source)
 
-    def join(self) -> None:
-        self.wait(self._launched - 1)
-
     def restart(self) -> None:
-        assert not self._open, "nobody has waited for the copies of the last round"
-        super().restart()
+        assert not self._open, "nothing has waited for the copies of the last round"
+        self._launched = 0
 
 
 def updated(late: bool) -> list[Tensor]:
     """Weights after three updates in small pieces, with copies that are late or at once."""
     weights = shards()
-    on_host = HostAdamW(weights, 0.6)
+    streamed = StreamedAdamW(weights, 0.6)
     if late:
-        on_host.down, on_host.up, on_host.control = LateCopies(), LateCopies(), LateCopies()
+        streamed.down, streamed.up = LateCopies(), LateCopies()
     for step in range(3):
-        on_host.start_copies([torch.full_like(weight, step + 1.0) for weight in weights])
-        on_host.announce(torch.tensor(0.5 + step, dtype=torch.float64), torch.tensor(0.0))
-        on_host.update(RATES)
+        take_steps(streamed, [torch.full_like(weight, step + 1.0) for weight in weights], 0.5 + step)
     return weights
 
 
 def test_nothing_is_read_before_its_copy_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_optimizer, "PIECE", 7)
+    monkeypatch.setattr(streamed_moments, "PIECE", 3)
     for late, at_once in zip(updated(late=True), updated(late=False), strict=True):
         assert torch.equal(late, at_once)
+
+
+def updated_on_a_gpu(
+    states: torch.dtype, weights: torch.dtype, captured: bool, shapes: Sequence[tuple[int, ...]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights after four updates with all moments on the device, and with three quarters of them on the host."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    first = [torch.randn(shape, device="cuda", dtype=weights, generator=generator) for shape in shapes]
+    gradients = [torch.empty_like(one) for one in first]
+    factor, skip = torch.tensor(0.7, device="cuda"), torch.tensor(0.0, device="cuda")
+    wide = states == weights and states != torch.bfloat16
+    segments = [] if wide else [[Segment(0, one.numel(), 5, 2**33, 11, 90)] for one in first]
+    ways = []
+    for share in (0.0, 0.75):
+        shards = [one.clone() for one in first]
+        kept = [one.view(-1)[: kept_elements(one.numel(), share)] for one in shards]
+        parameters, dtype = [nn.Parameter(one) for one in kept], None if wide else states
+        of_kept = [cut(one, slice(0, len(part))) for one, part in zip(segments, kept, strict=False)]
+        on_device = AdamW(parameters, state_dtype=dtype, segments=of_kept, **RATES, fused=True)
+        on_device.allocate()
+        streamed = StreamedAdamW(shards, share, dtype, segments)
+
+        def update(streamed: StreamedAdamW = streamed, on_device: AdamW = on_device) -> None:
+            copies = [one.clone() for one in gradients]
+            (group,) = on_device.param_groups
+            for parameter, one in zip(group["params"], copies, strict=True):
+                parameter.grad = one.view(-1)[: parameter.numel()]
+            streamed.begin()
+            streamed.launch(copies, factor, skip, RATES)
+            on_device.update(factor, skip)
+            streamed.finish()
+
+        ways.append((shards, update))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    for _, update in ways:
+        graph = torch.cuda.CUDAGraph()
+        for step in range(4):
+            generator.manual_seed(step)
+            for one in gradients:
+                one.normal_(generator=generator)
+            skip.fill_(float(step == 2))
+            torch.cuda.synchronize()
+            if not captured or step == 0:
+                with torch.cuda.stream(stream):
+                    update()
+            else:
+                if step == 1:
+                    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                        update()
+                graph.replay()
+            torch.cuda.synchronize()
+    return ways[0][0], ways[1][0]
+
+
+ALIGNED = (1024, 1300), (64,), (8, 65536), (2**21,)
+ODD = (1000, 1300), (3,), (7, 65537), (2**21 + 5,)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("states", "weights", "captured"),
+    [
+        *((torch.float32, torch.float32, captured) for captured in (False, True)),
+        *((torch.bfloat16, torch.float32, captured) for captured in (False, True)),
+        *((torch.bfloat16, torch.bfloat16, captured) for captured in (False, True)),
+        (torch.float64, torch.float64, False),
+    ],
+    ids=str,
+)
+def test_weights_on_a_gpu_are_the_same_to_the_bit(states: torch.dtype, weights: torch.dtype, captured: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for one, other in zip(*updated_on_a_gpu(states, weights, captured, ALIGNED), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_weights_of_odd_sizes_on_a_gpu_differ_in_their_last_bit(captured: bool) -> None:
+    """Triton compiles another kernel for addresses that are no multiples of 16 bytes."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for one, other in zip(*updated_on_a_gpu(torch.float32, torch.float32, captured, ODD), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 def fp16_steps(rank: int, share: float) -> list[tuple[bool | None, Tensor, int]]:
@@ -159,9 +253,26 @@ def fp16_steps(rank: int, share: float) -> list[tuple[bool | None, Tensor, int]]
     return found
 
 
+def weights_in_bf16(rank: int, share: float) -> Tensor:
+    formats = {"precision": "bf16", "optimizer_states": "bf16", "master_weights": "bf16", "dp": 2, "tp": 2}
+    built = engine(rank, **formats, zero_stage=3, micro_batch_size=2, optimizer_offload=share)
+    for _ in range(3):
+        take_step(built, 0)
+    return torch.cat([local_shard(p.current).reshape(-1).float() for p in built.optimizer.parameters])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_rounding_is_that_of_the_device(gloo_pool: Pool, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same random bits round the same elements, whichever part they are in."""
+    expected, found = gloo_pool.run(weights_in_bf16, 4, 0.0), gloo_pool.run(weights_in_bf16, 4, share)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_fp16_skips_a_step_on_the_host_too(gloo_pool: Pool, share: float) -> None:
+def test_fp16_skips_a_step_of_both_parts(gloo_pool: Pool, share: float) -> None:
     expected, ranks = gloo_pool.run(fp16_steps, 2, 0.0), gloo_pool.run(fp16_steps, 2, share)
     assert {skipped for skipped, _, _ in ranks[0]} == {True, False}
     for one, other in zip(ranks, expected, strict=True):
@@ -190,20 +301,18 @@ def _case(rounds: int = 1, **layout: Any) -> Experiment:
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, 1, seconds=8), ids=str)
 def test_predicted_peaks_are_the_traced_ones(layout: dict[str, Any]) -> None:
     case = _case(**layout)
-    without = estimate_memory(case.replace(optimizer_offload=0.0))
     for rank, stage in enumerate(estimate_memory(case).stages):
         traced = alone(case, rank_of(case, pp=rank), fake=True)
         assert stage.peak_bytes == pytest.approx(total(traced), rel=0.001)
-        kept = 1 - case.optimizer_offload
         # A counter of 4 bytes belongs to every tensor.
-        assert traced.optimizer_bytes == pytest.approx(kept * without.stages[rank].optimizer_bytes, rel=1e-4, abs=400)
+        assert traced.optimizer_bytes == pytest.approx(stage.optimizer_bytes, rel=1e-4, abs=400)
 
 
 def host_bytes(rank: int, layout: dict[str, Any]) -> int:
     built = engine(rank, **layout)
     take_step(built, 0)
-    assert built.optimizer.on_host is not None
-    return built.optimizer.on_host.host_bytes()
+    assert built.optimizer.streamed is not None
+    return built.optimizer.streamed.host_bytes()
 
 
 @pytest.mark.slow
