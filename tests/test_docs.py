@@ -24,6 +24,8 @@ from tests.sampling import sampled
 from workloads.costs.shape.params import num_params
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.layer_list import MTP_LOSS_WEIGHT
+from workloads.spec.model_fields import OF_LAYERS
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 ROOT = Path(__file__).parent.parent
@@ -239,7 +241,12 @@ def test_every_field_is_described_with_its_default(kind: Any, title: str, derive
             expected = yaml.safe_dump(plain).partition("\n")[0].strip("'")
         assert rows[field.name][2] == derived.get(field.name, expected), field.name
     if kind not in (LinkSpec, ClusterSpec, HostSpec):
-        assert set(rows) == {field.name for field in dataclasses.fields(kind)}
+        of_layers = OF_LAYERS if kind is ModelSpec else ()
+        assert set(rows) == {*(field.name for field in dataclasses.fields(kind)), *of_layers}
+
+
+def test_the_weight_of_multi_token_modules_is_described_with_its_default() -> None:
+    assert table(section("Model files"))["mtp_loss_weight"][2] == f"{MTP_LOSS_WEIGHT:g}"
 
 
 @pytest.mark.parametrize("kind", [MoESpec, MLASpec])

@@ -154,7 +154,8 @@ def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[
             for name in _STEP_FIELDS:
                 row[name] = getattr(step, name)
             if measured:
-                row |= {name: getattr(step, name) for name in ("loss", "grad_norm", "loss_scale", "skipped")}
+                measured_once = ("loss", "mtp_loss", "grad_norm", "loss_scale", "skipped")
+                row |= {name: getattr(step, name) for name in measured_once}
                 row["tokens_per_s_per_gpu"] = _ratio(
                     experiment.tokens_per_step, _times_or_none(step.step_time_s, experiment.world_size)
                 )

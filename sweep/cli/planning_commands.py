@@ -152,7 +152,9 @@ def _model_arguments(parser: Parser) -> None:
     parser.add_argument("path", type=path, metavar="PATH", help="a config.json of Hugging Face, or its folder")
     parser.add_argument("--out", type=path, metavar="FILE", help="write conf/model/NAME.yaml, for model=NAME")
     parser.add_argument(
-        "--ahead", action="store_true", help="with --out: with the modules of multi-token prediction that PATH names"
+        "--without-mtp",
+        action="store_true",
+        help="with --out: without the modules of multi-token prediction that PATH names",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
@@ -166,7 +168,7 @@ def _model(options: Namespace) -> int:
     if options.out is not None:
         if options.out.suffix != ".yaml":
             raise UltrasweepError(f"--out {options.out}: a file of conf/model ends in .yaml")
-        write_output(options.out, to_yaml(model, options.out, config_path(options.path), ahead=options.ahead))
+        write_output(options.out, to_yaml(model, options.out, config_path(options.path), ahead=not options.without_mtp))
     if options.json:
         print(to_json(model), end="")
         return 0

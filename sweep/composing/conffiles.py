@@ -87,12 +87,13 @@ class ConfFolders:
 
     def read(self, group: str, name: str) -> dict[str, Any]:
         """The contents of one option's file; its ``defaults`` list, if any, is not followed. A model may be a published
-        config.json, whose contents are then those of the file of the same model here."""
+        config.json, whose contents are then those of the file of the same model here, with its modules of multi-token
+        prediction."""
         if group == "model" and (published := _published(name)) is not None:
             from workloads.spec.config_json.expressible import model_spec
             from workloads.spec.config_json.read import read_config
 
-            return model_to_dict(model_spec(read_config(published)))
+            return model_to_dict(model_spec(read_config(published), ahead=True))
         return read_yaml(self.find(group, name))
 
     def lineage(self, group: str, name: str) -> list[BuiltFile]:

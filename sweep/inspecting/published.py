@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from results.text.numbers import plural
 from results.text.printable import printable
+from workloads.costs.shape.params import num_params
 from workloads.rules.engine_kinds import lacking_kinds
 from workloads.spec.config_json.expressible import model_spec, not_expressible, spec_fields
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
@@ -41,7 +43,9 @@ def description(model: LayeredModel) -> dict[str, Any]:
             }
             for length in lengths
         ],
-        "left_out": _left_out(model),
+        "mtp_modules": model.predicted_ahead,
+        "mtp_parameters": _module_parameters(model),
+        "left_out": list(model.left_out),
         "without_effect": list(model.without_effect),
         "not_expressible": not_expressible(model),
         "engine_lacks": _engine_lacks(model),
@@ -51,7 +55,7 @@ def description(model: LayeredModel) -> dict[str, Any]:
 def _engine_lacks(model: LayeredModel) -> list[str]:
     """What the engine lacks to run the model, by name; empty if it runs it."""
     residuals = [what for what in not_expressible(model) if what.startswith("residuals")]
-    return [*lacking_kinds(model_spec(model)), *residuals]
+    return [*lacking_kinds(model_spec(model, ahead=True)), *residuals]
 
 
 def _labels(model: LayeredModel) -> Counter[str]:
@@ -59,10 +63,11 @@ def _labels(model: LayeredModel) -> Counter[str]:
     return Counter(layer.label for layer in model.layers)
 
 
-def _left_out(model: LayeredModel) -> list[str]:
-    modules = model.predicted_ahead
-    ahead = [f"{modules} module{'s' if modules > 1 else ''} of multi-token prediction"] if modules else []
-    return [*model.left_out, *ahead]
+def _module_parameters(model: LayeredModel) -> int:
+    """Parameters of its modules of multi-token prediction; embedding and head are the model's own."""
+    if not model.predicted_ahead:
+        return 0
+    return num_params(model_spec(model, ahead=True)) - num_params(model_spec(model))
 
 
 def print_model(model: LayeredModel, console: Console) -> None:
@@ -80,6 +85,10 @@ def print_model(model: LayeredModel, console: Console) -> None:
         lines.append(("FLOPs a token", f"{flops['training'] / 1e9:,.2f} G forward and backward at {length}"))
     if model.longest is None:
         lines.append(("own length", "the file does not say"))
+    if modules := facts["mtp_modules"]:
+        named = plural(modules, "module of multi-token prediction", "modules of multi-token prediction")
+        more = f"{facts['mtp_parameters']:,} more parameters"
+        lines.append(("beside them", f"{named} with {more}, in plans with model=PATH"))
     lines += [("left out", what) for what in facts["left_out"]]
     if facts["without_effect"]:
         lines.append(("without effect", ", ".join(facts["without_effect"])))
@@ -94,11 +103,13 @@ def to_json(model: LayeredModel) -> str:
     return json.dumps(description(model), indent=2) + "\n"
 
 
-def to_yaml(model: LayeredModel, path: Path, source: Path, *, ahead: bool = False) -> str:
+def to_yaml(model: LayeredModel, path: Path, source: Path, *, ahead: bool = True) -> str:
     """The file of ``conf/model`` with the name ``path``, which begins with what it leaves out. ``ahead``: with modules
     of multi-token prediction."""
     notes = [f"Shape: {source.name} of {model.name}."]
-    left_out = list(model.left_out) if ahead else _left_out(model)
+    left_out = list(model.left_out)
+    if model.predicted_ahead and not ahead:
+        left_out.append("modules of multi-token prediction (mtp_modules)")
     notes += [f"Left out: {', '.join(left_out)}."] if left_out else []
     mixer, experts = model.layers[0].mixer, model.layers[-1].mlp
     if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None and mixer.rope.scaling:

@@ -27,6 +27,7 @@ HEAD = ENGINE + "layers.transformer:Head.__init__"
 TENSOR = ENGINE + "collectives.tensor_parallel:"
 EXCHANGE = ENGINE + "collectives.tensor_products:Exchange."
 CROSS_ENTROPY = ENGINE + "ops.linear_cross_entropy:"
+LOGITS = ENGINE + "ops.chunked_logits:"
 CONTEXT = ENGINE + "collectives.context_parallel:"
 PIPELINE = ENGINE + "training.pipeline:_Step."
 SCALE = "1.0 / experiment.tokens_per_step"
@@ -136,8 +137,8 @@ DATA = (
             "stale_targets",
             "targets are those of the first micro-batch",
             PIPELINE + "_forward",
-            "tokens, targets, *documents = self.batches[action.microbatch]",
-            "(tokens, _, *documents), targets = self.batches[action.microbatch], self.batches[0][1]",
+            "tokens, targets, *others = self.batches[action.microbatch]",
+            "(tokens, _, *others), targets = self.batches[action.microbatch], self.batches[0][1]",
             PP,
         ),
         (
@@ -188,7 +189,7 @@ WEIGHTS = faults_of(
         "depth_forgotten",
         "the residual stream's weights ignore the depth",
         "workloads.spec.weights:residual_std",
-        "INIT_STD / math.sqrt(2 * model.num_layers)",
+        "INIT_STD / math.sqrt(2 * (model.num_layers - model.mtp_modules))",
         "INIT_STD",
         {},
     ),
@@ -319,14 +320,14 @@ LOSS = faults_of(
         "target_offset",
         "targets are looked for in the first rows on every rank",
         CROSS_ENTROPY + "_LinearCrossEntropy.forward",
-        "dist.get_rank(group) * weight.shape[0]",
+        "dist.get_rank(how.group) * weight.shape[0]",
         "0",
         TP,
     ),
     (
         "own_maximum",
         "each rank subtracts its own largest logit",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)",
         "pass",
         TP,
@@ -334,7 +335,7 @@ LOSS = faults_of(
     (
         "maximum_not_applied",
         "sums of exponentials keep their own largest logits",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "total.mul_(local.sub_(largest).exp_())",
         "pass",
         TP,
@@ -342,7 +343,7 @@ LOSS = faults_of(
     (
         "exponentials_not_summed",
         "sums of exponentials are each rank's own",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "dist.all_reduce(statistics[1:], group=group)",
         "dist.all_reduce(statistics[2:], group=group)",
         TP,
@@ -350,7 +351,7 @@ LOSS = faults_of(
     (
         "target_logit_not_summed",
         "the target's logit is known on one rank",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "dist.all_reduce(statistics[1:], group=group)",
         "dist.all_reduce(statistics[1:2], group=group)",
         TP,
@@ -358,7 +359,7 @@ LOSS = faults_of(
     (
         "log_tp",
         "the vocabulary counts once for each rank: the loss is too large by log(tp)",
-        CROSS_ENTROPY + "_log_sum_exp",
+        LOGITS + "log_sum_exp",
         "largest + total.log()",
         "largest + (total * (1 if group is None else dist.get_world_size(group))).log()",
         TP,

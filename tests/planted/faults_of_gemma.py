@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted.faults import CROSS_ENTROPY, ENGINE, faults_of
+from tests.planted.faults import ENGINE, LOGITS, faults_of
 from tests.planted.plant import Fault
 
 _BESIDE = ENGINE + "layers.normed_experts:NormedExperts.forward"
@@ -16,9 +16,9 @@ GEMMA: list[Fault] = faults_of(
     (
         "embeddings_not_scaled",
         "the scale of the embeddings is forgotten",
-        _CHUNK + "forward",
-        "x = x * self.embedding_scale",
-        "pass",
+        _CHUNK + "_scaled",
+        "x * self.embedding_scale",
+        "x",
         _GEMMA3,
     ),
     (
@@ -96,7 +96,7 @@ GEMMA: list[Fault] = faults_of(
     (
         "loss_before_the_cap",
         "the loss is that of logits before their cap",
-        CROSS_ENTROPY + "_statistics",
+        LOGITS + "_statistics",
         "_capped(logits[rows].to(statistics.dtype), logits.dtype, cap)",
         "logits[rows].to(statistics.dtype)",
         _GEMMA4,
@@ -104,7 +104,7 @@ GEMMA: list[Fault] = faults_of(
     (
         "cap_without_slope",
         "the gradient of logits forgets their cap",
-        CROSS_ENTROPY + "_logits_to_gradient",
+        LOGITS + "logits_to_gradient",
         "gradient.mul_(1 - torch.tanh(wide / cap).square())",
         "pass",
         _GEMMA4,

@@ -57,7 +57,7 @@ PRECISION = [
         (
             "scale_twice",
             "the loss scale is applied twice",
-            ENGINE + "ops.linear_cross_entropy:_logits_to_gradient",
+            ENGINE + "ops.chunked_logits:logits_to_gradient",
             "gradient_scale * scale",
             "gradient_scale * gradient_scale * scale",
             {},

@@ -36,6 +36,7 @@ from tests.planted.faults_of_heads import HEADS
 from tests.planted.faults_of_hosts import HOSTS
 from tests.planted.faults_of_kinds import KINDS
 from tests.planted.faults_of_latents import LATENTS
+from tests.planted.faults_of_modules import MODULES
 from tests.planted.faults_of_precision import PRECISION
 from tests.planted.faults_of_recurrences import RECURRENCES
 from tests.planted.faults_of_sums import SUMS
@@ -344,6 +345,7 @@ FAULTS: list[Fault] = [
     *ATTENTION,
     *LATENTS,
     *KINDS,
+    *MODULES,
     *HEADS,
     *GEMMA,
     *RECURRENCES,

@@ -126,7 +126,9 @@ class StepRecord:
     optimizer_s: float | None = None
     pipeline_idle_s: float | None = None
     loss: float | None = None
-    """Mean over the global batch, the same on every rank."""
+    """Mean over the global batch, the same on every rank; without that of modules of multi-token prediction."""
+    mtp_loss: float | None = None
+    """Mean of the losses of these modules, without their weight; None without any."""
     grad_norm: float | None = None
     """Norm of all gradients; None in a skipped step, where it is not finite."""
     loss_scale: float | None = None

@@ -23,7 +23,8 @@ class Pending:
     start: Any
     end: Any
     totals: Tensor
-    """(loss, squared gradient norm) of the global batch, and in fp16 the loss scale, on the device."""
+    """(loss, squared gradient norm) of the global batch, with modules of multi-token prediction their mean loss, and in
+    fp16 the loss scale, on the device."""
     launched: Launched | None
     """The step's marks; None for a replay whose marks a later one sets again."""
     memory: dict[str, int | None]

@@ -310,7 +310,7 @@ def _replay_step(engine: Engine, captured: CapturedStep, step: int, batches: Ten
 def _launch(engine: Engine, batches: Batches) -> Launched:
     """Launch everything that a step computes."""
     groups, clock = engine.groups, engine.clock
-    loss, marks = engine.pipeline.run(batches)
+    losses, marks = engine.pipeline.run(batches)
     engine.optimizer.finish_gradients()
     reduced = clock.mark()
     # The operations from here on wait for the slowest stage, so their time is not part of this stage's gradient
@@ -318,8 +318,10 @@ def _launch(engine: Engine, batches: Batches) -> Launched:
     engine.optimizer.add_tied_copies()
     with record_function(OPTIMIZER_RANGE):
         square_norm = engine.optimizer.local_square_norm()
-    own_loss = loss if loss is not None and groups.axes["tp"].rank == 0 else torch.zeros((), device=groups.device)
-    totals = torch.stack([own_loss.to(square_norm.dtype), square_norm])
+    if not (losses and groups.axes["tp"].rank == 0):
+        losses = [torch.zeros((), device=groups.device)] * (2 if engine.experiment.model.mtp_modules else 1)
+    own_loss, *of_modules = (loss.to(square_norm.dtype) for loss in losses)
+    totals = torch.stack([own_loss, square_norm, *of_modules])
     dist.all_reduce(totals)
     summed = clock.mark()
     if engine.experiment.pp > 1:
@@ -351,7 +353,8 @@ def _memory_of(engine: Engine) -> Iterator[dict[str, int | None]]:
 
 def _finish(engine: Engine, pending: Pending) -> StepRecord:
     clock = engine.clock
-    loss, square_norm, *scale = pending.totals.tolist()
+    loss, square_norm, *others = pending.totals.tolist()
+    mtp_loss, scale = (others[0], others[1:]) if engine.experiment.model.mtp_modules else (None, others)
     rehearsed = engine.groups.is_rehearsal
     finite = math.isfinite(loss) and math.isfinite(square_norm)
     if not rehearsed and not finite and (not scale or scale[0] < loss_scale.COLLAPSED):
@@ -362,6 +365,7 @@ def _finish(engine: Engine, pending: Pending) -> StepRecord:
         is_warmup=pending.is_warmup,
         step_time_s=clock.seconds(pending.start, pending.end),
         loss=None if rehearsed or not math.isfinite(loss) else loss,
+        mtp_loss=None if rehearsed or mtp_loss is None or not math.isfinite(mtp_loss) else mtp_loss,
         grad_norm=None if rehearsed or not math.isfinite(square_norm) else math.sqrt(square_norm),
         loss_scale=scale[0] if scale and not rehearsed else None,
         skipped=not math.isfinite(square_norm) if scale and not rehearsed else None,

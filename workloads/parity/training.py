@@ -30,6 +30,8 @@ class StepTrace:
     """Weights after the update."""
     activations: list[Piece] = field(default_factory=list)
     activation_gradients: list[Piece] = field(default_factory=list)
+    mtp_loss: float | None = None
+    """Mean loss of modules of multi-token prediction; None without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class RankTrace:
     @property
     def losses(self) -> list[float]:
         return [step.loss for step in self.steps]
+
+    @property
+    def mtp_losses(self) -> list[float]:
+        """0 without modules of multi-token prediction."""
+        return [step.mtp_loss or 0.0 for step in self.steps]
 
     @property
     def grad_norms(self) -> list[float]:
@@ -91,7 +98,11 @@ def train_rank(
                 raise Diverged(f"step {step}: gradients overflow at a loss scale of {record.loss_scale:g}")
             assert record.loss is not None and record.grad_norm is not None
             kept = recorder.take() if recorder is not None else ([], [])
-            trace.steps.append(StepTrace(record.loss, record.grad_norm, gradients[step], _weights(engine), *kept))
+            trace.steps.append(
+                StepTrace(
+                    record.loss, record.grad_norm, gradients[step], _weights(engine), *kept, mtp_loss=record.mtp_loss
+                )
+            )
         return trace
 
 

@@ -45,6 +45,7 @@ RUN_BY_KIND = (
     "scales of the router",
     "a cap of the logits",
     "scaled embeddings",
+    "modules of multi-token prediction",
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""

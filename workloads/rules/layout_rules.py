@@ -93,6 +93,13 @@ _LAYOUT = _rules(
         "{model} has {num_layers}; use at most that many",
     ),
     (
+        "pp_layers",
+        "not stages_written and mtp_modules > 1 and chunks > num_layers - mtp_modules + 1 and chunks <= num_layers",
+        "pp*virtual_stages = {pp}*{virtual_stages} = {chunks} stages; the last one holds all {mtp_modules} multi-token "
+        "modules of {model}, and each other one needs one of its {num_layers - mtp_modules} layers; use at most "
+        "{num_layers - mtp_modules + 1}",
+    ),
+    (
         "pp_stages",
         "stages_written and stages_written != chunks",
         "pp_stages={pp_stages} has {stages_written} stages, but pp*virtual_stages = {pp}*{virtual_stages} = {chunks}; "
@@ -103,6 +110,12 @@ _LAYOUT = _rules(
         "pp_stages",
         "stages_written == chunks and layers_written != num_layers",
         "pp_stages={pp_stages} has {layers_written} layers (t), but {model} has {num_layers}",
+    ),
+    (
+        "pp_stages",
+        "stages_written == chunks and layers_written == num_layers and modules_elsewhere",
+        "pp_stages={pp_stages} must name the {mtp_modules} multi-token modules of {model} as m in its last stage: they "
+        "need the embedding, which the last stage has a copy of, and the head",
     ),
     (
         "pp_schedule",

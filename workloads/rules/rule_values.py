@@ -75,6 +75,8 @@ _OF_PARTS = (
         "longest_window",
     ),
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
+    "modules_elsewhere",
+    "mtp_modules",
     *("recompute_by_stage", "recompute_stages", "recompute_beyond", "recompute_one_by_one"),
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "joined_devices", "precisions")
@@ -104,6 +106,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         copies_in_layers(model, experiment.tp),
         *_special(model, experiment.tp),
         *_written(experiment.pp_stages, model),
+        model.mtp_modules,
         *recompute_values(experiment),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
@@ -148,15 +151,17 @@ def _columns(model: ModelSpec) -> tuple[int, int]:
     return model.ffn_hidden_size if model.has_dense_layers else 0, shared
 
 
-def _written(stages: str | None, model: ModelSpec) -> tuple[int, int, int, int]:
-    """(stages, layers, modules that the model lacks, first empty stage) of stages that are written out. A model that
-    has multi-token modules has them among its layers."""
+def _written(stages: str | None, model: ModelSpec) -> tuple[int, int, int, int, int]:
+    """(stages, layers, modules that the model lacks, first empty stage, modules before the last stage or missing in it)
+    of stages that are written out. A model that has multi-token modules has them among its layers."""
     if stages is None:
-        return 0, 0, 0, 0
-    written = written_stages(stages)
-    if any(kind.ahead for kind in layers_of(model).kinds):
-        return len(written.stages), sum(written.with_modules), 0, written.empty_stage
-    return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage
+        return 0, 0, 0, 0, 0
+    written, modules = written_stages(stages), model.mtp_modules
+    if modules:
+        all_modules, at_end = written.multi_token_modules, written.stages[-1].count("m")
+        elsewhere = all_modules - at_end + abs(modules - at_end)
+        return len(written.stages), sum(written.with_modules), 0, written.empty_stage, elsewhere
+    return len(written.stages), written.num_layers, written.multi_token_modules, written.empty_stage, 0
 
 
 def recompute_values(e: Experiment) -> tuple[bool, int, int, bool]:

@@ -92,6 +92,8 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
             yield norm(f"{prefix}.{name}", model.hidden_size)
     yield from norms_of_outputs(model, kind, prefix).values()
     yield from norms_beside(model, kind, prefix).values()
+    if kind.ahead:
+        yield from ahead(model, prefix).values()
     if isinstance(kind.mixer, Attention):
         yield from attention(model, kind.mixer, f"{prefix}.attention").values()
     elif isinstance(kind.mixer, Recurrent):
@@ -103,6 +105,19 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
     elif kind.mlp is not None:
         yield from experts(model, kind.mlp, f"{prefix}.experts").values()
         yield from shared_experts(model, kind.mlp, prefix).values()
+
+
+def ahead(model: ModelSpec, prefix: str) -> dict[str, Weight]:
+    """Weights that a module of multi-token prediction has besides its layer's (arXiv:2412.19437, equations 21 and 23):
+    norms of the hidden state and of the later token's embedding, the projection of both to one hidden state, and the
+    norm before the shared head."""
+    h, prefix = model.hidden_size, f"{prefix}.ahead"
+    return {
+        "hidden_norm": norm(f"{prefix}.hidden_norm", h),
+        "embedding_norm": norm(f"{prefix}.embedding_norm", h),
+        "projection": Weight(f"{prefix}.projection", (h, 2 * h), INIT_STD, WHOLE),
+        "norm": norm(f"{prefix}.norm", h),
+    }
 
 
 def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:

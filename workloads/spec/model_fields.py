@@ -21,11 +21,14 @@ _positive: Check = partial(number, above=0, error=InvalidExperiment)
 _text: Check = partial(texts().check, error=InvalidExperiment)
 
 _SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size")
+OF_LAYERS: Mapping[str, Check] = {"mtp_modules": _count_or_0, "mtp_loss_weight": _positive}
+"""Fields of files that `ModelSpec` has in its list of layers."""
 _MODEL: Mapping[str, Check] = {
     "name": _text,
     **dict.fromkeys(_SIZES, _count),
     **dict.fromkeys(("tie_embeddings", "qk_norm"), _flag),
     **dict.fromkeys(("rope_theta", "norm_eps"), _positive),
+    **OF_LAYERS,
 }
 _MOE: Mapping[str, Check] = {
     **dict.fromkeys(("num_experts", "experts_per_token", "expert_hidden_size"), _count),

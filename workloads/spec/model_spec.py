@@ -12,19 +12,24 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from functools import lru_cache
+from typing import Any, TypeVar, get_args
 
 from workloads.spec import model_relations
 from workloads.spec.checks import build, flag, mapping, number, one_of, shown, texts, whole_number
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.layer_list import LayerList, from_plain, to_plain
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention, Rope
+from workloads.spec.layer_kinds.layer_list import MTP_LOSS_WEIGHT, LayerList, from_plain, to_plain
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer, Mixer
+from workloads.spec.layer_kinds.model_parts import Balance as Balance
+from workloads.spec.layer_kinds.model_parts import Gate as Gate
+from workloads.spec.layer_kinds.model_parts import MLASpec as MLASpec
+from workloads.spec.layer_kinds.model_parts import MoESpec as MoESpec
 from workloads.spec.layer_kinds.summary import summary
 from workloads.spec.model_fields import refuse_mistakes
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
-
-Gate = Literal["softmax", "sigmoid"]
-Balance = Literal["none", "aux_loss", "bias"]
 
 MODEL_SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
@@ -32,48 +37,6 @@ MODEL_SIZES = (
 """Fields of `ModelSpec` that are whole numbers of at least 1, in the order of their checks."""
 HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
 """Message of `ModelSpec` when it refuses; the report's explorer shows the same text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoESpec:
-    """Routed feed-forward layers. The first ``num_dense_layers`` layers stay dense, with ``ffn_hidden_size``."""
-
-    num_experts: int
-    experts_per_token: int
-    expert_hidden_size: int
-    num_shared_experts: int = 0
-    num_dense_layers: int = 0
-    gate: Gate = "softmax"
-    """Function that turns an expert's logit into its score: softmax over all experts (Mixtral, arXiv:2401.04088) or
-    sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437)."""
-    normalize_weights: bool = True
-    """Divide the weights of a token's chosen experts by their sum."""
-    weight_scale: float = 1.0
-    """Factor by which the weights are finally multiplied."""
-    balance: Balance = "none"
-    """Method that balances learned routing over the experts. ``aux_loss``: a loss term for every sequence (DeepSeek-V3,
-    equations 17 to 20); ``bias``: one number per expert, added to the scores for the choice of experts and moved
-    against the load after every step (arXiv:2408.15664)."""
-    balance_coefficient: float = 0.0
-    """Coefficient of the loss term, or size of one change of the bias."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MLASpec:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are
-    projected from one latent, queries from another, and all heads share one rotated key."""
-
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    q_lora_rank: int = 0
-    """Size of the latent of queries; 0: queries are projected from the input without a latent (DeepSeek-V2-Lite)."""
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Size of a query or a key: a part without position and a rotated one."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
 MOST_LAYERS = 10_000
@@ -150,6 +113,16 @@ class ModelSpec:
         return math.sqrt(self.hidden_size) if self.layers is not None and self.layers.scaled_embedding else 1.0
 
     @property
+    def mtp_modules(self) -> int:
+        """Number of modules of multi-token prediction, which are the last ones of ``num_layers``."""
+        return 0 if self.layers is None else self.layers.modules
+
+    @property
+    def mtp_loss_weight(self) -> float:
+        """Factor of the mean loss of these modules; 0 without any."""
+        return 0.0 if self.layers is None or not self.layers.modules else self.layers.mtp_loss_weight
+
+    @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward part; otherwise ``ffn_hidden_size`` has no effect."""
         return self.moe is None or self.moe.num_dense_layers > 0
@@ -200,6 +173,8 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     """Makes a canonical `ModelSpec` from user input (YAML). ``head_dim`` is hidden_size / num_heads if it is not given;
     fields without effect need not be given, nor ``num_kv_heads`` with latent attention.
 
+    ``mtp_modules`` and ``mtp_loss_weight`` add modules of multi-token prediction to its layers.
+
     Raises `InvalidExperiment` for all unknown fields, with the closest known names, all missing and wrong values, and
     then for fields that do not fit together.
     """
@@ -221,10 +196,25 @@ def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
     for name in ("tie_embeddings", "qk_norm"):
         if name in fields:
             flag(f"{label}: {name}", fields[name], error=InvalidExperiment)
+    modules, loss_weight = fields.pop("mtp_modules", 0), fields.pop("mtp_loss_weight", None)
     model = canonical_model(checked_model(label, fields))
     if broken := broken_relations(model):
         raise InvalidExperiment(f"{label}: {'; '.join(broken)}")
-    return model
+    return _with_modules(label, model, modules, loss_weight)
+
+
+def _with_modules(label: str, model: ModelSpec, modules: int, loss_weight: float | None) -> ModelSpec:
+    """The model with modules of multi-token prediction. Raises `InvalidExperiment` for those of a list of layers that
+    has some, and for a weight of none."""
+    if loss_weight is not None and not modules:
+        raise InvalidExperiment(f"{label}: mtp_loss_weight={loss_weight:g} without mtp_modules has no effect")
+    if model.mtp_modules and modules:
+        raise InvalidExperiment(
+            f"{label}: mtp_modules={modules}, but its layers have {model.mtp_modules} (ahead); leave one of them out"
+        )
+    if model.num_layers + modules > MOST_LAYERS:
+        raise InvalidExperiment(f"{label}: mtp_modules={modules} must be at most {MOST_LAYERS - model.num_layers:,}")
+    return with_modules(model, modules, *([] if loss_weight is None else [float(loss_weight)]))
 
 
 def _of_layers(label: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,3 +304,63 @@ def _part(kind: type[Part], place: str, fields: Any) -> Part:
 
 
 _PART_CHOICES = {"gate": get_args(Gate), "balance": get_args(Balance)}
+
+
+@lru_cache(maxsize=256)
+def layers_of(model: ModelSpec) -> LayerList:
+    """The model's layers by kind. Of a model described by numbers these are dense layers, then those with experts."""
+    if model.layers is not None:
+        return model.layers
+    mixer, moe = _mixer(model), model.moe
+    dense = model.num_layers if moe is None else min(moe.num_dense_layers, model.num_layers)
+    kinds = [Layer(mixer=mixer, mlp=DenseMLP(width=model.ffn_hidden_size, activation="silu"))] if dense else []
+    if moe is not None and dense < model.num_layers:
+        kinds.append(Layer(mixer=mixer, mlp=_experts(moe)))
+    return LayerList(tuple(kinds), (0,) * dense + (len(kinds) - 1,) * (model.num_layers - dense))
+
+
+def with_modules(model: ModelSpec, count: int, loss_weight: float = MTP_LOSS_WEIGHT) -> ModelSpec:
+    """The model with modules of multi-token prediction after its last layer, which are more of its layers; itself for
+    none."""
+    if not count:
+        return model
+    layers = layers_of(model).with_modules(count, loss_weight)
+    return dataclasses.replace(model, layers=layers, num_layers=model.num_layers + count)
+
+
+def _mixer(model: ModelSpec) -> Mixer:
+    rope, mla = Rope(model.rope_theta), model.mla
+    if mla is None:
+        return Attention(
+            heads=model.num_heads,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            value_dim=model.head_dim,
+            rope=rope,
+            norm="head" if model.qk_norm else "none",
+        )
+    return LatentAttention(
+        heads=model.num_heads,
+        kv_rank=mla.kv_lora_rank,
+        nope_dim=mla.qk_nope_head_dim,
+        rope_dim=mla.qk_rope_head_dim,
+        value_dim=mla.v_head_dim,
+        q_rank=mla.q_lora_rank,
+        rope=rope,
+    )
+
+
+def _experts(moe: MoESpec) -> RoutedMLP:
+    shared = moe.num_shared_experts * moe.expert_hidden_size
+    return RoutedMLP(
+        experts=moe.num_experts,
+        chosen=moe.experts_per_token,
+        expert=DenseMLP(width=moe.expert_hidden_size, activation="silu"),
+        shared=DenseMLP(width=shared, activation="silu") if shared else None,
+        shared_experts=moe.num_shared_experts,
+        score=moe.gate,
+        normalize=moe.normalize_weights,
+        scale=moe.weight_scale,
+        correction=moe.balance == "bias",
+        balance_loss=moe.balance_coefficient if moe.balance == "aux_loss" else 0.0,
+    )

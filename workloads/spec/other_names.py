@@ -17,6 +17,8 @@ _SAME: Mapping[str, str] = {
     "model.head_dim": "kv_channels attention_head_dim d_head d_kv",
     "model.ffn_hidden_size": "intermediate_size ffn_dim inter_dim n_inner d_ff",
     "model.vocab_size": "padded_vocab_size n_vocab",
+    "model.mtp_modules": "num_nextn_predict_layers mtp_num_layers mtp_num_hidden_layers num_mtp_modules",
+    "model.mtp_loss_weight": "mtp_loss_scaling_factor",
     "model.tie_embeddings": "tie_word_embeddings enable_weight_tying share_embeddings_and_output_weights",
     "model.qk_norm": "qk_layernorm use_qk_norm",
     "model.rope_theta": "rotary_base rope_base rotary_emb_base",
@@ -150,7 +152,6 @@ _ABSENT: Mapping[str, str] = {
     "mlp_only_layers interleave_moe_layer_step",
     "experts are chosen from all, without groups; leave it out": "n_group topk_group moe_router_num_groups "
     "moe_router_group_topk topk_method num_expert_groups num_limited_groups",
-    "there is no multi-token prediction; leave it out": "num_nextn_predict_layers mtp_num_layers",
     "give virtual_stages, the number of model chunks of a pipeline rank": "num_layers_per_virtual_pipeline_stage "
     "pipeline_parallel_layers_per_stage",
     "give recompute=full:3 for 3 layers of a stage, or recompute_every": "recompute_method recompute_num_layers",

@@ -111,8 +111,9 @@ def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
 
 
 def residual_std(model: ModelSpec) -> float:
-    """Standard deviation of projections that add to the residual stream; it falls with depth (GPT-2)."""
-    return INIT_STD / math.sqrt(2 * model.num_layers)
+    """Standard deviation of projections that add to the residual stream; it falls with depth (GPT-2), which
+    modules of multi-token prediction do not change."""
+    return INIT_STD / math.sqrt(2 * (model.num_layers - model.mtp_modules))
 
 
 def norm(name: str, size: int, placement: Placement = WHOLE) -> Weight:

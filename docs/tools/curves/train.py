@@ -141,9 +141,9 @@ def held_out_loss(engine: Engine) -> float:
         batches = step_batches(
             experiment, step, groups.data_rank, groups.device, groups.position["cp"], source=held_out_text
         )
-        loss, _ = engine.pipeline.run(batches)
-        if loss is not None and groups.axes["tp"].rank == 0:
-            total += loss.double()
+        losses, _ = engine.pipeline.run(batches)
+        if losses and groups.axes["tp"].rank == 0:
+            total += losses[0].double()
         for named in engine.optimizer.parameters:
             named.current.grad = None
     for load, was in zip(counted, before, strict=True):

@@ -27,6 +27,12 @@ STEP_COLUMNS: tuple[Column, ...] = (
     Column("pipeline_idle_s", FLOAT, "Time spent waiting for other pipeline stages", "s"),
     Column("tokens_per_s_per_gpu", FLOAT, "tokens_per_step / step_time_s / world_size", "tokens/s"),
     Column("loss", FLOAT, "Mean loss over the global batch", "nats/token"),
+    Column(
+        "mtp_loss",
+        FLOAT,
+        "Mean loss of modules of multi-token prediction, which is not part of loss; null without any",
+        "nats/token",
+    ),
     Column("grad_norm", FLOAT, "Norm of all gradients before clipping; null if they overflowed"),
     Column("loss_scale", FLOAT, "Factor by which the gradients were scaled; fp16 only"),
     Column("skipped", BOOL, "True: gradients overflowed and nothing was updated; fp16 only"),

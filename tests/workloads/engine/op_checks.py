@@ -185,7 +185,7 @@ def interpreted_checks() -> None:
 
     chosen = {backend.Backend.TORCH: backend.Backend.TRITON}
     choose = backend.backend_of
-    for module in ("rms_norm", "rope", "swiglu", "linear_cross_entropy"):
+    for module in ("rms_norm", "rope", "swiglu", "chunked_logits"):
         loaded = sys.modules[f"workloads.engine.ops.{module}"]
         loaded.backend_of = lambda *tensors: (  # type: ignore[attr-defined]
             choose(*tensors) if tensors[0].dtype == torch.float64 else chosen[choose(*tensors)]

@@ -21,10 +21,12 @@ from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
 from workloads.parity.training import RankTrace
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import with_modules
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 STEPS = 2
 TOLERANCE = 1e-12
+MTP_WEIGHT = 0.7
 
 
 def train_rank(
@@ -113,12 +115,14 @@ def experiment(
     latent: int | None = None,
     moe: MoESpec | None = None,
     layers: str | None = None,
+    modules: int = 0,
     **layout: Any,
 ) -> Experiment:
     """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8 in two or more
     micro-batches. ``latent``: with latent attention, and a latent of so many numbers for queries. Where layers need not
     differ by their stage or their number, there are three: a first, a last and one between them. ``layers``: a model of
-    `tests.workloads.engine.kind_models` by its name, instead."""
+    `tests.workloads.engine.kind_models` by its name, instead. ``modules``: of multi-token prediction, with a weight of
+    their loss that is no default."""
     ranks = layout.get("dp") or layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
     fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
     if "global_batch_size" not in layout and ranks < 4:
@@ -126,13 +130,14 @@ def experiment(
     if rounds is not None:
         fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
     if layers is not None:
-        return Experiment.canonical(model=kind_model(layers, tie=tie), **fields)
+        return Experiment.canonical(model=with_modules(kind_model(layers, tie=tie), modules, MTP_WEIGHT), **fields)
     shape: dict[str, Any] = {"qk_norm": qk_norm, "num_kv_heads": num_kv_heads}
     if latent is not None:
         shape = {"num_kv_heads": 4, "mla": mla(latent)}
     if layout.get("pp", 1) == 1 and "recompute_every" not in layout:
         shape["num_layers"] = 3
-    return Experiment.canonical(model=model(tie_embeddings=tie, moe=moe, **shape), **fields)
+    plain = model(tie_embeddings=tie, moe=moe, **shape)
+    return Experiment.canonical(model=with_modules(plain, modules, MTP_WEIGHT), **fields)
 
 
 @cache
@@ -241,6 +246,7 @@ def check_traces(case: Experiment, traces: list[RankTrace], expected: reference.
     """Losses, gradient norms, gradients of every step and the last weights are those of the reference."""
     for trace in traces:
         torch.testing.assert_close(trace.losses, expected.losses, rtol=TOLERANCE, atol=0)
+        torch.testing.assert_close(trace.mtp_losses, expected.mtp_losses, rtol=TOLERANCE, atol=0)
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=TOLERANCE, atol=0)
     for step in range(len(expected.losses)):
         gradients = [trace.steps[step].gradients for trace in traces]

@@ -34,6 +34,7 @@ MAX_GRAD_NORM = 1.0
 @dataclass
 class Trace:
     losses: list[float]
+    mtp_losses: list[float]
     grad_norms: list[float]
     gradients: list[dict[str, Tensor]]
     """Of each step, before clipping."""
@@ -63,7 +64,7 @@ def train(
     for weight in weights.values():
         weight.requires_grad_()
     optimizer = optimizer_for(experiment.optimizer, weights)
-    trace = Trace([], [], [], {})
+    trace = Trace([], [], [], [], {})
     routing: dict[str, Tensor] = {}
     whole = Experiment.canonical(
         model=experiment.model,
@@ -74,19 +75,20 @@ def train(
         seed=experiment.seed,
     )
     for step in range(steps):
-        ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
+        ((tokens, targets, *_),) = step_batches(whole, step, 0, torch.device("cpu"))
         places = None
         if experiment.documents is not None:
             tokens, targets, places = _alone(experiment, tokens.view(-1, experiment.seq_len), targets)
         rows = tokens.view(-1, experiment.seq_len)
-        loss, balance = _loss(experiment, weights, rows, targets, routing, sent_tokens, places)
+        loss, of_modules, balance = _loss(experiment, weights, rows, targets, routing, sent_tokens, places)
         for weight in weights.values():
             weight.grad = None
-        (gradient_scale * (loss + balance)).backward()
+        (gradient_scale * (loss + experiment.model.mtp_loss_weight * of_modules + balance)).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), clip_at or MAX_GRAD_NORM)
         optimizer.step()
         trace.losses.append(loss.item())
+        trace.mtp_losses.append(of_modules.item())
         trace.grad_norms.append(norm.item())
     trace.weights = {name: weight.detach() for name, weight in weights.items()}
     return trace
@@ -144,8 +146,9 @@ def _loss(
     routing: dict[str, Tensor],
     sent_tokens: int | None,
     places: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(cross-entropy, terms that balance experts). ``routing`` holds biases of experts from step to step. ``places``:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(cross-entropy, mean cross-entropy of modules of multi-token prediction, terms that balance experts).
+    ``routing`` holds biases of experts from step to step. ``places``:
     indices by which forced routing chooses experts, if a row is not a sequence."""
     model = experiment.model
     balance = torch.zeros((), dtype=torch.float64)
@@ -191,8 +194,10 @@ def _loss(
     if model.layers is not None and model.layers.scaled_embedding:
         x = x * model.hidden_size**0.5
     mask = torch.full((seq, seq), -torch.inf, dtype=torch.float64).triu(1)
-    for layer in range(model.num_layers):
-        p = f"layers.{layer}"
+
+    def run(x: Tensor, layer: int) -> tuple[Tensor, Tensor | float]:
+        """(output of a layer, its balance term)."""
+        p, term = f"layers.{layer}", 0.0
         kind = kind_weights.kind_of(model, layer)
         h = norm(x, f"{p}.attention_norm") if f"{p}.attention_norm" in w else x
         if kind is not None and kind.mixer is None:
@@ -208,21 +213,40 @@ def _loss(
             out = o @ w[f"{p}.attention.o"].t()
         x = x + (norm(out, f"{p}.attention_out_norm") if f"{p}.attention_out_norm" in w else out)
         if f"{p}.ffn_norm" not in w:
-            continue
+            return x, term
         h = norm(x, f"{p}.ffn_norm")
         if table.routed(model, layer):
             out, term = _experts(experiment, w, p, h, x, routing, sent_tokens, places)
-            balance = balance + term
         elif kind is not None and isinstance(kind.mlp, DenseMLP):
             out = kind_reference.feed(h, w, f"{p}.ffn", kind.mlp)
         else:
             out = _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
-        x = x + (norm(out, f"{p}.ffn_out_norm") if f"{p}.ffn_out_norm" in w else out)
-    logits = norm(x, "norm") @ w["embedding" if model.tie_embeddings else "head"].t()
-    if model.layers is not None and model.layers.logit_cap:
-        logits = model.layers.logit_cap * torch.tanh(logits / model.layers.logit_cap)
-    total = torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets, reduction="sum")
-    return total / experiment.tokens_per_step, balance
+        return x + (norm(out, f"{p}.ffn_out_norm") if f"{p}.ffn_out_norm" in w else out), term
+
+    def cross_entropy(normed: Tensor, of: Tensor) -> Tensor:
+        logits = normed @ w["embedding" if model.tie_embeddings else "head"].t()
+        if model.layers is not None and model.layers.logit_cap:
+            logits = model.layers.logit_cap * torch.tanh(logits / model.layers.logit_cap)
+        total = torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), of.flatten(), reduction="sum")
+        return total / experiment.tokens_per_step
+
+    modules = 0 if model.layers is None else sum(model.layers.kinds[at].ahead for at in model.layers.order)
+    for layer in range(model.num_layers - modules):
+        x, term = run(x, layer)
+        balance = balance + term
+    loss, of_modules = cross_entropy(norm(x, "norm"), targets), torch.zeros((), dtype=torch.float64)
+    ahead = targets.view(batch, seq)  # for token i the token i + k in module k, as far as there is one
+    for layer in range(model.num_layers - modules, model.num_layers):
+        p = f"layers.{layer}.ahead"
+        vectors = w["embedding"][ahead.clamp(min=0)]
+        if model.layers is not None and model.layers.scaled_embedding:
+            vectors = vectors * model.hidden_size**0.5
+        both = torch.cat([norm(x, f"{p}.hidden_norm"), norm(vectors, f"{p}.embedding_norm")], -1)
+        x, term = run(both @ w[f"{p}.projection"].t(), layer)
+        balance = balance + term
+        ahead = torch.cat([ahead[:, 1:], torch.full((batch, 1), -100)], 1)
+        of_modules = of_modules + cross_entropy(norm(x, f"{p}.norm"), ahead) / modules
+    return loss, of_modules, balance
 
 
 def _swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ from workloads.rules.layout_rules import RULES, Violation, layout_violations, na
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE_VERSION, Experiment
 from workloads.spec.experiment_values import PipelineSchedule
+from workloads.spec.model_layers import with_modules
 
+AHEAD = with_modules(LLAMA_8B, 2)
 FLASH_TO_DOCUMENTS = {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "flash"}
 
 
@@ -48,6 +50,8 @@ FLASH_TO_DOCUMENTS = {"documents": "lognormal mean=500 sigma=1 seed=1", "attenti
         {"recompute": "selective", "compile": "block", "recompute_every": 2},
         {"recompute": "norm+rope", "recompute_every": 64},
         {**FLASH_TO_DOCUMENTS, "cp": 2, "cp_kind": "ulysses"},
+        {"model": AHEAD, "pp": 4, "pp_schedule": "1f1b", "pp_stages": "E(t*8|)*3t*8mmL"},
+        {"model": AHEAD, "pp": 33, "pp_schedule": "1f1b", "pp_split": "even"},
     ],
 )
 def test_layouts_that_run(fields: dict[str, Any]) -> None:
@@ -188,6 +192,23 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "compile=block with attention=flash4: torch.compile cannot look into its kernels",
         ),
         ({"recompute": "norm+mla_up"}, "recompute_mla_up", "llama8b has no latent attention"),
+        (
+            {"model": AHEAD, "documents": "lognormal mean=500 sigma=1 seed=1"},
+            "documents",
+            "documents with the multi-token modules of llama8b",
+        ),
+        (
+            {"model": AHEAD, "pp": 2, "pp_schedule": "1f1b", "pp_stages": "Et*16|t*18L"},
+            "pp_stages",
+            "pp_stages=Et*16|t*18L must name the 2 multi-token modules of llama8b as m in its last stage",
+        ),
+        (
+            {"model": AHEAD, "pp": 34, "pp_schedule": "1f1b"},
+            "pp_layers",
+            "34 stages; the last one holds all 2 multi-token modules of llama8b, and each other one needs one of its "
+            "32 layers; use at most 33",
+        ),
+        ({"model": AHEAD, "activation_offload": "input"}, "activation_offload_model", "use activation_offload=none"),
         ({"recompute": "selective+experts"}, "recompute_experts", "llama8b has no routed experts"),
     ],
 )
@@ -262,6 +283,7 @@ LEARNED: dict[str, Any] = {"model": QWEN3_30B, "routing": "learned"}
             LEARNED | {"dp_shard": 8, "ep": 8},
             "with routing=learned the host waits in every layer for the sizes of the me",
         ),
+        (H200, {"model": AHEAD}, "with multi-token modules no capture was run on a GPU yet"),
         (H200, LEARNED | {"precision": "fp16"}, "with routing=learned in precision=fp16 the host waits"),
         (H200, LEARNED | {"dp_shard": 8, "ep": 8, "zero_stage": 1, "capacity_factor": 1.25}, None),
         (H200, LEARNED | {"precision": "fp32", "capacity_factor": 1.25}, None),

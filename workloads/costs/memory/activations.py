@@ -46,19 +46,28 @@ def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
        several chunks;
     2. that fp32 gradient and its copy in the compute dtype, if there are several chunks.
 
+    With modules of multi-token prediction there are hidden states, and their gradients, of each of them too. The norm's
+    input is then the first module's, and its place here that of the last module's output, which full recomputation does
+    not save.
+
     With ``gradient_accumulation_fusion`` the weight's gradient is its sum over micro-batches, not counted here.
     """
     model = experiment.model
+    passes = 1 + model.mtp_modules
     tokens, stream_tokens = rank_tokens(experiment)
-    full = c * tokens * model.hidden_size
+    full = c * tokens * model.hidden_size * passes
     rows = model.vocab_size // experiment.tp
-    chunks = -(-tokens // LOSS_CHUNK_TOKENS)
-    logits = c * -(-tokens // chunks) * rows
+    chunks = passes * -(-tokens // LOSS_CHUNK_TOKENS)
+    logits = c * -(-tokens // (chunks // passes)) * rows
     gradient = 0 if experiment.gradient_accumulation_fusion else c * rows * model.hidden_size
     accumulator = gradient if chunks == 1 or not gradient else max(c, STATISTICS_BYTES) * rows * model.hidden_size
     weight = max(logits + accumulator, accumulator + gradient if chunks > 1 else 0)
-    norm_input = (c * model.hidden_size + STATISTICS_BYTES) * stream_tokens
-    working = norm_input + full + full + weight
+    own = c * model.hidden_size * stream_tokens
+    norm_input = own + STATISTICS_BYTES * stream_tokens
+    later = own * model.mtp_modules if experiment.tp > 1 and experiment.sequence_parallel else 0
+    working = norm_input + full + full + weight + later
+    if model.mtp_modules and experiment.recompute == "full":
+        norm_input -= own
     if experiment.pp_schedule == "gpipe":
-        return HeadBytes(saved=norm_input + full + STATISTICS_BYTES * tokens, working=working)
+        return HeadBytes(saved=norm_input + full + STATISTICS_BYTES * tokens * passes, working=working)
     return HeadBytes(saved=norm_input + full + gradient, working=working)

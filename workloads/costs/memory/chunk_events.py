@@ -16,7 +16,7 @@ from workloads.costs.memory.events import Live, Step, Timeline, highest
 from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.memory.sizes import Part, Shared, Turn, has_modules
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
 from workloads.costs.shape.schedule import Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
@@ -60,7 +60,9 @@ def timelines_of_chunks(
     for held in experiment_chunks(e)[stage]:
         if held not in known:
             own = part_of_experiment(e, held)
-            known[held] = Chunk.of(own, Shared.of(own) if held.recompute else x, held)
+            modules = has_modules(e, held)
+            as_rank = not held.recompute and modules == x.modules
+            known[held] = Chunk.of(own, x if as_rank else Shared.of(own, modules=modules), held)
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]

@@ -25,7 +25,8 @@ def input_bytes(e: Experiment) -> int:
     tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
     columns = sum(one.columns for one in rotations(e.model))
     if e.documents is None:
-        return 2 * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
+        parts = 2 + e.model.mtp_modules
+        return parts * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
     parts = 3 + (e.cp if e.cp > 1 else 0)
     of_batches = parts * _INDEX_BYTES * tokens * e.num_microbatches
     return of_batches + _TABLE_BYTES * e.seq_len * columns + _LISTED_BYTES * e.seq_len

@@ -48,7 +48,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "gathering": 0,
         "weights": x.b * x.block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
         "gradients": turn.prior or shard,
-        "stream": x.stream,
+        "stream": x.after_head,
         "flat": 0 if x.adds else flat,
     }
     if x.unsharded and turn.prior:  # the accumulated gradient is freed when the new shard exists

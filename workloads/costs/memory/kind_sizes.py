@@ -91,8 +91,10 @@ class _Layer(NamedTuple):
 
     @property
     def compiled(self) -> bool:
-        """Whether it is compiled as one block. Compilation is assumed to change nothing in layers with experts."""
-        return not self.kind.routed and self.e.compiles(routed=False, recomputed=self.recompute != "none")
+        """Whether it is compiled as one block. Compilation is assumed to change nothing in layers with experts; modules
+        of multi-token prediction are not compiled."""
+        alike = not self.kind.routed and not self.kind.ahead
+        return alike and self.e.compiles(routed=False, recomputed=self.recompute != "none")
 
     @property
     def saves_after_experts(self) -> bool:
@@ -151,6 +153,8 @@ def kind_bytes(
         working = max(working, _mixer_working(one, stream, min(saved, total)) + _exchanging(one))
     if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) and e.recurrence == "fla":
         working = max(working, _kernels_working(one, kind.mixer, stream, min(saved, total)))
+    if kind.ahead:
+        working += s.own(s.hidden) * e.model.mtp_modules  # gradients that the head has made of other hidden states
     reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
     offloaded = one.offloaded
     of_host = saved - sum(_parts(one, offloaded).values())

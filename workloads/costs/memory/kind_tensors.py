@@ -296,7 +296,7 @@ class KindTensors(NamedTuple):
 def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     """The tensors that a layer of a kind saves, without those of routed experts. ``streams``: of hyper-connections."""
     parts = [(name, part) for name, part in (("mixer", kind.mixer), ("MLP", kind.mlp)) if part is not None]
-    entry = []
+    entry = _ahead(s) if kind.ahead else []
     for at, (name, part) in enumerate(parts):
         entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden), offloaded_by="input")]
         if streams > 1:
@@ -310,9 +310,6 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
         size = s.own(s.hidden)
         entry += [Tensor(f"input of norm {extra + 1} of outputs", size, moved=2 * size)]
         entry += [Tensor(f"norm {extra + 1} of outputs: statistics", s.statistics())]
-    if kind.ahead:
-        entry += [Tensor("next tokens' embedding", s.own(s.hidden)), *s.norm("both inputs: norms", 2 * s.hidden)]
-        entry += [Tensor("head's input and gradient", s.own(s.hidden) + s.c * s.tokens * s.hidden, ALWAYS)]
     mixer = MIXERS[type(kind.mixer)](kind.mixer, s) if kind.mixer is not None else []
     mlp: list[Tensor] = []
     if isinstance(kind.mlp, DenseMLP):
@@ -320,6 +317,20 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     elif isinstance(kind.mlp, RoutedMLP):
         mlp = _beside_experts(kind.mlp, s)
     return KindTensors(tuple(entry), tuple(mixer), tuple(mlp))
+
+
+def _ahead(s: Sizes) -> list[Tensor]:
+    """Tensors of a module of multi-token prediction before and after its layer. Its output is the next module's input,
+    or counted with the head (`workloads.costs.memory.activations.head_bytes`)."""
+    size = s.own(s.hidden)
+    cast = fp8.keeps_low(s.e) and s.e.precision != "fp8_blockwise"
+    both = fp8.cast_bytes(s.e, 2 * s.stream * s.hidden) if cast else 2 * size
+    return [
+        Tensor("hidden state", size, gradient=True),
+        Tensor("later tokens' embedding", size, ALWAYS),
+        Tensor("both inputs, normed", both, moved=8 * size, feeds=True),
+        Tensor("norms of a module: statistics", 3 * s.statistics(), moved=2 * size),
+    ]
 
 
 def _is_cast(part: object, s: Sizes) -> bool | None:

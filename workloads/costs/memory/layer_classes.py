@@ -131,9 +131,12 @@ _MOST_KEPT = 20_000
 def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: bool) -> tuple[LayerSizes, ...]:
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
     elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
-    block, working, working_kept = max(rest for rest, _ in elements), 0, 0
+    of_kinds = [*zip(layers.kinds, elements, strict=True)]
+    working = working_kept = 0
+    largest = max(rest for kind, (rest, _) in of_kinds if not kind.ahead)
+    with_modules = max(rest for rest, _ in elements)
     sizes: list[LayerSizes] = []
-    for kind, (rest, experts) in zip(layers.kinds, elements, strict=True):
+    for kind, (rest, experts) in of_kinds:
         saved = kind_bytes(e, kind, c, recomputed=True, w=w, experts_add=experts_add)
         kept = (
             saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w, experts_add=experts_add)
@@ -152,7 +155,7 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: 
                 working_kept=max(working_kept, exchanging),
                 deferred=saved.deferred if splits else 0,
                 first_half=saved.first_half if splits and exchanging <= saved.working else 0,
-                block=rest if experts else block,
+                block=rest if experts else with_modules if kind.ahead else largest,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,
                 experts_up=of_experts.get("expert up", 0),

@@ -20,7 +20,14 @@ from workloads.costs.shape.updates import shard_numbers, temporary_bytes
 from workloads.spec.activations.offload import last_layer_stays
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
+from workloads.spec.model_layers import layers_of
 from workloads.spec.updates.optimizer import master_bytes, reduced_bytes
+
+
+def has_modules(e: Experiment, held: StageParams) -> bool:
+    """Whether a rank or chunk holds modules of multi-token prediction."""
+    kinds = layers_of(e.model).kinds
+    return any(count > 0 and kind.ahead for count, kind in zip(held.of_kind, kinds, strict=True))
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -77,6 +84,9 @@ class Shared(NamedTuple):
     head: HeadBytes
     stream: int
     """Bytes of one micro-batch's residual stream, also of a stage's output: ``c T_s h``."""
+    after_head: int
+    """Bytes of gradients that the head's backward leaves: of the stream, and with modules of multi-token prediction of
+    each of their hidden states and of one norm's input more."""
     inputs: int
     """Bytes of the tokens of every micro-batch, and of the RoPE tables (`input_bytes`)."""
     packed: int
@@ -99,18 +109,23 @@ class Shared(NamedTuple):
     """Whether layers that are recomputed and layers that are not take turns."""
     last_stays: bool
     """Whether the last layer before the head offloads nothing (`last_layer_stays`)."""
+    modules: bool
+    """Whether modules of multi-token prediction are among the layers that need most."""
 
     @classmethod
-    def of(cls, e: Experiment, *, makes_sums: bool = False) -> Shared:
-        """``makes_sums``: for a first backward with ``adds``."""
+    def of(cls, e: Experiment, *, makes_sums: bool = False, modules: bool = True) -> Shared:
+        """``makes_sums``: for a first backward with ``adds``. ``modules``: whether the rank or chunk may hold modules
+        of multi-token prediction, which are larger than other layers."""
         model, c, g, r = e.model, COMPUTE_BYTES[e.precision], master_bytes(e), reduced_bytes(e)
-        stream_tokens = rank_tokens(e)[1]
+        stream = c * rank_tokens(e)[1] * model.hidden_size * model.streams
         w = w_blocks = (r if makes_sums else 0) if e.gradient_accumulation_fusion else c
         if e.precision in ("fp8_tensorwise", "fp8_blockwise"):
             w_blocks = c
         flat_sums = e.gradient_accumulation_fusion and data_degrees(e)[1] > 1
         adds_in_place = e.gradient_accumulation_fusion and not makes_sums and r == c
         sizes = layer_sizes(e, w_blocks, experts_add=adds_in_place)
+        kinds = layers_of(model).kinds
+        held = [size for size, kind in zip(sizes, kinds, strict=True) if modules or not kind.ahead]
         return cls(
             c=c,
             g=g,
@@ -123,16 +138,17 @@ class Shared(NamedTuple):
             w=w,
             w_blocks=w_blocks,
             sizes=sizes,
-            working=max(size.working for size in sizes),
-            working_kept=max(size.working_kept for size in sizes),
+            working=max(size.working for size in held),
+            working_kept=max(size.working_kept for size in held),
             b=gathered_bytes(e, c),
             b_experts=gathered_bytes(e, c, of_experts=True),
-            block=max(size.block for size in sizes),
+            block=max(size.block for size in held),
             experts=max(size.experts for size in sizes),
             expert_shards=expert_degrees(e)[1] if model.moe is not None else 1,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
-            stream=c * stream_tokens * model.hidden_size * model.streams,
+            stream=stream,
+            after_head=stream * (1 + model.mtp_modules + (model.mtp_modules > 0)),
             inputs=input_bytes(e),
             packed=packed_bytes(e),
             unsharded=accumulates_unsharded(e),
@@ -144,6 +160,7 @@ class Shared(NamedTuple):
             interleaved=e.pp_schedule in INTERLEAVED,
             between=e.recompute_every > 1,
             last_stays=last_layer_stays(e.pp_schedule),
+            modules=modules,
         )
 
     def after(self, unit: int) -> int:
@@ -332,7 +349,7 @@ class Turn(NamedTuple):
         pass."""
         if self.prior or not x.adds:
             return x
-        made = Shared.of(e, makes_sums=True)
+        made = Shared.of(e, makes_sums=True, modules=x.modules)
         if self.first_half:
             return made._replace(w_blocks=x.w_blocks, sizes=x.sizes, working=x.working, working_kept=x.working_kept)
         return made

@@ -69,7 +69,7 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
         counted = counted_tokens(e.model, e.attended_length)
         total += sum(layers.kinds[at].mixing(counted).forward for at in layers.order)
     if e.pp_schedule == "gpipe":
-        total += 2.0 * e.model.vocab_size * e.model.hidden_size
+        total += 2.0 * e.model.vocab_size * e.model.hidden_size * (1 + e.model.mtp_modules)
     return total
 
 
@@ -77,7 +77,7 @@ def _repeated(e: Experiment, kind: Layer, word: str) -> float:
     """FLOPs that one token repeats in a layer of a kind with this word of recomputation."""
     hidden, named = e.model.hidden_size, operations_of(word)
     if word == "full":
-        last = kind.mlp.width * hidden if isinstance(kind.mlp, DenseMLP) else 0
+        last = kind.mlp.width * hidden if isinstance(kind.mlp, DenseMLP) and not kind.ahead else 0
         return 2.0 * (matmul_of(kind, hidden) - last) + kind.mixing(counted_tokens(e.model, e.attended_length)).forward
     repeated = 0
     for weight in kind.weights(hidden):

@@ -76,16 +76,19 @@ def stage_layers(
                 least. Work is forward FLOPs per token; this makes the largest work of a rank as small as whole layers
                 allow. Ties go to the earlier stage
 
-    In a model of fewer layers than stages, which the rules refuse, the last stages have no layers.
+    All modules of multi-token prediction are in the last stage; if that gives it more layers than the others have, the
+    rest is divided over those. In a model of fewer layers than stages, which the rules refuse, the last stages have no
+    layers.
     """
-    count = pp * virtual_stages
+    count, modules = pp * virtual_stages, model.mtp_modules
     base, extra = divmod(model.num_layers, count)
     layers = [base + (stage < extra) for stage in range(count)]
     if split == "ends_count" and base:
         base, extra = divmod(model.num_layers + 2, count)
         layers = [base + (stage < extra) - (stage == 0) - (stage == count - 1) for stage in range(count)]
     elif split == "balanced" and base and model.layers is not None:
-        layers = _balanced_by_work(_work_of_layers(model, seq_len), 2.0 * model.vocab_size * model.hidden_size, count)
+        head = 2.0 * model.vocab_size * model.hidden_size
+        layers = _balanced_by_work(_work_of_layers(model, seq_len), head, count, max(1, modules))
     elif split == "balanced" and base:
         ranks = [place_of(schedule, stage, pp, virtual_stages)[0] for stage in range(count)]
         head = head_in_layers(model, seq_len)
@@ -99,6 +102,9 @@ def stage_layers(
             layers[stage] += 1
             work[stage] += 1.0
             of_rank[ranks[stage]] += 1.0
+    if layers[-1] < modules and count > 1:
+        base, extra = divmod(model.num_layers - modules, count - 1)
+        layers = [*(base + (stage < extra) for stage in range(count - 1)), modules]
     return _contiguous(layers)
 
 
@@ -126,34 +132,35 @@ def _work_of_layers(model: ModelSpec, seq_len: int) -> list[float]:
     return [work[at] for at in layers.order]
 
 
-def _balanced_by_work(work: Sequence[float], head: float, count: int) -> list[int]:
-    """Layers of each stage so that the most work of a stage is least, of layers that differ; then the same of the
-    stages before the last one, and so on. Later stages get more, because earlier ones hold more micro-batches."""
+def _balanced_by_work(work: Sequence[float], head: float, count: int, at_end: int) -> list[int]:
+    """Layers of each stage, at least ``at_end`` of the last one, so that the most work of a stage is least, of layers
+    that differ; then the same of the stages before the last one, and so on. Later stages get more, because earlier ones
+    hold more micro-batches."""
     before = [0.0, *accumulate(work)]
     sizes: list[int] = []
     left = len(work)
     for stages in range(count, 1, -1):
-        ends = head if stages == count else 0.0
+        ends, least = (head, at_end) if stages == count else (0.0, 1)
         low, high = 0.0, before[left] + ends
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (low, middle) if _fits(before, left, stages, ends, middle) else (middle, high)
-        first = max(stages - 1, min(left - 1, bisect_left(before, before[left] + ends - high)))
+            low, high = (low, middle) if _fits(before, left, stages, ends, least, middle) else (middle, high)
+        first = max(stages - 1, min(left - least, bisect_left(before, before[left] + ends - high)))
         sizes.append(left - first)
         left = first
     return [left, *reversed(sizes)]
 
 
-def _fits(before: Sequence[float], left: int, stages: int, ends: float, most: float) -> bool:
+def _fits(before: Sequence[float], left: int, stages: int, ends: float, least: int, most: float) -> bool:
     """Whether the first ``left`` layers fit into this many stages, each of at most this much work and at least one
-    layer. ``before``: work of all layers before each; ``ends``: that of the head."""
+    layer, the last one ``least``. ``before``: work of all layers before each; ``ends``: that of the head."""
     for stage in range(stages - 1, 0, -1):
-        first = min(left - 1, bisect_left(before, before[left] + ends - most))
+        first = min(left - least, bisect_left(before, before[left] + ends - most))
         if first < stage:
             first = stage
         if before[left] - before[first] + ends > most:
             return False
-        left, ends = first, 0.0
+        left, ends, least = first, 0.0, 1
     return before[left] + ends <= most
 
 
@@ -282,7 +289,8 @@ def _chunks(
     every: int,
     words: tuple[StageWord, ...],
 ) -> tuple[tuple[StageParams, ...], ...]:
-    """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
+    """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it, and those of a
+    model with modules of multi-token prediction."""
     model_layers, at_end = layers_of(model), whole_model(model).streams
     kinds, order = range(len(model_layers.kinds)), model_layers.order
     last_norm = model.hidden_size
@@ -290,6 +298,7 @@ def _chunks(
         last_norm += sum(weight.parameters for weight in at_end.weights_at_end(model.hidden_size))
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1
+    embeds = [stage == 0 or (stage == last and model.mtp_modules > 0) for stage in range(last + 1)]
     stages = []
     for stage, held in enumerate(layers):
         of_kind = Counter(order[layer] for layer in held)
@@ -299,8 +308,8 @@ def _chunks(
         stages.append(
             StageParams(
                 layers=sum((layer_counts(model, model_layers.kinds[kind]) * of_kind[kind] for kind in kinds), Counts()),
-                embedding=vocabulary if stage == 0 else 0,
-                head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
+                embedding=vocabulary if embeds[stage] else 0,
+                head=vocabulary if stage == last and not (embeds[last] and model.tie_embeddings) else 0,
                 has_head=stage == last,
                 final_norm=last_norm if stage == last else 0,
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),

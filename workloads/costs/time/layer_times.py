@@ -145,7 +145,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     recompute_s, recompute_exposed_s, named = 0.0, 0.0, e.recomputed_operations
     if e.recompute == "full":
         recompute_s, recompute_exposed_s = forward - of_head, tp.forward_s + experts.dispatch_s + cp_forward
-        if kind.normed_beside:  # outputs of experts are inputs of a norm
+        if kind.normed_beside or kind.ahead:  # outputs of experts are inputs of a norm
             recompute_exposed_s += experts.combine_s
         if kind.ends_in_product:
             recompute_s -= per_number * tokens * _last_product(kind, hidden) / e.tp
@@ -165,6 +165,9 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
             recompute_s += per_number * tokens * again / e.tp
             recompute_exposed_s = tp.latents_s
     others = experts.dispatch_s + experts.combine_s
+    if kind.ahead:  # its parts of the look-up and of the head
+        op: Collective = "all_gather" if e.sequence_parallel else "all_reduce"
+        others += 2 * collective_time_s(op, float(c * tokens * hidden), e.tp, 1, cluster)
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
     weight_s = matmul * in_fp8[2] + experts.weights_s
     return LayerTimes(forward, backward, weight_s, *exposed, recompute_s, recompute_exposed_s)

@@ -116,8 +116,8 @@ class Setting(NamedTuple):
     gathered_bytes: Ints
     """Bytes per element of a block's matrices when gathered."""
     gathered_expert_bytes: Ints
-    tied: Ints
-    """1 if the model's embedding is also its head."""
+    copied: Ints
+    """1 if the first and the last of several stages both train the embedding."""
     shards: Ints
     expert_shards: Ints
     memory: Floats
@@ -211,9 +211,10 @@ def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
 
 
 def tied_s(x: Setting, held: HeldLayers) -> Floats:
-    """Seconds by rank for summing the two copies of a tied embedding over the first and the last stage."""
-    copied = (x.tied > 0) & (held.has_head > 0) & (held.head > 0)
-    return np.where(copied, x.of_ends.reduced_s(x.master_bytes * held.head / x.tp / x.shards, np.minimum), 0.0)
+    """Seconds by rank for summing the two copies of an embedding over the first and the last stage."""
+    copied = (x.copied > 0) & (held.has_head > 0)
+    elements = np.maximum(held.embedding, held.head)
+    return np.where(copied, x.of_ends.reduced_s(x.master_bytes * elements / x.tp / x.shards, np.minimum), 0.0)
 
 
 def _held_params(x: Setting, held: HeldLayers) -> tuple[Ints, Ints]:

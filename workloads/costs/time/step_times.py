@@ -209,7 +209,7 @@ class StepTimes:
             of_head,
             of_dense,
             *gathered,
-            e.model.tie_embeddings,
+            e.model.tie_embeddings or e.model.mtp_modules > 0,
         )
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)

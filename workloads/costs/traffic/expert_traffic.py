@@ -6,7 +6,7 @@ value in the precision of sums; T and D as in `workloads.costs.traffic.sent`.
 
 ep      forward: copies (c N D), their weights (a N), outputs back (c M D); backward: a gradient for each, in the other
         direction. Learned routing exchanges counts first (8 E). Full recomputation repeats a forward up to the
-        experts' outputs, and where these are normed what brings them back, too. With forced routing M is exact. With
+        experts' outputs, and where a norm follows what brings them back, too. With forced routing M is exact. With
         learned routing M depends on what was learned, and is set to its mean over the group, N; so calls are exact, and
         the bytes of all ranks of a group together, too. A capacity fixes both numbers of rows
 tp      with etp = tp tokens (c T D) and weights (a T k) are gathered, outputs scattered, and backward does the adjoint;
@@ -49,17 +49,12 @@ def _exchanges(s: Sender, moe: MoESpec, layers: int, repeated: int) -> None:
     sent, received = _rows(s, moe)
     row = s.compute * _width(s)
     s.along_experts(row * sent, 2 * layers + repeated)  # dispatch of copies; backward of the combine
-    outputs_again = repeated if _are_outputs_normed(s) else 0
+    outputs_again = s.num_outputs_repeated * e.num_microbatches
     s.along_experts(row * received, 2 * layers + outputs_again)  # combine of outputs; backward of the dispatch
     s.along_experts(s.accumulated * sent, layers + repeated)
     s.along_experts(s.accumulated * received, layers)
     if e.routing == "learned" and e.capacity_factor is None:
         s.along_experts(_COUNT_BYTES * moe.num_experts, layers + repeated)
-
-
-def _are_outputs_normed(s: Sender) -> bool:
-    """Whether outputs of experts are normed, so that full recomputation needs them."""
-    return any(kind.normed_beside for kind in layers_of(s.experiment.model).kinds)
 
 
 def _width(s: Sender) -> int:
@@ -89,7 +84,7 @@ def _inside_tensor_parallel(s: Sender, moe: MoESpec, layers: int, repeated: int)
     weights, choices = (bytes * s.tokens * moe.experts_per_token for bytes in (s.accumulated, _COUNT_BYTES))
     if e.etp == 1:
         return
-    outputs_again = repeated if _are_outputs_normed(s) else 0
+    outputs_again = s.num_outputs_repeated * e.num_microbatches
     if not e.sequence_parallel:
         s.along("tp", "all_reduce", stream, 2 * layers + outputs_again)
         s.along("tp", "all_reduce", weights, layers)

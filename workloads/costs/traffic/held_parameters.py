@@ -39,11 +39,12 @@ def parameters_of_stage(
     model: ModelSpec, layers: range, *, is_first: bool, is_last: bool, padding: int = 0
 ) -> list[tuple[Weight, ...]]:
     """The parameters of a pipeline stage. ``padding``: rows of embedding and head that stand for no token."""
-    found: list[tuple[Weight, ...]] = [(weights.embedding(model, padding),)] if is_first else []
+    embeds = is_first or (is_last and model.mtp_modules > 0)
+    found: list[tuple[Weight, ...]] = [(weights.embedding(model, padding),)] if embeds else []
     for layer in layers:
         found += parameters_of_layer(model, layer)
     if is_last:
         found.append((weights.final_norm(model),))
-        if not (is_first and model.tie_embeddings):
+        if not (embeds and model.tie_embeddings):
             found.append((weights.head(model, padding),))
     return found

@@ -99,6 +99,10 @@ class Sender:
         layers = layers_of(self.experiment.model)
         return [layers.kinds[layers.order[at]] for at in experiment_layers(self.experiment)[stage.index]]
 
+    def looked_up(self, stage: Stage) -> int:
+        """Number of lists of tokens whose embeddings a stage looks up: of the model, of each multi-token module."""
+        return stage.is_first + (self.experiment.model.mtp_modules if stage.is_last else 0)
+
     def kinds(self) -> list[tuple[Layer, int, str]]:
         """This rank's layers: (kind, number of layers, the word of recomputation that they have)."""
         e, layers = self.experiment, layers_of(self.experiment.model)
@@ -137,6 +141,15 @@ class Sender:
     def num_routed_repeated(self) -> int:
         """Of those the ones whose whole forward runs again."""
         return sum(layers for kind, layers, word in self.kinds() if kind.routed and word == "full")
+
+    @property
+    def num_outputs_repeated(self) -> int:
+        """Of those the ones with a norm after the experts, which needs what they return: of their outputs, or of a
+        multi-token module before the head."""
+        normed = [
+            (kind.normed_beside or kind.ahead, layers, word) for kind, layers, word in self.kinds() if kind.routed
+        ]
+        return sum(layers for is_normed, layers, word in normed if is_normed and word == "full")
 
     def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
         """Count calls among the ranks that differ from this one on ``axis`` alone."""

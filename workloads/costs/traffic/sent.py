@@ -16,19 +16,20 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
         scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
         Recomputing ``mla_up`` gathers the latents once more
-        The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
-        a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
-        gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards,
-        and where key and value heads are copied, those of their projections over the ranks with copies, in another
+        The embedding and the head add one gather and one scatter each, or one all-reduce; modules of multi-token
+        prediction add one of the head each, and their look-ups are in the message of the embedding. The loss adds two
+        all-reduces a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step
+        the gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards, and
+        where key and value heads are copied, those of their projections over the ranks with copies, in another
 cp      each layer's attention, see `workloads.costs.traffic.context_parallel`. A ring's messages are all-to-alls
 ep      layers with routed experts, along tp and cp too: `workloads.costs.traffic.expert_traffic`
 dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
 pp      c T D a micro-batch and stage on another rank (c T D / tp with sequence parallelism): activations to the next
         stage, gradients to the previous one
 tied    one all-reduce of this rank's shard of the embedding's gradient, between the first and the last stage, if they
-        are on two ranks
-world   the loss and the squared gradient norm, in one all-reduce of two master values. If one axis has all ranks, this
-        is a call along that axis
+        are on two ranks and both have it: tied to the head, or looked up by modules of multi-token prediction
+world   the loss and the squared gradient norm, and the loss of such modules, in one all-reduce of master values. If one
+        axis has all ranks, this is a call along that axis
 
 update  what the optimizer sends (`workloads.costs.traffic.updates`), along ``stage``, dp_shard and tp
 
@@ -77,21 +78,21 @@ def _tensor_parallel(s: Sender) -> None:
     """Count what the layers send, the ends of the model, and the gradients of weights that every rank holds whole."""
     e = s.experiment
     has_head = any(stage.is_last for stage in s.stages)
-    ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
-    activations = s.compute * s.tokens * e.model.hidden_size
+    activations, passes = s.compute * s.tokens * e.model.hidden_size, has_head * (1 + e.model.mtp_modules)
     blocks_along_tp(s)
-    if e.sequence_parallel:
-        s.along("tp", "all_gather", activations, ends)
-        s.along("tp", "reduce_scatter", activations, ends)
-    else:
-        s.along("tp", "all_reduce", activations, ends)
+    for size in [*(s.looked_up(stage) * activations for stage in s.stages), *[activations] * passes]:
+        if size and e.sequence_parallel:
+            s.along("tp", "all_gather", size, e.num_microbatches)
+            s.along("tp", "reduce_scatter", size, e.num_microbatches)
+        elif size:
+            s.along("tp", "all_reduce", size, e.num_microbatches)
     if has_head:
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
         size = -(-s.tokens // chunks)
         for start in range(0, s.tokens, size):
             tokens = min(size, s.tokens - start)
             for values in (1, 2):
-                s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
+                s.along("tp", "all_reduce", values * tokens * s.accumulated, passes * e.num_microbatches)
     replicated = [*replicated_shapes(s), *([(e.model.hidden_size,)] if has_head and e.sequence_parallel else [])]
     if replicated:
         elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
@@ -117,9 +118,10 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
     e, model, blocks = s.experiment, s.experiment.model, list(layer_units(s, stage))
     d, zero3 = model.hidden_size, e.zero_stage == 3
     vocabulary = (model.vocab_size // e.tp, d)
-    if model.tie_embeddings and stage.is_first and stage.is_last:
+    embeds = s.looked_up(stage) > 0
+    if model.tie_embeddings and embeds and stage.is_last:
         return Unit((vocabulary, (d,)), False), blocks
-    first = [Unit((vocabulary,), zero3)] if stage.is_first else []
+    first = [Unit((vocabulary,), zero3)] if embeds else []
     last = [Unit(((d,), vocabulary), False)] if stage.is_last else []
     return None, [*first, *blocks, *last]
 
@@ -181,13 +183,14 @@ def _pipeline(s: Sender) -> None:
 
 
 def _once(s: Sender) -> None:
-    """Count the gradient of a tied embedding, the loss and the gradient norm."""
+    """Count the gradient of an embedding with two copies, the losses and the gradient norm."""
     e = s.experiment
     ends = [s.rank_of_stage(0), s.rank_of_stage(e.num_stages - 1)]
-    if e.model.tie_embeddings and s.rank in ends:
+    if (e.model.tie_embeddings or e.model.mtp_modules) and s.rank in ends:
         elements = s.own_rows(e.model.vocab_size // e.tp) * e.model.hidden_size
         s.tally.add("tied", "all_reduce", s.master * elements, ends)
-    s.tally.add(s.axis_of_all, "all_reduce", 2 * s.accumulated, range(e.world_size))
+    values = 3 if e.model.mtp_modules else 2
+    s.tally.add(s.axis_of_all, "all_reduce", values * s.accumulated, range(e.world_size))
 
 
 _TERMS: tuple[Callable[[Sender], None], ...] = (

@@ -124,7 +124,7 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
             assert group is not None
             channels[channel] = group
         first, last = _holder(experiment, 0), _holder(experiment, experiment.num_stages - 1)
-        if experiment.model.tie_embeddings and first != last:
+        if (experiment.model.tie_embeddings or experiment.model.mtp_modules) and first != last:
             tied = _own_group([[pipeline[first], pipeline[last]] for pipeline in pipelines], rank)
     return Groups(
         experiment=experiment,

@@ -8,6 +8,7 @@ feed-forward columns of this rank, V vocabulary rows of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.collectives.tensor_products import TensorParallel
+from workloads.engine.layers.ahead import with_modules
 from workloads.engine.layers.block import AnyBlock, block_of
 from workloads.engine.layers.experts import ExpertParallel
 from workloads.engine.layers.norm import RMSNorm
@@ -35,7 +37,7 @@ from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients, SumOf
-from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
+from workloads.engine.ops.linear_cross_entropy import linear_cross_entropies
 from workloads.spec import weights
 from workloads.spec.documents.kernels import by_length, extremes
 from workloads.spec.experiment import Experiment
@@ -45,7 +47,9 @@ from workloads.spec.weights import routed
 
 
 class Head(nn.Module):
-    """Final norm and vocabulary-parallel cross-entropy; the logits of a whole micro-batch never exist."""
+    """Final norm and vocabulary-parallel cross-entropy; the logits of a whole micro-batch never exist. Modules of
+    multi-token prediction have their own norms, and the mean of their losses times ``mtp_loss_weight`` is added to the
+    model's."""
 
     weight: nn.Parameter
 
@@ -59,6 +63,12 @@ class Head(nn.Module):
         self.cap = model.logit_cap
         add_parameter(self, "weight", [weights.head(model, padding)], tp.sizes)
         self.scale = 1.0 / experiment.tokens_per_step
+        modules = model.mtp_modules
+        self.scales = [self.scale, *[self.scale * model.mtp_loss_weight / modules for _ in range(modules)]]
+        self.mtp_loss_weight = model.mtp_loss_weight
+        self.losses: list[Tensor] = []
+        """Of the last forward, without a gradient: this micro-batch's share of the global batch's mean loss, and with
+        modules of that of the mean of theirs."""
         # GPipe holds every micro-batch between its forward and backward: keep one number per token, not two gradients.
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
         self.loss_scale: Tensor | None = None
@@ -66,13 +76,15 @@ class Head(nn.Module):
         self.sum_of: SumOf | None = None
         """As of `DeferredGradients`. The gradient is never deferred."""
 
-    def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
-        """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs), a scalar."""
-        return linear_cross_entropy(
-            gather_tokens(self.norm(x_TD), self.tp),
+    def forward(self, x_TD: Tensor, targets_T: Tensor, *later: Tensor) -> Tensor:
+        """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs), a scalar. ``later``:
+        normed hidden states [T, D] of modules of multi-token prediction, then the targets of each [T]."""
+        modules = len(later) // 2
+        total, (of_model, *of_modules) = linear_cross_entropies(
+            [gather_tokens(normed_TD, self.tp) for normed_TD in (self.norm(x_TD), *later[:modules])],
             self.weight,
-            targets_T,
-            scale=self.scale,
+            [targets_T, *later[modules:]],
+            scales=self.scales,
             group=self.tp.axis.group,
             grads_in_forward=self.grads_in_forward,
             gradient_scale=self.loss_scale,
@@ -80,11 +92,16 @@ class Head(nn.Module):
             cap=self.cap,
             sum_of=self.sum_of,
         )
+        self.losses = [of_model]
+        if of_modules:
+            self.losses.append(torch.stack(of_modules).sum() / self.mtp_loss_weight)
+        return total
 
 
 class Chunk(nn.Module):
     """One model chunk, which is one stage of the pipeline: some layers, the embedding before the first, the head after
-    the last. A rank holds several chunks if it has virtual stages.
+    the last. A rank holds several chunks if it has virtual stages. Modules of multi-token prediction are all in the
+    last stage, which has a copy of the embedding for them.
 
     The chunk of the first stage takes tokens; that of the last stage also takes targets and returns the loss.
     """
@@ -108,14 +125,18 @@ class Chunk(nn.Module):
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
         self.rotations = rotations(model)
         vectors = weights.embedding(model, padded_rows(experiment))
-        self.embedding = VocabularyParallelEmbedding(vectors, tp) if self.is_first else None
+        self.modules_ahead = model.mtp_modules if self.is_last else 0
+        """Modules of multi-token prediction, which are the last blocks."""
+        embeds = self.is_first or self.modules_ahead > 0
+        self.embedding = VocabularyParallelEmbedding(vectors, tp) if embeds else None
         self.embedding_scale = model.embedding_scale
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
-        self.blocks = nn.ModuleList(
+        blocks = [
             block_of(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
             for layer in layers
-        )
+        ]
+        self.blocks = nn.ModuleList(with_modules(blocks, layers, model, self.modules_ahead))
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -168,26 +189,58 @@ class Chunk(nn.Module):
                 setattr(self, name, getattr(self, name).to(dtype))
 
     def forward(
-        self, x: Tensor, targets_T: Tensor | None = None, positions_T: Tensor | None = None, *others: Tensor
+        self,
+        x: Tensor,
+        targets_T: Tensor | None = None,
+        positions_T: Tensor | None = None,
+        *others: Tensor,
+        later_targets: Sequence[Tensor] = (),
     ) -> Tensor:
         """``positions_T``: place of each token in its document, if documents are packed, and ``others``: what attention
-        must know of other ranks' tokens (`workloads.engine.training.data.Batch`)."""
-        if self.embedding is not None:
-            x = self.embedding(x)
-            if self.embedding_scale != 1.0:
-                x = x * self.embedding_scale
+        must know of other ranks' tokens (`workloads.engine.training.data.Batch`). ``later_targets``: [T] of each module
+        of multi-token prediction, in the stage that has them."""
+        later: Sequence[Tensor] = ()
+        if self.modules_ahead:
+            assert targets_T is not None and len(later_targets) == self.modules_ahead
+            inputs = [targets_T, *later_targets[:-1]]
+            if self.is_first:
+                x, *later = self._embedded([x, *inputs])
+            else:
+                later = self._embedded(inputs)
+        elif self.embedding is not None:
+            (x,) = self._embedded([x])
         tables: list[tuple[Any, ...]] = [*self.tables()]
         if positions_T is not None:
             seen = seen_keys(positions_T, others, self.index, self.cp, x, self.limits)
             tables = [(cos[positions_T], sin[positions_T], seen) for cos, sin in tables]
-        for block, table in zip(self.blocks, self.table_of, strict=True):
+        blocks = zip(self.blocks, self.table_of, strict=True)
+        for block, table in islice(blocks, len(self.blocks) - self.modules_ahead):
             x = self._mark(x)
             x = block(x, *tables[table])
-        x = self._mark(x)
+        x = hidden = self._mark(x)
+        normed: list[Tensor] = []
+        for block, table in blocks:
+            hidden, of_head = block(hidden, *tables[table], later[len(normed)])
+            normed.append(of_head)
         if self.head is not None:
             assert targets_T is not None
-            x = self.head(x, targets_T)
+            x = self.head(x, targets_T, *normed, *later_targets)
         return x
+
+    def _embedded(self, tokens: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Vectors of this rank's tokens of each of several lists [T]: one look-up, and one message. No token
+        (`NO_TARGET`) has the vector of token 0, which nothing reads that has a loss."""
+        assert self.embedding is not None
+        if len(tokens) == 1:
+            return (self._scaled(self.embedding(tokens[0])),)
+        tp = self.embedding.tp
+        parts = tp.size if tp.sequence_parallel else 1  # a rank gets the same part of each list
+        tokens_KPT = torch.stack([*tokens]).clamp_(min=0).view(len(tokens), parts, -1)
+        x = self._scaled(self.embedding(tokens_KPT.transpose(0, 1).reshape(-1)))
+        return x.view(len(tokens), -1, x.shape[-1]).unbind()
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
 
     def defer_to(self, deferred: DeferredGradients) -> None:
         """Leave the weight gradients of this chunk's products to ``deferred``."""

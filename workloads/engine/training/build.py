@@ -13,6 +13,7 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import ParameterSpec, initialise
 from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
 from workloads.engine.kind_ops import linear_kernels
+from workloads.engine.layers.ahead import AheadBlock
 from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.ops import flash4
@@ -77,6 +78,7 @@ def _shape(experiment: Experiment, groups: Groups, stage: int, store: Activation
     for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
         recompute = words[layer]
         compiled = experiment.compiles(routed=routed(experiment.model, layer), recomputed=recompute != "none")
+        compiled = compiled and not isinstance(block, AheadBlock)
         blocks.append(apply_recompute(block, recompute, compiled=compiled))
         if compiled:
             blocks[-1].compile()

@@ -8,6 +8,11 @@ With packed documents (`workloads.spec.documents.lengths`) a batch also has the 
 with context parallelism what attention must know of the other ranks' tokens (`Batch`). The
 last token of a document, one that is cut at the sequence's end too, predicts `END_OF_DOCUMENT` and nothing of the next
 document. So every token has a target, and the loss is the mean over all tokens, as without documents.
+
+For models with modules of multi-token prediction a batch also has the targets of each module. They are the targets of
+the module before it, or of the model, one token later in the sequence, whose last tokens have none (arXiv:2412.19437,
+equation 24, where the loss is divided by all tokens). The next module takes their embeddings, so no rank needs tokens
+of another one.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ from workloads.spec.experiment import Experiment
 Batch = tuple[Tensor, ...]
 """(tokens, targets) of a micro-batch, each [T]. With packed documents (tokens, targets, places in documents), and with
 context parallelism one more part for each of its ranks, in their order: with Ulysses the places of that rank's tokens
-in their documents, otherwise their indices in their sequences."""
+in their documents, otherwise their indices in their sequences. The last parts are the targets of modules of multi-token
+prediction, in their order (`NO_TARGET`: none)."""
+NO_TARGET = -1
 END_OF_DOCUMENT = 0
 """The token that a document's last one predicts."""
 Source = Callable[[Experiment, int, int], Tensor]
@@ -60,15 +67,17 @@ def step_batches(
             if experiment.cp > 1:
                 others = [places.gather(1, of_rank) for of_rank in held] if experiment.cp_kind == "ulysses" else held
         own = [part.gather(1, held[cp_rank]) for part in parts]
-        batches.append(tuple(part.reshape(-1).to(device) for part in [*own, *others]))
+        later = [part.gather(1, held[cp_rank]) for part in _later_targets(parts[1], experiment.model.mtp_modules)]
+        batches.append(tuple(part.reshape(-1).to(device) for part in [*own, *others, *later]))
     return batches
 
 
 def parts_of_batch(experiment: Experiment) -> int:
     """Number of tensors of a `Batch`."""
+    modules = experiment.model.mtp_modules
     if experiment.documents is None:
-        return 2
-    return 3 + (experiment.cp if experiment.cp > 1 else 0)
+        return 2 + modules
+    return 3 + (experiment.cp if experiment.cp > 1 else 0) + modules
 
 
 def held_tokens(experiment: Experiment, index: int, cp_rank: int) -> Tensor:
@@ -102,6 +111,17 @@ def _within_documents(targets: Tensor, places: Tensor) -> Tensor:
     """Targets of which none is of the next document. The token after a document's last one has place 0."""
     after = torch.cat([places[:, 1:], torch.zeros_like(places[:, :1])], 1)
     return targets.masked_fill(after == 0, END_OF_DOCUMENT)
+
+
+def _later_targets(targets: Tensor, modules: int) -> list[Tensor]:
+    """Targets of each module of multi-token prediction, int64 [B, seq_len]."""
+    later: list[Tensor] = []
+    for _ in range(modules):
+        before = later[-1] if later else targets
+        moved = torch.full_like(before, NO_TARGET)
+        moved[:, :-1] = before[:, 1:]
+        later.append(moved)
+    return later
 
 
 def generator_of(experiment: Experiment, step: int, index: int) -> torch.Generator:

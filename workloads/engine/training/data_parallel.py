@@ -106,7 +106,7 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
         shard(experts, reshard_after_forward=reshard, of_experts=True)
     for block in chunk.blocks:
         shard(block, reshard_after_forward=reshard)
-    if not (experiment.model.tie_embeddings and chunk.is_first and chunk.is_last):
+    if not (experiment.model.tie_embeddings and chunk.embedding is not None and chunk.head is not None):
         # A tied weight belongs to two modules, so it stays with the chunk; untied ends are units of their own.
         if chunk.embedding is not None:
             shard(chunk.embedding, reshard_after_forward=reshard)

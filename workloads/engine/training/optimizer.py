@@ -117,7 +117,8 @@ class ShardedOptimizer:
             _sum_in_one_message(mine, group)
 
     def add_tied_copies(self) -> None:
-        """Sum the gradients of the two copies of a tied embedding, in the first and the last stage."""
+        """Sum the gradients of the two copies of an embedding, in the first and the last stage: of a tied one, or of
+        one that modules of multi-token prediction look up, too."""
         copies = [p.gradient for p in self.parameters if p.spec.parts[0].name == "embedding"]
         if len(copies) == 2:  # both stages are on this rank
             copies[0].add_(copies[1])
@@ -243,7 +244,8 @@ class ShardedOptimizer:
         copies = self.groups.mesh_of(placement).get_group("replicate").size()
         if not placement.is_expert:
             copies *= placement.copies({"tp": e.tp})
-        if e.model.tie_embeddings and e.num_stages > 1 and named.spec.parts[0].name == "embedding":
+        copied = e.model.tie_embeddings or e.model.mtp_modules > 0
+        if copied and e.num_stages > 1 and named.spec.parts[0].name == "embedding":
             copies *= 2
         return 1.0 / copies
 

@@ -79,6 +79,7 @@ class Pipeline:
             self.deferred = [DeferredGradients(self.sums) for _ in chunks]
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)
+        self.modules_ahead = e.model.mtp_modules
         self.tokens = e.micro_batch_size * e.seq_len // e.cp
         """Tokens of one micro-batch on this rank."""
         self.boundary_shape = (self.tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
@@ -87,10 +88,11 @@ class Pipeline:
         self.running = ""
         """Kind of the current action, or of the last one."""
 
-    def run(self, batches: list[Batch]) -> tuple[Tensor | None, PipelineMarks]:
+    def run(self, batches: list[Batch]) -> tuple[list[Tensor], PipelineMarks]:
         """Forward and backward of every micro-batch.
 
-        Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
+        Returns this rank's share of the mean loss, with modules of multi-token prediction followed by that of their
+        mean loss (empty on ranks without the last stage), and the marks of the step.
         """
         step = _Step(self, self.actions, batches, is_rehearsal=self.groups.is_rehearsal)
         step.run()
@@ -98,7 +100,7 @@ class Pipeline:
         start = self.clock.mark()
         step.messages.finish()
         marks.late_waits.append((start, self.clock.mark()))
-        return (torch.stack(step.losses).sum() if step.losses else None), marks
+        return [torch.stack(of_steps).sum() for of_steps in zip(*step.losses, strict=True)], marks
 
     def prepare(self) -> None:
         """Connect to the neighbouring stages and load every kernel, before any message is on its way."""
@@ -146,7 +148,8 @@ class _Step:
         """(chunk, micro-batch) -> (chunk input, chunk output)"""
         self.last_layers: dict[tuple[int, int], LayerTensors] = {}
         """The last layer of each forward whose tensors wait on the host, by (chunk, micro-batch)."""
-        self.losses: list[Tensor] = []
+        self.losses: list[list[Tensor]] = []
+        """Of each micro-batch: the loss, and with modules of multi-token prediction theirs."""
 
     def run(self) -> None:
         """Run all actions."""
@@ -180,11 +183,15 @@ class _Step:
 
     def _forward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
         pipeline = self.pipeline
-        tokens, targets, *documents = self.batches[action.microbatch]
+        tokens, targets, *others = self.batches[action.microbatch]
+        documents = others[: len(others) - pipeline.modules_ahead]
         x = tokens if received is None else received.requires_grad_()
-        output: Tensor = chunk(x, targets if chunk.is_last else None, *documents)
-        if chunk.is_last:
-            self.losses.append(output.detach())
+        if chunk.modules_ahead:
+            output: Tensor = chunk(x, targets, *documents, later_targets=others[len(documents) :])
+        else:
+            output = chunk(x, targets if chunk.is_last else None, *documents)
+        if chunk.head is not None:
+            self.losses.append(chunk.head.losses)
         else:
             self.messages.give(action, output.detach())
         last = self.actions[-1]

@@ -113,19 +113,19 @@ def _missing_in_experts(mlp: RoutedMLP) -> Iterator[str]:
     yield from (name for name, missing in named.items() if missing)
 
 
-def model_spec(model: LayeredModel, name: str | None = None) -> ModelSpec:
-    """The same model as a `ModelSpec`, called ``name``."""
-    return model_from_dict(spec_fields(model, name or model.name))
+def model_spec(model: LayeredModel, name: str | None = None, *, ahead: bool = False) -> ModelSpec:
+    """The same model as a `ModelSpec`, called ``name``. ``ahead``: as of `spec_fields`."""
+    return model_from_dict(spec_fields(model, name or model.name, ahead=ahead))
 
 
 def spec_fields(model: LayeredModel, name: str, *, ahead: bool = False) -> dict[str, Any]:
     """The fields of a file in ``conf/model``: numbers if they can express the model, else the list of its layers.
     ``ahead``: with the modules of multi-token prediction that the file names."""
     ends = {"vocab_size": model.vocab_size, "tie_embeddings": model.tie_embeddings, "norm_eps": model.norm_eps}
-    modules = model.predicted_ahead if ahead else 0
-    if modules or not_expressible(model):
-        layers = LayerList.of(model).with_modules(modules)
-        return {"name": name, "hidden_size": model.hidden_size, **ends, "layers": to_plain(layers)}
+    modules = {"mtp_modules": model.predicted_ahead} if ahead and model.predicted_ahead else {}
+    if not_expressible(model):
+        layers = to_plain(LayerList.of(model))
+        return {"name": name, "hidden_size": model.hidden_size, **ends, "layers": layers, **modules}
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMLP)]
@@ -143,6 +143,7 @@ def spec_fields(model: LayeredModel, name: str, *, ahead: bool = False) -> dict[
         **({"qk_norm": True} if isinstance(mixer, Attention) and mixer.norm == "head" else {}),
         "rope_theta": mixer.rope.theta,
         "norm_eps": model.norm_eps,
+        **modules,
     }
     if routed is not None:
         fields["moe"] = experts(routed, len(dense))

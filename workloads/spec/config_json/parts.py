@@ -40,6 +40,10 @@ def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") 
 
 def assemble(fields: Fields, layers: Iterable[Layer], *, tied: bool = False, **options: Any) -> LayeredModel:
     """The model with its ends. ``tied``: whether the head shares the embedding if the file does not say."""
+    modules, left_out = predicted_ahead(fields), options.pop("left_out", ())
+    if modules and (blocks := _blocks_ahead(fields)) > 1:
+        left_out = (*left_out, f"{modules} modules of multi-token prediction, each of {blocks} blocks of one part")
+        modules = 0
     return LayeredModel(
         name=fields.label,
         hidden_size=fields.count("hidden_size"),
@@ -48,9 +52,16 @@ def assemble(fields: Fields, layers: Iterable[Layer], *, tied: bool = False, **o
         layers=tuple(layers),
         norm_eps=fields.number("rms_norm_eps", 1e-6, also=("layer_norm_epsilon", "layernorm_epsilon", "norm_eps")),
         longest=fields.count("max_position_embeddings", 0, also=("model_max_length", "max_seq_len"), least=0) or None,
-        predicted_ahead=predicted_ahead(fields),
+        predicted_ahead=modules,
+        left_out=left_out,
         **options,
     )
+
+
+def _blocks_ahead(fields: Fields) -> int:
+    """Blocks of one module of multi-token prediction, where the file lists them (Nemotron 3)."""
+    patterns = [fields.value(name, "") for name in ("mtp_hybrid_override_pattern", "mtp_layers_block_type")]
+    return max(len(pattern or "") for pattern in patterns)
 
 
 def predicted_ahead(fields: Fields) -> int:

@@ -44,6 +44,9 @@ PARTS: Mapping[str, type[Any]] = {
 """Every part of a layer by its name in files. A new kind of mixer or MLP is added here."""
 _NAMES = {kind: name for name, kind in PARTS.items()}
 _MOST_KINDS = 100
+MTP_LOSS_WEIGHT = 0.1
+"""Megatron-LM's default (``--mtp-loss-scaling-factor``), and DeepSeek-V3's for its last 4.8 T tokens after 0.3 for the
+first 10 T (arXiv:2412.19437, section 4.2)."""
 _FORMER_CAP = 30.0
 """``final_logit_softcapping`` of the families that files of earlier versions could have a cap of: Gemma 2 and 4."""
 
@@ -62,6 +65,18 @@ class LayerList:
     """Largest absolute logit; 0: no cap."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size."""
+    mtp_loss_weight: float = MTP_LOSS_WEIGHT
+    """Factor of the mean loss of the modules of multi-token prediction, if there are any."""
+
+    @property
+    def modules(self) -> int:
+        """Number of modules of multi-token prediction, which are the last layers."""
+        count = 0
+        for at in reversed(self.order):
+            if not self.kinds[at].ahead:
+                break
+            count += 1
+        return count
 
     @classmethod
     def of(cls, model: LayeredModel) -> LayerList:
@@ -75,13 +90,19 @@ class LayerList:
             model.scaled_embedding,
         )
 
-    def with_modules(self, count: int) -> LayerList:
+    def with_modules(self, count: int, loss_weight: float = MTP_LOSS_WEIGHT) -> LayerList:
         """The list with modules of multi-token prediction of the last layer's kind at its end."""
         if not count:
             return self
         module = dataclasses.replace(self.kinds[self.order[-1]], ahead=True)
         order = (*self.order, *[len(self.kinds)] * count)
-        return dataclasses.replace(self, kinds=(*self.kinds, module), order=order)
+        return dataclasses.replace(self, kinds=(*self.kinds, module), order=order, mtp_loss_weight=loss_weight)
+
+    def without_modules(self) -> LayerList:
+        """The list without its modules of multi-token prediction."""
+        kinds = tuple(kind for kind in self.kinds if not kind.ahead)
+        order = tuple(kinds.index(self.kinds[at]) for at in self.order if not self.kinds[at].ahead)
+        return dataclasses.replace(self, kinds=kinds, order=order, mtp_loss_weight=MTP_LOSS_WEIGHT)
 
     def model(self, name: str, hidden: int, vocabulary: int, *, tied: bool, norm_eps: float) -> LayeredModel:
         """The whole model, whose sums are parameters and FLOPs."""
@@ -101,7 +122,7 @@ class LayerList:
 def to_plain(layers: LayerList) -> dict[str, Any]:
     """The list as JSON and YAML hold it. Options at their default are left out."""
     plain: dict[str, Any] = {"kinds": [_of_layer(layer) for layer in layers.kinds], "order": list(layers.order)}
-    for field in ("streams", "logit_cap", "scaled_embedding"):
+    for field in ("streams", "logit_cap", "scaled_embedding", "mtp_loss_weight"):
         if getattr(layers, field) != LayerList.__dataclass_fields__[field].default:
             plain[field] = getattr(layers, field)
     return plain
@@ -142,13 +163,34 @@ def from_plain(place: str, value: Any) -> LayerList:
         whole_number(f"{place}: order", at, 0, error=InvalidExperiment)
     if set(order) != set(range(len(kinds))):
         raise InvalidExperiment(f"{place}: order must use each of the {len(kinds)} kinds, as 0 to {len(kinds) - 1}")
+    of_kinds = tuple(_layer(f"{place}: kinds[{at}]", kind) for at, kind in enumerate(kinds))
+    _refuse_module_places(place, [of_kinds[at].ahead for at in order])
     return LayerList(
-        tuple(_layer(f"{place}: kinds[{at}]", kind) for at, kind in enumerate(kinds)),
+        of_kinds,
         tuple(order),
         whole_number(f"{place}: streams", fields.get("streams", 1), 1, error=InvalidExperiment),
         _logit_cap(f"{place}: logit_cap", fields.get("logit_cap", 0.0)),
         flag(f"{place}: scaled_embedding", fields.get("scaled_embedding", False), error=InvalidExperiment),
+        float(
+            number(
+                f"{place}: mtp_loss_weight",
+                fields.get("mtp_loss_weight", MTP_LOSS_WEIGHT),
+                above=0,
+                error=InvalidExperiment,
+            )
+        ),
     )
+
+
+def _refuse_module_places(place: str, ahead: list[bool]) -> None:
+    """Raises `InvalidExperiment` unless modules of multi-token prediction follow the last layer, of which there is
+    one."""
+    if ahead != sorted(ahead):
+        raise InvalidExperiment(
+            f"{place}: order has a layer after a module of multi-token prediction (ahead); modules are the last ones"
+        )
+    if all(ahead):
+        raise InvalidExperiment(f"{place}: order has modules of multi-token prediction (ahead) alone, and no layer")
 
 
 def _logit_cap(place: str, value: Any) -> float:

@@ -39,7 +39,7 @@ class Layer:
         for part in (self.mixer, self.mlp):
             parts += part.weights(hidden) if part is not None else ()
         if self.ahead:  # norms of both inputs and of the head's
-            parts += [whole("ahead", 2 * hidden, hidden), vector("ahead norms", 3 * hidden)]
+            parts += [whole("ahead", 2 * hidden, hidden), vector("ahead norm", hidden, 3, 3)]
         return tuple(parts)
 
     @property
@@ -56,9 +56,10 @@ class Layer:
     def ends_in_product(self) -> bool:
         """Whether the layer's last operation, but for the sum with its input, is a product whose output no backward
         reads: full recomputation repeats neither it nor its sum over tensor-parallel ranks. Not so of routed experts,
-        whose outputs are sent back, and of layers with a norm after their last part."""
+        whose outputs are sent back, of layers with a norm after their last part, and of modules, whose norm before the
+        head follows."""
         parts = (self.mixer is not None) + (self.mlp is not None)
-        return not self.routed and self.norms <= parts
+        return not self.routed and not self.ahead and self.norms <= parts
 
     @property
     def sees_all(self) -> bool:
