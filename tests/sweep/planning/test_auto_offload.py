@@ -177,7 +177,6 @@ def test_recomputation_that_is_given_stays() -> None:
     ("field", "told"),
     [
         ("grid.axes.compile=block", "with compile=block: what a compiled block saves has no names"),
-        ("grid.axes.cuda_graph=step", "cuda_graph=step: with activation_offload copies"),
         ("grid.axes.precision=fp8_tensorwise", "products save copies in fewer bits"),
         ("deepseek_v2_lite", "the words name tensors of grouped-query attention"),
     ],
