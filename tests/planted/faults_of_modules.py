@@ -32,8 +32,8 @@ MODULES: list[Fault] = faults_of(
         "ahead_loss_in_the_models",
         "the reported loss has that of the modules",
         _HEAD + "forward",
-        "self.losses = [of_model]",
-        "self.losses = [total.detach()]",
+        "self.losses = [of_model,",
+        "self.losses = [total.detach(),",
         _ONE,
     ),
     (

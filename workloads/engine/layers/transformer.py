@@ -92,9 +92,7 @@ class Head(nn.Module):
             cap=self.cap,
             sum_of=self.sum_of,
         )
-        self.losses = [of_model]
-        if of_modules:
-            self.losses.append(torch.stack(of_modules).sum() / self.mtp_loss_weight)
+        self.losses = [of_model, *([torch.stack(of_modules).sum() / self.mtp_loss_weight] if of_modules else [])]
         return total
 
 
@@ -127,15 +125,13 @@ class Chunk(nn.Module):
         vectors = weights.embedding(model, padded_rows(experiment))
         self.modules_ahead = model.mtp_modules if self.is_last else 0
         """Modules of multi-token prediction, which are the last blocks."""
-        embeds = self.is_first or self.modules_ahead > 0
-        self.embedding = VocabularyParallelEmbedding(vectors, tp) if embeds else None
+        self.embedding = None
+        if self.is_first or self.modules_ahead:
+            self.embedding = VocabularyParallelEmbedding(vectors, tp)
         self.embedding_scale = model.embedding_scale
-        layers = experiment_layers(experiment)[stage]
+        layers, batch = experiment_layers(experiment)[stage], experiment.micro_batch_size
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
-        blocks = [
-            block_of(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
-            for layer in layers
-        ]
+        blocks = [block_of(layer, model, batch, tp, cp, experts if routed(model, layer) else None) for layer in layers]
         self.blocks = nn.ModuleList(with_modules(blocks, layers, model, self.modules_ahead))
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
