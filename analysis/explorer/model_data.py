@@ -7,6 +7,7 @@ shape or memory size is written down twice.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -35,6 +36,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
 
     ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of
     `results.tables.schema`) have; without those of a list of layers, which the widget's fields do not describe.
+    ``listed``: names of these in ``attempts``.
     ``clusters``: every shipped cluster with known device memory, in bytes.
     ``oom_margin``: the planner leaves a layout out if its peak exceeds this many times a cluster's ``usable_bytes``.
     ``choices``: allowed values of an experiment's fields. ``engine``: name and version. ``rules``: see `rules_json`.
@@ -55,6 +57,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     }
     return {
         "models": [model_to_dict(model) for model in [*models, *_models_of(attempts, models)]],
+        "listed": _listed(attempts),
         "clusters": [_described(cluster) for cluster in clusters if cluster.device.memory_bytes is not None],
         "oom_margin": float(_read(conf / "config.yaml")["plan"]["oom_margin"]),
         "choices": {field: list(get_args(words)) for field, words in choices.items()},
@@ -106,6 +109,15 @@ def _models_of(attempts: pd.DataFrame | None, known: Sequence[ModelSpec]) -> lis
         names.add(name)
         models_of_rows.append(dataclasses.replace(model, name=name))
     return models_of_rows
+
+
+def _listed(attempts: pd.DataFrame | None) -> list[str]:
+    """Names of models of rows that are lists of layers."""
+    if attempts is None or attempts.empty:
+        return []
+    rows = attempts.dropna(subset=["config_json"]).drop_duplicates("model")
+    has_list = ["layers" in json.loads(text)["model"] for text in rows["config_json"]]
+    return sorted(rows["model"][has_list])
 
 
 def _files(conf: Path, group: str) -> list[Path]:

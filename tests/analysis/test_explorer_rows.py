@@ -305,6 +305,9 @@ def test_the_configuration_is_the_rows_own(browser: Browser, recorded: tuple[Pat
     )
     for row, text in enumerate(frame["config_json"]):
         theirs = json.loads(text)
+        if "layers" in theirs["model"]:
+            assert "list of layers" in made[row]["missing"]
+            continue
         # Rows from before there was a choice have its one value of then.
         assert made[row]["config"] == LATER_FIELDS | theirs, row
         assert ex.from_json(json.dumps(made[row]["config"])) == ex.from_json(text)

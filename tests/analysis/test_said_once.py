@@ -187,7 +187,8 @@ def test_the_end_of_a_run_says_what_the_report_says(name: str) -> None:
     assert len(expected) == len(found)
     for row in expected:
         tp, cp = (row["tp"], row["cp"]) if row["method"] == "rehearsed" else (None, None)
-        routing = name_routing(*(row[name] for name in ROUTING))
+        documents = "" if pd.isna(row["documents"]) else f"documents {row['documents']}"
+        routing = ", ".join(filter(None, (name_routing(*(row[name] for name in ROUTING)), documents)))
         cell = found[row["model"], routing, row["engine"], row["seq_len"], row["world_size"], row["method"], tp, cp]
         first = cell.layouts[0]
         chosen = ("dp", "tp", "cp", "pp", "zero_stage", "micro_batch_size", "recompute", "pp_schedule")

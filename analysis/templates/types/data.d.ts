@@ -94,6 +94,8 @@ interface OpensAt {
 interface Widget {
   /** Model shapes, smallest first. */
   models: ModelShape[];
+  /** Names of models of rows that are lists of layers. */
+  listed: string[];
   clusters: ClusterAbout[];
   /** A layout is left out if its peak exceeds this many times a cluster's usable bytes. */
   oom_margin: number;

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from results.tables.schema import METHODS
+from sweep.composing.conffiles import ConfFolders
 from sweep.inspecting.difference import print_difference
 from sweep.inspecting.explain import print_explanation
 from sweep.inspecting.lookup import Record
@@ -81,7 +82,9 @@ def test_what_only_one_has_is_shown_alone() -> None:
 
 def explained(experiment: Experiment, tmp_path: Any) -> str:
     file = io.StringIO()
-    print_explanation(Record(id="point", experiment=experiment, ledger=(), attempts=()), tmp_path, Console(file=file))
+    print_explanation(
+        Record(id="point", experiment=experiment, ledger=(), attempts=()), tmp_path, ConfFolders(), Console(file=file)
+    )
     return " ".join(file.getvalue().split())
 
 
@@ -116,12 +119,12 @@ def test_explain_says_why_an_attempt_has_no_mfu(tmp_path: Any) -> None:
         "peak_flops_source": "none: the file of cluster x has no peak_flops for fp64; it has bf16",
     }
     file = io.StringIO()
-    print_explanation(record("left", of_attempt), tmp_path, Console(file=file, width=200))
+    print_explanation(record("left", of_attempt), tmp_path, ConfFolders(), Console(file=file, width=200))
     assert "100, no MFU: the file of cluster x has no peak_flops for fp64; it has bf16" in file.getvalue()
 
 
 def test_explain_says_the_stored_id(tmp_path: Any) -> None:
     """That of an earlier engine version is not the hash of today's fields."""
     file = io.StringIO()
-    print_explanation(record("left"), tmp_path, Console(file=file, width=200))
+    print_explanation(record("left"), tmp_path, ConfFolders(), Console(file=file, width=200))
     assert file.getvalue().splitlines()[0] == "left"

@@ -16,7 +16,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"optimizer": "adafactor", "precision": "bf16", "master_weights": "bf16"},
         "with optimizer=adafactor (fp32 works)",
     ),
-    ({"optimizer": "muon", "optimizer_offload": 0.5}, "with optimizer=muon (adamw can be on the host"),
+    ({"optimizer": "muon", "optimizer_offload": 0.5}, "with optimizer=muon (those of adamw can be on the host"),
     ({"optimizer": "muon", "layers": "mamba"}, "with the recurrent layers of parity_mamba"),
     ({"optimizer": "adafactor", "layers": "mamba"}, "adamw and sgd work"),
 ]
