@@ -36,7 +36,7 @@ const RowExperiment = (() => {
    */
   function of(read, widget) {
     if (!widget) return { missing: "This page has no shapes of models." };
-    if (widget.listed.includes(read("model"))) return { missing: "Its model is a list of layers, which the forms of this page do not have." };
+    if (widget.listed.some((name) => name === read("model"))) return { missing: "Its model is a list of layers, which the forms of this page do not have." };
     const shape = model(read, widget.models);
     if (!shape) return { missing: "The row does not say the shape of its model." };
     const experiment = /** @type {Experiment} */ ({ model: shape.shape });
