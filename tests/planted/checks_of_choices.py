@@ -37,7 +37,9 @@ def _is_best(fault: Fault | None, batch: str) -> None:
     with planted(fault):
         [size] = answer(question, 1, Known()).sizes
     found = answer(question, 1, Known())
-    spelled = (found.space.layout(row, group) for row in range(len(found.space)) for group in found.space.groups)
+    [ranking] = found.rankings.each
+    space_of_all = ranking.space
+    spelled = (space_of_all.layout(row, group) for row in range(len(space_of_all)) for group in space_of_all.groups)
     layouts = [one for one in spelled if one is not None and not violations(one, question.cluster)]
     fitting = [one for one in layouts if peak_stage(one).peak_bytes <= found.limit_bytes]
     assert 10 < len(fitting) < len(layouts)
