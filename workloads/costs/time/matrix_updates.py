@@ -7,8 +7,9 @@ a matrix's size for every rank, and one more for each copy of it; experts that a
 copies alone. Rounds follow one another.
 
 Products of these matrices have few FLOPs a byte (768 x 2,048: about 370), so that a kernel does not hide its memory
-behind its FLOPs, and both are added. On one H200 updates of two mixtures of experts and of Llama 1B and 8B are so 5 to
-13 % too short, and without the memory 14 to 33 % (results/recorded/h200x1_streamed/NOTE.md).
+behind its FLOPs, and both are added. On H200 updates of two mixtures of experts and of Llama 1B and 8B, measured before
+the memory was counted, are so 5 to 13 % too short instead of 14 to 33 % (results/recorded: h200x1_streamed,
+h200x1_updates, h200x2_updates_8b).
 
 Assumed is that the device always has a product to compute. The only rank of a stage orthogonalises small matrices
 together (`workloads.costs.shape.matrix_parts.batches_of`), so its kernels are few and large. On stages of several ranks

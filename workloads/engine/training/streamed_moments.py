@@ -11,10 +11,11 @@ these elements lie one after another in pinned memory, in pieces of `PIECE` elem
     link to the host             | 0 | 1 | 2 | ...
 
 The first pieces come while the gradient norm is summed. Streams wait for each other, and the host for nothing, so a
-step can be captured as a CUDA graph. The kernel is that of the other elements: weights are the same, bit by bit, as
-without a share on the host. ZeRO-Offload (arXiv:2101.06840) and Megatron-LM's ``HybridDeviceOptimizer`` let the host's
-processors update instead; gradients and weights then cross the link, and AdamW reads and writes 9 numbers an element in
-the host's memory rather than 4.
+step can be captured as a CUDA graph. The kernel is that of the other elements, so weights are the same, bit by bit, as
+without a share on the host; where an address is no multiple of 16 bytes Triton compiles another one, whose last bit may
+differ. ZeRO-Offload (arXiv:2101.06840) and Megatron-LM's ``HybridDeviceOptimizer`` let the host's processors update
+instead; gradients and weights then cross the link, and AdamW reads and writes 9 numbers an element in the host's memory
+rather than 4.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from workloads.engine.update_ops.adamw import count_step, update_flat
 from workloads.engine.update_ops.stochastic_rounding import Segment, cut
 
 MOMENTS = 2
+"""Numbers of an element that stream: the means of its gradients and of their squares."""
 
 
 def kept_elements(elements: int, share: float) -> int:
