@@ -17,21 +17,22 @@ DOCUMENT_CASES = (
     ),
     (
         "documents_attention",
-        "documents and attention not in ('auto', 'flash')",
-        "documents with attention={attention}: it knows no documents here; use attention=auto (FlexAttention) or flash",
+        "documents and attention not in ('auto', 'flash', 'flash4')",
+        "documents with attention={attention}: it knows no documents here; use attention=auto (FlexAttention), "
+        "flash or flash4",
     ),
     (
         "documents_attention",
-        "documents and attention == 'flash' and cp > 1 and cp_kind != 'ulysses'",
-        "documents with attention=flash and cp_kind={cp_kind}: its kernels take queries of whole documents; use "
+        "documents and attention in ('flash', 'flash4') and cp > 1 and cp_kind != 'ulysses'",
+        "documents with attention={attention} and cp_kind={cp_kind}: its kernels take queries of whole documents; use "
         "attention=auto, or cp_kind=ulysses",
     ),
     (
         "documents_attention",
-        "documents and attention == 'flash' and (cp == 1 or cp_kind == 'ulysses') and (query_size != value_size or "
-        "query_size % 8)",
-        "documents with attention=flash: its kernels take keys and values of one size, a multiple of 8, {model} has "
-        "{query_size} and {value_size}; use attention=auto",
+        "documents and attention in ('flash', 'flash4') and (cp == 1 or cp_kind == 'ulysses') and "
+        "(query_size != value_size or query_size % 8)",
+        "documents with attention={attention}: its kernels take keys and values of one size, a multiple of 8, "
+        "{model} has {query_size} and {value_size}; use attention=auto",
     ),
 )
 """(name, condition that breaks the rule, sentence); at most one of a name is broken at a time."""

@@ -3,7 +3,8 @@ GPU their results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.workloads.engine.test_document_attention import SEQUENCES, dense, gra
 from workloads.engine.kind_ops import document_kernels as under_test
 from workloads.engine.kind_ops.document_attention import Seen, document_attention
 from workloads.engine.kind_ops.document_kernels import Cuts, attention_by_length
+from workloads.engine.ops import flash4
+from workloads.engine.ops.attention import choose_flash4
 
 LENGTH = 513
 
@@ -63,11 +66,47 @@ def _its_gradients(
         return torch.autograd.grad(again, inputs, grad)
 
 
+class Flash4:
+    """The package's two functions, made of the plain formulas."""
+
+    @staticmethod
+    def _flash_attn_fwd(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, return_lse: bool, **lengths: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        assert causal
+        assert return_lse
+        o, lse, *_ = _document_by_document(q, k, v, *_bounds(**lengths), lengths["max_seqlen_k"], 0.0, True, False)
+        return o, lse, None
+
+    @staticmethod
+    def _flash_attn_bwd(
+        q: Tensor, k: Tensor, v: Tensor, o: Tensor, grad: Tensor, lse: Tensor, *, causal: bool, **lengths: Any
+    ) -> tuple[Tensor, ...]:
+        assert causal
+        assert lse.is_contiguous()
+        begins, ends, longest = _bounds(**lengths)
+        return _its_gradients(grad, q, k, v, o, lse, begins, ends, longest, longest, 0.0, True, 3, 4)
+
+
+def _bounds(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int
+) -> tuple[Tensor, Tensor, int]:
+    assert max_seqlen_q == max_seqlen_k
+    return cu_seqlens_q, cu_seqlens_k, max_seqlen_q
+
+
+@pytest.mark.parametrize("kernels", ["flash", "flash4"])
 @pytest.mark.parametrize("heads_first", [False, True], ids=["of a projection", "heads first"])
-def test_how_kernels_are_called(monkeypatch: pytest.MonkeyPatch, heads_first: bool) -> None:
+def test_how_kernels_are_called(monkeypatch: pytest.MonkeyPatch, heads_first: bool, kernels: str) -> None:
     """Shapes, order of arguments and what the backward is given, with the formulas in place of the kernels."""
-    stand_in = SimpleNamespace(_flash_attention_forward=_document_by_document, _flash_attention_backward=_its_gradients)
-    monkeypatch.setattr(under_test, "_aten", stand_in)
+    if kernels == "flash":
+        stand_in = SimpleNamespace(
+            _flash_attention_forward=_document_by_document, _flash_attention_backward=_its_gradients
+        )
+        monkeypatch.setattr(under_test, "_aten", stand_in)
+    else:
+        monkeypatch.setattr(flash4, "_interface", lambda: Flash4)
+        monkeypatch.setattr(under_test, "runs_flash4", lambda q: True)
     torch.manual_seed(0)
     shapes = [(3, LENGTH, 4, 16), (3, LENGTH, 2, 16), (3, LENGTH, 2, 16)]
     inputs = [torch.randn(shape, dtype=torch.float64).transpose(1, 2) for shape in shapes]
@@ -92,7 +131,49 @@ def test_shapes_alone() -> None:
         assert [x.shape for x in torch.autograd.grad(o.sum(), (q, k, v))] == [q.shape, k.shape, v.shape]
 
 
+@pytest.fixture(params=["flash", "flash4"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "flash4" and find_spec("flash_attn") is None:
+        pytest.skip("flash-attn-4 is not installed")
+    choose_flash4(chosen=request.param == "flash4")
+    yield
+    choose_flash4(chosen=False)
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
+def test_a_graph_takes_other_documents() -> None:
+    """A captured call computes the documents that its list has when it is replayed, forward and backward."""
+    first, second = ([[300, 1, 723], [1024]], [[1024], [2, 510, 512]])
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 1024, heads, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for heads in (4, 2, 2)
+    )
+    grad = torch.randn_like(q)
+    index = torch.arange(1024)
+
+    def cuts(sequences: Sequence[Sequence[int]]) -> Cuts:
+        return Cuts.of(places(sequences, index).cuda(), 4, 1024)
+
+    def run(of: Cuts) -> tuple[Tensor, ...]:
+        o = attention_by_length(q, k, v, of)
+        return (o.detach(), *torch.autograd.grad(o, (q, k, v), grad))
+
+    fixed = cuts(first)
+    expected = {1: run(fixed), 2: run(cuts(second))}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run(fixed)
+    for number, sequences in ((1, first), (2, second), (1, first)):
+        fixed.bounds_D.copy_(cuts(sequences).bounds_D)
+        graph.replay()
+        for one, other in zip(results, expected[number], strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_on_a_gpu(size: int, dtype: torch.dtype) -> None:

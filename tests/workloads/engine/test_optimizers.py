@@ -16,6 +16,7 @@ from tests.workloads.engine.parity import check, experiment, experts
 from tests.workloads.engine.test_adamw import ReadsOnHost
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import build, choose_attention
+from workloads.engine.update_ops import newton_schulz as iterations
 from workloads.engine.update_ops.newton_schulz import newton_schulz
 from workloads.measuring.step import _batches, _finish, run_step
 from workloads.spec.experiment import Experiment
@@ -142,6 +143,16 @@ def test_matrices_of_a_batch_are_orthogonalised_apart(shape: tuple[int, int, int
     g *= torch.arange(1, 1 + len(g)).view(-1, 1, 1)
     apart = torch.stack([orthogonalised(one) for one in g])
     torch.testing.assert_close(newton_schulz(g), apart, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (3, 4, 10)])
+def test_three_quarters_of_symmetric_products_are_enough(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    whole = newton_schulz(g.clone())
+    monkeypatch.setattr(iterations, "computes_three_quarters", lambda rows, columns: True)
+    torch.testing.assert_close(newton_schulz(g), whole, rtol=1e-12, atol=1e-13)
 
 
 class Operations(TorchDispatchMode):

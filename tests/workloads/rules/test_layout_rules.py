@@ -145,14 +145,19 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "gradient_accumulation_fusion=true with zero_stage=2",
         ),
         (
-            {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "flash4"},
+            {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "cudnn"},
             "documents_attention",
-            "documents with attention=flash4: it knows no documents here; use attention=auto (FlexAttention) or flash",
+            "documents with attention=cudnn: it knows no documents here; use attention=auto (FlexAttention), flash or",
         ),
         (
             {**FLASH_TO_DOCUMENTS, "cp": 2, "cp_kind": "allgather"},
             "documents_attention",
             "use attention=auto, or cp_kind=ulysses",
+        ),
+        (
+            {**FLASH_TO_DOCUMENTS, "attention": "flash4", "cp": 2, "cp_kind": "allgather"},
+            "documents_attention",
+            "documents with attention=flash4 and cp_kind=allgather",
         ),
         ({**FLASH_TO_DOCUMENTS, "model": DEEPSEEK_V3}, "documents_attention", "deepseek_v3 has 192 and 128"),
         (

@@ -50,6 +50,10 @@ BY_LENGTH, BY_LENGTH_64 = (0.545, 950), (0.62, 1300)
 longer, because of blocks that are used in part and of what a query costs besides its scores. Read from documents of
 mean 400 and 1,500 in 4,096 and 16,384 tokens on H200 (docs/grids.md, Packed documents)."""
 
+BY_LENGTH4, BY_LENGTH4_64 = (1.06, 940), (1.07, 1210)
+"""The same for FlashAttention-4's, over its rate on whole sequences: from those, and from lists of documents in which a
+query sees 1,475, 2,359 and 4,653 tokens on average, 16,384 tokens on H200 (docs/grids.md, Packed documents)."""
+
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
 (FlashAttention-2, arXiv:2307.08691)."""
@@ -93,7 +97,10 @@ def documents_relative(e: Experiment) -> float:
     if e.documents is None:
         return 1.0
     if by_length(e):
-        rate, more = BY_LENGTH_64 if e.model.head_dim <= 64 else BY_LENGTH
+        if e.attention == "flash4":
+            rate, more = BY_LENGTH4_64 if e.model.head_dim <= 64 else BY_LENGTH4
+        else:
+            rate, more = BY_LENGTH_64 if e.model.head_dim <= 64 else BY_LENGTH
         return rate / (1 + more / e.slowest_length)
     return DOCUMENTS_RELATIVE_64 if e.model.head_dim <= 64 else DOCUMENTS_RELATIVE
 

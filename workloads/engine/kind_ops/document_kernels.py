@@ -1,4 +1,5 @@
-"""Attention within packed documents by FlashAttention's kernels for sequences of variable length, those of torch.
+"""Attention within packed documents by FlashAttention's kernels for sequences of variable length: those of torch, or
+FlashAttention-4 if the process has chosen it (`workloads.engine.ops.attention.choose_flash4`).
 
 Shapes as in `workloads.engine.ops.attention`; D documents. Queries are all tokens of their sequences, in 16 bits, and
 values are as large as keys (`workloads.rules.document_cases`). The kernels take the rows at which documents begin
@@ -13,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from workloads.engine.ops import flash4
+from workloads.engine.ops.attention import runs_flash4
 
 _aten: Any = torch.ops.aten
 
@@ -41,7 +45,8 @@ class Cuts(NamedTuple):
 
 def attention_by_length(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cuts: Cuts) -> Tensor:
     """[B, N, S, H], with gradients."""
-    o: Tensor = _ByLength.apply(q_BNSH, k_BKSH, v_BKSH, cuts)
+    kernel = _ByLength4 if runs_flash4(q_BNSH) else _ByLength
+    o: Tensor = kernel.apply(q_BNSH, k_BKSH, v_BKSH, cuts)
     return o
 
 
@@ -67,6 +72,24 @@ class _ByLength(torch.autograd.Function):
         gradients = _aten._flash_attention_backward(
             *rows, lse, bounds, bounds, longest, longest, 0.0, True, *ctx.random
         )
+        dq, dk, dv = (_heads(one, q) for one in gradients)
+        return dq, dk, dv, None
+
+
+class _ByLength4(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cuts: Cuts) -> Tensor:
+        o, lse = flash4.forward_by_length(_rows(q), _rows(k), _rows(v), *cuts)
+        o = _heads(o, q)
+        ctx.cuts = cuts
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        gradients = flash4.backward_by_length(_rows(grad), _rows(q), _rows(k), _rows(v), _rows(o), lse, *ctx.cuts)
         dq, dk, dv = (_heads(one, q) for one in gradients)
         return dq, dk, dv, None
 

@@ -39,7 +39,8 @@ def choose_flash4(*, chosen: bool) -> None:
     _flash4_chosen = chosen
 
 
-def _runs_flash4(q: Tensor) -> bool:
+def runs_flash4(q: Tensor) -> bool:
+    """Whether FlashAttention-4 computes attention of these queries."""
     return _flash4_chosen and q.device.type == "cuda"
 
 
@@ -49,7 +50,7 @@ def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -
     Torch picks the kernel among those that the process allows (`workloads.engine.training.build.choose_attention`),
     unless the process has chosen FlashAttention-4.
     """
-    if _runs_flash4(q_BNSH):
+    if runs_flash4(q_BNSH):
         return flash4.attention(q_BNSH, k_BKTH, v_BKTV, causal=causal)
     grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
     if not _needs_equal_sizes(q_BNSH, v_BKTV):
@@ -67,7 +68,7 @@ def _needs_equal_sizes(q: Tensor, v: Tensor) -> bool:
     gradient.
     """
     switches = torch.backends.cuda
-    if _runs_flash4(q) or q.shape[-1] == v.shape[-1] or not switches.flash_sdp_enabled():
+    if runs_flash4(q) or q.shape[-1] == v.shape[-1] or not switches.flash_sdp_enabled():
         return False
     return _is_cpu(q) or not (switches.cudnn_sdp_enabled() or switches.mem_efficient_sdp_enabled())
 
@@ -267,7 +268,7 @@ _KERNELS = {
 
 def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[AttentionKernel, int]:
     """(kernel that torch would pick for these tensors, number of times keys and values must be repeated for it)."""
-    if _runs_flash4(q):
+    if runs_flash4(q):
         return FLASH4, 1
     if _is_cpu(q) and torch.backends.cuda.flash_sdp_enabled():
         return CPU, 1  # torch is not asked, because it takes FakeTensors for tensors of another device

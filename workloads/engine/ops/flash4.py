@@ -59,6 +59,34 @@ def backward(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
+def forward_by_length(
+    q_RNH: Tensor, k_RKH: Tensor, v_RKV: Tensor, bounds_D: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of sequences of variable length, one after the other in R rows: (o [R, N, V], lse [N, R] in
+    fp32). ``bounds_D``: their first rows and R, int32 [sequences + 1]; ``longest``: most rows of one."""
+    o, lse, *_ = _interface()._flash_attn_fwd(
+        q_RNH.detach(), k_RKH.detach(), v_RKV.detach(), causal=True, return_lse=True, **_lengths(bounds_D, longest)
+    )
+    return o, lse
+
+
+def backward_by_length(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse_NR: Tensor, bounds_D: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of `forward_by_length`."""
+    dq, dk, dv = _interface()._flash_attn_bwd(q, k, v, o, grad_o, lse_NR, causal=True, **_lengths(bounds_D, longest))
+    return dq, dk, dv
+
+
+def _lengths(bounds_D: Tensor, longest: int) -> dict[str, Any]:
+    return {
+        "cu_seqlens_q": bounds_D,
+        "cu_seqlens_k": bounds_D,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+    }
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

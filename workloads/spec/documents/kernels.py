@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def by_length(e: Experiment) -> bool:
-    """Whether every document is a sequence of FlashAttention's kernels for sequences of variable length. Otherwise
-    FlexAttention runs. On a CPU both are the plain formulas."""
-    return e.documents is not None and e.attention == "flash"
+    """Whether every document is a sequence of FlashAttention's kernels for sequences of variable length: torch's, or
+    those of FlashAttention-4. Otherwise FlexAttention runs. On a CPU both are the plain formulas."""
+    return e.documents is not None and e.attention in ("flash", "flash4")
 
 
 def gathers_documents(e: Experiment) -> bool:
