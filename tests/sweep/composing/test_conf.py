@@ -14,6 +14,7 @@ from sweep.planning.plan import make_plan
 from tests.sampling import sampled
 from tests.sweep.helpers import check_points_to_run
 from workloads.costs.shape.params import num_params
+from workloads.spec.experiment import Experiment
 
 FOLDERS = ConfFolders()
 
@@ -65,6 +66,32 @@ PARAMETERS = {
     "gemma_4_26b_a4b": 25_233_141_760,
     "gpt_oss_120b": 116.83e9,
     "kimi_k2": 1.026e12,
+    # the whole models without 16 and 24 of their layers: attention with its biases and sinks, or norms of heads;
+    # router, experts and norms. Of Gemma's 24 four have full attention
+    "gpt_oss_20b_8_layers": 20_914_757_184
+    - 16 * (2 * 2880 * 64 * 64 + 2 * 2880 * 8 * 64 + 80 * 64 + 2880 + 64 + 2 * 2880)
+    - 16 * 32 * (2880 + 1 + 3 * 2880 * 2880 + 3 * 2880),
+    "gemma_4_26b_a4b_6_layers": 25_233_141_760
+    - 20 * (2816 * 32 * 256 + 16 * 256 * 2816 + 2 * 256)
+    - 4 * (2816 * 18 * 512 + 16 * 512 * 2816 + 2 * 512)
+    - 24 * (128 * (2816 + 3 * 2816 * 704) + 3 * 2816 * 2112 + 7 * 2816 + 2816 + 128),
+    # vocabulary twice, final norm, attention, routers, 16 experts and a shared one, norms
+    "llama4_scout_4_layers": 2 * 202048 * 5120
+    + 5120
+    + 4 * (2 * 5120 * 5120 + 2 * 5120 * 1024 + 16 * 5120 + 17 * 3 * 5120 * 8192 + 2 * 5120),
+    # eight MLPs with 256 experts, a shared one and its gate; six delta rules with convolution, decays and norm;
+    # attention with a gate as large as its queries
+    "qwen3_5_35b_a3b_8_layers": 2 * 248320 * 2048
+    + 2048
+    + 8 * (256 * (2048 + 3 * 2048 * 512) + 3 * 2048 * 512 + 2048 + 2 * 2048)
+    + 6 * (2048 * (2 * 2048 + 2 * 4096 + 2 * 32) + 4 * (2 * 2048 + 4096) + 2 * 32 + 128 + 4096 * 2048)
+    + 2 * (2048 * (2 * 16 + 2 * 2) * 256 + 16 * 256 * 2048 + 2 * 256),
+    # six Mamba-2 with convolution and its bias, decays, skips, biases of steps and norm; six MLPs; two of attention
+    "nemotron_3_nano_14_layers": 2 * 131072 * 2688
+    + 2688
+    + 6 * (2688 * (2 * 4096 + 2048 + 64) + 5 * (4096 + 2048) + 3 * 64 + 4096 + 4096 * 2688 + 2688)
+    + 6 * (128 * (2688 + 2 * 2688 * 1856) + 2 * 2688 * 3712 + 2688)
+    + 2 * (2688 * (32 + 2 * 2) * 128 + 32 * 128 * 2688 + 2688),
 }
 DRIVER_NAMES = [
     "NVIDIA H200",
@@ -178,6 +205,26 @@ def test_the_tiny_grid_is_a_handful_with_every_kind_of_layout() -> None:
     assert any(e.tp > 1 and e.pp > 1 for e in experiments)
     assert any(e.dp > 1 and e.pp > 1 for e in experiments)
     assert any(e.dp > 1 and e.tp > 1 for e in experiments)
+
+
+def test_every_layout_of_the_grid_of_kinds_fits_two_gpus_in_a_short_step() -> None:
+    config = compose_sweep(["+grid=kinds_2gpu"])
+    plan = make_plan(config, expand_all(config.grids, config.models.__getitem__), "measured")
+    assert {(point.verdict, point.rule) for point in plan.points} == {("run", None)}
+    for point in plan.points:
+        assert point.peak_bytes is not None and point.limit_bytes is not None and point.time is not None
+        assert point.peak_bytes < point.limit_bytes
+        assert point.time.step_time_s < 2
+    by_model: dict[str, list[Experiment]] = {}
+    for point in plan.points:
+        by_model.setdefault(point.experiment.model.name, []).append(point.experiment)
+    assert len(by_model) == 5
+    recurrent = {"qwen3_5_35b_a3b_8_layers", "nemotron_3_nano_14_layers"}
+    for name, experiments in by_model.items():
+        layouts = {(e.dp, e.tp, e.pp, e.cp, e.ep, e.zero_stage, e.virtual_stages) for e in experiments}
+        assert len(layouts) == 10
+        assert len(experiments) == (20 if name in recurrent else 10)
+        assert {e.tokens_per_step for e in experiments} == {8 * 4096}
 
 
 def test_sizes_that_are_no_power_of_two_are_ordinary() -> None:

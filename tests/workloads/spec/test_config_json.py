@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,32 @@ def test_a_published_file_is_the_shipped_model(name: str, shipped: str, differin
     read = model_to_dict(model_spec(layers_from_config(name, PUBLISHED[name]["config"])))
     known = model_to_dict(ConfFolders().model(shipped))
     assert {field for field in read if read[field] != known[field]} == differing
+
+
+@pytest.mark.parametrize(
+    ("name", "shipped"),
+    [
+        ("openai/gpt-oss-20b", "gpt_oss_20b_8_layers"),
+        ("Qwen/Qwen3.5-35B-A3B", "qwen3_5_35b_a3b_8_layers"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron_3_nano_14_layers"),
+        ("google/gemma-4-26B-A4B", "gemma_4_26b_a4b_6_layers"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_scout_4_layers"),
+    ],
+)
+def test_a_cut_model_is_the_first_layers_of_the_published_file(name: str, shipped: str) -> None:
+    whole = layers_from_config(name, PUBLISHED[name]["config"])
+    known = ConfFolders().model(shipped)
+    assert known.layers is not None
+    cut = known.layers.model(
+        name, known.hidden_size, known.vocab_size, tied=known.tie_embeddings, norm_eps=known.norm_eps
+    )
+    assert shipped.endswith(f"_{len(cut.layers)}_layers")
+    assert cut.layers == whole.layers[: len(cut.layers)]
+    assert set(cut.layers) == set(whole.layers)
+    same = dataclasses.replace(
+        whole, layers=cut.layers, longest=None, predicted_ahead=0, left_out=(), without_effect=()
+    )
+    assert cut == same
 
 
 def test_the_larger_gpt_oss_has_more_layers_and_experts() -> None:
