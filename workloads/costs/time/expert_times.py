@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from workloads.costs.memory.activations import rank_tokens
+from workloads.costs.memory.activations import STATISTICS_BYTES, rank_tokens
 from workloads.costs.memory.expert_activations import expert_tensors
 from workloads.costs.shape import fp8
 from workloads.costs.shape.expert_loads import sent_tokens
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.time.rank_times import Rates
+from workloads.costs.time.unfused import moved_bytes
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -35,7 +36,12 @@ class ExpertTimes(NamedTuple):
     """Matrix products of the weight gradients, always in bf16."""
     permute_s: float
     """Permuting rows inside the rank."""
-    swiglu_s: float
+    activation_s: float
+    """Activation of the experts, forward."""
+    activation_back_s: float
+    biases_s: float
+    """Biases of the experts, forward."""
+    biases_back_s: float
     dispatch_s: float
     """Exposed dispatch of copies and their weights to the experts."""
     combine_s: float
@@ -60,15 +66,21 @@ class ExpertTimes(NamedTuple):
         # The busiest rank receives more than it sends in the dispatch, and sends more in the combine.
         rows_s = collective_time_s("all_to_all", float(max(x.sent, x.rows)), e.ep, e.etp, cluster)
         weights_s = collective_time_s("all_to_all", float(x.weights), e.ep, e.etp, cluster)
+        moved = moved_bytes(mlp.expert, mlp.expert.width // e.etp, width)
+        received = x.weights // STATISTICS_BYTES * c / 2
+        times = [received * one / rates.memory for one in (*moved.activation, *moved.biases)]
         return cls(
             forward_s=max(products * share, read) + casts[0] / rates.memory,
             inputs_s=max(products * share, read) + casts[1] / rates.memory,
             weights_s=max(products, x.parameters / rates.memory),
             permute_s=rows / rates.memory,
-            swiglu_s=matrices * x.product / rates.memory,
+            activation_s=times[0],
+            activation_back_s=times[1],
+            biases_s=times[2],
+            biases_back_s=times[3],
             dispatch_s=max(0.0, rows_s - shared_flops / e.tp / rates.matmul) + weights_s,
             combine_s=rows_s,
         )
 
 
-NO_EXPERTS = ExpertTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_EXPERTS = ExpertTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -24,9 +24,11 @@ from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.documents.kernels import by_length, gathers_documents
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import Recurrent
+from workloads.spec.layer_kinds.spans import Window
 from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 from workloads.spec.mesh import stride
 from workloads.spec.recurrent_kernels import Batch, Kernels
@@ -51,8 +53,8 @@ longer, because of blocks that are used in part and of what a query costs beside
 mean 400 and 1,500 in 4,096 and 16,384 tokens on H200 (docs/grids.md, Packed documents)."""
 
 BY_LENGTH4, BY_LENGTH4_64 = (1.06, 940), (1.07, 1210)
-"""The same for FlashAttention-4's, over its rate on whole sequences: from those, and from lists of documents in which a
-query sees 1,475, 2,359 and 4,653 tokens on average, 16,384 tokens on H200 (docs/grids.md, Packed documents)."""
+"""The same for FlashAttention-4's, over its rate on whole sequences: from those, and from three lists of documents in
+16,384 tokens on H200 (results/recorded/h200x2_documents/NOTE.md)."""
 
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
@@ -105,6 +107,16 @@ def documents_relative(e: Experiment) -> float:
     return DOCUMENTS_RELATIVE_64 if e.model.head_dim <= 64 else DOCUMENTS_RELATIVE
 
 
+def window_relative(e: Experiment, kind: Layer) -> float:
+    """Rate of attention to a window over that of full attention: FlashAttention 2 computes it, and and a window is like
+    documents in which a query sees as many keys, on average half their length (`BY_LENGTH`)."""
+    mixer = kind.mixer
+    if not isinstance(mixer, Attention) or not isinstance(mixer.span, Window) or mixer.span.size >= e.slowest_length:
+        return 1.0
+    rate, more = BY_LENGTH_64 if mixer.head_dim <= 64 else BY_LENGTH
+    return rate / (1 + more / (2 * mixer.span.keys(e.slowest_length)))
+
+
 def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
     """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
@@ -121,7 +133,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     trained = mixing.trained
     if isinstance(kind.mixer, Recurrent):
         trained = kind.mixer.kernel_flops()
-    rate = rates.attention * attention_relative(e) * documents_relative(e)
+    rate = rates.attention * attention_relative(e) * documents_relative(e) * window_relative(e, kind)
     attention = tokens * trained / e.tp / rate
     scores = tokens * mixing.untrained / e.tp / rate
     experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
@@ -129,13 +141,14 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     parts = (kind.mixer is not None) + (kind.mlp is not None)
     kernels = _kernels(e, kind)
     passes = sum(one.moved for one in tensors) + c * parts * (2 * streams + 1) * stream * hidden - kernels.replaced
-    memory = passes / rates.memory + experts.swiglu_s + experts.permute_s
+    memory = passes / rates.memory + experts.activation_s + experts.biases_s + experts.permute_s
     in_fp8 = fp8.product_times(e, rates.matmul / rates.head)
     casts = fp8.cast_traffic(e, tokens, products.weights // e.tp, *_columns(kind, hidden, e.tp))
     # The head's forward computes its gradients too.
     of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
     forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
-    backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention + 2 * memory
+    backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention
+    backward += 2 * (passes / rates.memory + experts.permute_s) + experts.activation_back_s + experts.biases_back_s
     copied_s = exchange_copies(e, kind.mixer, c) / rates.memory
     forward, backward = forward + copied_s, backward + copied_s
     if kernels.passes is not None:
@@ -164,9 +177,9 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     elif named:
         recompute_s = sum(one.moved for one in tensors if one.dropped_by in named) / rates.memory
         if "experts" in named:  # all products but the last; no rows are exchanged for it
-            recompute_s += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
+            recompute_s += 2.0 / 3.0 * experts.forward_s + experts.activation_s + experts.biases_s
         elif "swiglu" in named:
-            recompute_s += experts.swiglu_s
+            recompute_s += experts.activation_s
         if "mla_up" in named:
             again = sum(weight.active for weight in _matrices(kind, hidden) if weight.name in latent_up(kind))
             recompute_s += per_number * tokens * again / e.tp

@@ -73,7 +73,7 @@ def _add(y: Tensor, bias: Tensor, weights: Tensor | None, groups: RowGroups, par
         added = bias_GO[group[block]]
         if weights is not None:
             added = added * weights[block].unsqueeze(1)  # in fp32: rounded with the sum alone
-        y[block, columns] += added
+        y[block, columns].add_(added)
     return y
 
 
