@@ -238,6 +238,34 @@ def test_grids_share_no_run() -> None:
             {"axes": {"tp": [1, 2, 3], "pp": [1, 2, 4]}, "where": {"none": "tp > 1", "deep": "pp > 4"}},
             r"no point is left of 9 combinations; ruled out by where\.deep: 6, where\.none: 3$",
         ),
+        (
+            {"where": {"a": 'tp == "2"'}},
+            r'where\.a: tp is a number and "2" is a text, .* equal; write 2 without quotes$',
+        ),
+        (
+            {"where": {"a": "recompute in ['full', 1]"}},
+            r"where\.a: recompute is a text and 1 is a number, .*; it may be ",
+        ),
+        (
+            {"where": {"a": "engine_version == 7 or tp == 1"}},
+            r'where\.a: engine_version is a text .* write "\d+"|may be',
+        ),
+        ({"where": {"a": "tp < 4 < recompute"}}, r"where\.a: 4 is a number and recompute is a text, .*; it may be "),
+        (
+            {"where": {"a": "sequence_parallel == 'true'"}},
+            r"a: sequence_parallel is true or false .* write True without",
+        ),
+        ({"where": {"a": "step_time_s < '2'"}}, r'where\.a: step_time_s is a number and "2" is a text'),
+        ({"where": {"a": "pp > 1 or 'fp8' == precision"}}, r"where\.a: precision='fp8'; did you mean 'fp8_blockwise'"),
+        (
+            {"axes": {"nodes": [1]}, "derive": {"dp": "half * 2", "half": "nodes / 2"}, "where": {"a": "half != '1'"}},
+            r'where\.a: half is a number and "1" is a text',
+        ),
+        ({"axes": {"kind": ["a", "b"]}, "where": {"a": "kind == 1"}}, r'where\.a: kind is a text and 1 .* write "1"$'),
+        (
+            {"axes": {"n": [1]}, "derive": {"dp": "1 if n == 'a' else 2"}},
+            r'derive\.dp: n is a number and "a" is a text',
+        ),
         ({"where": {"a": "num_microbatches > 64"}}, r"no point is left of 1 combination; ruled out by where\.a: 1$"),
     ],
 )
