@@ -35,6 +35,9 @@ class KindBytes(NamedTuple):
     """Held from forward to backward, on the device or, of it, ``offloaded`` on the host."""
     working: int
     """Needed in addition while its backward runs."""
+    ending: int
+    """Needed in addition at its end, beside the gradients of all its weights; negative where less is held than was
+    saved."""
     deferred: int
     """Held between the passes of a split backward."""
     reducing: int
@@ -160,7 +163,8 @@ def kind_bytes(
     of_host = saved - sum(_parts(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     exchanging = _exchanging_first(one, min(saved, total))
-    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one), exchanging, of_host, of_input)
+    first_half, ending = _first_half(one), _ending(one, stream, min(saved, total))
+    return KindBytes(saved, working, ending, _deferred(one), reducing, first_half, exchanging, of_host, of_input)
 
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
@@ -260,6 +264,16 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
             norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
             there -= _sum(norms) - stream
     return there - saved
+
+
+def _ending(one: _Layer, stream: int, saved: int) -> int:
+    """Bytes in addition to ``saved``, and to the gradients of all weights, when a mixer's first product gets its
+    gradient: the gradients of its outputs, its input, that of the layer, and the gradients of both. Far below 0 unless
+    a micro-batch has few tokens."""
+    if one.kind.mixer is None:
+        return -saved
+    gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
+    return gradients + 4 * stream - saved
 
 
 def _exchanging(one: _Layer) -> int:
