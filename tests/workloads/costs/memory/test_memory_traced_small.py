@@ -23,17 +23,18 @@ def small(num_layers: int = 3) -> ModelSpec:
     return model_from_dict({**model_to_dict(LLAMA_8B), **sizes, "num_layers": num_layers, "vocab_size": 1024})
 
 
-def few_tokens(rounds: int = 1, **fields: Any) -> Experiment:
+def few_tokens(rounds: int = 1, seq_len: int = 16, **fields: Any) -> Experiment:
     sequences = rounds * fields.get("dp", 1)
-    return Experiment.canonical(model=small(), seq_len=16, global_batch_size=sequences, **fields)
+    return Experiment.canonical(model=small(), seq_len=seq_len, global_batch_size=sequences, **fields)
 
 
 FEW_TOKENS = {
-    f"ZeRO {stage}, {rounds} micro-batches": few_tokens(
-        rounds, dp=dp, zero_stage=stage, gradient_accumulation_fusion=False
+    f"ZeRO {stage}, {rounds} x {tokens} tokens": few_tokens(
+        rounds, tokens, dp=dp, zero_stage=stage, gradient_accumulation_fusion=False
     )
     for stage, dp in ((0, 1), (0, 2), (1, 2), (2, 4), (3, 4))
     for rounds in (1, 3)
+    for tokens in (16, 128)
 } | {
     f"ZeRO {stage}, Adafactor": few_tokens(
         2, dp=dp, zero_stage=stage, optimizer="adafactor", gradient_accumulation_fusion=False
@@ -45,7 +46,7 @@ FEW_TOKENS = {
 @pytest.mark.parametrize("name", sampled(list(FEW_TOKENS), 2, seconds=2))
 def test_reductions_of_all_layers_are_in_the_peak(name: str) -> None:
     case = FEW_TOKENS[name]
-    assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.003)
+    assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
 
 
 ONE_LAYER = {
