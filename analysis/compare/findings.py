@@ -17,7 +17,7 @@ from analysis.rows import labels
 from analysis.rows.cohorts import METHOD_NAMES
 from analysis.rows.stats import median_interval
 from results.statistics.agreement import COMPARED_STEPS
-from results.text.numbers import format_bytes, format_number, listed, plural
+from results.text.numbers import format_bytes, format_number, format_setting, listed, plural
 
 _TELLING = {
     "cluster": "cluster",
@@ -182,7 +182,7 @@ def axis_tables(table: pd.DataFrame) -> list[PageTable]:
         part = table[table["axis"] == axis]
         rows = [
             [
-                f"{row['value']:g}" if isinstance(row["value"], float) else str(row["value"]),
+                format_setting(row["value"]),
                 f"{row['points']:,}",
                 change(row["ratio"]),
                 interval(row["ratio_low"], row["ratio_high"]),
@@ -282,7 +282,7 @@ def _differences(a: pd.DataFrame, b: pd.DataFrame, columns: dict[str, str]) -> l
 
 def _values(rows: pd.DataFrame, column: str) -> list[str]:
     """Known values of a column as sorted texts; commits are cut to 8 characters."""
-    values = [f"{value:g}" if isinstance(value, float) else str(value) for value in rows[column].dropna().unique()]
+    values = [format_setting(value) for value in rows[column].dropna().unique()]
     return sorted(value[:8] for value in values) if column == "git_commit" else sorted(values)
 
 

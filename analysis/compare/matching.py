@@ -24,7 +24,7 @@ from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
 from results.statistics import noise
 from results.tables.schema import CONFIG_COLUMNS, METHODS
-from results.text.numbers import listed
+from results.text.numbers import format_setting, listed
 from workloads.spec.experiment import ENGINE
 
 _RATE = "tokens_per_s_per_gpu"
@@ -298,9 +298,7 @@ def _is_crossed(a: pd.DataFrame, b: pd.DataFrame, name: str) -> bool:
     if set(of_a) & set(of_b) or not (of_a and of_b):
         return False
     if len(of_a) > 1 or len(of_b) > 1:
-        values = [
-            ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in of) for of in (of_a, of_b)
-        ]
+        values = [", ".join(map(format_setting, of)) for of in (of_a, of_b)]
         word = name.replace("_", " ")
         raise InvalidResults(
             f"A and B share no {word} and one has several (A: {values[0]}; B: {values[1]}); choose sweeps of one "

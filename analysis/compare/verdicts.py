@@ -28,7 +28,7 @@ from analysis.compare import moved
 from analysis.compare.facts import HARDWARE, METHOD, SOFTWARE
 from analysis.compare.moved import change, percent
 from analysis.rows import labels
-from results.text.numbers import listed, plural
+from results.text.numbers import format_setting, listed, plural
 
 REGRESSION, IMPROVEMENT, NOISE, UNKNOWN = "regression", "improvement", "noise", "unknown"
 METHOD_CHANGED, HARDWARE_CHANGED = "method changed", "hardware changed"
@@ -168,4 +168,4 @@ def _number(pair: Mapping[str, Any], name: str) -> float | None:
 def _short(column: str, value: Any) -> str:
     if column == "git_commit":
         return ", ".join(commit[:8] for commit in str(value).split(", "))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return format_setting(value)

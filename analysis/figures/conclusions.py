@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from results.statistics import ranking
-from results.text.numbers import format_percent, listed, plural
+from results.text.numbers import format_percent, format_setting, listed, plural
 
 _NEXT_TO_NOTHING = 0.01
 _NEAR = 0.1
@@ -74,7 +74,7 @@ def of_choices(table: pd.DataFrame) -> str | None:
 
 def choice(row: Mapping[str, Any]) -> str:
     """A row of `analysis.rows.choice_costs.table` in words: ``tp 1 → 2``."""
-    first, value = (str(row[name]).replace("_", " ") for name in ("first", "value"))
+    first, value = (format_setting(row[name]).replace("_", " ") for name in ("first", "value"))
     return f"{_AXES.get(row['axis'], row['axis'])} {first} → {value}"
 
 

@@ -20,6 +20,7 @@ from analysis.rows import choice_costs, labels, metrics, pairs
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import LoadedResults, last_attempts, not_run_yet
 from results.errors import InvalidResults
+from results.text.numbers import format_setting
 
 OPENS_AT = "opens_at.json"
 """Name of the file with the cell that a page shows at first."""
@@ -138,7 +139,9 @@ def choices_of(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, An
     """What each value of each axis costs: columns of `choice_costs.table`; ratios are null without a pair."""
     table = choice_costs.table(frame)
     texts = ("axis", "first", "value")
-    values = {name: [str(v) for v in table[name]] if name in texts else numbers(table[name]) for name in columns}
+    values = {
+        name: [format_setting(v) for v in table[name]] if name in texts else numbers(table[name]) for name in columns
+    }
     return [{name: of[place] for name, of in values.items()} for place in range(len(table))]
 
 

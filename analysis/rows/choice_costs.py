@@ -79,9 +79,15 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
                     enough & (rows[name] == first), enough & (rows[name] == value), [name, *axis.free]
                 )
                 of_pairs = _ratios(rates[two] / rates[one], peaks[two] / peaks[one])
-                found.append({"axis": name, "first": first, "value": value} | of_pairs)
-    ratios = [name for name in COLUMNS[4:] if name != "memory_pairs"]
-    return pd.DataFrame(found, columns=[*COLUMNS]).astype(dict.fromkeys(ratios, float))
+                found.append({"axis": name, "first": _whole(first), "value": _whole(value)} | of_pairs)
+    types = {name: int if name.endswith("pairs") else float for name in COLUMNS[3:]}
+    # As objects: pandas would make a float of every degree beside an axis of fractions.
+    return pd.DataFrame(found, columns=[*COLUMNS], dtype=object).astype(types)
+
+
+def _whole(value: Any) -> Any:
+    """The value of an axis, a whole number as an int: 0 of an axis of fractions."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _ratios(speed: NDArray[np.float64], memory: NDArray[np.float64]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import cast
 import pandas as pd
 
 from analysis.rows.labels import add_labels, tell_collectives_apart
-from results.text.numbers import listed, plural
+from results.text.numbers import format_setting, listed, plural
 from workloads.spec.engine_versions import ENGINE, limits_of
 
 METHOD_NAMES = {
@@ -134,7 +134,7 @@ def cautions(frame: pd.DataFrame) -> list[str]:
 
 
 def _short(column: str, value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = format_setting(value)
     return text[:10] if column == "git_commit" else text
 
 

@@ -21,6 +21,7 @@ from results.statistics.errors_of_predictions import (
     relative_errors,
     summary,
 )
+from results.text.numbers import format_setting
 
 CELL = ["layers", "hidden", "seq", "gpus"]
 """Columns that name a cell: the layouts of one cell are ranked against each other."""
@@ -98,6 +99,6 @@ def by_value(found: pd.DataFrame, column: str) -> list[tuple[str, dict[str, str]
     lines = []
     for value, rows in found.groupby(column, sort=True):
         of = scores(rows)
-        name = f"{value:g}" if isinstance(value, float | int) else str(value)
+        name = format_setting(value)
         lines.append((f"{column} {name}", {key: of[key] for key in keep}))
     return lines

@@ -26,6 +26,7 @@ from results.statistics.errors_of_predictions import (
     relative_errors,
     summary,
 )
+from results.text.numbers import format_setting
 
 DEPTHS = ("closed_form", "rehearsed", "traced", "calibrated")
 QUANTITIES = ("step_time", "peak_memory", "reserved_memory")
@@ -188,7 +189,7 @@ def grades(pairs: pd.DataFrame) -> pd.DataFrame:
                 continue
             for value, part in whole.groupby(values):
                 if len(part) > 1:
-                    rows.append({**fixed, "axis": axis, "value": _written(value), **grade_of(part)})
+                    rows.append({**fixed, "axis": axis, "value": format_setting(value), **grade_of(part)})
     return pd.DataFrame(rows, columns=["depth", "quantity", "axis", "value", *_GRADE])
 
 
@@ -228,10 +229,6 @@ def grade_of(pairs: pd.DataFrame) -> dict[str, Any]:
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def oom_curve(points: pd.DataFrame) -> pd.DataFrame:

@@ -44,6 +44,14 @@ def short_id(experiment_id: str, width: int) -> str:
     return f"{experiment_id[: max(0, width - len(digest) - 1)]}…{digest}"
 
 
+def format_setting(value: object) -> str:
+    """The value of a setting as a reader writes it: ``0`` for 0.0, ``0.25``, ``1f1b``. Fractions have six significant
+    digits. The page writes it likewise (``Words.setting``)."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    return str(int(value)) if value.is_integer() else f"{value:.6g}"
+
+
 def device_noun(backend: str | None) -> str:
     """Noun for the device of one rank, by the backend of the cluster file: ``GPU``, or ``process`` on a CPU."""
     return "process" if backend == "cpu" else "GPU"

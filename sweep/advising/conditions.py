@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sweep.grids.columns import POINT_NAMES, PREDICTED_NAMES, field_of
+from sweep.grids.columns import POINT_NAMES, PREDICTED_NAMES, check_comparisons, field_of
 from sweep.grids.walk import MISTAKES
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
@@ -25,6 +25,8 @@ def conditions_of(texts: Sequence[str]) -> tuple[Expression, ...]:
         if name in PREDICTED_NAMES:
             raise InvalidSweep(f"advise: --where: {name} is a prediction; conditions here are on a layout's fields")
         raise InvalidSweep(f"advise: --where: no name {name!r}{suggest(name, sorted(POINT_NAMES))}")
+    for one in conditions:
+        check_comparisons(f"advise: --where '{one.text}'", one)
     return conditions
 
 

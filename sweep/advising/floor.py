@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sweep.advising.axes import KINDS
 from sweep.advising.question import Question
-from sweep.advising.space import KINDS, LayoutSpace
+from sweep.advising.space import LayoutSpace
 from workloads.costs.memory.kind_sizes import saved_parts
 from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts
 from workloads.predict.points import Floats

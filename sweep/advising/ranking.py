@@ -28,11 +28,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sweep.advising.axes import KINDS
 from sweep.advising.by_stage import MORE, by_stage
 from sweep.advising.floor import Floor, floor_of, saved_of
 from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.simpler import simplest
-from sweep.advising.space import KINDS, Ints, LayoutGroup, LayoutSpace, is_v_shaped, shards_are_whole
+from sweep.advising.space import Ints, LayoutGroup, LayoutSpace, is_v_shaped, shards_are_whole
 from sweep.advising.times import Bounds, Times
 from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
+from sweep.advising.axes import KINDS
 from sweep.advising.conditions import meets
 from sweep.advising.ranked import RankedLayout
-from sweep.advising.space import KINDS, LayoutSpace
+from sweep.advising.space import LayoutSpace
 from sweep.advising.times import Times
 from sweep.grids.step_time import ALIKE, StepTime
 from workloads.rules.layout_rules import violations

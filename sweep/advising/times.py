@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sweep.advising.axes import KINDS
 from sweep.advising.question import Question
-from sweep.advising.space import KINDS, Ints, LayoutSpace
+from sweep.advising.space import Ints, LayoutSpace
 from sweep.grids.step_time import StepTime
 from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast

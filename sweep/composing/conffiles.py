@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from results.errors import UltrasweepError
 from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import suggest
 from workloads.spec.errors import InvalidSweep
@@ -21,6 +23,14 @@ PACKAGED = Path(__file__).parents[1] / "conf"
 GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
 COMPOSED = ("grid", "cluster", "device", "launcher", "measure")
 """Groups whose files Hydra reads. A name in such a group must not have another meaning in Hydra's grammar."""
+_BEGINNINGS = {
+    "grid": "axes: {model: llama8b, global_batch_size: 512}",
+    "model": "num_layers: 32",
+    "cluster": "defaults: [h200, _self_]",
+    "device": "name: ours",
+    "launcher": "defaults: [slurm, _self_]",
+}
+"""How files of the groups may begin whose files must say something."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
@@ -85,6 +95,20 @@ class ConfFolders:
             raise InvalidSweep(f"{group} {name!r}: a name may hold letters, digits, _, -, + and .")
         return existing[0]
 
+    @contextmanager
+    def named(self, group: str, name: str) -> Iterator[None]:
+        """Names the user's files of an option in the errors about it that do not."""
+        try:
+            yield
+        except UltrasweepError as error:
+            paths = {file.path for file in self.lineage(group, name)} if group in COMPOSED else {self.find(group, name)}
+            own = sorted(str(path) for path in paths if not path.is_relative_to(PACKAGED))
+            if not own:
+                raise
+            of_files = f" ({', '.join(own)})"
+            messages = (text if any(path in text for path in own) else text + of_files for text in error.messages)
+            raise type(error)(*messages) from None
+
     def read(self, group: str, name: str) -> dict[str, Any]:
         """The contents of one option's file; its ``defaults`` list, if any, is not followed. A model may be a published
         config.json, whose contents are then those of the file of the same model here, with its modules of multi-token
@@ -94,7 +118,7 @@ class ConfFolders:
             from workloads.spec.config_json.read import read_config
 
             return model_to_dict(model_spec(read_config(published), ahead=True))
-        return read_yaml(self.find(group, name))
+        return _filled(group, self.find(group, name))
 
     def lineage(self, group: str, name: str) -> list[BuiltFile]:
         """The files that an option is built from, in the order in which Hydra merges them: a later one wins.
@@ -120,7 +144,7 @@ class ConfFolders:
         path = self.find(group, name, above[-1] if above else None)
         if path in above:
             raise InvalidSweep(f"{path} is built on itself: its defaults list leads back to it")
-        fields = read_yaml(path)
+        fields = _filled(group, path)
         entries = fields.pop("defaults", None) or []
         if not isinstance(entries, list):
             raise InvalidSweep(f"{path}: defaults must be a list, such as [NAME, _self_]")
@@ -135,7 +159,16 @@ class ConfFolders:
             yield this_file
 
     def model(self, name: str) -> ModelSpec:
-        return model_from_dict({"name": name, **self.read("model", name)})
+        with self.named("model", name):
+            return model_from_dict({"name": name, **self.read("model", name)})
+
+
+def _filled(group: str, path: Path) -> dict[str, Any]:
+    """The contents of a file. Raises `InvalidSweep` if it has none, where an option needs some."""
+    fields = read_yaml(path)
+    if not fields and group in _BEGINNINGS:
+        raise InvalidSweep(f"{path} is empty; a {group} begins for example with {_BEGINNINGS[group]}")
+    return fields
 
 
 def _published(name: str) -> Path | None:

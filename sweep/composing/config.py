@@ -115,8 +115,11 @@ def compose_sweep(
             for model in _models_of(fields):
                 with mistakes.collected():
                     models[model] = folders.model(model)
-            grids.append(grid_from_dict(name, fields, extra_where, _constants(data)))
+            with folders.named("grid", name):
+                grids.append(grid_from_dict(name, fields, extra_where, _constants(data)))
     parts: dict[str, Any] = {}
+    with mistakes.collected():
+        parts["cluster"] = _cluster(chosen, data, folders)
     for part, read in _READERS.items():
         with mistakes.collected():
             parts[part] = read(data)
@@ -138,7 +141,6 @@ def compose_sweep(
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "cluster": lambda data: read_cluster(_mapping(data, "cluster")),
     "launcher": lambda data: _mapping(data, "launcher"),
     "measure": lambda data: _measure(_mapping(data, "measure")),
     "plan": lambda data: _plan_options(_mapping(data, "plan")),
@@ -177,7 +179,16 @@ def cluster_named(name: str, folders: ConfFolders, changes: Sequence[str] = ()) 
     folders.refuse_mistakes([("cluster", name)])
     given = Overrides(grids=(), models=None, groups={}, hydra=cluster_changes(changes))
     data = compose(given, {"cluster": name}, folders)
-    return read_cluster(_mapping(data, "cluster"))
+    return _cluster(name, data, folders)
+
+
+def _cluster(name: str | None, data: Mapping[str, Any], folders: ConfFolders) -> ClusterSpec:
+    """The cluster of a composed configuration, which is the option ``name``; None: that of every configuration."""
+    fields = _mapping(data, "cluster")
+    if name is None:
+        return read_cluster(fields)
+    with folders.named("cluster", name):
+        return read_cluster(fields, name)
 
 
 def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec, ...]:

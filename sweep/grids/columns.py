@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, Protocol
 
+from sweep.grids.axes import AXES, BUDGET
 from sweep.grids.step_time import StepTime
+from workloads.spec.comparisons import Kind, impossible
+from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.expressions import Expression
 from workloads.spec.model_spec import ModelSpec
@@ -26,6 +31,19 @@ COMPUTED = ("dp", "world_size", "num_microbatches", "tokens_per_step")
 """Properties of an experiment that are computed from its fields."""
 POINT_NAMES = frozenset({field.name for field in dataclasses.fields(Experiment)} | {*COMPUTED, *SHAPE_NAMES})
 """Names that are known of a point before prediction."""
+
+
+def _kinds() -> dict[str, Kind]:
+    """What the values of a name are, by the annotations of `Experiment`; ``model`` is the name of one."""
+    hints = typing.get_type_hints(Experiment)
+    kinds: dict[str, Kind] = dict.fromkeys((*COMPUTED, *SHAPE_NAMES, BUDGET), "number")
+    for field in dataclasses.fields(Experiment):
+        options = {kind for kind in typing.get_args(hints[field.name]) or (hints[field.name],) if kind is not NoneType}
+        if options == {bool}:
+            kinds[field.name] = "flag"
+        else:
+            kinds[field.name] = "number" if options <= {int, float} else "text"
+    return kinds
 
 
 class Priced(Protocol):
@@ -73,6 +91,16 @@ PREDICTED_NAMES: Mapping[str, str] = {
     **{name.removeprefix("predicted_"): name for name in PREDICTED},
 }
 """Names accepted for a prediction: its column's, and the same without ``predicted_``."""
+KINDS: Mapping[str, Kind] = {**_kinds(), **dict.fromkeys(PREDICTED_NAMES, "number")}
+"""What the values of each of these names are."""
+_WORDS = {name: rule for name, rule in AXES.items() if KINDS[name] == "text"}
+
+
+def check_comparisons(place: str, expression: Expression, kinds: Mapping[str, Kind] = KINDS) -> None:
+    """Raises `InvalidSweep` if the expression, which is at ``place``, compares what can never be equal. ``kinds``: of
+    all names in it, as far as they are known."""
+    if mistake := impossible(expression, kinds, _WORDS):
+        raise InvalidSweep(f"{place}: {mistake}")
 
 
 def shape_of(model: ModelSpec) -> dict[str, bool | int | float | str]:

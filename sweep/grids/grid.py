@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweep.grids.axes import AXES, BUDGET
-from sweep.grids.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
+from sweep.grids.columns import COMPUTED, KINDS, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES, check_comparisons
 from workloads.spec.checks import did_you_mean, hints, meant_by, shown, suggest
+from workloads.spec.comparisons import Kind, kind_of, kind_of_value
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import COUNTS
@@ -122,6 +123,10 @@ def grid_from_dict(
         words = {word for text in unread.values() for word in _WORD.findall(text)}
         misplaced = {name for section in fields if section not in _SECTIONS for name in meant_by(section, AXES)}
         _check_names(grid, conditions, {*unread, *words, *misplaced}, mistakes)
+    kinds = _kinds(grid)
+    for place, one in expressions.items():
+        with mistakes.collected():
+            check_comparisons(f"{label}: {place}", one, kinds)
     mistakes.refuse()
     return _with_conditions(grid, conditions)
 
@@ -137,6 +142,22 @@ def _used(
         for name, value in constants.items()
         if name in used and name not in given
     ]
+
+
+def _kinds(grid: GridSpec) -> dict[str, Kind]:
+    """What the values of the names in the grid's expressions are, as far as it can be told."""
+    kinds: dict[str, Kind] = {}
+    for axis in grid.axes:
+        for column, name in enumerate(axis.names):
+            found = {kind for row in axis.rows if (kind := kind_of_value(row[column]))}
+            if len(found) == 1:
+                kinds[name] = found.pop()
+    kinds |= KINDS
+    left = dict(grid.derive)
+    while known := {name: kind for name, one in left.items() if (kind := kind_of(one, kinds))}:
+        kinds |= {name: kind for name, kind in known.items() if name not in KINDS}
+        left = {name: one for name, one in left.items() if name not in known}
+    return kinds
 
 
 def _section_hint(section: str, value: Any) -> str:

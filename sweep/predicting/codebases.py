@@ -13,7 +13,6 @@ from workloads.predict.layouts import CODEBASE
 from workloads.predict.profiles import ANY_ENGINE, Profile
 from workloads.spec.checks import build
 from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict
-from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import ENGINE
 
 FOLDER = PACKAGED / "codebase"
@@ -70,7 +69,6 @@ def read_clusters(folders: ConfFolders | None = None) -> dict[str, ClusterSpec]:
                 fields["device"] = file.fields
             else:
                 fields.update(file.fields)
-        if "name" not in fields:
-            raise InvalidSweep(f"{folders.find('cluster', name)}: name must be given; write for example name: {name}")
-        clusters[name] = check_cluster(cluster_from_dict(fields))
+        with folders.named("cluster", name):
+            clusters[name] = check_cluster(cluster_from_dict(fields, name))
     return clusters

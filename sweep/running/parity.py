@@ -122,7 +122,8 @@ def _model(folders: ConfFolders, shared: dict[str, Any]) -> ModelSpec:
     """Builds the model and removes its fields from ``shared``."""
     name = str(shared.pop("model"))
     changes = {key.removeprefix("model."): shared.pop(key) for key in [k for k in shared if k.startswith("model.")]}
-    model = model_from_dict({"name": name, **folders.read("model", name), **changes})
+    with folders.named("model", name):
+        model = model_from_dict({"name": name, **folders.read("model", name), **changes})
     for field, value in changes.items():
         if (used := getattr(model, field)) != value:
             why = "latent attention has its own sizes" if field == "head_dim" else "every layer has routed experts"

@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.figures import conclusions
+from analysis.index_page import page_data
 from analysis.rows import choice_costs, metrics, pairs
 from analysis.rows.stats import MIN_FOR_INTERVAL
 from tests.analysis.conftest import recorded_cohorts
@@ -95,3 +97,29 @@ def test_layouts_of_other_kinds_of_context_parallelism_or_splits_are_no_pair() -
 
 def test_without_rows_there_are_no_choices(frame: pd.DataFrame) -> None:
     assert choice_costs.table(frame[frame["outcome"] == "oom"].reset_index(drop=True)).empty
+
+
+@pytest.mark.slow
+def test_values_of_fractions_and_degrees_are_written_alike() -> None:
+    """Where the axes that vary have numbers alone, as where one has words."""
+    shares = [
+        run(point(dp=2, optimizer_offload=share), i, 100.0 - 40 * share) for i, share in enumerate((0.0, 0.5, 1.0))
+    ]
+    frame = labelled(*shares, run(point(tp=2), 3, 90.0))
+    told = page_data.choices_of(frame, ("axis", "first", "value"))
+    assert [tuple(one.values()) for one in told] == [
+        ("tp", "1", "2"),
+        ("optimizer_offload", "0", "0.5"),
+        ("optimizer_offload", "0", "1"),
+    ]
+    table = choice_costs.table(frame)
+    assert [conclusions.choice(row) for row in table.to_dict("records")] == [
+        "tp 1 → 2",
+        "offloaded states 0 → 0.5",
+        "offloaded states 0 → 1",
+    ]
+    assert [line.split(",")[:3] for line in table.to_csv(index=False).splitlines()[1:]] == [
+        ["tp", "1", "2"],
+        ["optimizer_offload", "0", "0.5"],
+        ["optimizer_offload", "0", "1"],
+    ]

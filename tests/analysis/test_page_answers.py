@@ -20,6 +20,7 @@ from analysis.rows import answer, choice_costs, metrics, pairs
 from analysis.rows.cohorts import Cohort
 from analysis.rows.frame_cache import cache_per_frame
 from results.statistics import ranking
+from results.text.numbers import format_setting
 from sweep.__main__ import main as sweep_main
 from tests.analysis.browser import Browser
 from tests.analysis.compared import copy_drawn_sweeps
@@ -96,19 +97,19 @@ def compare_changes(part: Cohort, ours: answer.Answer, told: list[dict[str, Any]
     for axis, attempt in itertools.product(choice_costs.AXES, rows):
         row = rows[attempt]
         if row[axis] != best[axis] and not pd.isna(row[axis]) and differ_only_in(axis, best, row):
-            alone.setdefault((axis, str(row[axis])), []).append(attempt)
+            alone.setdefault((axis, format_setting(row[axis])), []).append(attempt)
     for one in told:
         axis, needs = one["axis"], choice_costs.AXES[one["axis"]].needs
         assert needs is None or best[needs] > 1
         attempts = alone.pop((axis, one["value"]), [])
         ratios = [rows[attempt][metrics.RANK_BY] / best[metrics.RANK_BY] for attempt in attempts]
-        assert (one["pairs"], one["first"]) == (len(ratios), str(best[axis]))
+        assert (one["pairs"], one["first"]) == (len(ratios), format_setting(best[axis]))
         for name, pool in (("low", min), ("median", statistics.median), ("high", max)):
             same(one.get(name), pool(ratios) if ratios else None)
         assert one["tied"] == (bool(attempts) and ties.issuperset(attempts))
         like = [name for name in ranking.LIKE if name != axis]
         free = [layout["attempt_id"] for layout in ours.layouts if all(layout[n] == ours.best[n] for n in like)]
-        free = [attempt for attempt in free if str(rows[attempt][axis]) == one["value"]]
+        free = [attempt for attempt in free if format_setting(rows[attempt][axis]) == one["value"]]
         assert one["run"] == (free[0] if free else None)
     assert not alone, "a pair is not on the page"
 
@@ -189,6 +190,12 @@ def test_the_answer_of_every_cell_is_the_first_row_of_its_batch(
     elif name == "recorded":
         assert {"measured-h200", "rehearsed-h200"} <= {slug for slug, *_ in won}
         assert any("mixtral" in workload and "learned routing" in workload for _, workload, _ in won)
+
+
+def test_the_page_writes_settings_as_python_does(pages: Pages, browser: Browser) -> None:
+    opened(browser, pages("study"))
+    values = [0.0, 1.0, 0.25, 1 / 3, 2 / 3, 0.1 + 0.2, 1.25, 4096, 16777216, "1f1b"]
+    assert browser.js(f"{json.dumps(values)}.map(Words.setting)") == [format_setting(value) for value in values]
 
 
 def test_regret_and_money_by_hand(pages: Pages, browser: Browser) -> None:

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workloads.predict.degrees import fill_batch, layout_of
 from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, dispatched_by, experts_of
-from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor, refuse_too_many
+from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
 from workloads.predict.network_terms import network_columns
+from workloads.predict.numbers import count_of, not_missing, positive_of
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points, tier_table
 from workloads.predict.profiles import Profile, find_profile
@@ -37,7 +39,6 @@ from workloads.predict.words import (
     truth_of,
     zero_of,
 )
-from workloads.spec.checks import MOST, shown
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE
 
@@ -131,7 +132,7 @@ def _row(
     routed: bool,
 ) -> tuple[dict[str, Any], ClusterSpec, Experts | None]:
     """Fields of `Points`, the cluster and the experts of one row."""
-    n = {name: _count(name, values[name]) for name in _COUNTS}
+    n = {name: count_of(name, values[name]) for name in _COUNTS}
     gpu, name = text_of(values["gpu"]), text_of(values["cluster"])
     if not gpu and not name:
         raise Refused("gpu is not given; give it or the cluster")
@@ -143,10 +144,10 @@ def _row(
     profile = find_profile(code, profiles.values(), general)
     if profile is general:
         note.append(f"no profile of code base {code!r}: taken as {general.name}" if code else "codebase not given")
-    layout = _layout(n, cluster, note)
+    layout = layout_of(n, cluster, note)
     if not text_of(values["cluster"]):
         note_links(layout["gpus"], cluster, clusters, note)
-    _batch(n, layout, note)
+    fill_batch(n, layout, note)
     model = _model(values, n, layout, profile, note)
     model["queries"], mla = attention_of(n, model, profile.name != ENGINE, note)
     experts = experts_of(n, model, layout["ep"], routed, note)
@@ -166,8 +167,8 @@ def _row(
     fields = {
         **model,
         **layout,
-        "mbs": _known(n["mbs"]),
-        "micro_batches": _known(n["grad_accum"]),
+        "mbs": not_missing(n["mbs"]),
+        "micro_batches": not_missing(n["grad_accum"]),
         "zero": zero_of(values["sharding"], profile.sharding, note),
         "recompute": recomputed.kind,
         "fp8": fp8,
@@ -180,7 +181,7 @@ def _row(
         "recomputed": recomputed.share,
         "ends": _ends(model["layers"], layout, profile, note),
         **_attention(values["attention_kernel"], device.name, profile, note),
-        "clock": power_factor(_positive("power_w", values["power_w"], note), cluster, note)
+        "clock": power_factor(positive_of("power_w", values["power_w"], note), cluster, note)
         * library_factor(cluster, note),
         "launch": _launch(values["host_launch_s"], profile, note),
         "codebase": profile.name,
@@ -191,8 +192,8 @@ def _row(
         "memory_bandwidth": device.memory_bandwidth,
         "capacity": float(device.memory_bytes or math.nan),
         **network_columns(cluster),
-        "world_measured": 1e9 * _positive("allreduce_gb_s", values["allreduce_gb_s"], note),
-        "intra_measured": 1e9 * _positive("allreduce_intra_gb_s", values["allreduce_intra_gb_s"], note),
+        "world_measured": 1e9 * positive_of("allreduce_gb_s", values["allreduce_gb_s"], note),
+        "intra_measured": 1e9 * positive_of("allreduce_intra_gb_s", values["allreduce_intra_gb_s"], note),
     }
     return fields, cluster, experts
 
@@ -208,7 +209,7 @@ def _model(
     for name in ("layers", "hidden", "seq"):
         if n[name] is None:
             raise Refused(f"{name} is not given")
-    layers, hidden, seq = _known(n["layers"]), _known(n["hidden"]), _known(n["seq"])
+    layers, hidden, seq = not_missing(n["layers"]), not_missing(n["hidden"]), not_missing(n["seq"])
     heads, kv_heads = n["heads"], n["kv_heads"]
     if heads is None:
         heads = max(1.0, round(hidden / 128))
@@ -288,115 +289,7 @@ def _attention(value: Any, device: str, profile: Profile, note: list[str]) -> di
     return {"unfused": 0.0, "kernel": share / usual}
 
 
-def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]) -> dict[str, float]:
-    degrees = {name: n[name] for name in ("dp", "tp", "pp", "cp")}
-    known = math.prod(value for value in degrees.values() if value is not None)
-    gpus = n["gpus"]
-    if gpus is None:
-        if degrees["dp"] is None or degrees["tp"] is None or degrees["pp"] is None:
-            raise Refused("gpus is not given; give it, or all of dp, tp and pp")
-        gpus = known
-    missing = [name for name, value in degrees.items() if value is None]
-    if missing:
-        if gpus % known:
-            raise Refused(f"{_product(degrees)} does not divide gpus = {gpus:g}")
-        rest = gpus / known
-        open_name = "dp" if "dp" in missing else missing[0] if len(missing) == 1 else None
-        if rest != 1 and open_name is None:
-            raise Refused(
-                f"{' and '.join(missing)} not given, and {_product(degrees)} does not multiply to gpus = {gpus:g}"
-            )
-        for name in missing:
-            degrees[name] = rest if name == open_name else 1.0
-        if open_name is not None and open_name != "dp" and rest != 1:
-            note.append(f"{open_name} not given: {rest:g}, with which the degrees multiply to gpus = {gpus:g}")
-    dp, tp, pp, cp = (_known(degrees[name]) for name in ("dp", "tp", "pp", "cp"))
-    if dp * tp * pp * cp != gpus:
-        if cp > 1 and dp % cp == 0 and dp * tp * pp == gpus:
-            dp /= cp
-            note.append("dp included the context-parallel ranks: divided by cp")
-        else:
-            raise Refused(
-                f"dp x tp x pp x cp = {dp:g} x {tp:g} x {pp:g} x {cp:g} = {dp * tp * pp * cp:g}, gpus = {gpus:g}"
-            )
-    refuse_too_many(gpus, cluster)
-    vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
-    if vpp > 1 and pp == 1:
-        note.append(f"vpp {vpp:g} without a pipeline: taken as 1")
-        vpp = 1.0
-    return {"gpus": gpus, "dp": dp, "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "ep": ep}
-
-
-def _batch(n: dict[str, float | None], layout: Mapping[str, float], note: list[str]) -> None:
-    """Fills in values that follow from the others. Raises `Refused` if they disagree or too few are known."""
-    dp, mbs, m, gbs = layout["dp"], n["mbs"], n["grad_accum"], n["gbs_seqs"]
-    if gbs is not None and m is None and mbs is not None:
-        m = gbs / dp / mbs
-    elif gbs is not None and mbs is None and m is not None:
-        mbs = gbs / dp / m
-    elif gbs is not None and mbs is None and m is None:
-        m, mbs = 1.0, gbs / dp
-        note.append("mbs and grad_accum not given: one micro-batch")
-        if layout["pp"] > 1:
-            m, mbs = gbs / dp, 1.0
-            note[-1] = "mbs and grad_accum not given: micro-batches of one sequence"
-    elif gbs is None and mbs is not None and m is None:
-        m = 1.0 if layout["pp"] == 1 else None
-        note.append("grad_accum not given: 1")
-    if mbs is None or m is None:
-        raise Refused("the batch is not known: give two of gbs_seqs, mbs and grad_accum")
-    if gbs is not None and abs(dp * mbs * m - gbs) > 1e-6 * gbs:
-        raise Refused(f"dp x mbs x grad_accum = {dp:g} x {mbs:g} x {m:g} = {dp * mbs * m:g}, gbs_seqs = {gbs:g}")
-    if mbs <= 0 or m <= 0 or m != round(m):
-        raise Refused(f"gbs_seqs = {gbs or 0:g} is not a multiple of dp x mbs = {dp * mbs:g}")
-    n["mbs"], n["grad_accum"] = mbs, m
-
-
-def _product(degrees: Mapping[str, float | None]) -> str:
-    given = [f"{name} {value:g}" for name, value in degrees.items() if value is not None]
-    return " x ".join(given) or "no degree"
-
-
-def _known(value: float | None) -> float:
-    assert value is not None
-    return value
-
-
-def _count(name: str, value: Any) -> float | None:
-    text = text_of(value)
-    if not text:
-        return None
-    try:
-        number = float(text.replace(",", ""))
-    except ValueError:
-        raise Refused(f"{name} = {shown(text)} is not a number") from None
-    if not math.isfinite(number) or number < 0 or (number != round(number) and name not in ("mbs", "ffn", "vocab")):
-        raise Refused(f"{name} = {number:g} is not a whole number above 0")
-    if number > MOST:
-        raise Refused(f"{name} = {number:g} is above {MOST:,}")
-    if number == 0:
-        if name in ("shared_experts", "dense_layers"):
-            return 0.0
-        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads", "head_dim", *EXPERT_COLUMNS):
-            return None
-        raise Refused(f"{name} = 0")
-    return number
-
-
-def _positive(name: str, value: Any, note: list[str]) -> float:
-    """``value`` as a positive number; NaN, with a note, if it is none."""
-    text = text_of(value)
-    try:
-        number = float(text.replace(",", "")) if text else math.nan
-    except ValueError:
-        number = -1.0
-    if math.isnan(number) or 0 < number < math.inf:
-        return number
-    note.append(f"{name} = {text!r} is not a number above 0: ignored")
-    return math.nan
-
-
 def _launch(value: Any, profile: Profile, note: list[str]) -> float:
     """`Points.launch` of a row."""
-    seconds = _positive("host_launch_s", value, note)
+    seconds = positive_of("host_launch_s", value, note)
     return seconds / profile.host_launch_s if profile.host_launch_s and math.isfinite(seconds) else UNLIKE["launch"]

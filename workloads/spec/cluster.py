@@ -35,6 +35,7 @@ from workloads.spec.units import EXAMPLES, Unit, quantity
 
 SHORT_FORM = ("intra_node", "inter_node", "linked_devices")
 """Fields that describe a network of at most two links; ``tiers`` describes any."""
+_NEVER_NULL = ("name", "backend", "device", "devices_per_node")
 _ABSENT = object()
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_DEVICE: Mapping[str, Unit] = {
@@ -208,14 +209,17 @@ class ClusterSpec:
         return self.device.memory_bytes - self.reserved_bytes
 
 
-def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
+def cluster_from_dict(fields: Mapping[str, Any], option: str = "(unnamed)") -> ClusterSpec:
     """Makes a `ClusterSpec` from plain data (YAML, JSON), in which quantities may be texts with a unit (``50 GB/s``).
+    ``option``: what messages call a cluster without a name.
 
     Numbers are not checked; see `check_cluster`. Raises `InvalidSweep` for a missing or unknown field or unit, with its
     name.
     """
-    place = f"cluster {fields.get('name', '(unnamed)')}"
-    values, mistakes = dict(fields), Mistakes()
+    place = _place(fields, option)
+    # A name without a value is as good as missing.
+    values = {name: value for name, value in fields.items() if value is not None or name not in _NEVER_NULL}
+    mistakes = Mistakes()
     if "device" in values:
         with mistakes.collected():
             values["device"] = _device(f"{place}: device", values["device"])
@@ -256,6 +260,8 @@ def _read_network(place: str, values: dict[str, Any]) -> None:
 
 def _device(place: str, fields: object) -> DeviceSpec:
     device, mistakes = mapping(place, fields), Mistakes()
+    if device.get("name", "") is None:
+        del device["name"]
     names = device.get("driver_names") or ()
     with mistakes.collected():
         names = [names] if isinstance(names, str) else sequence(f"{place}.driver_names", names)
@@ -285,13 +291,17 @@ def _host(place: str, fields: object) -> HostSpec:
     return spec
 
 
-def read_cluster(fields: Mapping[str, Any]) -> ClusterSpec:
-    """Makes a checked `ClusterSpec` from a user's data. Raises `InvalidSweep` with all mistakes: names, missing fields,
-    units, and numbers that no hardware has."""
+def _place(fields: Mapping[str, Any], option: str) -> str:
+    return f"cluster {option if fields.get('name') is None else fields['name']}"
+
+
+def read_cluster(fields: Mapping[str, Any], option: str = "(unnamed)") -> ClusterSpec:
+    """Makes a checked `ClusterSpec` from a user's data (see `cluster_from_dict`). Raises `InvalidSweep` with all
+    mistakes: names, missing fields, units, and numbers that no hardware has."""
     mistakes = Mistakes()
     with mistakes.collected():
-        return check_cluster(cluster_from_dict(fields))
-    _check_values(f"cluster {fields.get('name', '(unnamed)')}", fields, mistakes)
+        return check_cluster(cluster_from_dict(fields, option))
+    _check_values(_place(fields, option), fields, mistakes)
     mistakes.refuse()
     raise AssertionError("the mistakes of a cluster vanished")
 
@@ -350,7 +360,7 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         value: Any = fields
         for part in name.split("."):
             value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
-        if value is not _ABSENT:
+        if value is not _ABSENT and not (value is None and name in _NEVER_NULL):
             with mistakes.collected():
                 check(f"{place}: {name}", value)
     check_tier_values(f"{place}: tiers", fields.get("tiers"), mistakes)

@@ -115,7 +115,7 @@ const Answer = (() => {
         const alone = cell.layouts.filter((place) => value(axis, place) === other && agrees(fixed, place));
         const ratios = alone.map((place) => part.rate(place) / best.rate).sort((a, b) => a - b), middle = (ratios.length - 1) / 2;
         return {
-          axis, first: String(own), value: String(other), pairs: ratios.length, low: ratios[0], high: ratios[ratios.length - 1],
+          axis, first: Words.setting(own), value: Words.setting(other), pairs: ratios.length, low: ratios[0], high: ratios[ratios.length - 1],
           median: (ratios[Math.floor(middle)] + ratios[Math.ceil(middle)]) / 2,
           tied: alone.length > 0 && alone.every((place) => ties.some((tie) => tie.place === place)),
           run: list.find(({ place }) => value(axis, place) === other && agrees(LIKE.filter((name) => name !== axis), place)),

@@ -58,6 +58,12 @@ const Words = (() => {
     return amount >= 1e4 ? `$${fixed(amount / 1e3)} k` : `$${fixed(amount)}`;
   }
 
+  /**
+   * The value of a setting as in results/text/numbers.py (`format_setting`): fractions with six significant digits.
+   * @param {Value} value
+   */
+  const setting = (value) => String(typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(6)) : value);
+
   const days = (count) => (known(count) ? fixed(count, count < 100 ? 1 : 0) : UNKNOWN);
 
   /** Whether a degree is more than one. @param {Value} degree */
@@ -106,7 +112,7 @@ const Words = (() => {
   function updateWords(read) {
     const is = updates(read), named = { grad_reduce: "reduce ", optimizer: "", optimizer_states: "states ", master_weights: "master " };
     const words = Object.entries(named).filter(([name]) => is[name] !== UPDATE_FIELDS[name]).map(([name, word]) => word + is[name]);
-    return Number(is.optimizer_offload) > 0 ? [...words, `offload ${is.optimizer_offload}`] : words;
+    return Number(is.optimizer_offload) > 0 ? [...words, `offload ${setting(is.optimizer_offload)}`] : words;
   }
 
   /** @param {Read} read */
@@ -115,5 +121,5 @@ const Words = (() => {
     return several(read("virtual_stages")) ? `${name}, ${read("virtual_stages")} chunks` : name;
   }
 
-  return { UNKNOWN, GIB, known, fixed, short, percent, gib, memory, tokens, money, days, plural, one, layout, updates };
+  return { UNKNOWN, GIB, known, fixed, short, percent, gib, memory, tokens, money, setting, days, plural, one, layout, updates };
 })();

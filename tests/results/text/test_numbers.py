@@ -37,6 +37,14 @@ def test_a_long_list_is_cut_and_the_rest_counted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0, "0"), (1.0, "1"), (0.25, "0.25"), (1 / 3, "0.333333"), (8, "8"), (2e6, "2000000"), ("1f1b", "1f1b")],
+)
+def test_settings_are_written_without_needless_zeros(value: object, told: str) -> None:
+    assert text.format_setting(value) == told
+
+
+@pytest.mark.parametrize(
     ("ranks", "told"), [([3], "rank 3"), ([2, 0, 1, 5], "ranks 0-2, 5"), ([1, 3], "ranks 1, 3"), ([0, 1], "ranks 0-1")]
 )
 def test_ranks(ranks: list[int], told: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sweep.advising.axes import KINDS
 from sweep.advising.question import read_question
 from sweep.advising.ranking import Ranking
 from sweep.advising.simpler import departures
-from sweep.advising.space import KINDS, space_of
+from sweep.advising.space import space_of
 from sweep.advising.times import Times
 from sweep.grids.step_time import ALIKE, StepTime
 from sweep.predicting.known import Known

@@ -57,6 +57,11 @@ def test_every_layout_of_the_answer_meets_a_condition_on_several_fields(capsys: 
         ("tp / 0 > 1", "advise: --where 'tp / 0 > 1': "),
         ("tp == 3", "advise: no layout meets --where tp == 3"),
         ("tp ==", "advise: --where"),
+        (
+            'tp == "2"',
+            """advise: --where 'tp == "2"': tp is a number and "2" is a text, which are never equal; write 2""",
+        ),
+        ("recompute == 'ful'", "advise: --where 'recompute == 'ful'': recompute='ful'; did you mean 'full'?"),
     ],
 )
 def test_mistakes_get_one_line(condition: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

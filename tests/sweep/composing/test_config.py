@@ -249,6 +249,69 @@ def test_mistakes_of_all_files_and_sections_are_reported_at_once(tmp_path: Path)
     ]
 
 
+WHOLE = {
+    "cluster": "defaults: [/device@device: ours, _self_]\nname: ours\nbackend: cuda\ndevices_per_node: 8\n"
+    "intra_node: {bandwidth: 360 GB/s, latency_s: 4 us}\n",
+    "device": "name: ours\nmemory_bytes: 80 GiB\n",
+    "model": "num_layers: 2\nhidden_size: 64\nnum_heads: 4\nnum_kv_heads: 4\nffn_hidden_size: 128\nvocab_size: 128\n",
+    "grid": "cluster: ours\naxes: {model: ours, global_batch_size: 4}\n",
+}
+
+
+@pytest.mark.parametrize("group", WHOLE)
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n"])
+def test_an_empty_file_is_named_with_how_to_begin(group: str, text: str, tmp_path: Path) -> None:
+    [message] = _of_files(tmp_path, WHOLE | {group: text})
+    begin = {"cluster": "defaults: [h200, _self_]", "model": "num_layers: 32", "device": "name: ours"}
+    begin["grid"] = "axes: {model: llama8b, global_batch_size: 512}"
+    assert message == f"{tmp_path / group / 'ours.yaml'} is empty; a {group} begins for example with {begin[group]}"
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "said"),
+    [
+        (
+            "cluster",
+            "name: ours\nbackend: cuda\n",
+            "cluster ours: device, devices_per_node, intra_node must be given; ",
+        ),
+        ("cluster", "backend: cpu\nname:\ndevice:\n", "cluster ours: name, device, devices_per_node, intra_node must"),
+        (
+            "device",
+            "name: ours\n",
+            "cluster ours: device: memory_bytes must be given; write for example memory_bytes: ",
+        ),
+        (
+            "device",
+            "name:\nmemory_bytes: 80 GiB\n",
+            "cluster ours: device: name must be given; write for example name: ",
+        ),
+        (
+            "model",
+            "num_layers: 4\nhidden_size: 64\n",
+            "model ours: num_heads, num_kv_heads, ffn_hidden_size, vocab_size m",
+        ),
+        ("grid", "axes:\n", "grid ours has no axes; write for example axes: {model: llama8b, global_batch_size: 512}"),
+        ("grid", "axes: {model: ours}\n", "grid ours: global_batch_size is missing; add it as an axis or derive it"),
+    ],
+)
+def test_a_file_without_what_it_needs_is_named(group: str, text: str, said: str, tmp_path: Path) -> None:
+    [message] = _of_files(tmp_path, WHOLE | {group: text})
+    assert message.startswith(said)
+    files = message.rpartition(" (")[2].rstrip(")").split(", ")
+    assert str(tmp_path / group / "ours.yaml") in files
+
+
+def _of_files(folder: Path, texts: dict[str, str]) -> tuple[str, ...]:
+    """The mistakes in a sweep of a user's files."""
+    for group, text in texts.items():
+        (folder / group).mkdir()
+        (folder / group / "ours.yaml").write_text(text)
+    with pytest.raises(UltrasweepError) as error:
+        compose_sweep(["+grid=ours", "cluster=ours"], ConfFolders((folder,)))
+    return error.value.messages
+
+
 def test_several_mistakes_are_printed_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+grid=tiny", "plan.reuse=2", "budget.gpu_hours=-1"]) == 2
     assert capsys.readouterr().err.splitlines() == [

@@ -185,10 +185,20 @@ def test_a_cluster_of_the_users_own_describes_a_device_that_does_not_ship(tmp_pa
     assert said["step_time_s"].iloc[0] > one(gpu="H200")["step_time_s"]
 
 
-def test_an_own_cluster_without_a_name_is_told_by_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"cluster/quad\.yaml is empty; a cluster begins for example with defaults: \[h200, _self_\]"),
+        (
+            "backend: cpu",
+            r"cluster quad: name, device, devices_per_node, intra_node must be .* \(.*cluster/quad\.yaml\)",
+        ),
+    ],
+)
+def test_an_own_cluster_without_a_name_is_told_by_its_file(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "quad.yaml").write_text("")
-    with pytest.raises(UltrasweepError, match=r"cluster/quad\.yaml: name must be given; write for example name: quad"):
+    (tmp_path / "cluster" / "quad.yaml").write_text(text)
+    with pytest.raises(UltrasweepError, match=said):
         predict_frame(pd.DataFrame([row()]), None, ConfFolders((tmp_path,)))
 
 

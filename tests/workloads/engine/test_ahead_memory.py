@@ -30,6 +30,8 @@ CASES: list[dict[str, Any]] = [
     {"pp": 2, "pp_schedule": "1f1b", "rounds": 4, "dp": 2, "zero_stage": 1, "recompute": "full"},
     {"pp": 4, "pp_schedule": "1f1b", "rounds": 8, "tp": 2, "modules": 2},
     {**INTERLEAVED, "rounds": 4},
+    {**INTERLEAVED, "pp_schedule": "interleaved_zero_bubble", "rounds": 4},
+    {**INTERLEAVED, "pp_schedule": "interleaved_zero_bubble", "rounds": 4, "recompute": "full"},
     {"pp": 2, "pp_schedule": "gpipe", "rounds": 4},
     {"pp": 2, "pp_schedule": "gpipe", "rounds": 4, "recompute": "full"},
     {"pp": 2, "pp_schedule": "1f1b", "rounds": 4, "tie_embeddings": True},

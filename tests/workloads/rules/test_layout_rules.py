@@ -17,17 +17,14 @@ from tests.workloads.costs.shapes import (
     LLAMA_8B,
     MIXTRAL,
     ONE_NODE,
-    QWEN3_30B,
     study_experiment,
     study_rows,
 )
 from tests.workloads.rules.broken_rules import broken
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.rules import layout_rules as rules
-from workloads.rules.captured_steps import not_captured
 from workloads.rules.derived_values import DERIVED, FUNCTIONS
 from workloads.rules.layout_rules import RULES, Violation, layout_violations, names_of, violations
-from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE_VERSION, Experiment
 from workloads.spec.experiment_values import PipelineSchedule
 from workloads.spec.model_layers import with_modules
@@ -235,81 +232,6 @@ def test_more_ranks_than_the_outermost_tier_joins() -> None:
         assert said.startswith(
             "32 ranks (dp*cp*tp*pp = 4*1*8*1) on cluster h200, whose outermost tier joins 16 devices"
         )
-
-
-WITHOUT_GROUPS = dataclasses.replace(LLAMA_8B, num_kv_heads=32)
-PADDED = dataclasses.replace(WITHOUT_GROUPS, head_dim=20)
-WIDE = dataclasses.replace(LLAMA_8B, head_dim=264)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "fields", "says"),
-    [
-        (ONE_NODE, {"attention": "cudnn"}, "needs CUDA"),
-        (ONE_NODE, {"attention": "efficient"}, "has cpu; use attention=auto, flash or math"),
-        (ONE_NODE, {"attention": "efficient", "precision": "fp64"}, "needs CUDA"),
-        (ONE_NODE, {"attention": "flash", "precision": "fp64"}, None),
-        (H200, {"attention": "efficient"}, "no grouped queries on CUDA, llama8b has num_heads=32 and num_kv_heads=8"),
-        (H200, {"attention": "efficient", "precision": "fp64"}, "no fp64 kernels on CUDA; use attention=auto or math"),
-        (H200, {"attention": "efficient", "model": WITHOUT_GROUPS}, None),
-        (H200, {"attention": "efficient", "model": PADDED}, "multiples of 8 on CUDA, llama8b has 20 for queries"),
-        (H200, {"attention": "efficient", "model": PADDED, "precision": "fp32"}, None),
-        (H200, {"attention": "efficient", "model": DEEPSEEK_V3}, None),
-        (H200, {"attention": "cudnn", "model": PADDED}, "multiples of 8"),
-        (H200, {"attention": "cudnn", "model": WIDE, "precision": "fp8_rowwise"}, "heads of at most 256"),
-        (H200, {"attention": "flash", "model": WIDE}, "heads of at most 256 on CUDA, llama8b has 264 for queries"),
-        (H200, {"attention": "flash", "model": PADDED}, None),
-        (H200, {"attention": "math", "model": WIDE, "precision": "fp64"}, None),
-        (ONE_NODE, {"attention": "flash4"}, "attention=flash4 needs CUDA"),
-        (H200, {"attention": "flash4"}, None),
-        (H200, {"attention": "flash4", "precision": "fp32"}, "attention=flash4 has no fp32 kernels on CUDA"),
-        (H200, {"attention": "flash4", "model": PADDED}, "multiples of 8"),
-        (H200, {"attention": "flash4", "model": WIDE}, "heads of at most 256"),
-    ],
-    ids=str,
-)
-def test_a_kernel_that_the_device_lacks_is_refused(
-    cluster: ClusterSpec, fields: dict[str, Any], says: str | None
-) -> None:
-    """What is refused is what torch has no kernel for (`tests.workloads.engine.test_attention`)."""
-    message = broken(cluster, **fields).get("attention")
-    assert message is None if says is None else message is not None and says in message
-
-
-LEARNED: dict[str, Any] = {"model": QWEN3_30B, "routing": "learned"}
-
-
-@pytest.mark.parametrize(
-    ("cluster", "fields", "says"),
-    [
-        (ONE_NODE, {}, "CUDA graphs need CUDA devices, not backend=cpu"),
-        (
-            H200,
-            LEARNED | {"dp_shard": 8, "ep": 8},
-            "with routing=learned the host waits in every layer for the sizes of the me",
-        ),
-        (H200, {"model": AHEAD}, "with multi-token modules no capture was run on a GPU yet"),
-        (H200, LEARNED | {"precision": "fp16"}, "with routing=learned in precision=fp16 the host waits"),
-        (H200, LEARNED | {"dp_shard": 8, "ep": 8, "zero_stage": 1, "capacity_factor": 1.25}, None),
-        (H200, LEARNED | {"precision": "fp32", "capacity_factor": 1.25}, None),
-        (H200, LEARNED, None),
-        (H200, {"model": QWEN3_30B, "dp_shard": 8, "ep": 8, "zero_stage": 2}, None),
-        (H200, {"compile": "block", "pp": 4, "pp_schedule": "1f1b"}, None),
-        (H200, {"dp_replicate": 2, "tp": 2, "precision": "fp8_tensorwise", "recompute": "full"}, None),
-    ],
-    ids=str,
-)
-def test_steps_that_cannot_be_captured(cluster: ClusterSpec, fields: dict[str, Any], says: str | None) -> None:
-    """``step`` is refused in one sentence, with the reason that ``auto`` has for running eagerly."""
-    if says is None:
-        assert broken(cluster, **fields, cuda_graph="step") == {}
-        return
-    message = broken(cluster, **fields, cuda_graph="step")["cuda_graph"]
-    reason = message.removeprefix("cuda_graph=step: ").removesuffix("; use cuda_graph=none or auto")
-    assert says in reason
-    e = Experiment.canonical(**{"model": LLAMA_8B, "global_batch_size": 8, "cuda_graph": "auto", **fields})
-    assert not_captured(e, cluster.backend) == reason
-    assert "cuda_graph" not in broken(cluster, **fields, cuda_graph="auto")
 
 
 @pytest.fixture

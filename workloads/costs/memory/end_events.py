@@ -34,6 +34,12 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
             early = {"gradients": x.g * part.head // x.shards, "flat": of_head}
             steps.append(("head, forward before the first weight gradients", forward | early))
             forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
+    if gathering and part.head and part.num_layers:
+        # The buffer of the last block is freed when the head's has been copied from; the layers' output exists.
+        beside = max(x.b * x.block, x.b_experts * part.experts)
+        steps.insert(0, ("head, gathering", {"loss": x.stream, "gathering": gathering + beside}))
+        if x.zero3:
+            steps[0][1]["weights"] = x.c * part.head
     return [*steps, ("head, forward", forward)]
 
 

@@ -35,6 +35,9 @@ class KindBytes(NamedTuple):
     """Held from forward to backward, on the device or, of it, ``offloaded`` on the host."""
     working: int
     """Needed in addition while its backward runs."""
+    ending: int
+    """Needed in addition at its end, beside the gradients of all its weights; negative where less is held than was
+    saved."""
     deferred: int
     """Held between the passes of a split backward."""
     reducing: int
@@ -160,7 +163,8 @@ def kind_bytes(
     of_host = saved - sum(_parts(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     exchanging = _exchanging_first(one, min(saved, total))
-    return KindBytes(saved, working, _deferred(one), reducing, _first_half(one), exchanging, of_host, of_input)
+    first_half, ending = _first_half(one), _ending(one, stream, min(saved, total))
+    return KindBytes(saved, working, ending, _deferred(one), reducing, first_half, exchanging, of_host, of_input)
 
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
@@ -223,8 +227,8 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     1. the gathered stream (``c T h``, tp > 1) and the product's gradient;
     2. the gradient of gate_up, while the product's gradient takes the place of the product;
     3. the gradient of gate_up, its gathered input, the sum over ranks of the input's gradient, the normed stream if it
-       is recomputed, and first the gradient of the gathered input, then that of the weight; product and gate_up are
-       free.
+       is recomputed, and first the gradient of the gathered input, then that of the weight, with one rank both;
+       product and gate_up are free.
 
     The largest of the three counts. In fp8 see `fp8.working_bytes`.
     """
@@ -235,7 +239,7 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
         return fp8.working_bytes(one.e, stream, s.tokens, columns, of_up, s.c, recomputes_product=again, w=one.w)
     down_weight = one.w * mlp.width // s.tp * s.hidden
     up_weight = down_weight * inputs
-    later = one.gathered + max(one.gathered, up_weight) - product
+    later = one.gathered + max(one.gathered, up_weight) - product + (s.own(s.hidden) if s.tp == 1 else 0)
     if s.tp > 1 and not one.compiled:  # without sequence parallelism the input is saved, and the sum is as large as it
         later += s.own(s.hidden) * (one.e.sequence_parallel + ("norm" in one.named))
     return stream + down_weight + max(one.gathered + product, up, later)
@@ -260,6 +264,16 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
             norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
             there -= _sum(norms) - stream
     return there - saved
+
+
+def _ending(one: _Layer, stream: int, saved: int) -> int:
+    """Bytes in addition to ``saved``, and to the gradients of all weights, when a mixer's first product gets its
+    gradient: the gradients of its outputs and of the stream, its input, and that of the layer. Far below 0 unless a
+    micro-batch has few tokens."""
+    if one.kind.mixer is None:
+        return -saved
+    gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
+    return gradients + 3 * stream - saved
 
 
 def _exchanging(one: _Layer) -> int:

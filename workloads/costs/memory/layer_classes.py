@@ -141,7 +141,9 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: 
         kept = (
             saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w, experts_add=experts_add)
         )
-        working, working_kept = max(working, saved.working), max(working_kept, kept.working)
+        of_weights = (c if w is None else w) * rest
+        working = max(working, saved.working, of_weights + saved.ending)
+        working_kept = max(working_kept, kept.working, of_weights + kept.ending)
         exchanging = saved.exchanging if splits else 0
         held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]
         of_experts = {one.name: one.parameters // (e.ep * e.etp) for one in held}

@@ -6,6 +6,7 @@ Symbols are those of `workloads.costs.memory.estimate`.
 from __future__ import annotations
 
 from workloads.costs.memory.events import Live, Step
+from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.sizes import Part, Shared, Turn
 
 _AFTER_REDUCTION: Live = dict.fromkeys(("of_experts", "stream", "reducing", "new_shard"), 0)
@@ -25,6 +26,7 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
     done = part.kept_after if 0 < part.kept_after < part.num_layers else 1
     if done < part.num_layers:
         steps.append(_next_layer(x, part, turn, done, last_layer))
+        steps += _next_reduction(x, part, turn, done, steps[-1][1])
     if part.experts and not turn.first_half:
         steps += _experts_of_first_layer(x, part, turn)
     last = len(part.classes) - 1
@@ -35,16 +37,27 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
             steps.append(_first_layer(x, part, turn, number, 1))
         if number == 0 or number < last or part.classes[number].layers > 1:  # else it is the last layer, above
             steps.append(_first_layer(x, part, turn, number))
+    if turn.reduces and not turn.first_half and part.num_layers > 1:
+        steps += _first_reduction(x, part, turn, steps[-1][1])
     return steps
 
 
 def _gathered(x: Shared, part: Part, turn: Turn) -> int:
-    """Bytes gathered in the last layer's backward. With ZeRO 3 the layer before it is gathered ahead. In the last
+    """Bytes gathered in the last layer's backward. With ZeRO 3 the unit before it is gathered ahead. In the last
     backward the head's weight is freed after its reduction."""
     if x.zero3:
-        return min(part.whole, 2 * x.b * x.block + x.b_experts * part.experts + x.c * part.tied)
+        return min(part.whole, _two_units(x, part) + x.b_experts * part.experts)
     freed = turn.last and not turn.own_deferred and not turn.second_half
     return part.whole - (x.c * part.head if freed else 0)
+
+
+def _two_units(x: Shared, part: Part) -> int:
+    """Bytes gathered with ZeRO 3 in the last layer, without its experts: it and the unit before it, which is a block,
+    the embedding before the only layer, or nothing if that is not on this stage. A tied weight stays gathered."""
+    before = x.b * x.block
+    if part.num_layers == 1:
+        before = part.first_copy if part.has_embedding and not part.tied else 0
+    return x.b * x.block + before + x.c * part.tied
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:
@@ -82,8 +95,7 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
     except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
     r bytes per element by then.
     """
-    size, flat = part.classes[-1].size, 0 if x.adds else x.r * x.block
-    each = x.r if x.splits else x.c
+    size = part.classes[-1].size
     changes: Live = {
         "working": 0,
         "saved": part.saved
@@ -94,21 +106,45 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
         "weights": last_layer["weights"] - (x.b * x.block if x.zero3 or turn.last else 0),
         "received": 0 if part.has_head else x.stream,
         "stream": x.stream,
-        "flat": flat,
+        "gradients": last_layer["gradients"],
     }
-    unit = "last layer, reduction"
+    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, x.block, changes)]
+
+
+def _first_reduction(x: Shared, part: Part, turn: Turn, first_layer: Live) -> list[Step]:
+    """The reduction of the first layer's gradient, in a stage with others: all of them have theirs, and no layer has
+    saved tensors. It exceeds all other steps where layers save less than their gradients take."""
+    size = part.classes[0].size
+    of_ends = part.first if part.has_embedding else 0
+    done = max(0, part.params - part.all_experts - size.block - of_ends)
+    changes: Live = {
+        "working": 0,
+        "saved": 0,
+        "fetched": 0,
+        "weights": first_layer["weights"] - (x.b * size.block if x.zero3 or turn.last else 0),
+        "gradients": _gradients(x, turn, done, part.all_experts),
+        "of_experts": 0,
+        "stream": x.stream,
+    }
+    if not x.zero3:
+        changes["weights"] -= x.b_experts * size.experts if turn.last else 0
+    return [("first layer, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes)]
+
+
+def _reduced_block(x: Shared, turn: Turn, size: LayerSizes, block: int, changes: Live) -> list[Live]:
+    """``changes`` with the tensors of the reduction of a layer's ``block`` elements."""
+    changes["flat"] = 0 if x.adds else x.r * block
     if x.shards == 1:
-        changes["reducing"] = x.made_of_sums(x.block, 1) if x.adds else _scaled(x, turn) * x.block
-        changes["gradients"] = last_layer["gradients"] + (0 if turn.prior or x.adds else x.g * x.block)
-        return [(unit, changes)]
+        changes["reducing"] = x.made_of_sums(block, 1) if x.adds else _scaled(x, turn) * block
+        changes["gradients"] += 0 if turn.prior or x.adds else x.g * block
+        return [changes]
     if x.unsharded:
-        changes["new_shard"] = x.made_of_sums(x.block, x.shards) if x.adds else 0
-        return [(unit, changes)]
-    changes["reducing"] = each * x.block
-    return [
-        (unit, changes),
-        (unit, {"reducing": each * size.down, "new_shard": 0 if x.adds else (x.g + x.cast) * x.block // x.shards}),
-    ]
+        changes["new_shard"] = x.made_of_sums(block, x.shards) if x.adds else 0
+        return [changes]
+    each = x.r if x.splits else x.c
+    changes["reducing"] = each * block
+    new_shard = 0 if x.adds else (x.g + x.cast) * block // x.shards
+    return [changes, {"reducing": each * size.down, "new_shard": new_shard}]
 
 
 def _scaled(x: Shared, turn: Turn) -> int:
@@ -158,6 +194,24 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
     }
 
 
+def _next_reduction(x: Shared, part: Part, turn: Turn, done: int, next_layer: Live) -> list[Step]:
+    """The reduction of the gradient of the layer of `_next_layer`, whose own flat copy exists then. Layers with experts
+    have reduced those before, and the first layer has a step of its own."""
+    size = part.last_layers(done + 1)[-1][0]
+    if part.num_layers == done + 1 or size.experts or not turn.reduces or turn.first_half:
+        return []
+    saved = size.kept if part.kept_after > done else size.saved
+    changes: Live = {
+        "working": 0,
+        "saved": next_layer["saved"] - saved,
+        "fetched": part.fetched(done + 1),
+        "weights": next_layer["weights"] - (x.b * size.block if x.zero3 or turn.last else 0),
+        "gradients": next_layer["gradients"],
+        "stream": x.stream,
+    }
+    return [("layer before, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes)]
+
+
 def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0) -> Step:
     """The backward of the first layer of class ``number``, or of one with ``before`` layers of its class before it, all
     alike: all layers after it and the head have their gradients.
@@ -197,11 +251,13 @@ def _place(part: Part, number: int) -> int:
 
 def _gathered_first(x: Shared, part: Part, turn: Turn, number: int, block: int, experts: int, before: int) -> int:
     """Bytes gathered in the backward of the first layer of a class, or of one ``before`` layers after it. ``block``,
-    ``experts``: elements up to it. With ZeRO 3 FSDP gathers the next unit ahead: a block, or the embedding if this
-    stage has it."""
+    ``experts``: elements up to it. With ZeRO 3 FSDP gathers the next unit ahead: a block, the embedding if this stage
+    has it, or the last block of an earlier forward, which is gathered already if it is the only one."""
     size = part.classes[number].size
     if x.zero3:
         following = x.b * x.block if number or before else x.c * part.tied or part.first_copy
+        if part.num_layers == 1 and not part.has_embedding:
+            following = 0
         return x.b * size.block + x.b_experts * size.experts + following
     left = x.b * block + x.b_experts * experts + (part.first_copy if part.has_embedding else 0)
     left += x.c * part.head if turn.second_half else 0
@@ -224,7 +280,7 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     size = part.experts
     weights = last_layer["weights"] - (x.b_experts * size if turn.last else 0)
     if x.zero3:
-        weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
+        weights = min(part.whole, _two_units(x, part))
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
     is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
     gradients = turn.prior or (x.g * part.head // x.shards if is_reduced else x.r * part.head)

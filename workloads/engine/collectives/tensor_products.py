@@ -85,15 +85,16 @@ class ColumnProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
+        x, parameter, deferred = x.detach(), ctx.parameter, ctx.deferred
         exchange: Exchange = ctx.exchange
 
         def product(full: Tensor) -> Tensor | None:
-            return grad.t() @ full if ctx.deferred is None else ctx.deferred.product(ctx.parameter, grad, full)
+            return grad.t() @ full if deferred is None else deferred.product(parameter, grad, full)
 
         def later() -> Tensor | None:
             return product(exchange.gathered(exchange.gather(x)))
 
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
+        if deferred is not None and deferred.add(parameter, later):
             return exchange.summed(exchange.summed_product(grad, weight)), None, None, None
         tokens = exchange.gather(x)
         partial = exchange.summed_product(grad, weight)
@@ -113,14 +114,15 @@ class RowProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved.saved_tensors
+        x, parameter, deferred = x.detach(), ctx.parameter, ctx.deferred
         tokens = ctx.peers.gather(grad)
         grad_x = gathered_product(tokens, weight)
         full = tokens.wait()
 
         def make() -> Tensor | None:
-            return full.t() @ x if ctx.deferred is None else ctx.deferred.product(ctx.parameter, full, x)
+            return full.t() @ x if deferred is None else deferred.product(parameter, full, x)
 
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
+        if deferred is not None and deferred.add(parameter, make):
             return grad_x, None, None, None
         return grad_x, make(), None, None
 
@@ -146,6 +148,7 @@ class Fp8ColumnProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
+        x, parameter, deferred = x.detach(), ctx.parameter, ctx.deferred
         exchange: Exchange = ctx.exchange
         products: Fp8Products = ctx.products
         cast_grad = products.gradient(grad)
@@ -153,13 +156,13 @@ class Fp8ColumnProduct(torch.autograd.Function):
         del grad
 
         def product(full: Tensor) -> Tensor | None:
-            return products.weight_gradient(for_weight, (full,), x.dtype, ctx.parameter, ctx.deferred)
+            return products.weight_gradient(for_weight, (full,), x.dtype, parameter, deferred)
 
         def later() -> Tensor | None:
             return product(exchange.gathered(exchange.gather(x)))
 
         grad_weight = None
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
+        if deferred is not None and deferred.add(parameter, later):
             partial = sum_async(products.input_gradient(cast_grad, weight, x.dtype), exchange.tp)
         else:
             tokens = exchange.gather(x)

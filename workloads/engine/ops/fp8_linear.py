@@ -125,9 +125,10 @@ class _Fp8Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        weight, *kept = ctx.saved_tensors
+        weight, *saved = ctx.saved_tensors
+        kept = tuple(one.detach() for one in saved)
         products: Fp8Products = ctx.products
-        dtype = ctx.dtype
+        dtype, parameter, deferred = ctx.dtype, ctx.parameter, ctx.deferred
         cast_grad = products.gradient(grad)
         del grad
         grad_x = products.input_gradient(cast_grad, weight, dtype)
@@ -135,9 +136,9 @@ class _Fp8Linear(torch.autograd.Function):
         del cast_grad
 
         def make() -> Tensor | None:
-            return products.weight_gradient(for_weight, tuple(kept), dtype, ctx.parameter, ctx.deferred)
+            return products.weight_gradient(for_weight, kept, dtype, parameter, deferred)
 
-        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, make):
+        if deferred is not None and deferred.add(parameter, make):
             return grad_x, None, None, None
         return grad_x, make(), None, None
 

@@ -78,6 +78,7 @@ class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
+        x = x.detach()
         groups: RowGroups = ctx.groups
         grad = grad.contiguous()
         if ctx.factors_G is not None:

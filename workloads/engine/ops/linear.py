@@ -70,7 +70,12 @@ class DeferredGradients:
         self._open = None
 
     def add(self, weight: Tensor, make: Make) -> bool:
-        """Defer the gradient that ``make`` computes. False if the caller has to compute it now."""
+        """Defer the gradient that ``make`` computes. False if the caller has to compute it now.
+
+        ``make`` lives until the weight-gradient pass, and with it all that it refers to. So it must hold detached
+        tensors, and not the context of the function: both lead through the graph to the input of the chunk and to that
+        input's gradient.
+        """
         if self._open is None:
             return False
         self._open.append((weight, make))
@@ -134,13 +139,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight = ctx.saved.saved_tensors
+        x, parameter = x.detach(), ctx.parameter
         grad_x = grad @ weight
         deferred: DeferredGradients = ctx.deferred
 
         def make() -> Tensor | None:
-            return deferred.product(ctx.parameter, grad, x)
+            return deferred.product(parameter, grad, x)
 
-        return grad_x, None if deferred.add(ctx.parameter, make) else make(), None
+        return grad_x, None if deferred.add(parameter, make) else make(), None
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, deferred: DeferredGradients | None = None) -> Tensor:

@@ -92,12 +92,13 @@ def _peak_bytes(case: Experiment, rank: int) -> int:
         resident = [local_shard(parameter.current) for parameter in engine.optimizer.parameters]
         resident += [buffer for chunk in chunks for buffer in chunk.buffers()]
         resident += [engine.peers.memory] if engine.peers is not None else []
-        there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
         tracker = StorageTracker()
         tracker.leave_out(engine.host_tensors())
+        for tensor in (*resident, *engine.optimizer.state_tensors()):
+            tracker.add(tensor)  # an operation that returns a view of one of them must not count it as new
         with tracked_storages(tracker):
             step()
-    return there + tracker.peak
+    return tracker.peak
 
 
 @contextmanager
