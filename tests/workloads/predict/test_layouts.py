@@ -28,6 +28,11 @@ from workloads.spec.model_spec import ModelSpec
 H200 = read_clusters()["h200"]
 PROFILES = read_profiles()
 PREDICTOR = Predictor.learn(None, PROFILES)
+assert MIXTRAL.moe is not None
+NARROW = dataclasses.replace(
+    MIXTRAL, name="narrow experts", moe=dataclasses.replace(MIXTRAL.moe, expert_hidden_size=1408)
+)
+"""With experts as wide as the widest to which the factor of experts was fitted."""
 
 
 def of(**fields: Any) -> Experiment:
@@ -382,13 +387,18 @@ def test_no_schedule_is_done_before_its_hosts_are(pp: int, schedule: str) -> Non
 
 def test_experts_with_few_rows_are_not_slower_without_end() -> None:
     """A factor was seen down to 160 rows an expert; tensor-parallel experts get the rows of all their ranks."""
-    short, least = (expert_factor(of(model=MIXTRAL, seq_len=seq)) for seq in (128, 640))
+    short, least = (expert_factor(of(model=NARROW, seq_len=seq)) for seq in (128, 640))
     assert short == least == pytest.approx(1.16 * 1.25)
     split, whole = (
-        expert_factor(of(model=MIXTRAL, seq_len=8192, tp=8, etp=8, sequence_parallel=sequence))
+        expert_factor(of(model=NARROW, seq_len=8192, tp=8, etp=8, sequence_parallel=sequence))
         for sequence in (True, False)
     )
     assert split == whole < least
+
+
+def test_what_experts_add_falls_with_the_root_of_their_width() -> None:
+    narrow, wide = (expert_factor(of(model=model, seq_len=8192)) for model in (NARROW, MIXTRAL))
+    assert wide - 1 == pytest.approx((narrow - 1) * math.sqrt(1408 / 14336))
 
 
 def test_factors_that_cancel_are_as_uncertain_as_each_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from tests.workloads.costs.published import published
 from tests.workloads.costs.shapes import H200
 from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
-from workloads.costs.time.layer_times import layer_times, rates_of
+from workloads.costs.time.layer_times import BY_LENGTH_64, layer_times, rates_of, window_relative
 from workloads.costs.time.rank_times import LayerTimes
 from workloads.costs.time.recurrent_times import kernel_passes
 from workloads.costs.time.timeline import estimate_time
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
 from workloads.spec.model_layers import layers_of
 from workloads.spec.recurrent_kernels import Batch
@@ -30,6 +32,32 @@ def test_windows_compute_and_send_less_than_full_attention() -> None:
     window, full = times("openai/gpt-oss-20b", seq_len=32768, cp=4, cp_kind="allgather")
     assert window.forward_s < full.forward_s
     assert window.forward_exposed_s < full.forward_exposed_s
+
+
+def test_a_window_is_like_documents_of_its_length() -> None:
+    """gpt-oss: 128 of 4,096 tokens, 126 keys a query on average, by the kernels that compute documents."""
+    e = Experiment.canonical(model=published("openai/gpt-oss-20b"), global_batch_size=16, seq_len=4096)
+    window, full = layers_of(e.model).kinds
+    assert window_relative(e, full) == 1.0
+    rate, more = BY_LENGTH_64
+    keys = 128 - 128 * 127 / 8192
+    assert window_relative(e, window) == pytest.approx(rate / (1 + more / (2 * keys)))
+    assert window_relative(e.replace(seq_len=128), window) == 1.0
+
+
+def test_experts_without_a_kernel_of_their_activation_take_its_bytes() -> None:
+    """gpt-oss beside the same layers with SwiGLU and without biases of experts."""
+    e = Experiment.canonical(model=published("openai/gpt-oss-20b"), global_batch_size=16, seq_len=4096)
+    rates, kind = rates_of(e, H200), layers_of(e.model).kinds[0]
+    assert rates is not None and isinstance(kind.mlp, RoutedMLP)
+    plain = dataclasses.replace(kind.mlp.expert, activation="silu", bias=False)
+    usual = dataclasses.replace(kind, mlp=dataclasses.replace(kind.mlp, expert=plain))
+    own, fused = (layer_times(e, H200, rates, one) for one in (kind, usual))
+    rows, width, biases = 4 * 4096, 2880, (2 * 8 + 16, 2 * 2 + 12)
+    forward, backward = ((90 - 6 + biases[0]), (266 - 12 + biases[1]))
+    assert own.forward_s - fused.forward_s == pytest.approx(rows * width * forward / rates.memory, rel=1e-6)
+    more = own.backward_s - fused.backward_s
+    assert more == pytest.approx(rows * width * backward / rates.memory, rel=1e-2)  # and bytes of the biases themselves
 
 
 def test_a_layer_of_one_part_has_one_sum() -> None:
