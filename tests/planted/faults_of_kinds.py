@@ -13,6 +13,7 @@ _HEADS = {"layers": "gate_of_heads", "tp": 2, "micro_batch_size": 4}
 _WINDOW_RING = {"layers": "sliding", "cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "seq_len": 20}
 _SINK_RING = {**_WINDOW_RING, "layers": "sinks"}
 _EXPERTS, _ACTIVATION = ENGINE + "layers.kind_experts:KindExperts.", ENGINE + "kind_ops.weighted_activations:"
+_LATENT_EXPERTS, _LATENT = ENGINE + "layers.latent_experts:LatentExperts.forward", {"layers": "latent_experts", **TWO}
 _CLAMPED = {"layers": "clamped_experts", **TWO}
 _DIVIDED_EXPERTS = {"layers": "clamped_experts", "tp": 2, "etp": 2, "micro_batch_size": 4}
 _BIASES = {"layers": "biases", "tp": 2, "micro_batch_size": 4}
@@ -266,5 +267,21 @@ KINDS: list[Fault] = faults_of(
         "2 * positive * grad",
         "positive * grad",
         {"layers": "experts_of_squared_relu", **TWO},
+    ),
+    (
+        "latents_of_experts_cut_off",
+        "no gradient comes back through the latents that experts get",
+        _LATENT_EXPERTS,
+        "self.latent_down(x_TD)",
+        "self.latent_down(x_TD.detach())",
+        _LATENT,
+    ),
+    (
+        "shared_beside_latents_left_out",
+        "what every token visits beside latent experts is left out",
+        _LATENT_EXPERTS,
+        "out + shared_out",
+        "out + 0 * shared_out",
+        _LATENT,
     ),
 )

@@ -35,6 +35,7 @@ RUN_BY_KIND = (
     "layers of a mixer alone",
     "layers of an MLP alone",
     "router weights on the inputs of experts",
+    "latent experts",
     "biases of experts",
     "a bias of the router",
     "shared experts of another width",
@@ -120,6 +121,8 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
         yield "seven norms without a dense MLP beside experts, or with a gate of it"
     if len({kind.normed_beside for kind in kinds if kind.routed}) > 1:
         yield "experts with norms of their own in some layers alone"
+    if any(isinstance(kind.mlp, RoutedMLP) and kind.mlp.latent and kind.norms > 2 for kind in kinds):
+        yield "latent experts with norms of outputs"
     if any(isinstance(kind.mlp, RoutedMLP) and kind.mlp.router_scales and not kind.normed_beside for kind in kinds):
         yield "scales of the router without seven norms"
     if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):

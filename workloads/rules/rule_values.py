@@ -115,8 +115,9 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
 @lru_cache(maxsize=256)
 def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has chunks
-    or a cap, which only attention to whole sequences has; greatest common divisor of the columns of projections and of
-    outputs that one rank has; tokens of the longest window). Of models that the engine runs by kind; else all false."""
+    or a cap, which only attention to whole sequences has; greatest common divisor of the columns of projections, of
+    outputs and of latents of experts that one rank has; tokens of the longest window). Of models that the engine runs
+    by kind; else all false."""
     if model.layers is None or lacking_kinds(model):
         return False, False, 0, 0
     mixers = [kind.mixer for kind in model.layers.kinds if isinstance(kind.mixer, Attention)]
@@ -132,6 +133,8 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):
             columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))
+        if isinstance(kind.mlp, RoutedMLP):
+            columns = gcd(columns, kind.mlp.latent)
     return capped or len(windows) > 0, capped or chunked, columns, max(windows, default=0)
 
 
@@ -139,7 +142,7 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
 def _biased_outputs(model: ModelSpec) -> int:
     """Outputs of experts with biases, which are divided as their columns are; 0 if there are none."""
     mlps = [kind.mlp for kind in layers_of(model).kinds if isinstance(kind.mlp, RoutedMLP)]
-    return model.hidden_size if any(mlp.expert.bias for mlp in mlps) else 0
+    return next((mlp.latent or model.hidden_size for mlp in mlps if mlp.expert.bias), 0)
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:

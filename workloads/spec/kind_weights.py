@@ -123,8 +123,9 @@ def ahead(model: ModelSpec, prefix: str) -> dict[str, Weight]:
 def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
     """Weights of the router and of the routed experts, stacked on dim 0, by their short names; biases of experts are
     stacks of columns. The second bias is divided by its outputs where an expert is divided: each rank then adds its
-    part of the bias once to the sum of the partial outputs. Scales begin at 1, as norms do."""
-    held = weights.experts(model, prefix)
+    part of the bias once to the sum of the partial outputs. Scales begin at 1, as norms do. Projections to the latent
+    of experts and back are used by each rank on its own tokens."""
+    held, width = weights.experts(model, prefix, mlp.latent), mlp.latent or model.hidden_size
     if not mlp.expert.gated:
         del held["gate"]
     if mlp.router_bias:
@@ -132,8 +133,12 @@ def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
     if mlp.router_scales:
         held["router_norm"] = norm(f"{prefix}.router_norm", model.hidden_size)
         held["router_scales"] = norm(f"{prefix}.router_scales", mlp.experts)
+    if mlp.latent:
+        shape = (mlp.latent, model.hidden_size)
+        held["latent_down"] = Weight(f"{prefix}.latent_down", shape, INIT_STD, WHOLE)
+        held["latent_up"] = Weight(f"{prefix}.latent_up", shape[::-1], residual_std(model), WHOLE)
     if mlp.expert.bias:
-        sizes = {"gate": mlp.expert.width, "up": mlp.expert.width, "down": model.hidden_size}
+        sizes = {"gate": mlp.expert.width, "up": mlp.expert.width, "down": width}
         held |= {
             f"{name}_bias": Weight(f"{prefix}.{name}_bias", (mlp.experts, size, 1), INIT_STD, EXPERT_ROWS)
             for name, size in sizes.items()

@@ -45,6 +45,8 @@ SQUARED: Part = {  # Nemotron 3
     "scale": 2.5,
     "correction": True,
 }
+LATENT: Part = {**SQUARED, "latent": 20}  # Nemotron 3 Super and Ultra
+LATENT_SILU: Part = {**ROUTED, "latent": 12, "shared_gate": True}
 GELU_EXPERTS: Part = {
     "kind": "routed",
     "experts": 8,
@@ -187,6 +189,8 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         _ALTERNATING,
     ),
     "experts_of_squared_relu": ([layer(attention(rope=None), SQUARED), layer(attention(), RELU2)], _ALTERNATING),
+    "latent_experts": ([layer(attention(rope=None), LATENT), layer(attention(), RELU2)], _ALTERNATING),
+    "latent_experts_with_gates": ([layer(attention(), LATENT_SILU)], [0] * 5),
     "experts_of_gelu": ([layer(attention(norm="head"), GELU_EXPERTS)], [0] * 5),
 }
 """Kinds of layers and their order, by name."""

@@ -36,6 +36,7 @@ from workloads.spec.model_layers import layers_of
 
 _CHOICE_BYTES = 4
 ALWAYS = "none"
+LATENT_SUM = "experts' latent sum"
 
 
 class Tensor(NamedTuple):
@@ -346,7 +347,9 @@ def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:
     if mlp.shared_gate:
         tensors += [Tensor("shared output", s.own(s.hidden))]
     if mlp.latent:
-        tensors += [Tensor("experts' latent sum", s.own(mlp.latent), feeds=True)]
+        low = fp8.keeps_low(s.e) and s.e.precision != "fp8_blockwise"
+        kept = fp8.cast_bytes(s.e, s.stream * mlp.latent) if low else s.own(mlp.latent)
+        tensors += [Tensor(LATENT_SUM, kept, feeds=True)]
     if mlp.latent_norm:
         tensors += s.norm("norm of the latent", mlp.latent)
     return tensors

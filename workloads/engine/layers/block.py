@@ -19,6 +19,7 @@ from workloads.engine.layers.kind_attention import KindAttention
 from workloads.engine.layers.kind_experts import KindExperts
 from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
+from workloads.engine.layers.latent_experts import LatentExperts
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.normed_experts import NormedExperts
 from workloads.engine.layers.recompute import RecomputeRegistry
@@ -267,6 +268,8 @@ def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel)
         if mlp.expert.bias or mlp.expert.activation != "silu"
         else Experts(parts, experts.sizes, weights_inputs=mlp.weights_inputs)
     )
+    if mlp.latent:
+        return LatentExperts(experts, Router(parts, experts.routing), routed, shared, parts)
     if not kind.normed_beside:
         return RoutedFeedForward(experts, Router(parts, experts.routing), routed, shared)
     assert shared is not None, "refused by the rules"

@@ -104,6 +104,7 @@ def _missing_in_experts(mlp: RoutedMLP) -> Iterator[str]:
         "shared experts of another width": shared != mlp.shared_experts * mlp.expert.width and mlp.shared_experts > 0,
         "a gate of the shared expert": mlp.shared_gate,
         f"latent experts (at width {mlp.latent})": mlp.latent > 0,
+        "a norm of the latent of experts": mlp.latent_norm,
         "a bias of the router": mlp.router_bias,
         "scales of the router": mlp.router_scales,
         "experts looked up by the token": mlp.hashed,

@@ -62,6 +62,12 @@ class Layer:
         return not self.routed and not self.ahead and self.norms <= parts
 
     @property
+    def needs_experts_outputs(self) -> bool:
+        """Whether a backward reads what routed experts send back: a norm or a projection out of their latent follows
+        them, or, in a module of multi-token prediction, the norm before the head."""
+        return isinstance(self.mlp, RoutedMLP) and (self.normed_beside or self.ahead or self.mlp.latent > 0)
+
+    @property
     def sees_all(self) -> bool:
         """Whether queries see every earlier token."""
         return isinstance(self.mixer, Attention | LatentAttention) and self.mixer.sees_all
