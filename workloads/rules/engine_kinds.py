@@ -21,6 +21,8 @@ RUN_BY_KIND = (
     "biases of queries, keys and values",
     "a bias of the attention's output",
     "a norm of queries and keys without a weight",
+    "a norm of queries and keys over all heads",
+    "norms of outputs in place of inputs",
     "an output gate of attention",
     "attention sinks",
     "a cap of attention scores",
@@ -104,6 +106,8 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
         yield "proportional rotary positions in a file of an earlier version, which lacks other fields (write it again)"
     if any(mixer.score_scale and mixer.norm == "none" and mixer.rope is None for mixer in mixers):
         yield "scaled scores of queries without norm and positions"
+    if any(mixer.norm == "all_heads" and (mixer.score_scale or mixer.value_norm) for mixer in mixers):
+        yield "a norm over all heads with scaled scores or normed values"
     if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
         yield "values larger than keys"
     routed = {kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}
@@ -115,6 +119,10 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     yield from (f"shared {mlp.label} experts" for mlp in shared if (mlp.gated, mlp.activation) not in _ACTIVATIONS)
     if any(mlp.bias for mlp in shared):
         yield "biases of shared experts"
+    if any(kind.outputs_normed and (kind.routed or kind.mixer is None or kind.mlp is None) for kind in kinds):
+        yield "norms of outputs in place of inputs with experts or in layers of one part"
+    if any(kind.outputs_normed and kind.norms != 2 for kind in kinds):
+        yield "norms of outputs in place of inputs beside others"
     if any(2 < kind.norms <= 4 and kind.routed for kind in kinds):
         yield "norms of the outputs of experts"
     if any(kind.normed_beside and not _has_parts_beside(kind) for kind in kinds):

@@ -57,6 +57,11 @@ def attention(model: ModelSpec, mixer: Attention, prefix: str) -> dict[str, Weig
         held["o_bias"] = Weight(f"{prefix}.o_bias", (h,), INIT_STD, WHOLE)
     if mixer.norm == "head":
         held |= {name: norm(f"{prefix}.{name}", size, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")}
+    if mixer.norm == "all_heads":
+        held |= {
+            f"{name}_whole_norm": Weight(f"{prefix}.{name}_whole_norm", (columns[name],), None, ROWS, 0, kv_heads[name])
+            for name in "qk"
+        }
     if mixer.sinks:
         held["sinks"] = _split(f"{prefix}.sinks", (mixer.heads,))
     return held
@@ -69,8 +74,8 @@ def feed_forward(model: ModelSpec, mlp: DenseMLP, prefix: str) -> dict[str, Weig
 
 
 def norms_of_outputs(model: ModelSpec, kind: Layer, prefix: str) -> dict[str, Weight]:
-    """Norms of the outputs of both parts, of layers with four norms or more; empty if there are two."""
-    names = ("attention_out_norm", "ffn_out_norm") if kind.norms > 2 else ()
+    """Norms of the outputs of both parts, of layers with four norms or more or without norms of inputs; else empty."""
+    names = ("attention_out_norm", "ffn_out_norm") if kind.norms > 2 or kind.outputs_normed else ()
     return {name: norm(f"{prefix}.{name}", model.hidden_size) for name in names}
 
 
@@ -88,7 +93,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
         yield from weights.block(model, prefix, routed=weights.routed(model, layer))
         return
     for name, part in (("attention_norm", kind.mixer), ("ffn_norm", kind.mlp)):
-        if part is not None:
+        if part is not None and not kind.outputs_normed:
             yield norm(f"{prefix}.{name}", model.hidden_size)
     yield from norms_of_outputs(model, kind, prefix).values()
     yield from norms_beside(model, kind, prefix).values()

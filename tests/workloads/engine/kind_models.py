@@ -99,8 +99,8 @@ def kimi_delta(**changes: Any) -> Part:
     return {"kind": "kimi_delta", "heads": 4, "head_dim": 6, "kernel": 4, **changes}
 
 
-def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2) -> Part:
-    return {"mixer": mixer, "mlp": mlp, "norms": norms}
+def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2, **options: Any) -> Part:
+    return {"mixer": mixer, "mlp": mlp, "norms": norms, **options}
 
 
 _ALTERNATING = [0, 1, 0, 1, 0]
@@ -115,6 +115,20 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
     "gate_of_elements": ([layer(attention(gate="element", norm="head", rope={**ROPE, "rotated": 0.5}))], [0] * 5),
     "gate_of_heads": (
         [layer(attention(gate="head", span=window(4))), layer(attention(gate="head", bias=True, heads=2))],
+        _ALTERNATING,
+    ),
+    "norm_over_heads": (  # MiniMax-M2
+        [
+            layer(attention(norm="all_heads", rope={**ROPE, "rotated": 0.5})),
+            layer(attention(norm="all_heads", span=window(5), kv_heads=4)),
+        ],
+        _ALTERNATING,
+    ),
+    "norms_of_outputs": (  # OLMo 2 and 3
+        [
+            layer(attention(norm="all_heads"), outputs_normed=True),
+            layer(attention(norm="all_heads", span=window(4)), outputs_normed=True),
+        ],
         _ALTERNATING,
     ),
     "soft_cap": ([layer(attention(soft_cap=True, span=window(7))), layer(attention(soft_cap=True))], _ALTERNATING),

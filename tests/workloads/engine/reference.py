@@ -212,9 +212,9 @@ def _loss(
             o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
             out = o @ w[f"{p}.attention.o"].t()
         x = x + (norm(out, f"{p}.attention_out_norm") if f"{p}.attention_out_norm" in w else out)
-        if f"{p}.ffn_norm" not in w:
+        if kind is not None and kind.mlp is None:
             return x, term
-        h = norm(x, f"{p}.ffn_norm")
+        h = norm(x, f"{p}.ffn_norm") if f"{p}.ffn_norm" in w else x
         if table.routed(model, layer):
             out, term = _experts(experiment, w, p, h, x, routing, sent_tokens, places)
         elif kind is not None and isinstance(kind.mlp, DenseMLP):

@@ -83,6 +83,8 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "chunks": [layer(wide(span=chunk(100), rope=None), DENSE), layer(wide(), DENSE)],
     "biases": [layer(wide(bias=True, output_bias=True, gate="head"), DENSE)],
     "gates": [layer(wide(gate="element", norm="head"), DENSE)],
+    "norm_over_heads": [layer(wide(norm="all_heads"), DENSE)],
+    "norms_of_outputs": [layer(wide(norm="all_heads"), DENSE, outputs_normed=True)],
     "values": [layer(wide(head_dim=96, sinks=True, value_scale=0.7), DENSE)],
     "caps": [layer(wide(soft_cap=True), GELU)],
     "norms": [layer(wide(span=window(80), norm="without_weight"), GELU, norms=4)],

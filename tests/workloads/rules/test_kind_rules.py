@@ -15,6 +15,7 @@ from tests.workloads.engine.kind_models import (
     GELU_EXPERTS,
     LATENT,
     ROPE,
+    ROUTED,
     attention,
     gated_delta,
     kimi_delta,
@@ -181,6 +182,29 @@ def test_latent_experts_run_without_norms_of_their_own() -> None:
         ({**BESIDE, "latent": 16}, 7, "latent experts with norms of outputs"),
     ):
         found = lacking_kinds(kind_model(([layer(attention(), mlp, norms=norms)], [0, 0])))
+        assert found == (() if lacks is None else (lacks,))
+
+
+def test_norms_over_heads_and_of_outputs_run_in_the_published_combinations() -> None:
+    """Those of MiniMax-M2 and OLMo 2."""
+    for mixer, mlp, options, lacks in (
+        (attention(norm="all_heads"), ROUTED, {}, None),
+        (attention(norm="all_heads"), DENSE, {"outputs_normed": True}, None),
+        (
+            attention(norm="all_heads", score_scale=1.0),
+            DENSE,
+            {},
+            "a norm over all heads with scaled scores or normed values",
+        ),
+        (
+            attention(),
+            ROUTED,
+            {"outputs_normed": True},
+            "norms of outputs in place of inputs with experts or in layers of one part",
+        ),
+        (attention(), DENSE, {"outputs_normed": True, "norms": 4}, "norms of outputs in place of inputs beside others"),
+    ):
+        found = lacking_kinds(kind_model(([layer(mixer, mlp, **options)], [0, 0])))
         assert found == (() if lacks is None else (lacks,))
 
 

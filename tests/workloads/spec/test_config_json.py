@@ -26,6 +26,7 @@ PUBLISHED: dict[str, Any] = FILE["models"]
 WHOLE_FILES = Path(__file__).resolve().parents[4] / "shared" / "models" / "configs"
 """The untrimmed files, which lie beside some checkouts."""
 RUN = {
+    "MiniMaxAI/MiniMax-M2.5",
     "XiaomiMiMo/MiMo-7B-Base",
     "XiaomiMiMo/MiMo-V2-Flash",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",

@@ -99,7 +99,7 @@ class _Layer(NamedTuple):
     @property
     def saves_after_experts(self) -> bool:
         """Whether norms of outputs or the projection of latents save what routed experts return."""
-        of_outputs = self.kind.norms > (1 if self.kind.mixer is None else 2)
+        of_outputs = self.kind.outputs_normed or self.kind.norms > (1 if self.kind.mixer is None else 2)
         return of_outputs or (isinstance(self.kind.mlp, RoutedMLP) and self.kind.mlp.latent > 0)
 
     @property
@@ -147,7 +147,7 @@ def kind_bytes(
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
         working = again + _dense_working(one, kind.mlp, stream)
-        if kind.norms > 2:  # the backward of the output's norm is done by then
+        if kind.norms > 2 or kind.outputs_normed:  # the backward of the output's norm is done by then
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)) + _exchanging(one))
@@ -174,7 +174,8 @@ def _parts(one: _Layer, away: tuple[str, ...]) -> dict[str, int]:
     t, x, named = one.t, one.x, one.named
     if one.recompute == "full":
         always = _sum(tensor for tensor in t.all() if tensor.dropped_by == ALWAYS)
-        return {"residual stream": (0 if "input" in away else t.entry[0].bytes) + always}
+        stream = one.e.model.streams * one.s.own(one.s.hidden)
+        return {"residual stream": (0 if "input" in away else stream) + always}
     # The outputs of two row-parallel layers and their partial sums stay, or two inputs are saved gathered.
     more = one.gathered + one.s.own(one.s.hidden) if one.compiled_again else one.kept
     parts = {"residual stream": 0, "attention": more, "feed-forward": more, "tokens sent to experts": 0}

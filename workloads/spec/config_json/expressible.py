@@ -52,6 +52,8 @@ def _missing_in(layer: Layer) -> Iterator[str]:
         yield from _missing_in_mlp(layer.mlp)
     if layer.ahead:
         yield "modules of multi-token prediction"
+    if layer.outputs_normed:
+        yield "norms of outputs in place of inputs"
     if layer.norms > 2:
         yield f"sandwich norms ({layer.norms} a layer)"
 
