@@ -13,8 +13,10 @@ from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.model_layers import numbers_of
 from workloads.spec.model_spec import ModelSpec
 
+MULTI_TOKEN = "modules of multi-token prediction"
 RUN_BY_KIND = (
     "attention without positions",
     "rotary positions of a part",
@@ -48,7 +50,7 @@ RUN_BY_KIND = (
     "scales of the router",
     "a cap of the logits",
     "scaled embeddings",
-    "modules of multi-token prediction",
+    MULTI_TOKEN,
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""
@@ -185,7 +187,13 @@ def refuse_lacking_kinds(models: Iterable[ModelSpec]) -> None:
         raise UnsupportedByEngine(*lines)
 
 
-def refuse_to_export(model: ModelSpec) -> None:
-    """Raises `UnsupportedByEngine` for a model whose kinds of layers no configuration of another engine has here."""
-    if lacking := adapters_lack(model):
-        raise UnsupportedByEngine(f"model {model.name} cannot be exported yet: no writer for {'; '.join(lacking)}")
+def refuse_to_export(model: ModelSpec, engine: str, *, has_modules: bool) -> None:
+    """Raises `UnsupportedByEngine` for a model with what no configuration of ``engine`` has here. ``has_modules``:
+    whether it has modules of multi-token prediction, in models whose layers numbers describe."""
+    lacking = adapters_lack(model)
+    if has_modules and numbers_of(model) is not None:
+        lacking = tuple(name for name in lacking if name != MULTI_TOKEN)
+    if lacking:
+        raise UnsupportedByEngine(
+            f"model {model.name} cannot be exported to {engine} yet: no writer for {'; '.join(lacking)}"
+        )
