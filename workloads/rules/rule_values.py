@@ -16,7 +16,7 @@ from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.spans import Chunk, Window
-from workloads.spec.model_layers import layers_of, splits_of
+from workloads.spec.model_layers import layers_of, numbers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
 from workloads.spec.recomputation import is_by_stage, stage_words
@@ -77,6 +77,7 @@ _OF_PARTS = (
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
     "modules_elsewhere",
     "mtp_modules",
+    "numbers_describe",  # whether they do, apart from multi-token modules
     *("recompute_by_stage", "recompute_stages", "recompute_beyond", "recompute_one_by_one"),
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "joined_devices", "precisions")
@@ -107,6 +108,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         *_special(model, experiment.tp),
         *_written(experiment.pp_stages, model),
         model.mtp_modules,
+        numbers_of(model) is not None,
         *recompute_values(experiment),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)

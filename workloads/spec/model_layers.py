@@ -11,6 +11,7 @@ from workloads.spec.model_spec import layers_of as layers_of
 from workloads.spec.model_spec import with_modules as with_modules
 
 
+@lru_cache(maxsize=256)
 def numbers_of(model: ModelSpec) -> ModelSpec | None:
     """The model without its modules of multi-token prediction, as numbers describe it; None if they do not."""
     if model.layers is None:

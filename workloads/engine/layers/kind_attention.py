@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
+from workloads.engine.collectives.document_exchange import packed_attention
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.collectives.ulysses import ulysses_attention
 from workloads.engine.collectives.whole_norm import WholeNorm, normed_again, whole_norm
 from workloads.engine.collectives.window_exchange import windowed_attention
+from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.kind_ops.gated_output import gated_output
 from workloads.engine.kind_ops.span_attention import Reach, span_attention
 from workloads.engine.layers.norm import RMSNorm
@@ -90,7 +92,7 @@ class KindAttention(nn.Module):
         self.sinks = Vector([held["sinks"]], tp) if mixer.sinks else None
         self.recomputations: dict[str, RecomputeRegistry] = {}
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: Seen | None = None) -> Tensor:
         projected, gate_BSNG, gate_columns = self.qkv(x_TD), None, self.heads * self.gates
         if self.qkv_bias is not None:
             projected = projected + F.pad(self.qkv_bias.weight, (0, gate_columns))
@@ -111,7 +113,8 @@ class KindAttention(nn.Module):
             v_BSKV = self._plain_norm(v_BSKV)
             if "rope" in self.recomputations:
                 self.recomputations["rope"].register((v_BSKV,), lambda: (self._plain_norm(plain_v),))
-        o_BSNV = self._attend(*(x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))).transpose(1, 2)
+        q_BNSH, k_BKSH, v_BKSV = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))
+        o_BSNV = self._attend(q_BNSH, k_BKSH, v_BKSV, seen).transpose(1, 2)
         if gate_BSNG is not None:
             plain_o, plain_gate = o_BSNV.detach(), gate_BSNG.detach()
             o_BSNV = gated_output(o_BSNV, gate_BSNG)
@@ -123,7 +126,10 @@ class KindAttention(nn.Module):
     def _heads(self, x_TC: Tensor, heads: int) -> Tensor:
         return x_TC.unflatten(0, (self.batch, -1)).unflatten(2, (heads, -1))
 
-    def _attend(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
+    def _attend(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, seen: Seen | None) -> Tensor:
+        if seen is not None:
+            assert self.reach == Reach() and self.sinks is None, "refused by the rules"
+            return packed_attention(q_BNSH, k_BKSH, v_BKSV, self.cp, seen)
         sinks_N = None if self.sinks is None else self.sinks.weight
         if self.cp is None:
             return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
